@@ -30,7 +30,7 @@ ARG BASE=python:3.12.11-slim-bookworm
 FROM ${BUILDER} AS wheel
 WORKDIR /src
 RUN pip install --no-cache-dir build==1.3.0
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY client client
 COPY proto proto
 COPY server server
@@ -80,7 +80,7 @@ RUN if [ "${EXTRA}" = cpu ]; then \
       && apt-get install -y --no-install-recommends g++ \
       && rm -rf /var/lib/apt/lists/*; \
     fi
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="hearthd" \
       org.opencontainers.image.description="Keeps a node's GPUs warm: a daemon that owns the CUDA contexts" \

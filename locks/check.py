@@ -27,11 +27,11 @@ RUNNING = ("server", "otel")
 Locked = dict[str, list[Version]]
 
 
-def locked(file: str) -> tuple[Locked, list[str]]:
+def locked(file: str, folder: Path = HERE) -> tuple[Locked, list[str]]:
     """The versions of each package, several where markers choose, and the packages without hashes."""
     found: Locked = {}
     bare = []
-    for block in re.split(r"^(?=[A-Za-z0-9])", (HERE / f"{file}.txt").read_text(), flags=re.MULTILINE):
+    for block in re.split(r"^(?=[A-Za-z0-9])", (folder / f"{file}.txt").read_text(), flags=re.MULTILINE):
         if match := re.match(r"([A-Za-z0-9._-]+)==([^\s;\\]+)", block):
             found.setdefault(canonicalize_name(match[1]), []).append(Version(match[2]))
             if "--hash=sha256:" not in block:
@@ -51,10 +51,10 @@ def requirements(project: dict[str, object], extra: str) -> list[Requirement]:
     return found
 
 
-def problems(project: dict[str, object]) -> list[str]:
-    """A line for each."""
+def problems(project: dict[str, object], folder: Path = HERE) -> list[str]:
+    """Returns a line for each problem of the lock files in `folder`."""
     said = []
-    tables = {file: locked(file) for file in FILES}
+    tables = {file: locked(file, folder) for file in FILES}
     for file, (versions, bare) in tables.items():
         said += [f"{file}.txt: {name} has no hash" for name in bare]
         if file != "server":
@@ -66,7 +66,7 @@ def problems(project: dict[str, object]) -> list[str]:
             if not any(each.specifier.contains(version, prereleases=True) for version in versions):
                 found = ", ".join(map(str, versions)) or "missing"
                 said.append(f"{extra}: {each} is not met by {' and '.join(files)}: {found}")
-    oldest, _ = locked("oldest")
+    oldest, _ = locked("oldest", folder)
     for extra in RUNNING:
         for each in requirements(project, extra):
             (lower,) = (Version(one.version).release for one in each.specifier if one.operator == ">=")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hearth.arrays.described import PublishedArray as PublishedArray
     from hearth.arrays.read_only import read_only as read_only
     from hearth.arrays.tensor_map import Im2col as Im2col
+    from hearth.arrays.tensor_map import Im2colWide as Im2colWide
     from hearth.arrays.tensor_map import TensorMap as TensorMap
     from hearth.blocking.array import DeviceArray as DeviceArray
     from hearth.blocking.device import Device as Device
@@ -87,7 +88,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "arrays.described": ("PublishedArray",),
     "arrays.read_only": ("read_only",),
-    "arrays.tensor_map": ("Im2col", "TensorMap"),
+    "arrays.tensor_map": ("Im2col", "Im2colWide", "TensorMap"),
     "blocking.array": ("DeviceArray",),
     "blocking.device": ("Device",),
     "blocking.dispatch": ("PendingDispatch",),
@@ -160,6 +161,7 @@ __all__ = [
     "Group",
     "HearthError",
     "Im2col",
+    "Im2colWide",
     "In",
     "InOut",
     "InvalidHandleError",

@@ -21,10 +21,11 @@ Progress = Callable[[int, int], None]
 """Callback that receives the bytes done and the total number of bytes, called from any thread that transfers them."""
 
 _WIDTH = 30
-_INTERVAL_S = 0.1
+INTERVAL_S = 0.1
+"""Seconds between two drawings of a line."""
 _LEAST_BYTES = 16 << 20
 """Smallest transfer that `show_progress` shows; a call's own ``progress=True`` shows smaller ones too."""
-_PATIENCE_S = 0.5
+PATIENCE_S = 0.5
 """Seconds that an operation must take before `show_progress` shows it."""
 
 
@@ -73,13 +74,19 @@ def reporter(progress: bool | Progress | None, label: str) -> Progress | None:
     if callable(progress):
         return progress
     if progress is None and _Asked.always:
-        return _bar(label, _LEAST_BYTES, _PATIENCE_S)
+        return _bar(label, _LEAST_BYTES, PATIENCE_S)
     return _bar(label, 0, 0.0) if progress else None
 
 
 @contextlib.contextmanager
-def waiting(label: str) -> Iterator[None]:
-    """Context manager that shows how long its block takes, after half a second, if `show_progress` is on."""
+def waiting(label: str, patience: float = PATIENCE_S, interval: float = INTERVAL_S) -> Iterator[None]:
+    """Context manager that shows how long its block takes, if `show_progress` is on.
+
+    Args:
+        label: Text at the beginning of the line.
+        patience: Seconds after which the time is shown.
+        interval: Seconds between two updates of the line.
+    """
     line = _line() if _Asked.always else None
     if line is None:
         yield
@@ -88,10 +95,10 @@ def waiting(label: str) -> Iterator[None]:
     started = time.monotonic()
 
     def watch() -> None:
-        pause = _PATIENCE_S
+        pause = patience
         while not over.wait(pause):
             line.draw(f"{label}: {time.monotonic() - started:.1f} s")
-            pause = _INTERVAL_S
+            pause = interval
 
     watcher = threading.Thread(target=watch, name="hearth-progress", daemon=True)
     watcher.start()
@@ -206,7 +213,7 @@ class _Bar:
             now, over = time.monotonic(), done >= total
             if (self._patience and not self._said) if over else now < self._next:
                 return
-            self._next = now + _INTERVAL_S
+            self._next = now + INTERVAL_S
             self._said = self._text(done, total, now - self._started)
             self._line.draw(self._said)
             if over:

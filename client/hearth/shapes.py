@@ -111,6 +111,17 @@ def named(name: str) -> np.dtype[Any] | None:
         return None
 
 
+def check_range(host: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+    """Raises `OverflowError` if the integer `dtype` cannot hold an integer of `host`. NumPy 2 raises it for Python
+    ints, NumPy 1 keeps the low bits of the value."""
+    if host.size and host.dtype.kind in "iu" and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        least, most = int(host.min()), int(host.max())
+        if least < limits.min or most > limits.max:
+            value = least if least < limits.min else most
+            raise OverflowError(f"{value} is outside of {dtype}'s range, {limits.min} to {limits.max}")
+
+
 def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Converts a value to one element, for a fill.
 
@@ -126,6 +137,8 @@ def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         ArgumentError: `value` is an array with axes.
     """
     try:
+        if isinstance(value, int):
+            check_range(np.asarray(value), dtype)
         element = np.asarray(value).astype(dtype) if not isinstance(value, int | tuple) else np.array(value, dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise DtypeError(

@@ -20,10 +20,20 @@ MAX_MESSAGE = 32 << 20
 """Maximum size of one message, in bytes; equal to gRPC's limit."""
 MAX_HEAD = 16 << 10
 """Maximum size of METHOD's payload, in bytes, like that of gRPC's metadata."""
-ASK_S = 20.0
-"""Seconds of silence after which a side asks whether the other is alive; not before something was sent."""
-ANSWER_S = 10.0
-"""Timeout, in seconds, of the answer to that."""
+
+
+class Keepalive:
+    """Time limits by which a side notices that the other is gone, in seconds."""
+
+    def __init__(self, ask: float = 20.0, answer: float = 10.0) -> None:
+        self.ask = ask
+        """Time of silence after which a side asks whether the other is alive; not before something was sent."""
+        self.answer = answer
+        """Timeout of the answer to that."""
+
+
+KEEPALIVE = Keepalive()
+"""The default of both sides."""
 
 
 def socket_path(path: str) -> str:

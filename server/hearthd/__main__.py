@@ -1,4 +1,4 @@
-"""`python -m hearthd`."""
+"""Entry point of `python -m hearthd`."""
 
 from hearthd.cli.main import main
 

@@ -1,6 +1,6 @@
-"""The door through which the front starts a device process: all that it names of `device/`.
+"""Entry point of device processes: the only code through which the front refers to `device/`.
 
-Imports are made in the new process, so that the front loads nothing of what runs there.
+Imports are made in the new process, so that the front does not load the code of device processes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def device_main(
     descriptors: socket.socket | None = None,
     lifeline: Connection | None = None,
 ) -> None:
-    """Entry point of a device process; `link` is its end of the socket pair, `descriptors` of the one beside it,
-    `lifeline` of a pipe whose other end closes with the front."""
+    """Runs a device process. `link` is its end of the socket pair to the front, `descriptors` its end of the socket
+    pair for file descriptors, `lifeline` its end of a pipe whose other end closes when the front ends."""
     from hearthd.device.process.main import main
 
     main(link, spec, descriptors, lifeline)

@@ -11,7 +11,7 @@
 #   bench        the collectives' benchmark; ROWS names other rows
 #
 # Environment: PYTHON (python3), JOBS (4) tests at a time, LIMIT (600) seconds a part, ROWS (collectives),
-# HEARTH_TEST_ROUNDS (50), TESTS (tests/daemon).
+# HEARTH_TEST_ROUNDS (50, of the part rounds), TESTS (tests/daemon).
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:?usage: check.sh OUT [PART ...]}
@@ -34,7 +34,6 @@ part() { # NAME COMMAND ...: runs it, keeps its log, and shows the log's end
 }
 tests=("$python" -m pytest -q -p no:cacheprovider --timeout 120)
 at_a_time=(-n "${JOBS:-4}" --dist loadfile)
-export HEARTH_TEST_ROUNDS=${HEARTH_TEST_ROUNDS:-50}
 
 [ $# -gt 0 ] || set -- gpu sharing daemon rounds bench
 for each; do
@@ -49,7 +48,7 @@ for each; do
         tests/daemon/transfers/test_copy_signals.py tests/daemon/faults/test_faults.py
       ;;
     rounds)
-      part rounds "${tests[@]}" --timeout 300 tests/gpu/test_collective_faults_gpu.py \
+      part rounds env HEARTH_TEST_ROUNDS="${HEARTH_TEST_ROUNDS:-50}" "${tests[@]}" --timeout 300 tests/gpu/test_collective_faults_gpu.py \
         tests/daemon/collectives/test_chaos.py
       ;;
     bench) part bench "$python" -m tests.bench --only ${ROWS:-collectives} --out "$out/results" ;;

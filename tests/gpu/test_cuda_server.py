@@ -89,59 +89,31 @@ def test_it_is_a_compute_server(server: CudaServer) -> None:
     assert server.on_progress(None) is False
 
 
-def test_properties(server: CudaServer) -> None:
-    props = server.properties
-    assert props.backend == "cuda" and props.name
-    assert props.uuid.startswith("GPU-") and len(props.uuid) == 40
-    assert props.compute_capability_major >= 7
-    assert props.total_memory > 1 << 30
-    assert props.warp_size == 32 and props.max_threads_per_block == 1024
-    assert list(props.max_block_dim) == [1024, 1024, 64]
-    assert props.max_grid_dim[0] == 2**31 - 1
-    assert props.shared_mem_per_block_optin >= props.shared_mem_per_block >= 48 << 10
-    assert props.multiprocessor_count > 0 and props.max_blocks_per_multiprocessor > 0
-    assert props.clock_rate_khz > 0 and props.l2_cache_bytes > 0 and props.registers_per_block > 0
-    assert props.driver_version.count(".") == 1 and props.runtime_version.count(".") == 1
-    assert "cooperative_launch" in props.features
-
-
-def test_uuid_is_nvml_s(server: CudaServer) -> None:
-    pynvml = pytest.importorskip("pynvml")
-    pynvml.nvmlInit()
-    try:
-        devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        found = [pynvml.nvmlDeviceGetUUID(device) for device in devices]
-    finally:
-        pynvml.nvmlShutdown()
-    assert server.properties.uuid in [each if isinstance(each, str) else each.decode() for each in found]
-
-
-def test_a_device_that_is_not_there(server: CudaServer) -> None:
-    from hearthd.device.cuda.server import CudaServer
-
-    with pytest.raises(Refusal) as caught:
-        CudaServer(DeviceSpec(ordinal=99, backend="cuda", index=99))
-    assert caught.value.reason is Reason.DEVICE_NOT_FOUND
-
-
 # memory
 
 
 def test_allocate_free_reuse(server: CudaServer, stream: Stream) -> None:
+    """A gigabyte is allocated and freed in pieces of 100 kB: the pool does not grow, and counts each byte."""
+    before = server.memory_info().in_use
     first = server.allocate(1000, stream)
     assert first.size == 1000 and first.reserved == 1024
     assert first.address % server.properties.memory_alignment == 0
     second = server.allocate(1000, stream)
     assert abs(second.address - first.address) >= 1000
+    assert server.memory_info().in_use == before + 2048
     server.free(second, stream)
     server.free(server.allocate(100_000, stream), stream)
     reserved = server.memory_info().reserved
     for _ in range(10_000):
-        server.free(server.allocate(100_000, stream), stream)
+        memory = server.allocate(100_000, stream)
+        assert not first.address - 100_000 < memory.address < first.address + 1000, "in use by another"
+        server.free(memory, stream)
     assert server.memory_info().reserved == reserved, "freed memory serves the next request"
+    assert server.memory_info().in_use == before + 1024
     for memory in (first, second):
         server.free(memory, stream)
         server.free(memory, stream)  # a second time does nothing
+    assert server.memory_info().in_use == before
 
 
 def test_empty_allocation(server: CudaServer, stream: Stream) -> None:
@@ -167,15 +139,31 @@ def test_memory_is_usable_across_streams_and_after_stream_ordered_free(server: C
 
 
 def test_memory_info_and_trim(server: CudaServer, stream: Stream) -> None:
-    memory = server.allocate(256 << 20, stream)
+    """Free memory of the device depends on other processes: it is compared with the driver's answers around it."""
+    from cupy_backends.cuda.api import runtime
+
+    from hearthd.device.cuda.memory import GRAIN
+
+    size = 256 << 20
+    finish(server, stream)
+    server.trim()
+    before = server.memory_info()
+    memory = server.allocate(size, stream)
+    free, total = runtime.memGetInfo()
     info = server.memory_info()
-    assert info.reserved >= 256 << 20
-    assert 0 < info.free < info.total
+    frees = (free, runtime.memGetInfo()[0])
+    assert info.total == total and min(frees) <= info.free <= max(frees)
+    assert info.in_use == before.in_use + size
+    assert size <= info.reserved <= before.reserved + size + GRAIN
     server.free(memory, stream)
     finish(server, stream)
-    assert server.memory_info().reserved >= 256 << 20, "kept for the next request"
+    freed = server.memory_info()
+    assert freed.reserved == info.reserved, "kept for the next request"
+    assert freed.in_use == before.in_use
     server.trim()
-    assert server.memory_info().reserved < 256 << 20  # what is free on the device depends on other processes
+    trimmed = server.memory_info()
+    assert trimmed.reserved <= before.reserved + GRAIN, "given back to the device"
+    assert trimmed.in_use == before.in_use
 
 
 def test_out_of_memory_says_what_there_is_and_harms_nothing(server: CudaServer, stream: Stream) -> None:
@@ -186,8 +174,11 @@ def test_out_of_memory_says_what_there_is_and_harms_nothing(server: CudaServer, 
     assert refusal.reason is Reason.OUT_OF_MEMORY
     assert int(refusal.details["requested"]) == total * 2
     assert int(refusal.details["total"]) == total
+    info = server.memory_info()
     assert int(refusal.details["free"]) <= total
-    assert "reserved" in refusal.details and refusal.fix
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # nothing else that is tested uses the device
+        assert int(refusal.details["free"]) == pytest.approx(info.free, abs=1 << 30)
+    assert int(refusal.details["reserved"]) == info.reserved and refusal.fix
     memory = server.allocate(4096, stream)
     put(server, memory.address, b"x" * 4096, stream)
     assert get(server, memory.address, 4096, stream) == b"x" * 4096
@@ -352,14 +343,39 @@ def test_wait_orders_streams(server: CudaServer) -> None:
     server.destroy_stream(reader)
 
 
-def test_elapsed_time(server: CudaServer, stream: Stream) -> None:
-    spin = build(server, SPIN, "spin")
+MEASURED = r"""
+__device__ long long now() {
+    long long at;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(at));
+    return at;
+}
+extern "C" __global__ void measured(long long nanoseconds, long long* times) {
+    times[0] = now();
+    do { times[1] = now(); } while (times[1] - times[0] < nanoseconds);
+}
+"""
+
+
+@pytest.mark.parametrize("milliseconds", [2, 40])
+def test_elapsed_time(server: CudaServer, stream: Stream, milliseconds: int) -> None:
+    """Events around a kernel against the device's own nanosecond timer inside of it."""
+    measured = build(server, MEASURED, "measured")
+    times = server.allocate(16, stream)
+    nanoseconds = milliseconds * 1_000_000
+    params = bytearray(struct.pack("<qQ", nanoseconds, times.address))
+    server.launch(measured, (1, 1, 1), (1, 1, 1), 0, stream, params)  # what a first launch takes is not measured
+    finish(server, stream)
     start = server.record(stream, timing=True)
-    server.launch(spin, (1, 1, 1), (1, 1, 1), 0, stream, bytearray(struct.pack("<qQ", 20_000_000, 0)))
+    server.launch(measured, (1, 1, 1), (1, 1, 1), 0, stream, params)
     end = server.record(stream, timing=True)
     finish(server, stream)
     elapsed = server.elapsed_ns(start, end)
-    assert 5_000_000 < elapsed < 200_000_000, "20 million cycles at some GHz"
+    first, last = struct.unpack("<2q", get(server, times.address, 16, stream))
+    assert last - first >= nanoseconds
+    # The timer ticks once a microsecond on some devices. The GPU gives time slices to the processes of other tests.
+    slices = 50_000_000 if "PYTEST_XDIST_WORKER" in os.environ else 2_000_000
+    assert last - first - 5000 <= elapsed <= last - first + slices
+    server.free(times, stream)
     server.release_event(start)
     server.release_event(end)
 
@@ -519,10 +535,26 @@ def saxpy_params(a: float, x: CudaMemory, y: CudaMemory, n: int) -> bytearray:
     return bytearray(struct.pack("<f4xQQq", a, x.address, y.address, n))
 
 
+def assert_attributes_are_the_drivers(function: CudaFunction) -> None:
+    from cuda.bindings import driver
+
+    from hearthd.device.cuda.errors import checked
+
+    def attribute(name: str) -> Any:
+        kind = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
+        (value,) = checked(driver.cuFuncGetAttribute(kind, function.pointer))
+        return value
+
+    found = function.attributes
+    assert (found.registers, found.max_threads_per_block) == (attribute("NUM_REGS"), attribute("MAX_THREADS_PER_BLOCK"))
+    assert found.static_shared_bytes == attribute("SHARED_SIZE_BYTES")
+    assert found.local_bytes == attribute("LOCAL_SIZE_BYTES")
+
+
 def test_saxpy(server: CudaServer, stream: Stream) -> None:
     function = build(server, SAXPY, "saxpy")
     assert function.parameters == ((0, 4), (8, 8), (16, 8), (24, 8))
-    assert function.attributes.registers > 0 and function.attributes.max_threads_per_block == 1024
+    assert_attributes_are_the_drivers(function)
     n = 10_007
     x, y = server.allocate(4 * n, stream), server.allocate(4 * n, stream)
     put(server, x.address, struct.pack(f"<{n}f", *range(n)), stream)

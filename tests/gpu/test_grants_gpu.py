@@ -92,7 +92,7 @@ def test_what_is_unused_goes_back_to_the_device(own: CudaServer) -> None:
     settle(own, stream)
     free = own.memory_info().free
     answer = limited.told(0)
-    assert 64 * MIB <= answer["limit"] == answer["reserved"] < 512 * MIB
+    assert 64 * MIB <= answer["limit"] == answer["reserved"] <= 192 * MIB, "what is kept, in steps of the driver"
     assert own.memory_info().free >= free + 400 * MIB
     with pytest.raises(Refusal):
         limited.grants.allocate(256 * MIB, stream)

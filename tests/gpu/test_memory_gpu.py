@@ -366,6 +366,66 @@ def test_the_pool_does_not_grow_by_use(rigs: Rigs) -> None:
     assert usage.bytes_reserved < 96 * MIB and usage.bytes_in_use == 0
 
 
+def test_memory_freed_in_small_blocks_serves_large_ones(rigs: Rigs) -> None:
+    """Fragmentation: blocks of one size fill a budget and are freed in random order, then those of another size, and
+    then a mix. Where free neighbours were not merged, each larger size would take the budget again: seven times it."""
+    rig = rigs()
+    chance = np.random.default_rng(5)
+    sizes, total = [1, 2, 3, 5, 8, 13, 21], 252  # MiB
+    ok(rig.call(allocate=c.Allocate(buffer=1, size=MIB)))
+    ok(rig.call(sync=c.Sync(all_streams=True)))
+    ok(rig.call(memory_cleanup=c.MemoryCleanup()))
+    base = reserved_by(rig)
+    peak = base
+    handle = 100
+
+    def take(size: int) -> int:
+        nonlocal handle
+        handle += 1
+        pattern = struct.pack("<i", handle)
+        rig.batch(
+            Command(allocate=c.Allocate(buffer=handle, size=size * MIB)),
+            Command(fill=c.Fill(buffer=handle, size=size * MIB, pattern=pattern)),
+        )
+        return handle
+
+    def drop(block: int, offset: int) -> None:
+        """Frees a block that still has its own values: none of it belongs to another block as well."""
+        assert ok(rig.call(read=c.Read(buffer=block, offset=offset, size=4))).read.data == struct.pack("<i", block)
+        ok(rig.call(free=c.Free(buffers=[block])))
+
+    for turn in range(4):
+        for size in sizes if turn == 0 else chance.permutation(sizes).tolist():
+            blocks = [take(size) for _ in range(total // size)]
+            peak = max(peak, reserved_by(rig))
+            for block in chance.permutation(blocks).tolist():
+                drop(block, (size - 1) * MIB)
+        live: dict[int, int] = {}
+        for _ in range(300):
+            size = int(chance.choice(sizes))
+            while sum(live.values()) + size > total:
+                block = int(chance.choice(list(live)))
+                drop(block, (live.pop(block) - 1) * MIB)
+            live[take(size)] = size
+        peak = max(peak, reserved_by(rig))
+        ok(rig.call(sync=c.Sync(all_streams=True)))
+        usage = ok(rig.call(memory_usage=c.MemoryUsage())).memory_usage
+        assert usage.bytes_in_use == MIB * (sum(live.values()) + 1)
+        for block, size in live.items():
+            drop(block, (size - 1) * MIB)
+    print(f"reserved at most {(peak - base) / MIB:.0f} MiB for {total} MiB")
+    assert total * MIB <= peak - base + 32 * MIB, "nothing was measured"
+    assert peak - base <= 3 * total * MIB
+    ok(rig.call(sync=c.Sync(all_streams=True)))
+    ok(rig.call(memory_cleanup=c.MemoryCleanup()))
+    usage = ok(rig.call(memory_usage=c.MemoryUsage())).memory_usage
+    assert usage.bytes_in_use == MIB and usage.bytes_reserved < 96 * MIB
+
+
+def reserved_by(rig: Any) -> int:
+    return int(ok(rig.call(memory_usage=c.MemoryUsage())).memory_usage.bytes_reserved)
+
+
 def test_persistent_windows(rigs: Rigs) -> None:
     rig = rigs()
     ok(rig.call(create_stream=c.CreateStream(stream=1)))

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import node_pb2
 from hearthd.device.backend.compiler import Source
-from hearthd.device.backend.tensor_map import Im2col, TensorMapSpec, Tile, check
+from hearthd.device.backend.tensor_map import ATOMS, Im2col, Im2colWide, TensorMapSpec, Tile, check
+from hearthd.device.backend.tensor_map import SWIZZLES as SPANS
 
 if TYPE_CHECKING:
     from hearthd.device.cuda.launch import CudaFunction
@@ -131,7 +133,9 @@ class Bench:
         self.server.release_event(event)
 
     def run(self, name: str, *values: bytes) -> None:
-        function = self.function(name)
+        self.launch(self.function(name), *values)
+
+    def launch(self, function: CudaFunction, *values: bytes) -> None:
         params = bytearray(max(offset + size for offset, size in function.parameters))
         for (offset, size), value in zip(function.parameters, values, strict=True):
             assert len(value) == size
@@ -218,19 +222,78 @@ def test_outside_the_tensor_are_nans_where_asked_for(bench: Bench) -> None:
     np.testing.assert_array_equal(found, cut(x, 60, 40, (8, 16), np.nan))
 
 
-@pytest.mark.parametrize("swizzle, span", [("32b", 32), ("64b", 64), ("128b", 128)])
-def test_swizzles_as_the_ptx_manual_draws_them(bench: Bench, swizzle: str, span: int) -> None:
-    columns = span // 4
-    x = np.arange(32 * columns, dtype=np.float32).reshape(32, columns)
+SWIZZLES = {
+    "32b": (2, 1), "64b": (4, 1), "128b": (8, 1),
+    "128b_atom_32b": (4, 2), "128b_atom_32b_flip_8b": (4, 2), "128b_atom_64b": (2, 4),
+}  # fmt: skip
+"""By swizzle: after how many lines of 128 bytes the pattern repeats, and by how many chunks of 16 bytes a line more
+moves them (PTX ISA, "Swizzling modes")."""
+
+
+def swizzled(flat: np.ndarray, swizzle: str) -> np.ndarray:
+    """The bytes of a box as they lie in shared memory at a multiple of 1024: chunk c of a line changes places with
+    chunk c xor (line modulo period) * step. A flip exchanges the halves of each chunk on every second line."""
+    period, step = SWIZZLES[swizzle]
+    lines = flat.view(np.uint8).reshape(-1, 8, 16)
+    found = np.empty_like(lines)
+    for line, chunks in enumerate(lines):
+        for at, chunk in enumerate(chunks):
+            flip = swizzle.endswith("_flip_8b") and line % 2 == 1
+            found[line, at ^ (line % period * step)] = np.roll(chunk, 8) if flip else chunk
+    return found.reshape(-1).view(flat.dtype)
+
+
+@pytest.mark.parametrize("swizzle", SWIZZLES)
+def test_swizzles_as_the_ptx_manual_draws_them(bench: Bench, swizzle: str) -> None:
+    """Loads two boxes, and compares every byte of shared memory. A device without the mode refuses it by name."""
+    columns = SPANS[swizzle] // 4
+    x = np.random.default_rng(0).integers(0, 1 << 32, (32, columns), np.uint32)
     spec = matrix_spec(x, (16, columns), swizzle=swizzle, l2_promotion="l2_128b")
-    found = load(bench, spec, bench.put(x), 0, 0, np.zeros((16, columns), np.float32))
-    # Chunks of 16 bytes change places by the bits of the 128-byte line that they lie in (PTX ISA, "Swizzling modes").
-    chunks = x[:16].reshape(-1, 4)
-    wanted = np.zeros_like(chunks)
-    for at, chunk in enumerate(chunks):
-        line = at // 8
-        wanted[at ^ line % (span // 16)] = chunk
-    np.testing.assert_array_equal(found.reshape(-1, 4), wanted)
+    address = bench.put(x)
+    if swizzle in ATOMS and "tensor_map_swizzle_atoms" not in bench.server.properties.features:
+        assert_refused_by_name(bench, spec, "tensor_map_swizzle_atoms")
+        return
+    if swizzle in ATOMS and bench.server.properties.compute_capability_major == 12:
+        assert len(bench.server.encode_tensor_map(spec, address)) == 128
+        pytest.skip("on 12.0 the copy to shared::cluster takes no swizzle atoms (PTX ISA, restrictions)")
+    like = np.zeros((16, columns), np.uint32)
+    for row in (0, 13):
+        found = load(bench, spec, address, 0, row, like)
+        np.testing.assert_array_equal(found.reshape(-1), swizzled(x[row : row + 16].copy().reshape(-1), swizzle))
+
+
+def assert_refused_by_name(bench: Bench, spec: TensorMapSpec, feature: str) -> None:
+    """Asserts that the device lacks the feature, because its capability is below 10.0 or its driver older than CUDA
+    12.8, and that the refusal names both. Asked without the check, the driver answers with a map or an error, and the
+    device still copies tiles."""
+    from cuda.bindings import driver
+
+    from hearthd.device.cuda.errors import checked
+    from hearthd.device.cuda.tensor_maps import TensorMapEncoder
+
+    properties = bench.server.properties
+    (version,) = checked(driver.cuDriverGetVersion())
+    assert properties.compute_capability_major < 10 or version < 12080
+    with pytest.raises(Refusal) as caught:
+        bench.server.encode_tensor_map(spec, 0x7F0000000000)
+    assert caught.value.reason is Reason.UNSUPPORTED and caught.value.details["feature"] == feature
+    assert "10.0" in caught.value.message and "12.8" in caught.value.message and feature in caught.value.fix
+    if version < 12080:
+        return
+    claimed = node_pb2.DeviceProperties()
+    claimed.CopyFrom(properties)
+    claimed.features.append(feature)
+    try:
+        data = TensorMapEncoder(claimed).encode(spec, 0x7F0000000000)
+    except Refusal as refusal:
+        assert refusal.reason is Reason.TENSOR_MAP_INVALID and "the driver refuses it" in refusal.message
+        print(f"{feature}: the driver of CUDA {version} refuses it as well: {refusal.details['cuda_status']}")
+    else:
+        assert len(data) == 128 and any(data)
+        print(f"{feature}: the driver of CUDA {version} encodes it, PTX ISA needs sm_100")
+    x = np.arange(64 * 32, dtype=np.int32).reshape(64, 32)
+    found = load(bench, matrix_spec(x, (8, 32)), bench.put(x), 0, 8, np.zeros((8, 32), np.int32))
+    np.testing.assert_array_equal(found, x[8:16])
 
 
 def test_every_second_row(bench: Bench) -> None:
@@ -308,6 +371,72 @@ def test_columns_of_a_convolution(bench: Bench, padding: int, start: str) -> Non
         )
         wanted = columns(x, at, (off_h, off_w), lower, upper, slice(c, c + depth), pixels)
         np.testing.assert_array_equal(bench.get(out, like), wanted, err_msg=f"offset {off_h, off_w}, channel {c}")
+
+
+WIDE_SOURCE = (
+    SOURCE
+    + r"""
+extern "C" __global__ void load_im2col_w(const __grid_constant__ TensorMap map, int c, int w, int h, int n,
+                                         unsigned short halo, unsigned short off_w, unsigned bytes, unsigned* out) {
+    __shared__ alignas(1024) unsigned tile[8192];
+    __shared__ alignas(8) unsigned long long barrier;
+    if (threadIdx.x == 0) {
+        announce(in_shared(&barrier), bytes);
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col::w.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};"
+                     :: "r"(in_shared(tile)), "l"(&map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(in_shared(&barrier)),
+                        "h"(halo), "h"(off_w) : "memory");
+    }
+    __syncthreads();
+    wait_for(in_shared(&barrier));
+    give(out, tile, bytes);
+}
+"""
+)
+
+
+def wide_spec(x: np.ndarray, wide: Im2colWide, swizzle: str) -> TensorMapSpec:
+    """Builds the specification of columns along W of images in NHWC."""
+    return TensorMapSpec(x.dtype.name, x.shape[::-1], x.strides[2::-1], (1,) * 4, wide, swizzle=swizzle)
+
+
+@pytest.mark.parametrize("mode, pixels", [("w", 12), ("w128", 0), ("w128", 128)])
+@pytest.mark.parametrize("swizzle", ["64b", "128b", "128b_atom_32b"])
+def test_im2col_wide_by_the_driver_or_refused_by_name(bench: Bench, mode: str, pixels: int, swizzle: str) -> None:
+    x = np.zeros((IMAGES, HEIGHT, WIDTH, CHANNELS), np.float32)
+    spec = wide_spec(x, Im2colWide(-1, -1, 16, pixels, mode), swizzle)
+    assert check(spec, 0x100, 0, x.nbytes) == []
+    if "tensor_map_im2col_wide" in bench.server.properties.features:
+        data = bench.server.encode_tensor_map(spec, 0x7F0000000000)
+        assert len(data) == 128 and any(data)
+    else:
+        plain = wide_spec(x, Im2colWide(-1, -1, 16, pixels, mode), "64b")
+        assert_refused_by_name(bench, plain, "tensor_map_im2col_wide")
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_columns_along_w(bench: Bench, offset: int) -> None:
+    """The pixels that one column of a filter 3 wide meets in one row of a padded image."""
+    if "tensor_map_im2col_wide" not in bench.server.properties.features:
+        pytest.skip("im2col::w needs compute capability 10.0; the test above asserts the refusal")
+    if bench.server.properties.compute_capability_major == 12:
+        pytest.skip("on 12.0 the copy to shared::cluster has no im2col::w (PTX ISA)")
+    width, depth = 16, 16
+    x = np.arange(IMAGES * HEIGHT * width * depth, dtype=np.float32).reshape(IMAGES, HEIGHT, width, depth) + 1
+    spec = wide_spec(x, Im2colWide(-1, -1, depth, width), "64b")
+    map_ = bench.server.encode_tensor_map(spec, bench.put(x))
+    like = np.zeros((width, depth), np.float32)
+    out = bench.put(like)
+    module = bench.server.load(bench.server.compiler.compile(Source(WIDE_SOURCE)))
+    function = module.function("load_im2col_w")
+    values = (map_, i32(0), i32(-1), i32(3), i32(1), u16(0), u16(offset), i32(like.nbytes), u64(out))
+    bench.launch(function, *values)
+    wanted = np.zeros_like(like)
+    for at in range(width):
+        w = at - 1 + offset
+        if 0 <= w < width:
+            wanted[at] = x[1, 3, w]
+    np.testing.assert_array_equal(bench.get(out, like).reshape(-1), swizzled(wanted.reshape(-1), "64b"))
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])

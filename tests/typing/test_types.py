@@ -132,6 +132,11 @@ def test_what_it_says_of_itself(wheel: Path) -> None:
     said = metadata(wheel, "METADATA")
     assert said["Name"] == "hearth-gpu" and said["Requires-Python"] == ">=3.11"
     assert said["Version"] == re.search(r'__version__ = "(.*)"', (ROOT / "client/hearth/version.py").read_text())[1]  # type: ignore[index]
+    assert said["License-Expression"] == "Apache-2.0" and said.get_all("License-File") == ["LICENSE"]
+    assert said["Author"] and "Environment :: GPU :: NVIDIA CUDA" in said.get_all("Classifier", [])
+    with zipfile.ZipFile(wheel) as files:
+        (licence,) = (each for each in files.namelist() if each.endswith(".dist-info/licenses/LICENSE"))
+        assert files.read(licence) == (ROOT / "LICENSE").read_bytes()
     assert "Typing :: Typed" in said.get_all("Classifier", []) and said["Summary"] and said.get_payload()
     plain = [each for each in said.get_all("Requires-Dist", []) if "extra ==" not in each]
     assert {re.split(r"[^a-z]", each)[0] for each in plain} == {"grpcio", "protobuf", "numpy"}

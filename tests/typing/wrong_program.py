@@ -26,7 +26,7 @@ def arrays(gpu: hearth.Device) -> None:
 def launches(gpu: hearth.Device) -> None:
     kernel = gpu.RawModule(code=3).get_function("f")  # E: arg-type
     kernel((1,), (1,), 5)  # E: arg-type
-    kernel((1,), (1,), (), threads=4)  # E: call-arg
+    kernel((1,), (1,), (), threads=4)  # E: arg-type
     gpu.RawKernel("code")  # E: call-arg
     gpu.stream(priority="high")  # E: arg-type
 
@@ -44,7 +44,7 @@ async def clients(x: hearth.DeviceArray, y: aio.DeviceArray) -> None:
 def sessions() -> None:
     node = hearth.connect(7421)  # E: arg-type
     hearth.connect(isolation="none")  # E: arg-type
-    hearth.connect(timout=3)  # E: call-arg
+    hearth.connect(timout=3)  # E: arg-type
     node.device("0")  # E: arg-type
     node.devices[0].nothing()  # E: attr-defined
     hearth.nothing()  # E: attr-defined

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from hearth.aio.event_loop import Home, in_loop
 from hearth.aio.thread_pool import Work
 from hearth.errors import ClosedError, HearthError, QuotaExceededError, TimeoutError, UnavailableError
-from hearth.session import send_queue
 from hearth.session.attachment import Attachment
 from hearth.session.connection import Connection
 from hearth.session.execute_stream import ExecuteStream
 from hearth.session.memory import Space
+from hearth.session.timing import TIMING, Timing
 from hearth.transport.backoff import AttachBackoff
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ TIMES = 4
 """Factor by which an event loop may fill the queue beyond the limit at which a thread has to wait."""
 UPLOADS_SOFT = 256 << 20
 UPLOADS_HARD = 1 << 30
-"""Limits on the bytes of large arrays being uploaded: above `UPLOADS_SOFT`, `ready` waits; above `UPLOADS_HARD`, a call
-raises `QuotaExceededError`."""
+"""Limits on the bytes of large arrays being uploaded: above `UPLOADS_SOFT`, `LoopConnection` waits; above
+`UPLOADS_HARD`, a call raises `QuotaExceededError`."""
 _POLL_S = 1e-3
 
 
@@ -51,8 +51,9 @@ class LoopAttachment(Attachment):
         on_late_error: Callable[[HearthError], None],
         kernel_output: KernelOutput,
         requests: Iterator[int],
+        timing: Timing = TIMING,
     ) -> None:
-        super().__init__(limits, on_end, on_late_error, kernel_output, requests)
+        super().__init__(limits, on_end, on_late_error, kernel_output, requests, timing)
         self._opened = threading.Event()
 
     def wait_opened(self) -> None:
@@ -80,7 +81,7 @@ class LoopAttachment(Attachment):
         try:
             while True:
                 try:
-                    self._try(ExecuteStream(self, transport, token, device, lease), device, again.left)
+                    self._try(ExecuteStream(self, transport, token, device, lease, self._timing), device, again.left)
                     return
                 except HearthError as error:
                     pause = again.pause(error)
@@ -130,7 +131,7 @@ class LoopAttachment(Attachment):
         session, queue = self.session, self.queue
         if session.error is not None or not in_loop():
             super()._await_room()
-        elif queue.queued >= TIMES * send_queue.QUEUE_COMMANDS or queue.queued_bytes >= TIMES * send_queue.QUEUE_BYTES:
+        elif queue.queued >= TIMES * queue.most_commands or queue.queued_bytes >= TIMES * queue.most_bytes:
             raise full(f"{queue.queued} commands ({queue.queued_bytes} bytes) are queued for the device")
 
     @property
@@ -148,6 +149,10 @@ class LoopConnection(Connection):
     ) -> None:
         super().__init__(transport, token, ordinal, limits, timeout, lease)
         self.home = home
+        self.uploads_soft = UPLOADS_SOFT
+        self.uploads_hard = UPLOADS_HARD
+        """Bytes of large arrays that may be on their way: beyond the first `ready` waits, beyond the second a call
+        raises."""
         self.uploading = 0
         """Bytes of large arrays that are being uploaded."""
         self._opening: Work[None] | None = None
@@ -186,7 +191,7 @@ class LoopConnection(Connection):
             if attachment is not None and attachment.session.device_lost and self._space is not None:
                 self._space.lost = True  # `_ended` is about to set this
             self._last = fresh = LoopAttachment(
-                self.limits, self._ended, self._deferred.keep, self.kernel_output, self._requests
+                self.limits, self._ended, self._deferred.keep, self.kernel_output, self._requests, self.timing
             )
             if self._space is None or (self._space.lost and not self.durables.any()):
                 # no array of an earlier space is left, so its generation may become known later
@@ -242,7 +247,7 @@ class LoopConnection(Connection):
         """Returns when the device is attached, the queue has room, and at most `UPLOADS_SOFT` bytes are being
         uploaded."""
         await self.until_attached()
-        while self.uploading > UPLOADS_SOFT or not self._roomy():  # noqa: ASYNC110 - there is no notification of room
+        while self.uploading > self.uploads_soft or not self._roomy():  # noqa: ASYNC110 - there is no notification of room
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(0)  # lets other tasks run even if the calling task only submits work
 
@@ -262,7 +267,7 @@ class LoopConnection(Connection):
             QuotaExceededError: More than `UPLOADS_HARD` bytes would be in transit. A single array of any size is
                 accepted.
         """
-        if self.uploading and self.uploading + size > UPLOADS_HARD:
+        if self.uploading and self.uploading + size > self.uploads_hard:
             raise full(f"{self.uploading} bytes of arrays are being uploaded to the device")
         self.uploading += size
 

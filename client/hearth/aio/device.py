@@ -16,10 +16,12 @@ from hearth.aio.stream import Event, Stream
 from hearth.arrays import host_copy
 from hearth.arrays.allocation import allocate
 from hearth.base_device import BaseDevice
-from hearth.errors import UnsupportedError
+from hearth.errors import LaunchTypeError, UnsupportedError
 from hearth.kernels.dispatch import How, job_of
 
 if TYPE_CHECKING:
+    from typing import Never
+
     from hearth.aio.connection import LoopAttachment, LoopConnection
     from hearth.aio.dispatch import PendingDispatch
     from hearth.aio.graph import Graph, Prepared
@@ -215,6 +217,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         timeout: float | None = None,
         stream: Stream | None = None,
         out: Sequence[Array | None] | None = None,
+        **unknown: Never,
     ) -> list[Array]:
         """Uploads the inputs, runs the kernel and returns the outputs, in the order of the arguments.
 
@@ -236,6 +239,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             stream: Stream to run on; None: the current one.
             out: For each output an array to fill, or None for a new one. Arrays are written only after the kernel is
                 done.
+            **unknown: No other keyword is accepted.
 
         Returns:
             The outputs as host arrays.
@@ -245,6 +249,10 @@ class Device(BaseDevice[DeviceArray, Stream]):
                 are not reported here.
             ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
+        if unknown:
+            from hearth.keywords import unknown_keyword
+
+            raise unknown_keyword("gpu.dispatch", unknown, self.dispatch, LaunchTypeError, "LAUNCH_INVALID")
         from hearth.aio.dispatch import PendingDispatch
 
         await self._connection.opened()
@@ -271,6 +279,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         out: Sequence[Array | None] | None = None,
         timed: bool = False,
         copy: bool = True,
+        **unknown: Never,
     ) -> PendingDispatch:
         """Sends a dispatch, like `dispatch`, without waiting for it.
 
@@ -292,6 +301,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             timed: Measures the times on the device, for `PendingDispatch.timing`.
             copy: False avoids a copy of large inputs, which must then stay unchanged until the dispatch is done. By
                 default inputs may be changed as soon as this call returns.
+            **unknown: No other keyword is accepted.
 
         Returns:
             The pending dispatch.
@@ -300,6 +310,10 @@ class Device(BaseDevice[DeviceArray, Stream]):
             LaunchError: The client has found the dispatch invalid. Other errors are raised by `PendingDispatch.result`.
             ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
+        if unknown:
+            from hearth.keywords import unknown_keyword
+
+            raise unknown_keyword("gpu.dispatch_async", unknown, self.dispatch_async, LaunchTypeError, "LAUNCH_INVALID")
         from hearth.aio.dispatch import PendingDispatch
 
         how = How(shared_mem, iterations, timeout, stream, timed, copy)
@@ -369,8 +383,12 @@ class Device(BaseDevice[DeviceArray, Stream]):
             The kernel.
 
         Raises:
+            ArgumentError: `code` and `name` are in the wrong order.
             HearthError: An error that `RawModule` raises.
         """
+        from hearth.kernels.base_module import check_order
+
+        check_order(code, name)
         return self.RawModule(code, options=options, **unsupported).get_function(name)
 
     def event(self) -> Event:

@@ -15,7 +15,7 @@ from hearth.base_node import BaseNode, session_of
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
+    from typing import Never, Self
 
     from hearth.aio.connection import LoopConnection
     from hearth.aio.device import Device
@@ -43,6 +43,7 @@ def connect(
     launch_timeout: float = 0.0,
     lanes: bool = True,
     wait_for_ready: bool = False,
+    **unknown: Never,
 ) -> Connecting:
     """Opens a session on a node's daemon: ``async with hearth.aio.connect(...) as node:``, or ``node = await
     hearth.aio.connect(...)`` and later ``await node.close()``.
@@ -64,6 +65,7 @@ def connect(
         lanes: Uses direct connections to the device processes if the daemon offers them.
         wait_for_ready: Tries again for `timeout` seconds in total while no daemon is ready. By default the first
             failure is raised at once.
+        **unknown: No other keyword is accepted.
 
     Returns:
         The session being opened, to be awaited or entered by ``async with``.
@@ -71,6 +73,10 @@ def connect(
     Raises:
         HearthError: When awaited, an error that `hearth.connect` raises.
     """
+    if unknown:
+        from hearth.keywords import unknown_keyword
+
+        raise unknown_keyword("hearth.aio.connect", unknown, connect)
     return Connecting(
         partial(
             session_of, target, timeout, name, token, ca, certificate, key, insecure=insecure,

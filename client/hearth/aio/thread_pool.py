@@ -59,7 +59,9 @@ class Work(Future[T]):
 class Threads:
     """A pool of up to `most` threads, which run tasks in the order of their submission. Safe from any thread."""
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, most: int, idle: float | None = None) -> None:
+        """`idle`: seconds without work after which a thread ends; None: `IDLE_S`."""
+        self._idle_s = IDLE_S if idle is None else idle
         self._name = name
         self._most = most
         # Not a `SimpleQueue`: if several threads wait for it with a timeout, some may wait forever (CPython 3.11).
@@ -109,7 +111,7 @@ class Threads:
     def _next(self) -> Work[Any] | None:
         with self._given:
             self._idle += 1
-            self._given.wait_for(lambda: self._queue, IDLE_S)
+            self._given.wait_for(lambda: self._queue, self._idle_s)
             self._idle -= 1
             if self._queue:
                 return self._queue.popleft()

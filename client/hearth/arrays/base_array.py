@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
     from hearth.arrays.astype import Casting
-    from hearth.arrays.tensor_map import Im2col, Options, TensorMap
+    from hearth.arrays.tensor_map import Im2col, Im2colWide, Options, TensorMap
     from hearth.arrays.views import Flags
     from hearth.base_stream import BaseStream
     from hearth.dtypes import Dtype
@@ -505,13 +505,17 @@ class BaseArray(DeviceOperand):
         return astype(self, dtype, stream, casting, copy)
 
     def tensor_map(
-        self, box: Sequence[int] | None = None, *, im2col: Im2col | None = None, **options: Unpack[Options]
+        self,
+        box: Sequence[int] | None = None,
+        *,
+        im2col: Im2col | Im2colWide | None = None,
+        **options: Unpack[Options],
     ) -> TensorMap[Self]:
         """Makes a tensor map of the array, for TMA, to be passed to kernels.
 
         Args:
             box: Elements of one copy along each axis, innermost last.
-            im2col: Pixels of a convolution to copy, instead of `box`.
+            im2col: Pixels of a convolution to copy, instead of `box`: `Im2col` or `Im2colWide`.
             **options: Further options; see `TensorMap`.
 
         Returns:

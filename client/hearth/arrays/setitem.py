@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hearth import lazy_numpy as np
+from hearth import shapes
 from hearth.errors import ArgumentError, DtypeError, UnsupportedError
 from hearth_proto import layouts
 
@@ -53,7 +54,8 @@ def _cast(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     try:
         host = value if isinstance(value, np.ndarray) else np.asarray(value)
         if host.dtype.kind in "iub" and not isinstance(value, np.ndarray):
-            return np.asarray(value, dtype)  # for Python ints, NumPy refuses a value out of the dtype's range
+            shapes.check_range(host, dtype)
+            return np.asarray(value, dtype)
         return host.astype(dtype, copy=False)
     except (TypeError, ValueError, OverflowError) as error:
         raise DtypeError(

@@ -57,6 +57,24 @@ class Im2col:
     pixels_per_column: int
 
 
+@dataclass(frozen=True)
+class Im2colWide:
+    """Reads of a convolution along W only (im2col-wide mode).
+
+    The tensor is one of (N, W, C), (N, H, W, C) or (N, D, H, W, C). The corners are the offsets along W of the first
+    pixel from the tensor's first, and of the last from its last; H and D stay as the coordinates of the copy give them.
+    Mode ``"w"`` reads `channels_per_pixel` elements of `pixels_per_column` pixels at a time, and mode ``"w128"`` of 128
+    pixels, without `pixels_per_column`. Needs the feature ``"tensor_map_im2col_wide"`` (compute capability 10.0), and
+    swizzle ``"64b"``, ``"128b"`` or ``"128b_atom_32b"``.
+    """
+
+    lower_corner_width: int
+    upper_corner_width: int
+    channels_per_pixel: int
+    pixels_per_column: int | None = None
+    mode: str = "w"
+
+
 class Options(TypedDict, total=False):
     """Keywords of `TensorMap`, for functions that pass them on."""
 
@@ -91,12 +109,12 @@ class TensorMap(DeviceOperand, Generic[A]):
     In the kernel, a copy must start at a multiple of 16 bytes along the innermost axis: otherwise an H200 ends the
     kernel with an illegal instruction (measured). A map that violates the device's rules is reported by the next sync,
     read or flush of the stream (`LaunchError`, reason ``TENSOR_MAP_INVALID``, with everything that is wrong), and so is
-    a device without TMA (`UnsupportedError`).
+    a device without TMA, or without the feature that the map needs (`UnsupportedError`).
 
     Args:
         array: The array.
         box: Elements of one copy along each axis, innermost last.
-        im2col: Pixels of a convolution to copy, instead of `box`.
+        im2col: Pixels of a convolution to copy, instead of `box`: `Im2col` or `Im2colWide`.
         shape: Elements along each axis of another region of the array's memory, which starts at its first element;
             None: the array's.
         strides: Bytes from one element to the next along each axis of that region; None: those of C order, or without
@@ -105,7 +123,8 @@ class TensorMap(DeviceOperand, Generic[A]):
         dtype: Type of the elements, of the same size: an integer or float of 1 to 8 bytes (including those of
             ml_dtypes), or ``"float32_ftz"``, ``"tfloat32"``, ``"tfloat32_ftz"``, ``"16u4_align8b"``; None: the array's.
         interleave: ``"none"``, ``"16b"`` or ``"32b"``.
-        swizzle: ``"none"``, ``"32b"``, ``"64b"`` or ``"128b"``.
+        swizzle: ``"none"``, ``"32b"``, ``"64b"`` or ``"128b"``; with the feature ``"tensor_map_swizzle_atoms"``
+            (compute capability 10.0) also ``"128b_atom_32b"``, ``"128b_atom_32b_flip_8b"`` or ``"128b_atom_64b"``.
         l2_promotion: ``"none"``, ``"l2_64b"``, ``"l2_128b"`` or ``"l2_256b"``.
         oob_fill: Value of elements outside the tensor: ``"none"`` (zeros) or ``"nan"``.
         stream: Stream that orders the creation; None: the current one.
@@ -125,7 +144,7 @@ class TensorMap(DeviceOperand, Generic[A]):
         array: A,
         box: Sequence[int] | None = None,
         *,
-        im2col: Im2col | None = None,
+        im2col: Im2col | Im2colWide | None = None,
         shape: Sequence[int] | None = None,
         strides: Sequence[int] | None = None,
         element_strides: Sequence[int] | None = None,
@@ -155,7 +174,9 @@ class TensorMap(DeviceOperand, Generic[A]):
         made.l2_promotion, made.oob_fill = l2_promotion, oob_fill
         if box is not None:
             made.tile.box.extend(reversed(_numbers("box", box, _U32)))
-        if im2col is not None:
+        if isinstance(im2col, Im2colWide):
+            _fill_im2col_wide(made.im2col_wide, im2col)
+        elif im2col is not None:
             _fill_im2col(made.im2col, im2col)
         attachment = array._usable()
         handle = array._connection.mint()
@@ -237,6 +258,15 @@ def _fill_im2col(message: commands_pb2.CreateTensorMap.Im2col, given: Im2col) ->
     message.upper_corner.extend(reversed(_numbers("upper_corner", given.upper_corner, _I32)))
     (message.channels_per_pixel,) = _numbers("channels_per_pixel", (given.channels_per_pixel,), _U32)
     (message.pixels_per_column,) = _numbers("pixels_per_column", (given.pixels_per_column,), _U32)
+
+
+def _fill_im2col_wide(message: commands_pb2.CreateTensorMap.Im2colWide, given: Im2colWide) -> None:
+    (message.lower_corner_width,) = _numbers("lower_corner_width", (given.lower_corner_width,), _I32)
+    (message.upper_corner_width,) = _numbers("upper_corner_width", (given.upper_corner_width,), _I32)
+    (message.channels_per_pixel,) = _numbers("channels_per_pixel", (given.channels_per_pixel,), _U32)
+    if given.pixels_per_column is not None:
+        (message.pixels_per_column,) = _numbers("pixels_per_column", (given.pixels_per_column,), _U32)
+    message.mode = given.mode
 
 
 def _numbers(what: str, given: Sequence[int], allowed: tuple[int, int]) -> tuple[int, ...]:

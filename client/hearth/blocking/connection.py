@@ -36,8 +36,8 @@ class BlockingAttachment(Attachment):
             TimeoutError: The daemon has not answered in time.
             HearthError: The daemon refused the attachment.
         """
-        self.execute = execute = ExecuteStream(self, transport, token, device, lease)
-        self._watchdog = Watchdog(self._point, execute.status, self._take_up_again)
+        self.execute = execute = ExecuteStream(self, transport, token, device, lease, self._timing)
+        self._watchdog = Watchdog(self._point, execute.status, self._take_up_again, timing=self._timing)
         execute.open()
         with self._lock:
             self._await(lambda: self.session.attached or self.session.error is not None, timeout)
@@ -69,7 +69,7 @@ class BlockingConnection(Connection):
                 if self.refusal is not None:
                     raise self.refusal.again()
                 fresh = BlockingAttachment(
-                    self.limits, self._ended, self._deferred.keep, self.kernel_output, self._requests
+                    self.limits, self._ended, self._deferred.keep, self.kernel_output, self._requests, self.timing
                 )
                 try:
                     fresh.open(self.transport, self.token, self.ordinal, again.left, self.lease)

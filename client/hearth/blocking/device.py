@@ -10,9 +10,12 @@ from hearth import shapes, telemetry
 from hearth.base_device import BaseDevice
 from hearth.blocking.array import DeviceArray
 from hearth.blocking.stream import Event, Stream
+from hearth.errors import LaunchTypeError
 from hearth.kernels import dispatch as dispatches
 
 if TYPE_CHECKING:
+    from typing import Never
+
     from hearth.arrays.asarray import OnGpu
     from hearth.arrays.described import PublishedArray
     from hearth.base_stream import BaseStream
@@ -112,8 +115,12 @@ class Device(BaseDevice[DeviceArray, Stream]):
             The kernel.
 
         Raises:
+            ArgumentError: `code` and `name` are in the wrong order.
             HearthError: An error that `RawModule` raises.
         """
+        from hearth.kernels.base_module import check_order
+
+        check_order(code, name)
         return self.RawModule(code, options=options, **unsupported).get_function(name)
 
     # ---- streams ----
@@ -257,6 +264,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         timeout: float | None = None,
         stream: Stream | None = None,
         out: Sequence[Array | None] | None = None,
+        **unknown: Never,
     ) -> list[Array]:
         """Uploads the inputs, runs the kernel and returns the outputs, in the order of the arguments.
 
@@ -277,6 +285,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             stream: Stream to run on; None: the current one.
             out: For each output an array to fill, or None for a new one. Arrays are written only after the kernel is
                 done.
+            **unknown: No other keyword is accepted.
 
         Returns:
             The outputs as host arrays.
@@ -286,6 +295,10 @@ class Device(BaseDevice[DeviceArray, Stream]):
                 are not reported here.
             ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
+        if unknown:
+            from hearth.keywords import unknown_keyword
+
+            raise unknown_keyword("gpu.dispatch", unknown, self.dispatch, LaunchTypeError, "LAUNCH_INVALID")
         given = (args, ins, outs, scalars)
         how = dispatches.How(shared_mem, iterations, timeout, stream)
         job = dispatches.job_of(self, function, grid, block, given, out, how)
@@ -309,6 +322,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         out: Sequence[Array | None] | None = None,
         timed: bool = False,
         copy: bool = True,
+        **unknown: Never,
     ) -> PendingDispatch:
         """Sends a dispatch, like `dispatch`, without waiting for it.
 
@@ -330,6 +344,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             timed: Measures the times on the device, for `PendingDispatch.timing`.
             copy: False avoids a copy of large inputs, which must then stay unchanged until the dispatch is done. By
                 default inputs may be changed as soon as this call returns.
+            **unknown: No other keyword is accepted.
 
         Returns:
             The pending dispatch.
@@ -338,6 +353,10 @@ class Device(BaseDevice[DeviceArray, Stream]):
             LaunchError: The client has found the dispatch invalid. Other errors are raised by `PendingDispatch.result`.
             ArgumentError, DtypeError: An argument or an array of `out` does not match.
         """
+        if unknown:
+            from hearth.keywords import unknown_keyword
+
+            raise unknown_keyword("gpu.dispatch_async", unknown, self.dispatch_async, LaunchTypeError, "LAUNCH_INVALID")
         from hearth.blocking.dispatch import PendingDispatch
 
         given = (args, ins, outs, scalars)

@@ -10,6 +10,7 @@ from hearth.base_node import BaseNode, session_of
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Never
 
     from hearth.blocking.device import Device
     from hearth.session.connection import Connection
@@ -34,6 +35,7 @@ def connect(
     launch_timeout: float = 0.0,
     lanes: bool = True,
     wait_for_ready: bool = False,
+    **unknown: Never,
 ) -> Node:
     """Opens a session on a node's daemon. Blocks until the session is open.
 
@@ -55,6 +57,7 @@ def connect(
             host, and for large arrays over TCP.
         wait_for_ready: As in gRPC: while no daemon answers, or the daemon is starting, draining or full, tries again
             for `timeout` seconds in total. By default the first failure is raised at once.
+        **unknown: No other keyword is accepted.
 
     Returns:
         The node, to be closed or entered by ``with``.
@@ -66,6 +69,10 @@ def connect(
         UnsupportedError: The daemon does not support this client's protocol version.
         ArgumentError: An argument is out of its range.
     """
+    if unknown:
+        from hearth.keywords import unknown_keyword
+
+        raise unknown_keyword("hearth.connect", unknown, connect)
     return Node(
         session_of(
             target, timeout, name, token, ca, certificate, key, insecure=insecure, isolation=isolation,

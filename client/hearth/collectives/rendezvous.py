@@ -20,7 +20,7 @@ from hearth_proto.v1 import node_pb2
 if TYPE_CHECKING:
     from hearth.session.lease import NodeSession
 
-_SLACK_S = 2.0
+SLACK_S = 2.0
 """Seconds added to a daemon's own time limit to get the deadline of a call to it."""
 LEAVE_S = 2.0
 
@@ -55,7 +55,7 @@ class Formed:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def form(members: Sequence[tuple[NodeSession, int]], timeout: float) -> Formed:
+def form(members: Sequence[tuple[NodeSession, int]], timeout: float, slack: float = SLACK_S) -> Formed:
     """Forms a group over several daemons. Blocks. If it fails, the daemons that have joined leave the group again.
 
     Args:
@@ -78,7 +78,7 @@ def form(members: Sequence[tuple[NodeSession, int]], timeout: float) -> Formed:
             "CreateGroup",
             node_pb2.CreateGroupRequest(session_token=first.token, members=listed, timeout_ns=int(timeout * 1e9)),
             node_pb2.CreateGroupResponse,
-            timeout + _SLACK_S,
+            timeout + slack,
         )
     except HearthError as error:
         raise _at(first, error) from None
@@ -93,10 +93,10 @@ def form(members: Sequence[tuple[NodeSession, int]], timeout: float) -> Formed:
             ticket=created.ticket,
             timeout_ns=max(1, int((deadline - time.monotonic()) * 1e9)),
         )
-        _thread(partial(_join, formed, session, request, timeout + _SLACK_S, answers.put))
+        _thread(partial(_join, formed, session, request, timeout + slack, answers.put))
     try:
         for _ in sessions[1:]:
-            refusal = _answer(answers, deadline + 2 * _SLACK_S, timeout)
+            refusal = _answer(answers, deadline + 2 * slack, timeout)
             if refusal is not None:
                 raise refusal
     except BaseException:  # including KeyboardInterrupt

@@ -28,7 +28,8 @@ CERTIFICATE = "HEARTH_CERTIFICATE"
 KEY = "HEARTH_KEY"
 
 Metadata = tuple[tuple[str, str], ...]
-_TICKET_S = 5.0
+TICKET_S = 5.0
+"""Seconds that the daemon has to give a ticket."""
 _MOST = 4096
 
 
@@ -128,12 +129,13 @@ def bearer(credentials: Credentials) -> Metadata:
     return (("authorization", f"Bearer {credentials.token}"),) if credentials.token else ()
 
 
-def opening(credentials: Credentials, target: Target) -> Metadata:
+def opening(credentials: Credentials, target: Target, seconds: float = TICKET_S) -> Metadata:
     """Returns the metadata of a call without a session.
 
     Args:
         credentials: Credentials of the caller.
         target: Address of the daemon.
+        seconds: Time in which the daemon must give a ticket.
 
     Returns:
         The token; without a token, a ticket if the connection over a Unix socket does not identify the client by
@@ -144,7 +146,7 @@ def opening(credentials: Credentials, target: Target) -> Metadata:
     path = target.address.removeprefix("unix:")
     if path == target.address:
         return ()
-    ticket = _ticket(identity_path(path))
+    ticket = _ticket(identity_path(path), seconds)
     return (("hearth-ticket", ticket),) if ticket else ()
 
 
@@ -160,13 +162,13 @@ def identity_path(path: str) -> str:
     return os.path.join(folder, f"{stem}-identity{suffix}")  # noqa: PTH118
 
 
-def _ticket(path: str) -> str:
+def _ticket(path: str, seconds: float) -> str:
     """Returns a ticket that identifies this process's user; empty if the daemon gives none."""
     if not is_socket(path):
         return ""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_TICKET_S)
+            connection.settimeout(seconds)
             connection.connect(path)
             answer = b""
             while len(answer) < _MOST and (piece := connection.recv(_MOST)):

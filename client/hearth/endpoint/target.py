@@ -29,7 +29,9 @@ class Target(NamedTuple):
     certificate."""
 
 
-def resolve(target: str | None, origin: str = "the argument of connect()") -> Target:
+def resolve(
+    target: str | None, origin: str = "the argument of connect()", system_socket: str = SYSTEM_SOCKET
+) -> Target:
     """Determines the address of the daemon.
 
     Args:
@@ -48,7 +50,7 @@ def resolve(target: str | None, origin: str = "the argument of connect()") -> Ta
     from_environment = os.environ.get("HEARTH_TARGET", "").strip()
     if target is None and from_environment and from_environment != LOCAL:
         return _parse(from_environment, "HEARTH_TARGET")
-    for path in _usual_sockets():
+    for path in _usual_sockets(system_socket):
         if is_socket(path):
             return _parse(f"unix:{path}", "the default socket")
     return _parse(DEFAULT_TARGET, "the default address")
@@ -63,10 +65,10 @@ def is_socket(path: str) -> bool:
         return False
 
 
-def _usual_sockets() -> list[str]:
+def _usual_sockets(system_socket: str) -> list[str]:
     """Returns the paths at which a daemon listens by default (`hearthd.front.addresses.default_unix_path`)."""
     beside = os.environ.get("XDG_RUNTIME_DIR") or os.path.expanduser("~/.cache")  # noqa: PTH111 - see `is_socket`
-    return [SYSTEM_SOCKET, f"{beside}/hearth/hearth.sock"]
+    return [system_socket, f"{beside}/hearth/hearth.sock"]
 
 
 def _parse(target: str, origin: str) -> Target:

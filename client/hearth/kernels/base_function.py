@@ -24,7 +24,7 @@ from hearth.session.memory import DeviceOperand
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
-    from typing import Protocol
+    from typing import Never, Protocol
 
     from hearth.base_stream import BaseStream
     from hearth.session.attachment import Attachment
@@ -107,6 +107,7 @@ class BaseFunction:
         cooperative: bool = False,
         cluster: Any = None,
         iterations: int = 1,
+        **unknown: Never,
     ) -> None:
         """Launches the kernel. Sent one way: does not block.
 
@@ -125,12 +126,18 @@ class BaseFunction:
             cooperative: Makes the whole grid resident at once, so that the grid can synchronize.
             cluster: Blocks of a cluster along each axis, as `grid`; None: no clusters.
             iterations: Number of launches in a row.
+            **unknown: No other keyword is accepted.
 
         Raises:
             LaunchError: The client has found the launch invalid. Other failures are reported by the next sync, read or
                 flush.
-            LaunchTypeError: `args` is no tuple or list, or an argument has a type that no kernel takes.
+            LaunchTypeError: `args` is no tuple or list, an argument has a type that no kernel takes, or a keyword is
+                unknown.
         """
+        if unknown:
+            from hearth.keywords import unknown_keyword
+
+            raise unknown_keyword(f"launch of {self.name}", unknown, self.__call__, LaunchTypeError, "LAUNCH_INVALID")
         connection = self._connection
         attachment = connection._attachment
         if attachment is None or not attachment.alive:
@@ -273,7 +280,16 @@ class BaseFunction:
         stream = geometry[2] or None if len(geometry) > 2 else None
         shared_mem = geometry[3] if len(geometry) > 3 else 0
 
-        def launch(*args: Any) -> None:
+        def launch(*args: Any, **unknown: Never) -> None:
+            if unknown:
+                raise LaunchTypeError(
+                    f"launch of {self.name}: {self.name}[grid, block](...) takes no keywords, such as "
+                    f"{next(iter(unknown))}.",
+                    reason="LAUNCH_INVALID",
+                    fix=f"write {self.name}(grid, block, (arguments...), timeout=...); "
+                    f"{self.name}[grid, block, stream, shared_mem](arguments...) takes a stream and shared memory.",
+                    details={"keyword": next(iter(unknown))},
+                )
             self(grid, block, args, shared_mem, stream=stream)
 
         return launch

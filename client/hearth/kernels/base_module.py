@@ -19,7 +19,7 @@ from hearth import shapes
 from hearth.arrays.base_array import BaseArray
 from hearth.codec import encode
 from hearth.codec.encode import encodable
-from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError
+from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError, UnsupportedTypeError
 from hearth.kernels.base_function import BaseFunction
 from hearth.session.memory import Memory
 from hearth_proto.later import commands_pb2
@@ -241,12 +241,29 @@ def code_kind(code: bytes) -> int:
     return encode.CUDA_CPP
 
 
+def check_order(code: object, name: object) -> None:
+    """Raises `ArgumentError` if the source and the kernel's name are given in the wrong order."""
+    if isinstance(code, str) and code.isidentifier() and isinstance(name, str) and "{" in name:
+        raise ArgumentError(
+            f"code is {code!r} and name is source text of {len(name)} characters: they are in the wrong order.",
+            reason="INVALID_ARGUMENT",
+            fix=f"pass the source first: gpu.RawKernel(source, {code!r}).",
+        )
+
+
 def _refuse_keywords(keywords: Mapping[str, Any]) -> None:
     for name, value in keywords.items():
         if name == "backend" and value == "nvrtc":
             continue  # CuPy's default
         if name in ("jitify", "translate_cucomplex", "enable_cooperative_groups") and not value:
             continue
+        from hearth.keywords import names, suggestion
+
+        meant = suggestion(name, names(BaseModule))
+        if meant != ".":
+            raise UnsupportedTypeError(
+                f"a module has no keyword {name}{meant}", reason="UNSUPPORTED", fix="correct the keyword."
+            )
         raise UnsupportedError(
             f"{name}={value!r} is not supported: the daemon compiles the code.",
             reason="UNSUPPORTED",

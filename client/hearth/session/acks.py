@@ -22,10 +22,12 @@ _DOWNLOADS = 256
 class Receipts:
     """Counts of received responses and downloaded bytes of one attachment, and the receipts sent for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = RESPONSES) -> None:
+        """`most`: number of responses after which a receipt is due."""
+        self._most = most
         self.responses = 0
         """Number of results and events received."""
-        self.responses_due = RESPONSES
+        self.responses_due = most
         """Number of responses at which a receipt is due."""
         self._bytes = 0
         self._told = 0
@@ -88,4 +90,4 @@ class Receipts:
 
     def _note(self) -> None:
         self._told, self._told_bytes, self.due = self.responses, self._bytes, False
-        self.responses_due = self._told + RESPONSES
+        self.responses_due = self._told + self._most

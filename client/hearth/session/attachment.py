@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from hearth.codec import batch
 from hearth.errors import ClosedError, HearthError, broken
-from hearth.session import send_queue
 from hearth.session.execute_stream import ExecuteStream
 from hearth.session.lane_channel import LaneChannel
 from hearth.session.memory import free_commands
 from hearth.session.protocol import Session
 from hearth.session.reply import Reply
+from hearth.session.timing import TIMING, Timing
 from hearth.session.waiters import Waiters
 from hearth.session.watchdog import ClientPosition, Watchdog
 from hearth.transport.spin_wait import Lookout
@@ -40,18 +40,8 @@ if TYPE_CHECKING:
     from hearth.transport.copy_signals import Signals
     from hearth.transport.lane import Lane
 
-HELD_S = 0.25
-"""Maximum seconds for which work is held back for a lane, while the daemon finishes the commands that it received
-before."""
-_IDLE_S = 1.0
-"""Maximum delay, in seconds, of a buffer's free if `_nudge` did not get the lock, and so did not wake the sender."""
 _AWAY_S = 1.0
 """Seconds for which `settle` waits for a broken connection to be resumed."""
-_TURN_S = 0.5e-3
-"""Seconds for which sendable commands may stay in the queue before the submitting thread yields to other threads."""
-_LANE_TURN_S = 50e-6
-"""Duration, in seconds, of that yield over a lane. There the submitting thread itself sends sufficiently large batches,
-and only the receiving thread needs the interpreter, to report completions."""
 
 
 class Attachment:
@@ -65,6 +55,7 @@ class Attachment:
         on_late_error: Callable[[HearthError], None],
         kernel_output: KernelOutput | None = None,
         requests: Iterator[int] | None = None,
+        timing: Timing = TIMING,
     ) -> None:
         """Stores the callbacks.
 
@@ -72,6 +63,8 @@ class Attachment:
         None: the numbers begin with 1. `on_end` is called with the attachment, its final error and True if that error
         has to be reported.
         """
+        self._timing = timing
+        self._turn_s = timing.turn
         self._requests_minted = requests if requests is not None else itertools.count(1)
         self.session = Session(limits, next(self._requests_minted))
         self.queue = self.session.queue
@@ -96,7 +89,7 @@ class Attachment:
         self._watchdog: Watchdog | None = None
         self._lock = threading.Lock()
         self.waiters = Waiters(self._lock)
-        self._change = threading.Condition(self._lock)  # notified of room in the queue, of an attach, and of idleness
+        self._change = threading.Condition(self._lock)  # for room, for the attach, for quiet
         self._calls: SimpleQueue[None] = SimpleQueue()
         """Queue that wakes the stream's idle sender; each stream has a separate one."""
         self._sender_waits = False
@@ -116,7 +109,7 @@ class Attachment:
 
         return AttachmentView(self._sender_waits, self._calls.qsize())
 
-    # ---- lifecycle ----
+    # ---- life ----
 
     def adopt(self, space: Space) -> None:
         """Makes `space` the attachment's space, whose freed handles it gives back from now on."""
@@ -125,7 +118,7 @@ class Attachment:
         space.deferred_frees.nudge = self._nudge
 
     def _nudge(self) -> None:
-        # Called by the garbage collector, perhaps in a thread that holds the lock: it must not block on the lock.
+        # Called by the garbage collector, perhaps in a thread that holds the lock: it must not wait for it.
         if self._lock.acquire(blocking=False):
             try:
                 if self.channel is not None:
@@ -178,8 +171,8 @@ class Attachment:
         queue, session = self.queue, self.session
         with self._lock:
             if (
-                queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, inlined
-                or queue.queued_bytes >= send_queue.QUEUE_BYTES
+                queue.queued >= queue.most_commands  # `queue.full`, spelled out
+                or queue.queued_bytes >= queue.most_bytes
                 or session.error is not None
             ):
                 self._await_room()
@@ -228,8 +221,8 @@ class Attachment:
                 queue, session = self.queue, self.session
                 if (
                     session.error is not None or self._freed
-                    or queue.queued >= send_queue.QUEUE_COMMANDS  # `queue.full`, inlined
-                    or queue.queued_bytes >= send_queue.QUEUE_BYTES
+                    or queue.queued >= queue.most_commands  # `queue.full`, spelled out
+                    or queue.queued_bytes >= queue.most_bytes
                 ):  # fmt: skip
                     self._make_ready()
                 channel = self.channel
@@ -241,7 +234,7 @@ class Attachment:
                     return reply
             self._add(command, request, reply, barrier)
             return reply
-        except BaseException:  # KeyboardInterrupt: the request may have been sent, and no thread takes its answer
+        except BaseException:  # KeyboardInterrupt: it may have gone out, and the answer is not taken
             reply.abandon()
             raise
 
@@ -282,7 +275,7 @@ class Attachment:
             self._wake_sender(reply is not None)
             if first:
                 self._waiting_since = time.monotonic()
-            elif time.monotonic() - self._waiting_since > _TURN_S and reply is None and session.sendable:
+            elif time.monotonic() - self._waiting_since > self._turn_s and reply is None and session.sendable:
                 self._give_way()
 
     def _give_way(self) -> None:
@@ -290,7 +283,7 @@ class Attachment:
         lock for 5 ms at a time (`sys.getswitchinterval`), and sending needs it several times."""
         self.waiters.watch()
         try:
-            self._change.wait(_TURN_S if self.channel is None else _LANE_TURN_S)
+            self._change.wait(self._turn_s if self.channel is None else self._timing.lane_turn)
         finally:
             self.waiters.watchers -= 1
             self._waiting_since = time.monotonic()
@@ -336,7 +329,7 @@ class Attachment:
     def begin(self) -> int:
         with self._lock:
             self._stream += 1
-            self._call_sender()  # wakes the sender of the previous stream, which ends
+            self._call_sender()  # of the stream before, which ends
             self._calls = SimpleQueue()
             return self._stream
 
@@ -361,7 +354,7 @@ class Attachment:
                     self._sender_waits = True
                 calls = self._calls
             try:
-                calls.get(timeout=HELD_S if away else _IDLE_S)
+                calls.get(timeout=self._timing.held if away else self._timing.idle)
                 idle = False
             except Empty:
                 idle = not away
@@ -417,14 +410,14 @@ class Attachment:
 
     def hold(self) -> None:
         with self._lock:
-            self._held_until = time.monotonic() + HELD_S
+            self._held_until = time.monotonic() + self._timing.held
 
     def quiet(self) -> bool:
         with self._lock:
             if not (self._held and self.session.attached and self.session.quiet):
                 return False
-            self._held_until = math.inf  # opening a lane has a separate timeout
-            self._call_sender()  # the daemon waits for the receipt before it opens the lane
+            self._held_until = math.inf  # to open a lane takes no longer than it may
+            self._call_sender()  # the daemon waits for the receipt
             return True
 
     def at_rest(self) -> bool:
@@ -437,7 +430,7 @@ class Attachment:
             self._held_until = 0.0
             if lane is not None and self.session.error is None:
                 lane.lookout = self.lookout
-                self.channel = self.waiters.channel = LaneChannel(lane, self, self._lock, on_end)
+                self.channel = self.waiters.channel = LaneChannel(lane, self, self._lock, on_end, self._timing)
                 self.channel.start(name)
             elif lane is not None:
                 lane.release()
@@ -466,8 +459,7 @@ class Attachment:
     def _call_sender(self) -> None:
         """Wakes the stream's sender. Called with the lock held."""
         self._calls.put(None)
-        # last: if a Ctrl-C interrupts this and it is called again, the sender is woken twice
-        self._sender_waits = False
+        self._sender_waits = False  # last: called twice, for a Ctrl-C in between, it looks twice
 
     def _leave_lane(self) -> None:
         self._held_until = 0.0

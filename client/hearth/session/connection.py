@@ -19,6 +19,7 @@ from hearth.session.kernel_output import KernelOutput
 from hearth.session.late_errors import DeferredErrors
 from hearth.session.memory import DurableBuffers, Space
 from hearth.session.reply import PendingResult
+from hearth.session.timing import TIMING
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Connection(ABC):
         self.timeout = timeout
         self.lease = lease
         """Seconds for which the daemon keeps the session while its connection is broken."""
+        self.timing = TIMING
+        """Times of the attachments that are made from now on."""
         self.generation = 0
         self.refusal: HearthError | None = None
         """Error that every use raises, once it is set: the connection was closed, or belongs to the parent of a

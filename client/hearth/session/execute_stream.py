@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from hearth.errors import ConnectError, DeviceLostError, HearthError, broken
+from hearth.session.timing import TIMING, Timing
 from hearth.transport.backoff import Backoff, may_go_on
 from hearth_proto.later import device_pb2
 
@@ -32,11 +33,9 @@ start."""
 _REMEMBERED = 1000
 _FRUITLESS = 5
 """Consecutive lanes without a received frame after which no more are opened."""
-LANE_AGAIN_S = 2.0
-"""Seconds after which a stream whose lane did not go live in time, as on a busy machine, is replaced by another that
-may get a lane, as soon as the attachment is idle. Otherwise the session would stay on the slow path until it ends. The
-delay doubles with each consecutive attempt."""
 _LANE_AGAIN_MOST_S = 60.0
+"""The longest time in seconds between two attempts to get a lane. The delay begins with `Timing.lane_again` and doubles
+with each consecutive attempt."""
 
 
 class StreamDriver(Protocol):
@@ -81,7 +80,15 @@ class StreamDriver(Protocol):
 class ExecuteStream:
     """Execute stream of one attachment, opened once. Its receiving thread ends with the attachment."""
 
-    def __init__(self, driver: StreamDriver, transport: Transport, token: str, device: int, lease: float) -> None:
+    def __init__(
+        self,
+        driver: StreamDriver,
+        transport: Transport,
+        token: str,
+        device: int,
+        lease: float,
+        timing: Timing = TIMING,
+    ) -> None:
         self.outages: deque[float] = deque(maxlen=_REMEMBERED)
         """Durations of the last outages, from the break to the next attach, in seconds."""
         self.resumed = 0
@@ -97,7 +104,7 @@ class ExecuteStream:
         self._channel: LaneChannel | None = None
         self._fruitless = 0
         """Number of consecutive lanes that ended before a frame was received over them."""
-        self._lane_pause = LANE_AGAIN_S
+        self._lane_again = self._lane_pause = timing.lane_again
         self._lane_due: float | None = None
         """Monotonic time from which this stream may be replaced by one with a lane; None: it has a lane, or was offered
         none."""
@@ -218,7 +225,7 @@ class ExecuteStream:
         assert responses is not None
         self._channel = self._driver.carry(lane, responses.leave, f"hearth-lane-{self._device}")
         if self._channel is not None:
-            self._lane_due, self._lane_pause = None, LANE_AGAIN_S
+            self._lane_due, self._lane_pause = None, self._lane_again
 
     def _cause(self, ended: HearthError) -> HearthError:
         """Returns the error with which the attachment ends or is suspended, given the error `ended` of the stream."""

@@ -22,7 +22,9 @@ Callback = Callable[[str], object]
 class KernelOutput:
     """The text that one device's kernels printed. Safe from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_KEPT) -> None:
+        """`most`: characters that are kept."""
+        self._most = most
         self.callback: Callback | None = None
         """Receives the text instead of ``sys.stdout``; None: the text goes to ``sys.stdout``."""
         self._kept: deque[str] = deque()
@@ -33,7 +35,7 @@ class KernelOutput:
         """Queues `text` for `deliver`. Never blocks, never raises."""
         self._kept.append(text)
         self._size += len(text)
-        while self._size > MAX_KEPT and len(self._kept) > 1:
+        while self._size > self._most and len(self._kept) > 1:
             gone = len(self._kept.popleft())
             self._size -= gone
             self._lost += gone

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hearth.errors import HearthError, broken
 from hearth.session.receiver_role import ReceiverRole
+from hearth.session.timing import TIMING, Timing
 from hearth_proto.frames import FrameError, Kind
 
 if TYPE_CHECKING:
@@ -28,34 +29,35 @@ if TYPE_CHECKING:
     from hearth.transport.lane import Came, Lane
 
     class Owner(Protocol):
-        """The attachment. Its methods are called with its lock held."""
+        """The attachment. All but `changed`, which is called with it, are called without its lock."""
 
         session: Session
         waiters: Waiters
 
         signals: Signals | None
-        """Completion signals of copies, which the device writes; None: there are none."""
+        """Completion signals of copies, written by the device."""
 
         def queue_frees(self) -> None:
-            """Queues the frees of released handles. Called with the lock held."""
+            """Queues what was freed; with the lock held."""
 
         def changed(self) -> None:
-            """Called when something has arrived, with the lock held."""
+            """Something came, with the lock held."""
 
 
-_RESPONSE, _ACK = int(Kind.RESPONSE), int(Kind.ACK)  # constants, because each lookup costs 0.3 us (Python 3.11)
+_RESPONSE, _ACK = int(Kind.RESPONSE), int(Kind.ACK)  # looked up once: each time costs 0.3 us (Python 3.11)
 
 GATHER = 32
 """Number of commands that justify a separate message. The threshold quadruples with each message in flight."""
-_SOON_S = 0.2e-3
-"""Seconds within which the request that follows a lone command is better sent with that command, in one message."""
-_IDLE_S = 1.0
 
 
 class LaneChannel:
     """Channel over a live lane. Methods are called with the attachment's lock held unless they say otherwise."""
 
-    def __init__(self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, lane: Lane, owner: Owner, lock: threading.Lock, on_end: Callable[[], None], timing: Timing = TIMING
+    ) -> None:
+        self._timing = timing
+        self._soon_s = timing.soon
         self.error: HearthError | None = None
         """Reason for which the lane ended, if it ended by itself."""
         self.lane = lane
@@ -65,10 +67,9 @@ class LaneChannel:
         self._queue = owner.session.queue
         self._lock = lock
         self._waiters = owner.waiters
-        self.role = ReceiverRole(lock, owner.waiters.sleepers, self._needed, self._tick)
+        self.role = ReceiverRole(lock, owner.waiters.sleepers, self._needed, self._tick, timing)
         """Selects the thread that receives."""
-        # the sending thread waits here for commands that other threads left in the queue
-        self._left = threading.Condition(lock)
+        self._left = threading.Condition(lock)  # the sender waits for what others leave behind
         self._sender_waits = False
         self._soon = False
         """True if the last lone command was followed soon by a request of a waiting thread. The next lone command is
@@ -94,7 +95,7 @@ class LaneChannel:
 
     def start(self, name: str) -> None:
         """Sends queued commands, and starts the receiving and the sending thread."""
-        self.push()  # first, because threads take a while to start
+        self.push()  # now: threads take a while to start
         for run, suffix in ((self._receive, "receive"), (self._send, "send")):
             threading.Thread(target=self._use, args=(run,), name=f"{name}-{suffix}", daemon=True).start()
 
@@ -108,7 +109,7 @@ class LaneChannel:
         """Releases the lane in the child process of a fork. Takes no lock."""
         self.lane.release()
 
-    # ---- output ----
+    # ---- out ----
 
     def close(self) -> None:
         """Ends the channel: nothing is sent or received any more. Wakes the threads that receive or send."""
@@ -124,7 +125,7 @@ class LaneChannel:
         if under_way:
             if queue.queued + queue.extra >= GATHER << 2 * under_way:
                 self.push()
-            elif self.role.parked:  # the work is sent with an ack at the latest
+            elif self.role.parked:  # it goes with an ack at the latest
                 self.role.summon()
         elif queue.queued + queue.extra >= GATHER:
             self.push()
@@ -136,7 +137,7 @@ class LaneChannel:
 
     def push_awaited(self) -> None:
         """Called after a request was queued for whose answer a thread waits: sends it."""
-        if not self._soon and time.monotonic() - self._pushed_alone < _SOON_S:
+        if not self._soon and time.monotonic() - self._pushed_alone < self._soon_s:
             self._soon = True
         self.push()
         self._awaited = self._queue.queued > 0
@@ -167,7 +168,7 @@ class LaneChannel:
         self._awaited = False
         if lane.blocked and self._sender_waits:
             self.nudge()
-        if not self._soon and time.monotonic() - self._pushed_alone < _SOON_S:
+        if not self._soon and time.monotonic() - self._pushed_alone < self._soon_s:
             self._soon = True
 
     def _push_on(self) -> None:
@@ -197,14 +198,14 @@ class LaneChannel:
                     break
         except OSError as error:
             self._break(lane_broke(error))
-        except BaseException as error:  # KeyboardInterrupt: a frame may be partly sent, or a batch not sent at all
-            self._break(lane_broke(error))  # unacknowledged batches are sent over the next lane
+        except BaseException as error:  # KeyboardInterrupt: a part of a frame may be gone, or a batch never sent
+            self._break(lane_broke(error))  # what is not acknowledged goes over the next lane
             session.interrupted()
             raise
         if lane.blocked and self._sender_waits:
-            self.nudge()  # the sending thread waits until the lane accepts more
+            self.nudge()  # it waits until the lane takes more
         if queue.queued and self.role.parked:
-            self.role.summon()  # the window is full: acks have to be received
+            self.role.summon()  # the window has no room: acks make some
 
     def nudge(self) -> None:
         """Wakes the sending thread."""
@@ -233,7 +234,7 @@ class LaneChannel:
             self.push()
         self._ticked = session.next_seq
 
-    # ---- input: waiting threads ----
+    # ---- in: threads that wait ----
 
     def take_role(self, thread: int) -> bool:
         """Makes `thread`, which waits for an answer and then calls `receive_for`, the receiver. Returns False if
@@ -246,8 +247,7 @@ class LaneChannel:
                 return False
             self._nested = True
         role.taken += 1
-        # One statement without a call: a Ctrl-C comes before it or after it, so that the thread gives back only a role
-        # that it has taken.
+        # One statement that calls nothing: a Ctrl-C comes before it or after, and what is given back was taken.
         role.holder, self._users = thread, self._users + 1
         return True
 
@@ -309,9 +309,9 @@ class LaneChannel:
         entered it."""
         if self.role.holder == thread:
             if self._taking:
-                self._break(lane_broke("receiving was interrupted"))  # the frames are sent again over the next lane
+                self._break(lane_broke("receiving was interrupted"))  # it comes again over the next lane
             self._leave_role(thread)
-        self.role.summon()  # also if the exception came while the role was being left: perhaps no thread was woken
+        self.role.summon()  # also where it came while the role was left: perhaps no thread was called
 
     def pass_role(self) -> None:
         """Called when a thread has stopped sleeping. It may have been woken to receive, so another thread is woken
@@ -326,8 +326,7 @@ class LaneChannel:
 
     def _leave_role(self, thread: int) -> None:
         self._taking = False
-        # the answer awaited by the handler's thread may have arrived meanwhile, and nothing more would arrive
-        if self._nested:
+        if self._nested:  # what the handler's thread waits for may have come meanwhile, and nothing more would come
             self._nested = False
             self._break(lane_broke("a signal handler waited for a response"))
         self.role.leave(thread)
@@ -340,7 +339,7 @@ class LaneChannel:
         if not self._users:
             self.lane.release()
 
-    # ---- the lane's threads, called without the lock ----
+    # ---- threads of the lane, without the lock ----
 
     def _use(self, run: Callable[[], None]) -> None:
         try:
@@ -357,14 +356,14 @@ class LaneChannel:
                 role.await_turn()
                 with lock:
                     if not role.holder and self._session.next_seq - 1 > self._session.acked:
-                        role.holder = thread  # an ack is expected: each blocking call costs a turn at the interpreter
+                        role.holder = thread  # an ack is to come: each call that waits costs a turn at the interpreter
                 if role.holder != thread:
                     lane.readable()
                 with lock:
                     if self.over:
                         break
                     if role.holder not in (0, thread):
-                        continue  # a waiting thread receives
+                        continue  # one that waits
                     role.holder = thread
                 lane.receive()
                 came = lane.frames()
@@ -407,14 +406,14 @@ class LaneChannel:
                     return
                 self._flush()
                 if self._queue.queued:
-                    self._soon = False  # the thread that queued the work does not wait for an answer
+                    self._soon = False  # the thread that left it behind has gone on to something else
                 self._owner.queue_frees()
                 self.push(idle)
                 self._owner.changed()
                 blocked = self.lane.blocked
                 if not (blocked or self.over):
                     self._sender_waits = True
-                    idle = not self._left.wait(_IDLE_S)
+                    idle = not self._left.wait(self._timing.idle)
                     self._sender_waits = False
             if blocked:
                 self.lane.writable()
@@ -428,7 +427,7 @@ class LaneChannel:
 
 
 def _ended(error: Exception) -> HearthError:
-    from google.protobuf.message import DecodeError  # imported only after a failure
+    from google.protobuf.message import DecodeError  # not before something fails
 
     if isinstance(error, OSError | FrameError | DecodeError):
         return lane_broke(error)

@@ -35,7 +35,7 @@ class Session:
     """Protocol state of one attachment. Requests with numbers below `first_request` belong to an earlier attachment,
     whose answers may still arrive."""
 
-    def __init__(self, limits: Limits, first_request: int = 0) -> None:
+    def __init__(self, limits: Limits, first_request: int = 0, receipts: Receipts | None = None) -> None:
         self.limits = limits
         self.queue = SendQueue(limits)
         """Commands that are not part of a batch yet."""
@@ -47,7 +47,7 @@ class Session:
         self.draining = False
         self.on_output: Callable[[str], None] = lambda text: None
         """Receives the text that kernels of the session printed."""
-        self.receipts = Receipts()
+        self.receipts = receipts if receipts is not None else Receipts()
         self._first_request = first_request
         self._replies: dict[int, ReplyLike] = {}
         self._completed = 0

@@ -17,24 +17,22 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hearth.session.timing import TIMING, Timing
+
 if TYPE_CHECKING:
     from hearth.session.reply import Reply
-
-TICK_S = 1e-3
-"""Interval, in seconds, at which the background thread checks whether it is needed after another thread has
-received."""
-
-SLOW_TICK_S = 20e-3
-"""Interval, in seconds, of that check after the same waiting thread has received for a whole tick, as in a series of
-large copies. If such a thread woke the background thread on leaving, it would lose a turn at the interpreter lock each
-time."""
 
 
 class ReceiverRole:
     """Decides which thread receives from a lane. All methods except `await_turn` are called with the lock held."""
 
     def __init__(
-        self, lock: threading.Lock, sleepers: list[Reply], needed: Callable[[], bool], tick: Callable[[bool], None]
+        self,
+        lock: threading.Lock,
+        sleepers: list[Reply],
+        needed: Callable[[], bool],
+        tick: Callable[[bool], None],
+        timing: Timing = TIMING,
     ) -> None:
         """Stores the callbacks.
 
@@ -53,7 +51,8 @@ class ReceiverRole:
         self._tick = tick
         self.taken = 0
         """Number of times that a waiting thread has taken the role."""
-        self._pause = TICK_S
+        self._tick_s, self._slow_tick_s = timing.tick, timing.slow_tick
+        self._pause = self._tick_s
         """Seconds for which the background thread is parked at a time; -1: until it is woken."""
         self._summoned = False
         self._wake = threading.Lock()
@@ -62,12 +61,12 @@ class ReceiverRole:
     @property
     def ticking(self) -> bool:
         """True if the parked background thread checks again within `TICK_S`."""
-        return self.parked and self._pause == TICK_S
+        return self.parked and self._pause == self._tick_s
 
     def tick_soon(self) -> bool:
         """Returns `ticking`. If the next check would be a slow one, first wakes the background thread, so that it
         starts again with fast checks, and returns True."""
-        if self.parked and self._pause == SLOW_TICK_S:
+        if self.parked and self._pause == self._slow_tick_s:
             self._unpark()
             return True
         return self.ticking
@@ -116,7 +115,7 @@ class ReceiverRole:
         self.parked = False
         self._wake.release()
 
-    # ---- called by the background thread, without the lock ----
+    # ---- the background, without the lock ----
 
     def await_turn(self) -> None:
         """Blocks until the background thread may receive, or until the role has ended."""
@@ -130,11 +129,11 @@ class ReceiverRole:
                     self._summoned = False
                     return
                 still = still + 1 if quiet else 0
-                self._pause = (TICK_S, SLOW_TICK_S, -1)[min(still, 2)]
+                self._pause = (self._tick_s, self._slow_tick_s, -1)[min(still, 2)]
                 seen = self.taken
                 self.parked = True
                 called = self._park() and not self._summoned
-                if called:  # a thread that has received for long and left usually returns soon: wait another tick
+                if called:  # one that received for long and has left comes again soon: another tick
                     seen = -1
                 self._tick(not called)
 
@@ -149,5 +148,5 @@ class ReceiverRole:
             self.parked = False
             return False
         if not woken:
-            self._wake.acquire()  # the wake-up arrived just after the timeout: consume it
+            self._wake.acquire()  # it came as the tick passed
         return True

@@ -55,6 +55,9 @@ class SendQueue:
     """Submitted commands that are not part of a batch yet, in order."""
 
     def __init__(self, limits: Limits) -> None:
+        self.most_commands = QUEUE_COMMANDS
+        self.most_bytes = QUEUE_BYTES
+        """Bounds beyond which submitting threads wait."""
         self.queued_bytes = 0
         self.queued = 0
         self.extra = 0
@@ -123,7 +126,7 @@ class SendQueue:
     @property
     def full(self) -> bool:
         """True if submitting threads have to wait, because the daemon does not keep up."""
-        return self.queued >= QUEUE_COMMANDS or self.queued_bytes >= QUEUE_BYTES
+        return self.queued >= self.most_commands or self.queued_bytes >= self.most_bytes
 
     def gather(self, room: int, alone: bool) -> tuple[list[bytes], QueueMark]:
         """Returns as many of the oldest commands as fit a batch of `room` bytes; with `alone`, at least the first one.

@@ -18,12 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from hearth.errors import HearthError, TimeoutError, UnsupportedError
-
-ASK_S = 3.0
-"""Seconds without a message from the daemon after which the watchdog asks it."""
-
-AGAIN_S = 1.0
-"""Seconds until the watchdog asks again if something seems to be lost: it may still have been in transit."""
+from hearth.session.timing import TIMING, Timing
 
 MOST_S = 30.0
 """Maximum pause, in seconds, between two calls. Each pause is twice the previous one."""
@@ -86,14 +81,16 @@ class Watchdog:
         ask: Callable[[], DaemonPosition],
         give_up: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        timing: Timing = TIMING,
     ) -> None:
+        self._timing = timing
         self._look = look
         self._ask = ask
         self._give_up = give_up
         self._clock = clock
         self._point: ClientPosition | None = None
         self._due = 0.0
-        self._pause = ASK_S
+        self._pause = timing.silence
         self._doubt: ClientPosition | None = None
         """Client's position at the last call in which something seemed to be lost; None: nothing did."""
         self._asking = self._over = False
@@ -104,10 +101,11 @@ class Watchdog:
             return
         point, now = self._look(), self._clock()
         if point is None or point != self._point:
-            self._point, self._due, self._pause, self._doubt = point, now + ASK_S, ASK_S, None
+            silence = self._timing.silence
+            self._point, self._due, self._pause, self._doubt = point, now + silence, silence, None
         elif now >= self._due:
             self._asking = True
-            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: no thread can be started
+            with contextlib.suppress(RuntimeError):  # the interpreter ends
                 threading.Thread(target=self._run, args=(point,), name="hearth-watchdog", daemon=True).start()
 
     def _run(self, point: ClientPosition) -> None:
@@ -122,15 +120,15 @@ class Watchdog:
         why = ""
         try:
             why = missing(point, self._ask())
-        except UnsupportedError:  # an older daemon does not know AttachmentStatus
+        except UnsupportedError:  # an older daemon
             self._over = True
         except TimeoutError:
-            pass  # the daemon may be stalled only temporarily
+            pass  # it stands still, and may go on
         except HearthError as error:
-            why = "" if error.broken else error.message  # a broken connection ends the stream by itself
+            why = "" if error.broken else error.message  # a connection that broke ends the stream by itself
         if why and self._doubt == point == self._look():
             self._give_up(why)
             why = ""
         self._doubt = point if why else None
         self._pause = min(MOST_S, 2 * self._pause)
-        self._due = self._clock() + (AGAIN_S if why else self._pause)
+        self._due = self._clock() + (self._timing.doubt if why else self._pause)

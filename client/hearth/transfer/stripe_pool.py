@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from hearth.errors import HearthError
-from hearth.transport.stripe import OPEN_S, Address, Stripe
+from hearth.transport.stripe import OPEN_S, TIMING, Address, Stripe, StripeTiming
 from hearth_proto.v1 import device_pb2
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ class StripesView(NamedTuple):
 class Stripes:
     """Pool of the stripes of one connection. Thread-safe."""
 
-    def __init__(self, connection: Connection, again: float = AGAIN_S) -> None:
+    def __init__(self, connection: Connection, again: float = AGAIN_S, timing: StripeTiming = TIMING) -> None:
         """Creates an empty pool. `again`: seconds until stripes are requested again after none went live."""
+        self.timing = timing
+        """Time limits of the stripes, and of transfers over them."""
         self._connection = connection
         self._opening = threading.Lock()  # one thread opens stripes, and other threads wait for them
         self._change = threading.Condition()
@@ -92,7 +94,7 @@ class Stripes:
         deadline = time.monotonic() + OPEN_S
         with self._change:
             for ticket in answer.tickets:
-                self._pending.add(Stripe(address, ticket, self))
+                self._pending.add(Stripe(address, ticket, self, self.timing))
             while self._pending and (left := deadline - time.monotonic()) > 0:
                 if self._live:
                     deadline = min(deadline, time.monotonic() + _REST_S)

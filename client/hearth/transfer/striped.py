@@ -33,9 +33,6 @@ REOPENINGS = 3
 """Maximum number of times that other stripes are opened without any progress in between."""
 _LEAVE_S = 0.1
 """Seconds for which a thread may access the caller's memory after the end, before its stripe is closed."""
-SILENT_S = 5.0
-"""Seconds without progress after which a transfer abandons its stripes, once the command stream was resumed: the cause
-of that outage may affect the stripes too, which have no pings."""
 _LOOK_S = 0.25
 """Interval, in seconds, of the check for progress."""
 _ANSWER_S = 1.0
@@ -155,7 +152,7 @@ class Striped(ABC):
         now = time.monotonic()
         if self._bytes != self._furthest or self._connection.outages == self._outages:
             self._furthest, self._since = self._bytes, now
-        if now - self._since < SILENT_S:
+        if now - self._since < self._stripes.timing.silent:
             return False
         self._silent = True
         for stripe in self._lines:
@@ -248,7 +245,7 @@ class Striped(ABC):
             fix="check the daemon with `hearth status`, or use a longer timeout.",
         )
 
-    # ---- events of the stripes ----
+    # ---- what stripes say ----
 
     def aborted(self, status: bytes) -> None:
         try:

@@ -17,7 +17,7 @@ from hearth.transport import errors as transport_errors
 from hearth.transport.cancellation import GivingUp
 from hearth.transport.framed_call import FramedExchange, send_beside
 from hearth.transport.lane import Lane, open_lane
-from hearth_proto.calls import Metadata, socket_path
+from hearth_proto.calls import KEEPALIVE, Metadata, socket_path
 from hearth_proto.later import device_pb2
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class FramedTransport:
         self.lanes = True
         self.stripes: int | None = 0
         """Number of TCP connections for bulk data: none on the same host."""
+        self.keepalive = KEEPALIVE
+        """How the calls that begin from now on notice that the daemon is gone."""
         self._path = socket_path(target.removeprefix(transport_errors.UNIX))
         self._lock = threading.Lock()
         self._calls: set[FramedExchange] = set()
@@ -147,7 +149,7 @@ class FramedTransport:
         if self._closed:
             raise transport_errors.closed(self.target)
         try:
-            call = FramedExchange(self.target, self._path, timeout)
+            call = FramedExchange(self.target, self._path, timeout, self.keepalive)
         except (OSError, ValueError) as error:
             raise transport_errors.unreached(self.target, getattr(error, "strerror", None) or str(error)) from None
         with self._lock:

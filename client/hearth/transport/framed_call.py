@@ -18,6 +18,7 @@ from hearth import errors
 from hearth.errors import HearthError
 from hearth.transport.errors import unreached
 from hearth_proto import calls, frames
+from hearth_proto.calls import KEEPALIVE, Keepalive
 from hearth_proto.frames import Frame, FrameError, FrameReader, Kind
 
 _READ_BYTES = 1 << 20
@@ -33,13 +34,14 @@ class FramedExchange:
     """Framed call with one receiving thread. Sends hold a lock, because the receiving thread also sends, to ask whether
     the peer is alive."""
 
-    def __init__(self, target: str, path: str, timeout: float | None) -> None:
+    def __init__(self, target: str, path: str, timeout: float | None, keepalive: Keepalive = KEEPALIVE) -> None:
         """Connects to `path`; `timeout` in seconds applies to the whole call. Raises `OSError`, or `ValueError` for an
         invalid path."""
         self.left = False
         """True once the client has ended the call."""
         self._target = target
         self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._keepalive = keepalive
         self._sending = threading.Lock()
         self._frames = FrameReader(calls.MAX_MESSAGE)
         self._came: list[Frame] = []
@@ -109,7 +111,7 @@ class FramedExchange:
         """Waits for the next frames. Raises `OSError`, or `hearth.TimeoutError` at the deadline."""
         asked = False
         while not self._came:
-            wait = calls.ANSWER_S if asked else calls.ASK_S
+            wait = self._keepalive.answer if asked else self._keepalive.ask
             if self._deadline is not None:
                 wait = min(wait, max(0.0, self._deadline - time.monotonic()))
             if self._poll.poll(wait * 1e3):
@@ -133,7 +135,7 @@ class FramedExchange:
         """Sends an empty frame, and returns True. Returns False if the frame was not sent because another frame still
         waits for the daemon to read it. If the daemon has hung up, the receiver finds the reason: the daemon may have
         answered."""
-        if not self._sending.acquire(timeout=calls.ANSWER_S):
+        if not self._sending.acquire(timeout=self._keepalive.answer):
             return False
         try:
             with contextlib.suppress(OSError):

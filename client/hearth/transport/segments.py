@@ -103,7 +103,9 @@ class SegmentConnection:
         """Numbers of segments of `_sent` that have been garbage-collected."""
         self.closed = False
         """True once the connection is known, without polling, to be closed."""
-        self._looked = -LOOKED_S
+        self.looked_s = LOOKED_S
+        """Seconds for which the outcome of a poll of the connection holds."""
+        self._looked = -self.looked_s
 
     # ---- state ----
 
@@ -125,9 +127,9 @@ class SegmentConnection:
 
     @property
     def alive_lately(self) -> bool:
-        """True if the connection is open, as of a poll within the last `LOOKED_S` seconds. Polls it if the last poll
+        """True if the connection is open, as of a poll within the last `looked_s` seconds. Polls it if the last poll
         was earlier."""
-        return not self.closed and (time.monotonic() - self._looked < LOOKED_S or self.alive)
+        return not self.closed and (time.monotonic() - self._looked < self.looked_s or self.alive)
 
     def fileno(self) -> int:
         """Returns the socket's descriptor; -1 once it is released."""

@@ -22,11 +22,25 @@ if TYPE_CHECKING:
 
 OPEN_S = 4.0
 """Timeout, in seconds, for a new stripe to go live."""
-IDLE_S = 60.0
-"""Seconds without a frame after which an idle stripe is closed, because it holds threads at both ends."""
 _KINDS = frozenset({Kind.STRIPE, Kind.TAKEN, Kind.CREDIT, Kind.ABORT})
 _SCRATCH = 256 << 10
 _GATHERED = 32
+
+
+class StripeTiming(NamedTuple):
+    """Time limits of stripes, in seconds."""
+
+    stall: float = STALL_S
+    """Time that the device process may stand still with a part of a frame sent, or taken."""
+    idle: float = 60.0
+    """Time without a frame after which an idle stripe is closed, because it holds threads at both ends."""
+    silent: float = 5.0
+    """Time without progress after which a transfer abandons its stripes, once the command stream was resumed: the cause
+    of that outage may affect the stripes too, which have no pings."""
+
+
+TIMING = StripeTiming()
+"""The time limits of all stripes, outside of tests."""
 
 
 class Address(NamedTuple):
@@ -81,11 +95,12 @@ class Stripe:
     """A stripe that opens itself in its receiving thread. That thread calls the owner's `live` if the stripe opens, and
     `over` at the end."""
 
-    def __init__(self, address: Address, ticket: bytes, owner: StripeObserver) -> None:
+    def __init__(self, address: Address, ticket: bytes, owner: StripeObserver, timing: StripeTiming = TIMING) -> None:
         self.max_chunk = address.max_chunk
         self._address = address
         self._ticket = ticket
         self._owner = owner
+        self._timing = timing
         self._connection: socket.socket | None = None
         self._closed = False
         self._out: SimpleQueue[bytes | tuple[OutgoingUpload, int] | None] = SimpleQueue()
@@ -150,10 +165,10 @@ class Stripe:
         if read_head(head, 0, frozenset({Kind.LIVE})).id or self._closed:
             raise PipeEnded("the connection was closed while it was being opened")
         if inside is None:
-            return Pipe(connection, STALL_S)
+            return Pipe(connection, self._timing.stall)
         from hearth_proto.tls_pipe import TlsPipe
 
-        return TlsPipe(inside, STALL_S)
+        return TlsPipe(inside, self._timing.stall)
 
     def _frame(self, pipe: Pipe) -> None:
         head = bytearray(HEAD + OFFSET)
@@ -180,7 +195,7 @@ class Stripe:
 
     def _wait_on(self) -> bool:
         """True if the stripe is kept open: a transfer is in flight, or the stripe was used within `IDLE_S` seconds."""
-        return self._owner.carries() or time.monotonic() - self._last < IDLE_S
+        return self._owner.carries() or time.monotonic() - self._last < self._timing.idle
 
     def _chunk(self, pipe: Pipe, frame: StripeHead, offset: int, carried: Carried | None) -> None:
         size = frame.length - OFFSET

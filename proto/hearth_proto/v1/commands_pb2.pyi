@@ -503,7 +503,7 @@ class Occupancy(_message.Message):
     def __init__(self, function: _Optional[int] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., cluster: _Optional[_Union[Dim3, _Mapping]] = ...) -> None: ...
 
 class CreateTensorMap(_message.Message):
-    __slots__ = ("tensor_map", "buffer", "offset", "dtype", "shape", "strides", "element_strides", "interleave", "swizzle", "l2_promotion", "oob_fill", "tile", "im2col")
+    __slots__ = ("tensor_map", "buffer", "offset", "dtype", "shape", "strides", "element_strides", "interleave", "swizzle", "l2_promotion", "oob_fill", "tile", "im2col", "im2col_wide")
     class Tile(_message.Message):
         __slots__ = ("box",)
         BOX_FIELD_NUMBER: _ClassVar[int]
@@ -520,6 +520,19 @@ class CreateTensorMap(_message.Message):
         channels_per_pixel: int
         pixels_per_column: int
         def __init__(self, lower_corner: _Optional[_Iterable[int]] = ..., upper_corner: _Optional[_Iterable[int]] = ..., channels_per_pixel: _Optional[int] = ..., pixels_per_column: _Optional[int] = ...) -> None: ...
+    class Im2colWide(_message.Message):
+        __slots__ = ("lower_corner_width", "upper_corner_width", "channels_per_pixel", "pixels_per_column", "mode")
+        LOWER_CORNER_WIDTH_FIELD_NUMBER: _ClassVar[int]
+        UPPER_CORNER_WIDTH_FIELD_NUMBER: _ClassVar[int]
+        CHANNELS_PER_PIXEL_FIELD_NUMBER: _ClassVar[int]
+        PIXELS_PER_COLUMN_FIELD_NUMBER: _ClassVar[int]
+        MODE_FIELD_NUMBER: _ClassVar[int]
+        lower_corner_width: int
+        upper_corner_width: int
+        channels_per_pixel: int
+        pixels_per_column: int
+        mode: str
+        def __init__(self, lower_corner_width: _Optional[int] = ..., upper_corner_width: _Optional[int] = ..., channels_per_pixel: _Optional[int] = ..., pixels_per_column: _Optional[int] = ..., mode: _Optional[str] = ...) -> None: ...
     TENSOR_MAP_FIELD_NUMBER: _ClassVar[int]
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -533,6 +546,7 @@ class CreateTensorMap(_message.Message):
     OOB_FILL_FIELD_NUMBER: _ClassVar[int]
     TILE_FIELD_NUMBER: _ClassVar[int]
     IM2COL_FIELD_NUMBER: _ClassVar[int]
+    IM2COL_WIDE_FIELD_NUMBER: _ClassVar[int]
     tensor_map: int
     buffer: int
     offset: int
@@ -546,7 +560,8 @@ class CreateTensorMap(_message.Message):
     oob_fill: str
     tile: CreateTensorMap.Tile
     im2col: CreateTensorMap.Im2col
-    def __init__(self, tensor_map: _Optional[int] = ..., buffer: _Optional[int] = ..., offset: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., strides: _Optional[_Iterable[int]] = ..., element_strides: _Optional[_Iterable[int]] = ..., interleave: _Optional[str] = ..., swizzle: _Optional[str] = ..., l2_promotion: _Optional[str] = ..., oob_fill: _Optional[str] = ..., tile: _Optional[_Union[CreateTensorMap.Tile, _Mapping]] = ..., im2col: _Optional[_Union[CreateTensorMap.Im2col, _Mapping]] = ...) -> None: ...
+    im2col_wide: CreateTensorMap.Im2colWide
+    def __init__(self, tensor_map: _Optional[int] = ..., buffer: _Optional[int] = ..., offset: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., strides: _Optional[_Iterable[int]] = ..., element_strides: _Optional[_Iterable[int]] = ..., interleave: _Optional[str] = ..., swizzle: _Optional[str] = ..., l2_promotion: _Optional[str] = ..., oob_fill: _Optional[str] = ..., tile: _Optional[_Union[CreateTensorMap.Tile, _Mapping]] = ..., im2col: _Optional[_Union[CreateTensorMap.Im2col, _Mapping]] = ..., im2col_wide: _Optional[_Union[CreateTensorMap.Im2colWide, _Mapping]] = ...) -> None: ...
 
 class DestroyTensorMap(_message.Message):
     __slots__ = ("tensor_map",)

@@ -311,51 +311,54 @@ class DeviceServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Execute(self, request_iterator, context):
-        """Attach first, then batches. Answers Attached, then acks, results and events.
+        """Executes commands on one device. The client sends Attach first, then batches; the daemon answers Attached, then
+        acks, results and events.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AttachmentStatus(self, request, context):
-        """Where a resumable attachment stands, for a client to whom nothing has come for a while: what it lacks comes when it
-        attaches again.
+        """Returns the progress of a resumable attachment, for a client that has received nothing for a while. The daemon
+        resends messages that the client lacks when it attaches again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """The bytes of a Write that named a transfer.
+        """Sends the data of a Write that names a transfer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Download(self, request, context):
-        """The bytes of a Read that named a transfer; open it before the Read is sent or after, either way.
+        """Receives the data of a Read that names a transfer. The client may open it before or after it sends the Read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TransferStatus(self, request, context):
-        """How much of an upload has arrived, for a client that lost its stream: where to go on from.
+        """Returns the number of bytes of an upload that have arrived: the offset at which a client resumes after its stream
+        broke.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenBulk(self, request, context):
-        """Connections for bulk data, past the front to the device process of an attached session. Refused as UNSUPPORTED where
-        the daemon has none for this client: then bytes go by Upload and Download.
+        """Offers connections for bulk data that bypass the front and end in the device process of an attached session. Fails
+        with UNSUPPORTED if the daemon offers this client none; the client then uses Upload and Download.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Allocate(self, request, context):
-        """Single calls. A command that fails at submission answers at once with its error, and leaves none on the stream.
+        """Single calls: each executes one command. A command that fails at submission returns its error at once, and records
+        no error on its stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -434,7 +437,7 @@ class DeviceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadModule(self, request, context):
-        """waits for the compile
+        """returns once the module is compiled
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -609,7 +612,8 @@ class DeviceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Publish(self, request, context):
-        """Named buffers that other sessions attach read-only. The daemon waits for the buffer's work under way.
+        """Publish buffers under names, for other sessions to attach read-only. The daemon first waits for the buffer's work
+        in progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -634,9 +638,9 @@ class DeviceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExportIpc(self, request, context):
-        """A buffer for another process on the same host to map, and read and write, without a copy (CUDA IPC; on the CPU shared
-        memory). Answered when the buffer's work before it is done. It keeps the memory until it is released, or the session
-        ends. Over the Unix socket only.
+        """Export a buffer to another process on the same host, which maps it and reads and writes it without a copy (CUDA
+        IPC; on the CPU backend shared memory). ExportIpc returns once the buffer's preceding work is complete. The export
+        keeps the memory until it is released or the session ends. Available over the Unix socket only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

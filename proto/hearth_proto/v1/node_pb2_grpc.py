@@ -123,13 +123,15 @@ class NodeServiceServicer(object):
     """
 
     def Describe(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns the node's name and version, and its devices with their properties and state. Needs no session.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenSession(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Opens a session, closes it, and extends its lease.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -147,42 +149,44 @@ class NodeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSessions(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the open sessions that the caller may see.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """What HTTP serves under /status: devices, tenants, sessions, throughput, faults, as far as the caller may see them.
+        """Returns the document that HTTP serves at /status: the devices, tenants, sessions, throughput and faults that the
+        caller may see.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Refuses new sessions from now on; running ones go on until they close. For operators (the right "admin").
+        """Refuses new sessions from now on; open sessions continue until they close. Needs the right "admin".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndSession(self, request, context):
-        """Ends one of the caller's own sessions; operators may end anybody's.
+        """Ends a session of the caller; with the right "admin", any session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RestartDevice(self, request, context):
-        """Replaces a device's processes and lifts its fence. For operators.
+        """Replaces the processes of a device and lifts its fence. Needs the right "admin".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateGroup(self, request, context):
-        """Groups of devices over several daemons. The first daemon coordinates: it makes the ticket, which the client hands to
-        the others; they connect to it by themselves. All need the right "collective" on every node.
+        """Create and join a group of devices of several daemons. The first daemon coordinates: it creates the ticket, which
+        the client passes to the others, and they connect to it. Both need the right "collective" on every node.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -195,14 +199,15 @@ class NodeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaveGroup(self, request, context):
-        """Gives up a group's communicator on all its daemons; what waits in it fails. Also done when a session of it ends.
+        """Aborts a group's communicator on all its daemons; operations that wait in it fail. The daemon also does this when a
+        session of the group ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeGroups(self, request, context):
-        """The session's groups, each with its last operations (the flight recorder).
+        """Returns the groups of the session, each with its last operations (the flight recorder).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,9 +1,9 @@
-"""`hearthd audit`: verifies an audit log, and gives it a new key.
+"""`hearthd audit`: verifies an audit log, and adds keys for its signatures.
 
-Exit status of `verify`: 0 where everything holds, 1 where something is wrong with the log, 2 where a file cannot be
-used, 3 where the log holds and the guarantee is weaker than `--require`.
+Exit status of `verify`: 0 if no problem was found, 1 if something is wrong with the log, 2 if a file cannot be used, 3
+if the log is intact and the guarantee is weaker than `--require`.
 
-typer reads annotations at run time, so they are not postponed in this file.
+typer reads annotations at run time, so their evaluation is not postponed in this file.
 """
 
 import json as json_module
@@ -76,7 +76,7 @@ def _fail(text: str) -> NoReturn:
 
 
 def _settings(config: Path | None) -> Any:
-    """`[audit]` of a configuration; its defaults where none is named."""
+    """Returns the section `[audit]` of a configuration file; the defaults if no file is given."""
     from hearthd.front.config.loader import Config, ConfigError, load
 
     if config is None:
@@ -119,7 +119,7 @@ def _verify(
 
 
 def _keys(path: str, explicit: bool) -> Any:
-    """The keys of a file; None where none was named and the usual one cannot be had."""
+    """Returns the keys of a file; None if no file was given and the default one cannot be used."""
     from hearthd.front.audit.keys import KeyFileError, load
 
     if not path or not (explicit or Path(path).exists()):
@@ -163,7 +163,8 @@ def _lines(files: list[Path]) -> Any:
 
 
 def _anchors(paths: list[Path], settings: Any) -> list[Any]:
-    """Returns the anchors of the files that are named, or of the usual one if that can be read."""
+    """Returns the anchors of the given files; without files, those of the default file, or none if it cannot be
+    read."""
     from hearthd.front.audit.anchors import read
 
     found: list[Any] = []

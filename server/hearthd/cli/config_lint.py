@@ -1,4 +1,4 @@
-"""Advice of `hearthd check-config`: a configuration that is valid, and perhaps not what was meant."""
+"""Warnings of `hearthd check-config` about a configuration that is valid, but possibly not as intended."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hearthd.front.config.loader import Config, ConfigError
 from hearthd.front.connections import descriptors
 
 SOON_S = 14 * 86400
-"""Seconds; credentials that expire within them are warned of."""
+"""Seconds before their expiry from which on credentials cause a warning."""
 
 
 class LintAdvice(NamedTuple):
     setting: str
-    """The setting, or the file, that it is about."""
+    """Name of the setting, or path of the file, that the warning is about."""
     text: str
 
     def __str__(self) -> str:
@@ -30,8 +30,8 @@ class LintAdvice(NamedTuple):
 
 
 def advise(config: Config, path: Path | None = None, now: float | None = None) -> list[LintAdvice]:
-    """Returns all warnings that apply, on this host, for the calling user. Raises `ConfigError` where the daemon would
-    not start."""
+    """Returns all warnings that apply on this host for the calling user. Raises `ConfigError` if the daemon would not
+    start."""
     now = time.time() if now is None else now
     return [
         *_file(path),
@@ -46,7 +46,7 @@ def advise(config: Config, path: Path | None = None, now: float | None = None) -
 
 
 def exposed(address: str) -> bool:
-    """Returns True if other hosts reach it."""
+    """True if other hosts can reach the address."""
     return bool(address) and not parse_address(address).loopback
 
 
@@ -99,7 +99,8 @@ def _reach(config: Config) -> Iterator[LintAdvice]:
 
 
 def _descriptors(config: Config, devices: int) -> Iterator[LintAdvice]:
-    """The daemon's budget under this shell's limit; `devices`: those that it would serve."""
+    """Yields warnings about the daemon's budget of open files under this shell's limit; `devices`: the number of
+    devices that the daemon would serve."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = descriptors.MOST if hard == resource.RLIM_INFINITY else min(hard, descriptors.MOST)
     processes = devices * min(config.devices.max_processes, max(1, len(config.tenants)))
@@ -187,7 +188,7 @@ def _revocations(crl: str, client_ca: str, now: float) -> Iterator[LintAdvice]:
 
 
 def _hidden(path: Path) -> bool:
-    """Returns True if a file that cannot be read may be there."""
+    """True if a file that cannot be read may exist."""
     try:
         return path.exists()
     except PermissionError:

@@ -1,6 +1,6 @@
-"""`hearthd demo`: starts a daemon, and a client that uses it as any other would; every result is checked.
+"""`hearthd demo`: starts a daemon, and a client that uses it as any other client would; every result is checked.
 
-The client part knows nothing of the daemon but its socket. It is what `make demo` runs.
+The client part knows only the daemon's socket. `make demo` runs this module.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SIDE = 256
 
 
 class DemoSteps:
-    """Each step uses one feature against a node, and says what its result was equal to."""
+    """Steps of the demo. Each uses one feature of a node, and returns a text about the expected result that it got."""
 
     def __init__(self, node: hearth.Node) -> None:
         self._node = node
@@ -73,7 +73,7 @@ class DemoSteps:
         self._x = self._rng.standard_normal(ELEMENTS, dtype=np.float32)
 
     def all(self) -> dict[str, Callable[[], str]]:
-        """Returns the steps in the order in which they are run."""
+        """Returns the steps by name, in the order in which they are run."""
         return {
             "compile": self.compile,
             "upload, download": self.copy,
@@ -136,7 +136,8 @@ class DemoSteps:
 
 
 def run_client(target: str) -> int:
-    """Every step once against the daemon at `target`, printed as tables; the number of steps that failed."""
+    """Runs every step once against the daemon at `target` and prints the results as tables. Returns the number of
+    failed steps."""
     import hearth
 
     failed = 0
@@ -180,7 +181,7 @@ def _check(got: object, expected: object, what: str) -> str:
 
 @contextlib.contextmanager
 def daemon() -> Iterator[str]:
-    """Runs a daemon on a temporary Unix socket; yields the target."""
+    """Runs a daemon on a temporary Unix socket. Yields the address to connect to."""
     with tempfile.TemporaryDirectory(prefix="hearth-demo-") as folder:
         socket = Path(folder) / "hearth.sock"
         command = [sys.executable, "-m", "hearthd", "serve", "--grpc", "", "--http", "", "--lanes", "", "--unix"]
@@ -188,7 +189,7 @@ def daemon() -> Iterator[str]:
         process = subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
-            if not process.stdout.readline():  # it says when it is ready, or ends
+            if not process.stdout.readline():  # the daemon prints a line when it is ready, or ends
                 raise SystemExit(process.wait() or 1)
             yield f"unix:{socket}"
         finally:
@@ -201,7 +202,7 @@ def daemon() -> Iterator[str]:
 
 
 def main() -> int:
-    """Runs the demo; 0 when every result was right."""
+    """Runs the demo. Returns 0 if every result was correct, otherwise 1."""
     os.environ.pop("HEARTH_TARGET", None)
     with daemon() as target:
         failed = run_client(target)

@@ -1,6 +1,6 @@
-"""`hearthd health`: asks the daemon of this configuration how it is, as a container's health check does.
+"""`hearthd health`: queries the health of the daemon of a configuration, for example as a container's health check.
 
-It asks `grpc.health.v1`, which wants no token, over the Unix socket: so it works where nothing listens on TCP.
+It queries `grpc.health.v1`, which requires no token, over the Unix socket, so it also works if nothing listens on TCP.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOTHING_TO_ASK = 2
 
 
 def add_to(app: typer.Typer) -> None:
-    """The command `hearthd health`."""
+    """Adds the command `hearthd health` to the typer application."""
 
     @app.command()
     def health(
@@ -49,16 +49,17 @@ def add_to(app: typer.Typer) -> None:
 
 
 class Unhealthy(Exception):
-    """Raised where the state is not the requested one; the text is one line that says why."""
+    """The state of the daemon is not the requested one; the exception's text is one line with the reason."""
 
 
 class NothingToAsk(Exception):
-    """The configuration has no listener that can be asked from here; the text is one line that says what to do."""
+    """The configuration has no listener that can be queried from this host; the exception's text is one line with
+    advice."""
 
 
 def check(config: Config, service: str, timeout: float, *, live: bool) -> str:
-    """Returns the answer of `service`, "SERVING". `live`: any answer will do: the daemon's event loop runs. Raises
-    `Unhealthy` and `NothingToAsk`."""
+    """Returns the answer about `service`, "SERVING". With `live`, any answer is returned, because it shows that the
+    daemon's event loop runs. Raises `Unhealthy` and `NothingToAsk`."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -78,7 +79,7 @@ def check(config: Config, service: str, timeout: float, *, live: bool) -> str:
 def _channel(config: Config) -> tuple[grpc.Channel, str]:
     import grpc
 
-    # Neither a proxy of the environment nor a connection that another check has made.
+    # Uses neither a proxy of the environment nor a connection of another check.
     options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
     if config.unix_path:
         where = f"unix:{config.unix_path}"
@@ -97,20 +98,21 @@ def _channel(config: Config) -> tuple[grpc.Channel, str]:
         name = _name(pem)
     except (OSError, ValueError) as error:
         raise NothingToAsk(f"tls.certificate: {config.tls.certificate} cannot be used: {error}") from None
-    # This very certificate is trusted, whatever its issuer, and whatever it calls this host.
+    # Exactly this certificate is trusted, whatever its issuer and the names that it contains.
     credentials = grpc.ssl_channel_credentials(root_certificates=pem)
     return grpc.secure_channel(where, credentials, (*options, ("grpc.ssl_target_name_override", name))), where
 
 
 def _reached(address: Address) -> Address:
-    """Returns the address at which a listener of every interface is reached from here."""
+    """Returns the address under which this host reaches a listener on all interfaces; other addresses are returned
+    unchanged."""
     if not address.wildcard:
         return address
     return Address("::1" if ":" in address.host else "127.0.0.1", address.port)
 
 
 def _name(pem: bytes) -> str:
-    """Returns a name for which the certificate stands."""
+    """Returns a host name or address for which the certificate is valid. Raises ValueError if it has none."""
     from cryptography import x509
 
     certificate = x509.load_pem_x509_certificate(pem)

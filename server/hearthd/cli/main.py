@@ -1,7 +1,7 @@
-"""`hearthd` on the command line.
+"""The command line of `hearthd`.
 
-Device processes import the main module again, so nothing heavy is imported here before `main` runs; and because typer
-reads annotations at run time, they are not postponed in this file.
+Device processes import the main module again, so nothing heavy is imported here before `main` runs. typer reads
+annotations at run time, so their evaluation is not postponed in this file.
 """
 
 import os
@@ -14,7 +14,7 @@ RUNTIME_ERROR = 1
 USAGE_ERROR = 2
 
 _hangup: Any = None
-"""The `hearthd.shared.sighup.Hangup` of `hearthd serve`."""
+"""The `hearthd.shared.sighup.Hangup` of `hearthd serve`; None for other commands."""
 
 
 def _fail(text: str, code: int) -> NoReturn:
@@ -23,7 +23,7 @@ def _fail(text: str, code: int) -> NoReturn:
 
 
 def _not_served() -> None:
-    """Ends what `main` began."""
+    """Ends the forkserver that `main` started, because nothing will be served."""
     if "hearthd.front.supervisor.forkserver" in sys.modules:
         from hearthd.front.supervisor import forkserver
 
@@ -52,7 +52,7 @@ def _serve(path: Path | None, flags: dict[tuple[str, ...], Any]) -> NoReturn:
 
 
 def _check_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json: bool, strict: bool) -> None:
-    """Says whether the daemon would start, and what may not be meant."""
+    """Prints whether the daemon would start, and warnings about settings that may be unintended."""
     import json
 
     from hearthd.cli.config_lint import advise
@@ -91,7 +91,7 @@ def _print_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json:
 
 
 def _print_token(name: str, expires: str | None) -> None:
-    """A token of 256 random bits, and what the configuration keeps of it."""
+    """Prints a token of 256 random bits, and its entry for the configuration."""
     import hashlib
 
     from pydantic import ValidationError
@@ -125,11 +125,11 @@ FLAGS: dict[str, tuple[tuple[str, ...], type, str]] = {
     "log_format": (("log", "format"), str, "json, console or auto."),
     "insecure": (("insecure",), bool, "Allow addresses that other hosts reach."),
 }
-"""Settings that the command line has a flag for: path, type, help."""
+"""Settings that have a flag on the command line: path, type, help."""
 
 
 def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes `FLAGS`, too, and gets them as `flags`, by path."""
+    """Returns a command that also accepts `FLAGS`, and passes their values to `command` as `flags`, by path."""
     import inspect
 
     import typer
@@ -150,7 +150,7 @@ def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def build_app() -> Any:
-    """The typer application."""
+    """Returns the typer application."""
     import typer
 
     from hearthd.cli import audit, health_check
@@ -243,7 +243,7 @@ def main() -> None:
         _hangup = sighup.begin()
         from hearthd.front.supervisor import forkserver
 
-        forkserver.begin(sys.argv[2:], os.environ)  # first: its imports take as long as all that follows
+        forkserver.begin(sys.argv[2:], os.environ)  # first, because its imports take as long as everything after it
     try:
         app = build_app()
     except ModuleNotFoundError as missing:
@@ -258,5 +258,5 @@ def main() -> None:
         app()
     except SystemExit as over:
         if over.code == USAGE_ERROR:
-            _not_served()  # a flag that is none
+            _not_served()  # an invalid flag
         raise

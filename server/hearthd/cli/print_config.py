@@ -1,4 +1,4 @@
-"""`hearthd print-config`: the configuration that would be used, each value with where it comes from."""
+"""`hearthd print-config`: prints the configuration that would be used, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Origins = Mapping[tuple[str, ...], str]
 
 
 def as_toml(config: Config, origins: Origins) -> str:
-    """TOML that can be read again; the origin of each value is a comment behind it."""
+    """Returns TOML that can be read again; the origin of each value is in a comment after it."""
     lines: list[str] = []
     values = config.model_dump(mode="json")
     section = ""
@@ -34,7 +34,8 @@ def as_toml(config: Config, origins: Origins) -> str:
 
 
 def as_json(config: Config, origins: Origins) -> str:
-    """Returns an object for each setting: setting, value, origin; and the path that "auto" stands for."""
+    """Returns a JSON list with an object for each setting: setting, value, origin, and the path that "auto" stands
+    for."""
     values = config.model_dump(mode="json")
     listed: list[dict[str, Any]] = []
     for where in settings():
@@ -46,7 +47,7 @@ def as_json(config: Config, origins: Origins) -> str:
 
 
 def resolved(config: Config, where: tuple[str, ...]) -> str:
-    """The path that "auto" stands for."""
+    """Returns the path that the value "auto" of a setting stands for; empty for other values."""
     paths: dict[tuple[str, ...], tuple[str, str]] = {
         ("listen", "unix"): (config.listen.unix, config.unix_path),
         ("cache", "dir"): (config.cache.dir, config.cache_dir),
@@ -59,7 +60,7 @@ def resolved(config: Config, where: tuple[str, ...]) -> str:
 
 
 def inline(value: Any) -> str:
-    """A value on one line of TOML."""
+    """Returns a value as TOML on one line."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {inline(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list):

@@ -1,5 +1,6 @@
-"""Confinement of a process by the kernel: seccomp filters, attributes of the process, and what this kernel offers.
+"""Confinement of a process by the kernel: seccomp filters, process attributes, and the features of the running kernel.
 
-Covers what a process gives up about itself; `hearthd.device.platform.sandbox` covers files (Landlock) and resource
-limits. Neutral ground: the front asks what the kernel offers, device processes and their brokers apply it.
+Covers restrictions that a process applies to itself; `hearthd.device.platform.sandbox` covers files (Landlock) and
+resource limits. Shared code: the front queries the kernel's features, device processes and their brokers apply the
+restrictions.
 """

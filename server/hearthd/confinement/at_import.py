@@ -1,6 +1,6 @@
-"""Closes the process that imports this module to others of its user, as `attributes.close_to_others` does.
+"""Module whose import closes the process to other processes of its user, as `attributes.close_to_others` does.
 
-The forkserver is a program of the standard library: what it is to do for itself, it does by importing a module.
+The forkserver is a program of the standard library, which can be made to run code only by importing a module.
 """
 
 from hearthd.confinement.attributes import close_to_others

@@ -1,7 +1,7 @@
 """Attributes that a process sets for itself: not dumpable, no core file, no capabilities, few descriptors.
 
-A process that is not dumpable is closed to others of its user: they can neither trace it nor open its memory, its
-environment or its descriptors in /proc (prctl(2), PR_SET_DUMPABLE).
+A process that is not dumpable is closed to other processes of its user: they can neither trace it nor open its memory,
+its environment or its descriptors in /proc (prctl(2), PR_SET_DUMPABLE).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 DEBUGGABLE = "HEARTH_DEBUGGABLE"
-"""Environment variable: the daemon's processes stay open to debuggers and profilers of their user."""
+"""Environment variable that keeps the daemon's processes open to debuggers and profilers of their user."""
 
 
 def close_to_others() -> None:
-    """Makes the process not dumpable, and has it leave no core file: others of the user cannot read it."""
+    """Makes the process not dumpable, and disables core files: other processes of the user cannot read it."""
     leave_no_core()
     if os.environ.get(DEBUGGABLE, "") not in ("", "0"):
         return
@@ -30,27 +30,27 @@ def close_to_others() -> None:
 
 
 def open_to_others() -> None:
-    """The opposite, for a process that was forked from one that is closed."""
+    """Makes the process dumpable again. Used in a process that was forked from one that is closed."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def leave_no_core() -> None:
-    """The process leaves no core file, which would hold the memory of all its sessions."""
+    """Disables core files, which would contain the memory of all sessions of the process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def closed_to_others() -> bool:
-    """Returns whether this process is not dumpable."""
+    """True if this process is not dumpable."""
     return int(ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)) == 0
 
 
 def no_new_privileges() -> None:
-    """No program that the process starts gains rights from its file (set-user-ID, capabilities)."""
+    """Prevents programs that the process starts from gaining rights from their file (set-user-ID, capabilities)."""
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def drop_capabilities() -> None:
-    """Gives up every capability for ever; nothing where there are none. Raises OSError where that fails."""
+    """Drops all capabilities permanently; does nothing if there are none. Raises OSError if that fails."""
 
     if not _capabilities():
         return
@@ -66,7 +66,7 @@ def drop_capabilities() -> None:
 
 
 def _capabilities() -> int:
-    """The permitted capabilities of this thread, as bits."""
+    """Returns the permitted capabilities of this thread, as bits."""
     for line in Path("/proc/thread-self/status").read_text().splitlines():
         if line.startswith("CapPrm:"):
             return int(line.split()[1], 16)
@@ -74,9 +74,9 @@ def _capabilities() -> int:
 
 
 def keep_descriptors(kept: Collection[int]) -> None:
-    """Closes every descriptor but these and the three of standard input and output."""
+    """Closes every descriptor except `kept` and those of standard input, output and error."""
     wanted = {0, 1, 2, *kept}
     for entry in list(Path("/proc/self/fd").iterdir()):
         if int(entry.name) not in wanted:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(entry.name))

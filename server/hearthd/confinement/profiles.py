@@ -1,4 +1,4 @@
-"""Seccomp rules for device processes: of the CPU backend, whose kernels are native code, and of GPUs."""
+"""Seccomp rules for device processes: for the CPU backend, whose kernels are native code, and for GPUs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _SYSTEM = (
     "vhangup",
 )  # fmt: skip
 _PROGRAMS = ("execve", "execveat", "fork", "vfork", "io_uring_enter", "io_uring_register", "io_uring_setup")
-"""io_uring makes system calls that no filter sees."""
+"""Calls that start programs or processes, and io_uring, which makes system calls that no filter sees."""
 _SOCKETS = ("accept", "accept4", "bind", "connect", "listen", "socket")
 _ATTRIBUTES = (
     "chmod", "chown", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fremovexattr", "fsetxattr", "futimesat",
     "inotify_init", "inotify_init1", "lchown", "lremovexattr", "lsetxattr", "mknod", "mknodat", "removexattr",
     "setxattr", "truncate", "utime", "utimensat", "utimes",
 )  # fmt: skip
-"""Landlock leaves attributes of files alone, and versions before 3 truncation."""
+"""Calls that change attributes of files, which Landlock does not cover, or truncate files, which versions before 3 do
+not cover."""
 _IDENTITY = (
     "capset", "setfsgid", "setfsuid", "setgid", "setgroups", "setregid", "setresgid", "setresuid", "setreuid", "setuid",
 )  # fmt: skip
@@ -35,7 +36,7 @@ _NAMED_IPC = (
     "mq_notify", "mq_open", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "semctl", "semget", "semop",
     "semtimedop", "shmat", "shmctl", "shmget",
 )  # fmt: skip
-"""Calls on named objects, which other processes of the user, or of the machine, may have created."""
+"""Calls on named objects, which other processes of the user or of the machine may have created."""
 
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 _CLONE_THREAD = 0x10000
@@ -46,22 +47,23 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 1, 4, 0x59616D61
 
 
 def cpu(pid: int) -> list[Rule]:
-    """Rules for the process `pid` of the CPU backend. It has its sockets and its threads; it starts no process, opens
-    no socket, signals itself alone, and changes nothing of files but their content."""
+    """Returns the rules for the process `pid` of the CPU backend. It can use its existing sockets and start threads. It
+    cannot start a process, open a socket, signal other processes, or change anything of files except their content."""
     own, own_or_none = (pid,), (0, pid)
     always = (*_OTHER_PROCESSES, *_SYSTEM, *_PROGRAMS, *_SOCKETS, *_ATTRIBUTES, *_IDENTITY, *_NAMED_IPC, "tkill")
     return [
-        # A closed TCP socket can be connected anew by the first bytes that are sent.
+        # A closed TCP socket can be connected again by sending the first bytes with MSG_FASTOPEN.
         Rule("sendto", clear=((3, _MSG_FASTOPEN),)),
         Rule("sendmsg", clear=((2, _MSG_FASTOPEN),)),
         Rule("sendmmsg", clear=((3, _MSG_FASTOPEN),)),
         Rule("ioctl", never=(Argument(1, (_TIOCSTI, _TIOCLINUX, _TIOCCONS, _FIOSETOWN, _SIOCSPGRP)),)),
-        # The owner of a descriptor gets a signal of choice.
+        # The owner of a descriptor gets a signal that can be chosen.
         Rule("fcntl", never=(Argument(1, (_F_SETOWN, _F_SETOWN_EX)),)),
         Rule("prctl", never=(Argument(0, (_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_PTRACER)),)),
         Rule("clone", set=((0, _CLONE_THREAD),)),
-        Rule("clone3", error=errno.ENOSYS),  # its flags lie in memory; the C library then uses clone
-        # Datagrams go to any address, also from one of a pair.
+        # its flags are in memory, which a filter cannot read; the C library then uses clone
+        Rule("clone3", error=errno.ENOSYS),
+        # Datagrams can be sent to any address, even from one end of a pair.
         Rule("socketpair", only=(Argument(0, (_AF_UNIX,)), Argument(1, (_SOCK_STREAM,), _SOCK_TYPE))),
         *(Rule(name, only=(Argument(0, own),)) for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")),
         *(
@@ -75,7 +77,8 @@ def cpu(pid: int) -> list[Rule]:
 
 
 def gpu() -> list[Rule]:
-    """Rules for a device process on a GPU: what neither CUDA nor NCCL asks for, and an intruder would.
+    """Returns the rules for a device process on a GPU: they deny calls that neither CUDA nor NCCL makes, and that an
+    attacker would.
 
     Programs may be started (the driver starts `nvidia-modprobe`) and sockets opened (NCCL).
     """
@@ -83,4 +86,4 @@ def gpu() -> list[Rule]:
 
 
 _OF_CUDA = ("migrate_pages", "move_pages", "pidfd_getfd", "pidfd_open", "perf_event_open", "statmount", "listmount")
-"""NUMA placement, exports of memory between processes, and profilers."""
+"""Calls that CUDA uses: NUMA placement, exports of memory between processes, and profilers."""

@@ -1,8 +1,8 @@
 """Seccomp-BPF filters: assembled from rules on system calls and their arguments, and installed for this process.
 
-A filter is a denylist with an end: calls that a rule names fail with the rule's error, calls later than
-`syscalls.LAST_KNOWN`, of another architecture or of x32 fail too, and every other call is allowed. Linux caches the
-verdict of calls whose arguments no rule checks, so these cost nothing (seccomp(2), "constant action bitmap").
+A filter is a denylist for known calls. Calls that a rule names fail with the rule's error; calls with numbers above
+`syscalls.LAST_KNOWN`, of another architecture or of x32 fail, too; every other call is allowed. Linux caches the result
+for calls whose arguments no rule checks, so these cost nothing (seccomp(2), "constant action bitmap").
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from hearthd.confinement import syscalls
 _LD_ABS, _JEQ, _JGT, _JSET, _AND, _RET = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
-"""Offsets in `struct seccomp_data`."""
+"""Offsets of fields in `struct seccomp_data`."""
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
 _FLAG_TSYNC, _FLAG_SPEC_ALLOW = 1, 4
-"""The filter is every thread's; and it brings none of the mitigations that old kernels tie to filters."""
+"""Flags: the filter applies to all threads; it does not enable the mitigations that old kernels combine with
+filters."""
 
 _INSTRUCTION = struct.Struct("=HBBI")
 
 
 @dataclass(frozen=True)
 class Argument:
-    """The low 32 bits of one argument, after `mask`."""
+    """The low 32 bits of one argument, combined with `mask`, and the values to compare with."""
 
     index: int
     values: tuple[int, ...]
@@ -41,11 +42,11 @@ class Argument:
 
 @dataclass(frozen=True)
 class Rule:
-    """Calls that fail with `error`. Without arguments: always.
+    """System call that fails with `error`: always if the rule has no arguments, otherwise depending on them.
 
-    `only`: every one of these arguments has to have one of its values, else the call fails. `never`: the call fails
-    where any of these arguments has one of its values. `clear`: the call fails where the argument has any of these
-    bits; `set`: where it has none of them.
+    `only`: the call fails unless each of these arguments has one of its values. `never`: the call fails if any of these
+    arguments has one of its values. `clear`: the call fails if the argument has any of these bits; `set`: the call
+    fails if the argument has none of these bits.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Rule:
 
 
 def assemble(rules: Sequence[Rule], machine: str = "") -> bytes:
-    """The program for `machine` (default: this one). Raises KeyError for an architecture or a call without number."""
+    """Returns the program for `machine` (default: this one). Raises KeyError for an unknown architecture or call."""
     machine = machine or platform.machine()
     program = [
         _code(_LD_ABS, _ARCH),
@@ -72,7 +73,7 @@ def assemble(rules: Sequence[Rule], machine: str = "") -> bytes:
         _code(_JGT, syscalls.LAST_KNOWN, 0, 1),
         _code(_RET, _ERRNO | errno.ENOSYS),
     ]
-    # Rules on arguments come first: their calls are looked at each time.
+    # Rules on arguments come first, because their calls are checked each time (the result is not cached).
     for rule in sorted(rules, key=lambda rule: not rule.looks):
         number = syscalls.number(rule.name, machine)
         if number is None:
@@ -84,7 +85,7 @@ def assemble(rules: Sequence[Rule], machine: str = "") -> bytes:
 
 
 def available() -> bool:
-    """Returns whether this kernel, on this architecture, takes such filters."""
+    """True if this kernel, on this architecture, accepts such filters."""
     if not syscalls.known():
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -92,12 +93,14 @@ def available() -> bool:
     number = syscalls.SECCOMP[platform.machine()]
     if libc.syscall(ctypes.c_long(number), ctypes.c_uint(_GET_ACTION_AVAIL), 0, ctypes.byref(action)) == 0:
         return True
-    # The call itself may be shut (SystemCallFilter of systemd) where prctl is not: a bad address says that it is there.
+    # The system call may be blocked (SystemCallFilter of systemd) while prctl is not: the error EFAULT shows that prctl
+    # supports filters.
     return libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, None, 0, 0) != 0 and ctypes.get_errno() == errno.EFAULT
 
 
 def install(program: bytes) -> None:
-    """The filter holds for this process and all that it starts, for ever; sets no-new-privs. Raises OSError."""
+    """Installs the filter permanently for this process and all processes that it starts; sets no-new-privs. Raises
+    OSError."""
 
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
@@ -116,7 +119,7 @@ def install(program: bytes) -> None:
 
 
 def _body(rule: Rule) -> list[bytes]:
-    """Instructions for one call, whose number has matched; each path through them ends in a return."""
+    """Returns the instructions for one call, whose number has matched; each path through them ends with a return."""
     fails = _code(_RET, _ERRNO | rule.error)
     if not rule.looks:
         return [fails]
@@ -125,7 +128,7 @@ def _body(rule: Rule) -> list[bytes]:
         loads = _load(argument)
         tests = [
             _code(_JEQ, value, len(argument.values) - at, 0) for at, value in enumerate(argument.values)
-        ]  # past the failure
+        ]  # jump past the failure
         body += [*loads, *tests, fails]
     for argument in rule.never:
         body += _load(argument)

@@ -1,4 +1,4 @@
-"""Features of this kernel to confine a process, and the missing ones."""
+"""Features of the running kernel for confining a process, and the missing ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _LANDLOCK_CREATE_RULESET, _VERSION = 444, 1
 
 @dataclass(frozen=True)
 class Support:
-    """Landlock's version (0: none) and whether seccomp filters can be set."""
+    """Landlock's version (0: not available), and True if seccomp filters can be installed."""
 
     landlock: int
     seccomp: bool
 
     @property
     def lacking(self) -> str:
-        """The parts that are missing, for people; empty: all is there."""
+        """Names of the missing features, as text for people; empty: no feature is missing."""
         missing = [
             name for name, there in (("Landlock", self.landlock), ("seccomp filters", self.seccomp)) if not there
         ]
@@ -34,8 +34,8 @@ class Support:
 
 @functools.cache
 def support() -> Support:
-    """Returns the features of this kernel for this process: a container, or a filter of its parent, may disable parts
-    that the kernel has."""
+    """Returns the features of this kernel that this process can use: a container, or a filter of its parent, may
+    disable features of the kernel."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     version = max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _VERSION)))

@@ -1,6 +1,7 @@
 """System call numbers by architecture, for the calls that the filters of `hearthd.confinement.profiles` name.
 
-The second column is asm-generic/unistd.h, which aarch64 uses; from 424 on, every architecture counts alike.
+The first column is x86_64; the second is asm-generic/unistd.h, which aarch64 uses. From 424 on, all architectures use
+the same numbers.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import platform
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""AUDIT_ARCH_* (linux/audit.h) by `platform.machine()`."""
+"""Values of AUDIT_ARCH_* (linux/audit.h) by `platform.machine()`."""
 
 LAST_KNOWN = 462
-"""The last call that the filters were written for (`mseal`); later ones do not exist for a filtered process."""
+"""The last call that the filters were written for (`mseal`); for a filtered process, calls with higher numbers do not
+exist."""
 
 _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "accept": (43, 202), "accept4": (288, 242), "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171),
@@ -51,11 +53,11 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 
 SECCOMP = {"x86_64": 317, "aarch64": 277}
-"""The call that installs a filter."""
+"""Number of the call that installs a filter, by `platform.machine()`."""
 
 
 def number(name: str, machine: str = "") -> int | None:
-    """The number of a call on `machine` (default: this one); None where that architecture has no such call.
+    """Returns the number of a call on `machine` (default: this one); None if that architecture has no such call.
 
     Raises KeyError for a name or a machine that the table does not have.
     """
@@ -66,5 +68,5 @@ def number(name: str, machine: str = "") -> int | None:
 
 
 def known(machine: str = "") -> bool:
-    """Returns whether the table has this architecture."""
+    """True if the table has this architecture."""
     return (machine or platform.machine()) in ARCHITECTURES

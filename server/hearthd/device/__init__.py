@@ -1,3 +1,3 @@
-"""The device process; imports nothing of `front/`."""
+"""The device process and its helper processes. Imports nothing of `hearthd.front`."""
 
 from hearthd.shared import plain_logs  # noqa: F401 - before anything imports structlog

@@ -24,7 +24,7 @@ from hearthd.shared.device_spec import DeviceSpec
 
 @dataclass
 class DeviceContext:
-    """State of one device, its pools and its outbox. Device-handle thread only."""
+    """State of one device, its stream pool, its memory pools and its outbox. Device-handle thread only."""
 
     spec: DeviceSpec
     server: ComputeServer
@@ -38,20 +38,24 @@ class DeviceContext:
     output: PrintfCapture
     idle_work: IdleWork
     kick: Callable[[DeviceSession | None], None]
-    """Something that a deferred command of the session (None: of any) waits for may have happened."""
+    """Called when an event that a deferred command of the session may be waiting for has happened; None stands for any
+    session. The session's deferred commands are then tried again."""
     again: Callable[[], None]
-    """A deferred command has had its turn and waits for nothing else: it is tried again at the loop's next."""
+    """Called when a deferred command yielded after a partial run and waits for nothing else: it is tried again in the
+    next iteration of the loop."""
 
     record: Record | None = None
-    """The command whose work is being given to the device, where a trace or marks want to know."""
+    """Trace record of the command whose work is being submitted to the device; None if neither a trace nor annotations
+    are active."""
 
     def begin(
         self, stream: LogicalStream, size: int = 0, *, track: PooledStream | None = None, plan: LaunchPlan | None = None
     ) -> None:
-        """Work follows, on the stream or on another `track` for it; the track waits for all that it has to already.
+        """Prepares the stream's track, or `track` if given, for work that the caller submits next. The track already
+        waits for all work that the new work depends on.
 
-        Profiles that were opened on the stream start their clock now, and so does the command in a trace. `size`: bytes
-        that the work moves; `plan`: what it launches.
+        Starts the clocks of profiles that were opened on the stream, and the command's record in a trace. `size` is the
+        number of bytes that the work copies; `plan` is the launch plan of a kernel launch.
         """
         if stream.starting:
             for profile in stream.starting:

@@ -18,16 +18,16 @@ from hearthd.device.streams.stream_errors import StreamFailure, poisoned, skippe
 
 
 class ReplySink(Protocol):
-    """Receiver of answers."""
+    """Receives the results, acknowledgements and failures of commands."""
 
     def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None: ...
     def done(self, session: DeviceSession, call: int, request: int) -> None:
-        """The result of what has none but that it is done."""
+        """Sends the result of a command that returns no value, only that it is done."""
         ...
 
     def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None: ...
     def failed(self, origin: Origin, refusal: Refusal) -> None:
-        """Counts a command that failed, was skipped, or is answered with what failed before it."""
+        """Counts a command that failed, was skipped, or is answered with an earlier failure."""
         ...
 
     def waited(self, nanoseconds: int) -> None:
@@ -36,7 +36,7 @@ class ReplySink(Protocol):
 
 
 class Announcement(Protocol):
-    """Request for an operation's peers ahead of its turn."""
+    """Request to the peers of a collective operation, which may be sent before the operation runs."""
 
     @property
     def made(self) -> bool:
@@ -45,17 +45,17 @@ class Announcement(Protocol):
 
     @property
     def stands(self) -> bool:
-        """True if the request has been made, or will be made without further action for it."""
+        """True if the request has been made, or will be made without any further call."""
         ...
 
     def ask(self, ahead: Iterable[object]) -> None:
-        """Makes the request behind the announcements of all operations that this one waits for, each of which
-        `stands`."""
+        """Requests the operation's peers, or queues the request. `ahead` lists the announcements of all operations that
+        this operation waits for, each of which `stands`; the request is ordered behind them."""
         ...
 
 
 class Origin:
-    """A command's place in its session: enough to answer it, or to remember that it failed."""
+    """Identity of a command in its session, used to answer the command or to record its failure."""
 
     __slots__ = (
         "batch",
@@ -89,21 +89,21 @@ class Origin:
         self.stream = stream
         self.name = name
         self.over = False
-        """True once the command has failed or was skipped, and the failure is answered or recorded."""
+        """True once the command has failed or was skipped, and that failure has been answered or recorded."""
         self.batch = batch
         self.seq = batch.seq if batch is not None else 0
         self.index = index
         self.request = request
         self.call = call
         self.capture = stream.capture
-        """The capture that records the command instead of its execution; its failure fails the capture, and spoils no
-        buffer."""
+        """The capture that records the command; None if the command is executed. The failure of a recorded command
+        fails the capture and marks no buffer as invalid."""
         self.record = session.trace.record(self) if session.trace is not None else None
-        """The command's record in the session's trace, while there is one."""
+        """The command's record in the session's trace; None while no trace is active."""
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """(batch, index): what was submitted before has a smaller one. A single call has none."""
+        """(batch, index) of the command; an earlier command has a smaller value. None for a single call."""
         return (self.seq, self.index) if self.batch is not None else None
 
     @property
@@ -112,7 +112,7 @@ class Origin:
         return bool(self.request or self.call)
 
     def reply(self, result: commands_pb2.Result | None = None) -> None:
-        """Answers the command: with `result`, or without one, that it is done. Has no effect where no answer was
+        """Sends `result`, or without `result` the answer that the command is done. Has no effect if no answer was
         requested."""
         if not (self.request or self.call):
             return
@@ -127,7 +127,8 @@ class Origin:
         self.replies.result(self.session, self.call, commands_pb2.Result(request=self.request, error=status))
 
     def fail(self, refusal: Refusal, spoiled: Sequence[Buffer] = ()) -> None:
-        """Answers with the refusal, or keeps it on the stream, where it spoils what would have been written."""
+        """Answers the command with the refusal. If no answer was requested, records the refusal on the stream as a late
+        error and marks the buffers in `spoiled`, which the command would have written, as invalid."""
         failure = StreamFailure(self.name, self.stream.handle, self.seq, self.index, refusal)
         self.over = True
         if self.capture is not None:
@@ -161,15 +162,18 @@ class Origin:
         if spoiled:
             self.session.replay_cache.forget()
         for buffer in spoiled:
-            if poisoned(buffer.failure) is None and buffer.read_only is None:  # what cannot be written is not spoiled
+            # A read-only buffer cannot be written, so its contents stay valid.
+            if poisoned(buffer.failure) is None and buffer.read_only is None:
                 buffer.failure = failure
 
 
 class Operation:
-    """A command that may have to wait. `run` returns False while it cannot continue; it is then called again.
+    """A command that may have to wait. `run` returns False while the command cannot continue, and is called again
+    later.
 
-    `writes` and `reads` are the objects that it orders against while it waits (buffers, its stream, modules, events);
-    `needs` are the buffers whose contents it depends on, `spoils` those that are invalid when it fails.
+    While the operation waits, it is ordered against other operations by the objects in `writes` and `reads` (buffers,
+    its stream, modules, events). `needs` lists the buffers whose contents it depends on, `spoils` the buffers that
+    become invalid if it fails.
     """
 
     __slots__ = (
@@ -203,26 +207,28 @@ class Operation:
         self._run = run
         self.writes = writes
         self.reads = reads
-        if origin.capture is not None:  # it touches no buffer now
+        if origin.capture is not None:  # a recorded command touches no buffer now
             needs = spoils = ()
         self.needs = needs
         self.spoils = spoils
         self.barrier = barrier
         self.begun = False
-        """True once a part of it has been submitted to the device."""
+        """True once a part of the operation has been submitted to the device."""
         self.finished = False
         self.since = 0
-        """Time at which it began to wait (`time.perf_counter_ns`); 0: it ran on arrival."""
+        """Time at which the operation began to wait, in nanoseconds (`time.perf_counter_ns`); 0 if it ran on
+        arrival."""
         self.announcement: Announcement | None = None
-        """Request for its peers ahead of its turn."""
+        """Early request to the peers of a collective operation; None for other operations."""
         self.after: Callable[[], None] | None = None
-        """Called when it has run without an error."""
+        """Called after the operation has run without an error."""
         self.on_failure: Callable[[Refusal], None] | None = None
-        """Called when it will not run: refused, skipped or given up. Releases what the operation holds elsewhere."""
+        """Called if the operation will not run because it was refused, skipped or abandoned. Releases resources that
+        the operation holds elsewhere."""
 
     def step(self) -> bool:
         if self.finished:
-            return True  # abandoned; it kept its place so that later commands stay behind it
+            return True  # abandoned: the operation stayed in the queue so that later commands remain behind it
         record = self.origin.record
         if record is None:
             return self._step()
@@ -241,7 +247,8 @@ class Operation:
             if not (self._run() if not self.origin.call else self._try()):
                 return False
             if because is not None:
-                # Its peers count on it, so it was run in step with them; what it made of nothing is worth nothing.
+                # The operation was announced, so it had to run because its peers depend on it. Its own result is
+                # invalid, because an input was never produced.
                 self.origin.skip(because, self.spoils)
             elif self.after is not None:
                 self.after()
@@ -254,7 +261,8 @@ class Operation:
         return self._finish()
 
     def _try(self) -> bool:
-        """Runs, and notes whether it submitted any work: single calls can be cancelled before that."""
+        """Runs a single call and records whether it submitted any work; a call that has submitted none can still be
+        cancelled."""
         track = self.origin.stream.track
         given = track.given
         done = self._run()
@@ -262,7 +270,7 @@ class Operation:
         return done
 
     def _missing(self) -> StreamFailure | None:
-        """The failure behind what the operation needs, if any."""
+        """Returns the failure that made an input of the operation invalid; None if all inputs are valid."""
         for buffer in self.needs:
             if buffer.failure is not None:
                 because = poisoned(buffer.failure)
@@ -271,24 +279,24 @@ class Operation:
                 buffer.failure = None
         for buffer in self.spoils:
             if buffer.lost is not None and poisoned(buffer.failure) is not None:
-                return buffer.failure  # nothing to write to
+                return buffer.failure  # the buffer's memory is lost, so there is nothing to write to
         return None
 
     @property
     def call(self) -> int:
-        """The single call that it answers; 0: none."""
+        """Number of the single call that the operation answers; 0 if the operation belongs to a batch."""
         return self.origin.call
 
     @property
     def announced(self) -> bool:
-        """True if it waits only for others of its kind and for an answer that has been requested: its peers depend on
-        it."""
+        """True if the operation waits only for other collective operations and for the answer to its request. Its peers
+        depend on it from then on, so it has to run."""
         announcement = self.announcement
         return announcement is not None and announcement.made
 
     @property
     def stands(self) -> bool:
-        """True if it is announced, or will be."""
+        """True if the operation is announced, or will be announced without any further call."""
         announcement = self.announcement
         return announcement is not None and announcement.stands
 
@@ -297,7 +305,7 @@ class Operation:
             self.announcement.ask([other.announcement for other in ahead])
 
     def abandon(self, refusal: Refusal) -> None:
-        """Ends a command that will not run any more."""
+        """Fails a command that will not run any more; no effect on a finished operation."""
         if not self.finished:
             self._fail(refusal)
             self._finish()
@@ -323,7 +331,8 @@ class Operation:
 
 
 def internal_error(name: str, error: Exception) -> Refusal:
-    """A fault of our own: it costs the command, not the device, and leaves its trace in the log."""
+    """Returns the refusal for an unexpected exception inside the daemon, and prints the traceback to the log. Only the
+    command fails; the device process continues."""
     traceback.print_exception(error, file=sys.stderr)
     return Refusal(
         Reason.INTERNAL,
@@ -333,7 +342,7 @@ def internal_error(name: str, error: Exception) -> Refusal:
 
 
 def submit(operation: Operation) -> None:
-    """Runs the operation now, or behind what it has to wait for."""
+    """Runs the operation now, or defers it until the objects that it waits for are available."""
     if operation.origin.batch is not None:
         operation.origin.batch.left += 1
     if not operation.origin.session.deferred.submit(operation):

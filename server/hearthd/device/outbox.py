@@ -1,5 +1,5 @@
-"""Outbox: frames for the front, or over a lane for their client, gathered during a turn of the loop and sent together,
-without blocking."""
+"""Outbox: frames for the front, and frames that lanes send to their clients. They are gathered during one iteration of
+the loop and sent together, without blocking."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from hearthd.device.platform.spin_policy import sooner
 MAX_VECTORS = 64
 
 COPY_S = 1e-3
-"""Seconds for which copies of frames that went over a lane wait for other frames: the client has had them, and each
-message wakes the front. So do acks, on every path, as they do on an Execute stream: the client waits for the result
-behind them."""
+"""Longest time, in seconds, for which copies of lane frames wait for other frames to the front. The client already has
+them, and each message wakes the front. Acknowledgements also wait, on every path, as on an Execute stream: the client
+waits for the result that follows."""
 
 SMALL = 4 << 10
-"""Largest payload that is put into one piece with its header, in bytes."""
+"""Largest payload, in bytes, that is joined with its header into one piece."""
 
 LANED, SLOTTED = int(Flag.LANED), int(Flag.SLOT)
 ACK, RESPONSE, RECEIVED, CHUNK = int(Kind.ACK), int(Kind.RESPONSE), int(Kind.RECEIVED), int(Kind.CHUNK)
-"""Looked up once: each time costs 0.3 us (Python 3.11)."""
+"""Plain integers, because each lookup of an enum member costs 0.3 us (Python 3.11)."""
 
 LANES = frozenset((ACK, RESPONSE))
-"""Kinds of frames that go over lanes; an ack may be sent along with them."""
+"""Kinds of frames that are sent over lanes; an acknowledgement may be sent together with a later frame."""
 
 
 class Vectors:
-    """Pieces of bytes that wait for a socket, in order."""
+    """Pieces of bytes that are queued for a socket, in order."""
 
     def __init__(self) -> None:
         self.parts: deque[bytes | memoryview] = deque()
 
     def send(self, end: socket.socket) -> int:
-        """Sends as much as fits, and returns the number of bytes. Raises OSError where the peer has closed."""
+        """Sends as much as the socket accepts and returns the number of bytes. Raises OSError if the peer has
+        closed."""
         parts = self.parts
         if len(parts) == 1:
             return self._send_one(end)
@@ -81,27 +82,27 @@ class Vectors:
 
 
 class LaneSink(Protocol):
-    """Interface of a lane (`hearthd.device.channels.lane.LaneConnection`) for the outbox and the inline path."""
+    """Interface of a lane (`hearthd.device.channels.lane.LaneConnection`) for the outbox and the fast path."""
 
     channel: int
     number: int
 
     @property
     def clear(self) -> bool:
-        """True if all frames that the client should have by now were sent to it."""
+        """True if every frame that is due to the client has been sent."""
         ...
 
     @property
     def used(self) -> bool:
-        """True if a batch has come over it."""
+        """True if a batch has arrived over the lane."""
         ...
 
     def begin(self, last: int) -> None:
-        """Sets the next batch to the one behind `last`."""
+        """Sets the number of the next expected batch to `last + 1`."""
         ...
 
     def came(self, seq: int, size: int) -> None:
-        """Takes note that the next batch, of `size` bytes, was taken."""
+        """Records that batch `seq`, of `size` bytes, was accepted."""
         ...
 
     def put(self, kind: int, payload: bytes = b"") -> None:
@@ -109,35 +110,36 @@ class LaneSink(Protocol):
         ...
 
     def put_ack(self) -> None:
-        """Queues the ack of executed batches, where the client has not had it."""
+        """Queues the acknowledgement of the executed batches if the client has not received it yet."""
         ...
 
     def acknowledge(self, seq: int) -> bool:
-        """Takes note that every batch up to this one was executed. True if there is something to `settle`."""
+        """Records that every batch up to `seq` was executed. Returns True if the lane has something to `settle`."""
         ...
 
     def answer(self, seq: int, payload: bytes) -> bool:
-        """Sends a response with the ack of the last batch. False, with no effect, where other frames go first."""
+        """Sends a response together with the acknowledgement of the last batch. Returns False, without effect, if other
+        frames must be sent first."""
         ...
 
     def respond(self, payload: bytes) -> bool:
-        """Sends a response. False, with no effect, where other frames go first."""
+        """Sends a response. Returns False, without effect, if other frames must be sent first."""
         ...
 
     def repeated(self) -> None:
-        """Takes note that a repeated batch was handled."""
+        """Records that a batch which was sent twice was handled."""
         ...
 
     def refused(self, why: str) -> None:
-        """Ends the lane: the client sent a message that is no batch."""
+        """Closes the lane because the client sent a message that is not a batch."""
         ...
 
     def settle(self) -> None:
-        """Writes as much as the socket takes."""
+        """Writes as much as the socket accepts."""
         ...
 
     def close(self) -> None:
-        """Ends the lane. A second call has no effect."""
+        """Closes the lane. A second call has no effect."""
         ...
 
 
@@ -153,15 +155,18 @@ class Outbox:
         self._urgent = False
         self._due = 0.0
         self._ack: tuple[int, int] | None = None
-        """Channel and batch of an ack for the front, the last frame queued: a response that follows takes it along."""
+        """Channel and batch number of a queued acknowledgement for the front, which is the last frame in the queue. A
+        response queued next carries it along. None if there is none."""
         self.lanes: dict[int, LaneSink] = {}
-        """Lanes of the channels that have one."""
+        """The lane of each channel that has one, by channel number."""
         self._stirred: dict[LaneSink, None] = {}
         self._owing: dict[LaneSink, None] = {}
-        """Lanes with acks that wait for other frames: they go at the latest when the copies of those acks do."""
+        """Lanes with acknowledgements that wait for other frames. They are sent at the latest together with the copies
+        of those acknowledgements for the front."""
 
     def put(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None:
-        """Queues a frame. A response or an ack goes over its channel's lane as well, where there is one."""
+        """Queues a frame. A response or an acknowledgement is also sent over the channel's lane, if the channel has a
+        lane."""
         if kind in LANES and self.lanes:
             lane = self.lanes.get(channel)
             if lane is not None:
@@ -177,7 +182,7 @@ class Outbox:
         ack = self._ack
         if ack is not None and (channel != ack[0] or kind not in LANES):
             self._put_ack()
-        if kind == ACK:  # all before it are executed, too: it may take the place of another
+        if kind == ACK:  # all earlier batches are executed too, so this acknowledgement may replace an earlier one
             if not self._parts and ack is None:
                 self._due = time.perf_counter() + COPY_S
             self._ack = channel, id
@@ -192,15 +197,15 @@ class Outbox:
             self._vectors.put(head, payload)
 
     def _put_ack(self) -> None:
-        """Queues the ack that waits, ahead of the next frame."""
+        """Queues the pending acknowledgement ahead of the next frame."""
         if self._ack is not None:
             channel, seq = self._ack
             self._ack = None
             self._parts.append(HEADER.pack(0, ACK, 0, channel, seq))
 
     def inline(self, lane: LaneSink, seq: int, payload: bytes) -> None:
-        """Sends a response now, unless other frames have to go before it, with the ack of its batch: the last one that
-        has come over this lane, with all before it executed."""
+        """Sends a response with the acknowledgement of its batch `seq`, the last batch that arrived over this lane; all
+        earlier batches are executed. Sent at once unless other frames must be sent first."""
         channel = lane.channel
         if self._urgent or not lane.answer(seq, payload):
             self.put(ACK, channel=channel, id=seq)
@@ -210,15 +215,15 @@ class Outbox:
         self._copy(ack + HEADER.pack(len(payload), RESPONSE, LANED, channel, 0), payload)
 
     def straight_linked(self, channel: int, seq: int, payload: bytes) -> None:
-        """Sends a response, as `inline` does, for a batch that the front has passed on."""
+        """Sends a response at once, as `inline` does, for a batch that came over the link."""
         self._put_ack()
         self._parts.append(HEADER.pack(len(payload), RESPONSE, 0, channel, seq) + payload)
         self._urgent = True
         self.send()
 
     def now(self, channel: int, payload: bytes, last: bool = True) -> None:
-        """Sends a response now, unless other frames have to go before it. Not the `last`: the next one may follow in a
-        moment, and one message then carries both; at the latest it goes at the end of the turn."""
+        """Sends a response at once unless other frames must be sent first. A response that is not the `last` is queued:
+        the next response may follow within the same iteration of the loop, and one message then carries both."""
         lane = self.lanes.get(channel)
         if lane is None or self._urgent or not last or not lane.respond(payload):
             self.put(RESPONSE, payload, channel=channel)
@@ -228,7 +233,7 @@ class Outbox:
         self._copy(HEADER.pack(len(payload), RESPONSE, LANED, channel, 0), payload)
 
     def _copy(self, head: bytes, payload: bytes) -> None:
-        """Queues a copy for the front, to be sent with other frames."""
+        """Queues a copy of frames for the front, which is sent together with other frames."""
         if self._ack is not None:
             self._put_ack()
         elif not self._parts:
@@ -236,14 +241,14 @@ class Outbox:
         self._vectors.put(head, payload)
 
     def put_chunk(self, head: bytes, data: bytes, *, channel: int, id: int, flags: int) -> None:
-        """Queues a CHUNK whose payload is `head` and `data`, without a copy of either."""
+        """Queues a CHUNK whose payload is `head` followed by `data`, without copying `data`."""
         self._urgent = True
         self._put_ack()
         frame = header(CHUNK, len(head) + len(data), channel=channel, id=id, flags=flags)
         self._vectors.put(frame + head, data)
 
     def put_slot(self, slot: int, size: int, head: bytes, *, channel: int, id: int, flags: int) -> None:
-        """Queues a CHUNK whose `size` bytes of data lie in a slot that the front knows."""
+        """Queues a CHUNK whose `size` bytes of data are in a slot that the front has mapped."""
         self._urgent = True
         self._put_ack()
         payload = SLOT.pack(slot, size) + head
@@ -252,8 +257,8 @@ class Outbox:
     # ---- batches that are not executed ----
 
     def repeated(self, channel: int, seq: int) -> None:
-        """Acknowledges a batch that had been sent again; `seq` is 0 where it came over the link, which then counts one
-        less."""
+        """Acknowledges a batch that the client had sent again. `seq` is 0 if the batch came over the link, where the
+        acknowledgement only releases the batch's place in the front's window."""
         lane = self.lanes.get(channel)
         if not seq:
             self._urgent = True
@@ -264,7 +269,7 @@ class Outbox:
             lane.repeated()
 
     def refused(self, channel: int, why: str) -> None:
-        """Ends the lane after a message that was no batch; its client has been notified."""
+        """Closes the lane after a message that was not a batch. The client has been notified."""
         lane = self.lanes.get(channel)
         if lane is not None:
             self._stirred[lane] = None
@@ -274,39 +279,42 @@ class Outbox:
 
     @property
     def crowded(self) -> bool:
-        """True if many frames for the front are queued already, so that lanes should bring no more."""
+        """True if so long a queue of frames waits for the front that lanes should accept no more batches."""
         return len(self._parts) > 64 * MAX_VECTORS
 
     @property
     def waits(self) -> bool:
-        """True if frames must be sent before the loop reads more."""
+        """True if frames must be sent before the loop reads more input."""
         return self._urgent or bool(self._stirred) or len(self._parts) >= MAX_VECTORS
 
     def stir(self, lane: LaneSink) -> None:
-        """Has the lane settled at the end of the turn."""
+        """Schedules `settle` of the lane for the end of the loop iteration."""
         self._stirred[lane] = None
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, at most `asleep`."""
+        """Returns how long the loop may sleep, in seconds; at most `asleep`, where None means no limit."""
         if self._watching or not (self._parts or self._ack) or self._pressing():
             return asleep
-        return sooner(COPY_S, asleep)  # a shorter one would cost more than it is worth
+        return sooner(COPY_S, asleep)  # a shorter sleep would cost more than the earlier delivery gains
 
     def _pressing(self) -> bool:
-        """True if the frames for the front go now."""
+        """True if the frames for the front are to be sent now."""
         return self._urgent or self._watching or len(self._parts) >= MAX_VECTORS or time.perf_counter() >= self._due
 
     def answer(self) -> None:
-        """Sends the answers that clients wait for, unless other frames have to go first."""
+        """Sends the answers that clients wait for, unless other frames must be sent first."""
         if self._urgent:
             self.send()
         elif self._stirred:
             self._settle()
 
     def send(self) -> None:
-        """Sends as much as fits; the rest goes when the socket takes more. Lanes go before copies of their frames, as
-        clients wait at their ends. Frames for the front alone go first of all: a client may be about to read that a
-        command is done, which is certain only once the front knows (that a durable copy is complete)."""
+        """Sends as much as the sockets accept; the rest is sent when they become writable.
+
+        Lanes are served before the copies of their frames for the front, because clients wait for the lanes. Urgent
+        frames for the front are sent first of all: after a command is reported done to the client, the front must
+        already know about the command (for example, that a durable copy is complete).
+        """
         pressing = bool(self._parts or self._ack) and self._pressing()
         if pressing and self._owing:
             for lane in self._owing:
@@ -332,17 +340,18 @@ class Outbox:
         try:
             self._vectors.send(self._link)
         except OSError:
-            parts.clear()  # the front is gone; the loop learns of it by the end of the stream
+            parts.clear()  # the front is gone; the loop notices by the end of the stream
         self._urgent = self._urgent and bool(parts)
         if bool(parts) != self._watching:
             self._watching = bool(parts)
             self._watch_writes(self._watching)
         if crowded and not self.crowded:
             for lane in tuple(self.lanes.values()):
-                lane.settle()  # now: nothing else may happen before the loop sleeps
+                lane.settle()  # settle now, because nothing else may happen before the loop sleeps
 
     def send_all(self) -> None:
-        """Sends everything, and blocks until the front has read it: for the fatal exit of a process."""
+        """Sends everything and blocks until the front has read it, with a timeout of 1 s per write. Used by the fatal
+        exit of a process."""
         for lane in tuple(self.lanes.values()):
             lane.put_ack()
             lane.settle()

@@ -1,13 +1,13 @@
-"""Printf capture: kernel output, gathered from the standard output of the process, and sent to the session of the
-kernel.
+"""Printf capture: reads kernel output from the standard output of the process and sends it to the session whose kernel
+printed it.
 
-Standard output is shared by the whole process, so text is attributed to a session only where no other has launched a
-kernel that prints since the last complete collection; other text goes to the log, with the sessions that it may be
-from. It is collected before an answer to a session whose printing kernels have ended, so that the output of a kernel
-arrives before the sync that waits for it returns. Only sessions that launch such kernels pay for it.
+Standard output is shared by the whole process. Text is attributed to a session only if no other session has launched a
+printing kernel since the last complete collection. Other text is written to the log, with the sessions that may have
+printed it. Output is collected before an answer to a session whose printing kernels have ended, so that it arrives
+before the sync that waits for the kernel returns. Sessions without printing kernels have no cost.
 
-A thread empties the pipe behind standard output: CUDA's driver writes to it inside calls of the device-handle thread,
-and must never find it full.
+A separate thread empties the pipe behind standard output: CUDA's driver writes to the pipe inside calls of the
+device-handle thread, and would block there if the pipe were full.
 """
 
 from __future__ import annotations
@@ -29,36 +29,37 @@ from hearthd.device.platform.telemetry import Telemetry
 from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 KEPT_BYTES = 1 << 20
-"""Text kept between two collections, as much as CUDA's own buffer holds by default; what comes beyond is counted."""
+"""Most text kept between two collections, in bytes: as much as CUDA's own buffer holds by default. Text beyond this
+limit is dropped and counted."""
 
 LOGGED_BYTES = 16 << 10
-"""Limit of the output in one line of the log, in bytes."""
+"""Most output in one log line, in bytes."""
 
 PIPE_BYTES = 1 << 20
 STDOUT = 1
 
 _PRINTERS = (b"vprintf", b"printf\0", b"puts\0", b"putchar\0", b"printf_chk\0", b"fwrite\0", b"__tsan_init")
-"""Symbols that code with output refers to: PTX and CUBIN to `vprintf`, a shared object to the compiler's substitutes.
-The last one is that of kernels that are checked for races, which are reported among their output."""
+"""Symbols that printing code refers to: PTX and CUBIN refer to `vprintf`, a shared object to the compiler's
+substitutes. The last symbol marks kernels that are checked for races; the races are reported in the output."""
 
 _FATBIN = b"\x50\xed\x55\xba"
-"""Magic number of a fatbin; its code may be compressed, so that nothing can be read off it."""
+"""Magic number of a fatbin. Its code may be compressed, so its symbols cannot be searched."""
 
 
 def prints(code: bytes) -> bool:
-    """True if kernels of this code may print. A false positive costs its session a little at every answer."""
+    """True if kernels of this code may print. A false positive costs the session a little time at every answer."""
     return code.startswith(_FATBIN) or any(name in code for name in _PRINTERS)
 
 
 class LogSink(Protocol):
-    """The log, as far as this module uses it."""
+    """The methods of the log that this module uses."""
 
     def info(self, event: str, **fields: object) -> None: ...
     def warning(self, event: str, **fields: object) -> None: ...
 
 
 class PrintfCapture:
-    """Captures kernel output. Device-handle thread, except for the thread that empties the pipe."""
+    """Captures kernel output. Device-handle thread only, except for the thread that empties the pipe."""
 
     def __init__(
         self,
@@ -76,7 +77,8 @@ class PrintfCapture:
         self._journal = journal
         self._post = post
         self.suspects: dict[tuple[int, int], int] = {}
-        """(channel, track) of printing kernels that have not been collected from -> position of the last one."""
+        """(channel, track) of each printing kernel whose output has not been collected -> position of the last such
+        kernel on the track."""
         self._sessions: dict[int, str] = {}
         self._lock = threading.Lock()
         self._kept = bytearray()
@@ -85,10 +87,11 @@ class PrintfCapture:
         self._pipe = -1
 
     def capture(self) -> None:
-        """Puts a pipe in the place of standard output, for the rest of the process's life."""
+        """Replaces standard output by a pipe, for the rest of the life of the process."""
         self._pipe, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._pipe, False)
-        with contextlib.suppress(OSError):  # more than an unprivileged user may have: then it stays as it is
+        # The size exceeds the limit of an unprivileged user: the pipe keeps its default size.
+        with contextlib.suppress(OSError):
             fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.dup2(write_end, STDOUT, inheritable=False)
         os.close(write_end)
@@ -97,24 +100,24 @@ class PrintfCapture:
     # ---- sessions that print ----
 
     def launched(self, session: SessionRef, track: PooledStream) -> None:
-        """A kernel that may print has been given to the track."""
+        """Records that the session launched a kernel that may print on the track."""
         self.suspects[session.channel, track.index] = self._tracks.ordering.position(track.index)
         self._sessions[session.channel] = session.id
 
     def settle(self, channel: int) -> None:
-        """The session is about to be answered: what its kernels that have ended printed goes before."""
+        """Sends the output of the session's completed kernels, before the session is answered."""
         ended = self._ended()
         if any(suspect == channel for suspect, _ in ended):
             self._collect(ended)
 
     def close(self, channel: int) -> None:
-        """The session is over, and so is all of its work."""
+        """Collects the remaining output of a session that has ended and whose work is done."""
         mine = [suspect for suspect in self.suspects if suspect[0] == channel]
         if mine:
             self._collect([*self._ended(), *mine])
 
     def last_words(self) -> None:
-        """Sends the remaining output at the end of the process, as far as it can be attributed."""
+        """Sends the remaining output when the process exits, as far as it can be attributed."""
         self._send()
 
     def _ended(self) -> list[tuple[int, int]]:
@@ -124,7 +127,7 @@ class PrintfCapture:
     def _collect(self, ended: list[tuple[int, int]]) -> None:
         try:
             self._flush()
-        except Refusal as refusal:  # the output comes with the next flush; no answer is lost
+        except Refusal as refusal:  # the output is read after the next flush; the session's answer is still sent
             self._journal.warning("kernel_output_not_flushed", why=refusal.message)
         self._send()
         for suspect in ended:
@@ -132,7 +135,7 @@ class PrintfCapture:
         known = {channel for channel, _ in self.suspects}
         self._sessions = {channel: name for channel, name in self._sessions.items() if channel in known}
 
-    # ---- where it goes ----
+    # ---- delivery ----
 
     def _send(self) -> None:
         data, dropped = self._take()
@@ -154,7 +157,7 @@ class PrintfCapture:
         self._outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=channels.pop())
 
     def _stray(self) -> None:
-        """Handles text that has come. Without a session that may have printed it, it does not wait for an answer."""
+        """Handles text that has arrived. Without a session that may have printed it, the text is logged now."""
         self._told = False
         if not self.suspects:
             self._send()
@@ -162,7 +165,7 @@ class PrintfCapture:
     # ---- the pipe ----
 
     def _take(self) -> tuple[bytes, int]:
-        """Returns all output so far, and the number of bytes that were dropped."""
+        """Returns all output read so far, and the number of bytes that were dropped."""
         with self._lock:
             while self._read():
                 pass
@@ -172,9 +175,9 @@ class PrintfCapture:
         return data, dropped
 
     def _read(self) -> bool:
-        """Reads once, with the lock held; True if there was any data."""
+        """Reads once; the caller holds the lock. Returns True if there was any data."""
         if self._pipe < 0:
-            return False  # nothing is captured: this process does not own standard output
+            return False  # nothing is captured, because this process does not own standard output
         try:
             data = os.read(self._pipe, PIPE_BYTES)
         except BlockingIOError:
@@ -185,7 +188,7 @@ class PrintfCapture:
         return bool(data)
 
     def _empty(self) -> None:
-        """Empties the pipe, on a separate thread: the pipe has room again within a short time."""
+        """Empties the pipe, on a separate thread, so that the pipe has room again within a short time."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         while True:
@@ -193,5 +196,5 @@ class PrintfCapture:
             with self._lock:
                 came = self._read()
             if came and not self.suspects and not self._told:
-                self._told = True  # a lost race costs one more read, never a text
+                self._told = True  # a race with the other thread costs one more read, and never loses text
                 self._post(self._stray)

@@ -1,4 +1,4 @@
-"""Addresses as the configuration writes them, and the default path of the Unix socket."""
+"""Addresses as written in the configuration, and the default path of the Unix socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Address(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """True if only this host reaches the address."""
+        """True if only this host can reach the address."""
         if self.host == "localhost":
             return True
         try:
@@ -47,7 +47,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class Addresses:
-    """The daemon's listening addresses; an empty one does not listen."""
+    """The addresses on which the daemon listens. Empty: that listener is off."""
 
     grpc: str = ""
     http: str = ""
@@ -64,7 +64,7 @@ class Addresses:
 
 
 def parse_address(text: str) -> Address:
-    """`host:port`, `[v6]:port` or `:port` (every interface). Raises `ValueError`."""
+    """Parses `host:port`, `[v6]:port` or `:port` (every interface). Raises `ValueError`."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError(f'{text!r} is no address; write "host:port", e.g. "127.0.0.1:7421"')
@@ -76,8 +76,8 @@ def parse_address(text: str) -> Address:
 
 
 def default_unix_path(environ: Mapping[str, str]) -> str:
-    """`/run/hearth/hearth.sock` where that directory is writable or can be made, else
-    `$XDG_RUNTIME_DIR/hearth/hearth.sock`, else `~/.cache/hearth/hearth.sock`. Clients look in the same places."""
+    """Returns `/run/hearth/hearth.sock` if that directory is writable or can be created, otherwise
+    `$XDG_RUNTIME_DIR/hearth/hearth.sock`, otherwise `~/.cache/hearth/hearth.sock`. Clients search the same places."""
     run = Path("/run/hearth")
     if os.access(run, os.W_OK | os.X_OK) or (not run.exists() and os.access(run.parent, os.W_OK | os.X_OK)):
         return str(run / "hearth.sock")

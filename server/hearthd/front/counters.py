@@ -1,8 +1,8 @@
-"""Counters of one device, summed over its processes: totals that never go down.
+"""Counters of one device, summed over its processes: totals that never decrease.
 
-A device process counts from 0. What one was known to have counted when it ended stays, and the next one's counts come
-on top. A process that crashes takes with it what it counted since it was asked last: the front asks with
-every ping, and a process that gives up its device says it by itself.
+A device process counts from 0. Its last known counts are kept when it ends, and the counts of the next process are
+added. A process that crashes loses what it has counted since its last report. The front asks for a report with every
+ping, and a process that exits after a device fault sends a last one by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Number = int | float
 
 @dataclass
 class HistogramCounts:
-    """A histogram: upper bounds in nanoseconds, how many fell into each bucket and beyond the last, and their sum."""
+    """A histogram: upper bounds in nanoseconds, the count of each bucket and of values above the last bound, and the
+    sum."""
 
     bounds_ns: tuple[int, ...]
     counts: list[int]
@@ -29,7 +30,7 @@ class HistogramCounts:
 
     @staticmethod
     def up_to(seconds: tuple[float, ...]) -> HistogramCounts:
-        """An empty one with these upper bounds."""
+        """Returns an empty histogram with these upper bounds."""
         return HistogramCounts(tuple(int(bound * 1e9) for bound in seconds), [0] * (len(seconds) + 1), 0)
 
     def observe(self, seconds: float) -> None:
@@ -40,7 +41,7 @@ class HistogramCounts:
 
 @dataclass
 class Counts:
-    """Counters by name, commands and errors by operation, errors also by reason and quota, histograms by name."""
+    """Counters by name, commands and errors by operation, errors also by reason and quota, and histograms by name."""
 
     counters: dict[str, Number] = field(default_factory=dict)
     operations: dict[str, Number] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class Counts:
 
     @staticmethod
     def of(snapshot: Mapping[str, Any]) -> Counts:
-        """Takes the usable entries of a device process's answer and leaves the rest out."""
+        """Returns the usable entries of a device process's report, and ignores the others."""
         return Counts(
             dict(numbers(snapshot.get("counters"))),
             dict(numbers(snapshot.get("operations"))),
@@ -73,12 +74,12 @@ class Counts:
 
 
 EVERYBODY = "default"
-"""The tenant that a process's counts are booked to if the process serves no particular tenant."""
+"""The tenant to which a process's counts are attributed if the process serves no particular tenant."""
 _REMEMBERED = 64
 
 
 class DeviceTotals:
-    """Totals of one device, whose processes come and go, several at a time."""
+    """Totals of one device over all its processes, of which several may run at a time."""
 
     def __init__(self) -> None:
         self._before: dict[str, Counts] = {}
@@ -91,13 +92,13 @@ class DeviceTotals:
         self._tenants[generation] = tenant or EVERYBODY
 
     def observe(self, generation: int, snapshot: Mapping[str, Any]) -> None:
-        """Takes the counts that this generation's process has reported so far. Late reports of a process that has ended
-        are ignored."""
+        """Notes the counts that this generation's process has reported. Late reports of a process that has ended are
+        ignored."""
         if generation not in self._over:
             self._last[generation] = Counts.of(snapshot)
 
     def settle(self, generation: int) -> None:
-        """The process is gone: what it has counted stays."""
+        """Adds the last counts of a process that has ended to the totals."""
         self._over.append(generation)
         tenant = self._tenants.pop(generation, EVERYBODY)
         last = self._last.pop(generation, None)
@@ -112,7 +113,7 @@ class DeviceTotals:
         return found
 
     def sums(self, names: Iterable[str]) -> dict[str, Number]:
-        """Some counters of all tenants together, in no time."""
+        """Returns the totals of some counters over all tenants. Faster than `counts`."""
         every = [*self._before.values(), *self._last.values()]
         return {name: sum(counts.counters.get(name, 0) for counts in every) for name in names}
 
@@ -125,7 +126,7 @@ class DeviceTotals:
 
 
 def numbers(values: object) -> Iterator[tuple[str, Number]]:
-    """The entries of a mapping that are a metric's name and a number."""
+    """Yields the entries of a mapping that consist of a valid metric name and a number."""
     for name, value in values.items() if isinstance(values, Mapping) else ():
         if isinstance(value, int | float) and not isinstance(value, bool) and _NAME.fullmatch(str(name)):
             yield str(name), value

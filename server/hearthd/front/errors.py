@@ -1,4 +1,4 @@
-"""Refusals on their way out over gRPC, and refusals that several modules make."""
+"""Refusals as statuses of gRPC calls, and refusals that several modules use."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 MAX_MESSAGE = 1024
 MAX_DETAILS = 3072
-"""gRPC peers drop calls whose trailing metadata exceed 8 KiB (text percent-encoded, details base64-encoded); a longer
-status, a compiler's log for instance, is cut. It travels whole on the Execute stream, where it is a message."""
+"""Limits, in bytes, of a status in trailing metadata, because gRPC peers drop calls whose trailing metadata exceed 8
+KiB (text is percent-encoded, details are base64-encoded). A longer status, for instance with a compiler's log, is
+truncated. On the Execute stream a status is a message, and is sent whole."""
 
 
 async def abort(context: Context, status: status_pb2.Status) -> NoReturn:
-    """Ends the call with `status`, its details in the trailing metadata."""
+    """Ends the call with `status`; its details are sent in the trailing metadata."""
     status = fitted(status)
     code = _GRPC_CODES.get(status.code, grpc.StatusCode.UNKNOWN)
-    if code is grpc.StatusCode.OK:  # a failed command without a code: never report success
+    if code is grpc.StatusCode.OK:  # a failed command without a code; success must not be reported
         code = grpc.StatusCode.INTERNAL
     try:
         await context.abort(code, status.message, ((STATUS_DETAILS_KEY, status.SerializeToString()),))
     except grpc.aio.InternalError:
-        # gRPC has begun to end the call by itself: the client is gone, and would not receive it.
+        # gRPC has already begun to end the call: the client has disconnected, and would not receive the status.
         raise asyncio.CancelledError from None
     finally:
-        del context  # the call keeps what it raises, with this frame; the call must not keep itself
+        # The call keeps the error that it raises, and the error refers to this frame; the call must not keep itself
+        # alive.
+        del context
 
 
 def fitted(status: status_pb2.Status) -> status_pb2.Status:
-    """`status`, cut where it would not fit the trailing metadata: the message, then the longest values, then the
+    """Returns `status`, truncated to fit the trailing metadata: first the message, then the longest values, then the
     later failures of a stream."""
     if len(status.message) <= MAX_MESSAGE and status.ByteSize() <= MAX_MESSAGE + MAX_DETAILS:
         return status
@@ -67,7 +70,7 @@ def fitted(status: status_pb2.Status) -> status_pb2.Status:
 
 
 def fitted_message(status: status_pb2.Status) -> status_pb2.Status:
-    """`status` with its message cut and its details left out where they are long."""
+    """Returns `status` with its message truncated, and without long details."""
     small = status_pb2.Status(code=status.code, message=_cut(status.message, 256))
     small.details.extend(detail for detail in status.details if len(detail.value) <= 512)
     return small
@@ -87,7 +90,8 @@ def session_expired() -> Refusal:
 
 
 def session_not_found(session_id: str) -> Refusal:
-    """Refuses a public id, in the same words whether the session belongs to another tenant or does not exist."""
+    """Returns the refusal of a session's public id, with the same message if the session belongs to another tenant or
+    does not exist."""
     return Refusal(
         Reason.INVALID_HANDLE,
         f"There is no session {session_id[:64]!r} here.",

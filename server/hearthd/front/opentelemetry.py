@@ -1,8 +1,8 @@
-"""Traces: every call a span of OpenTelemetry's, where that is installed and the environment asks for it.
+"""OpenTelemetry traces: a span for each call, if OpenTelemetry is installed and the environment asks for traces.
 
-The environment is OpenTelemetry's own (``OTEL_TRACES_EXPORTER``, ``OTEL_EXPORTER_OTLP_ENDPOINT``, ...); without any of
-it nothing is imported. Only the front has spans: the device processes' forkserver runs before, and knows nothing of it.
-They are sent by a thread of OpenTelemetry's, which forgets what it cannot get rid of in time.
+The variables are OpenTelemetry's own (``OTEL_TRACES_EXPORTER``, ``OTEL_EXPORTER_OTLP_ENDPOINT``, ...). Without them
+nothing is imported. Only the front creates spans: the forkserver of device processes starts earlier, and does not use
+OpenTelemetry. A thread of OpenTelemetry sends the spans, and drops those that it cannot send in time.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger("hearthd.spans")
 
 _FLUSH_S = 2.0
-"""Seconds that the end of the daemon waits for its last spans to be sent."""
+"""Maximum time, in seconds, that the end of the daemon waits until the last spans have been sent."""
 _ASKED_BY = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 _FAILED = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"))
-"""Codes that are the server's failure and not its answer, by OpenTelemetry's conventions."""
+"""Status codes that OpenTelemetry's conventions count as failures of the server."""
 _PEER = re.compile(r"ipv[46]:\[?(.*?)]?:(\d+)")
 _GROUP = "opentelemetry_traces_exporter"
 
 
 class _TracingUnavailable(Exception):
-    """Why there are no traces, and what to do."""
+    """The reason why there are no traces, and the remedy."""
 
     def __init__(self, why: str, fix: str) -> None:
         super().__init__(why)
@@ -52,7 +52,7 @@ class _TracingUnavailable(Exception):
 
 
 def exporters(environ: Mapping[str, str]) -> list[str]:
-    """Returns the installed names of the span exporters that the environment asks for; none: no traces."""
+    """Returns the names of the span exporters that the environment asks for. Empty: no traces."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or not any(map(environ.get, _ASKED_BY)):
         return []
     protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or ""
@@ -62,7 +62,7 @@ def exporters(environ: Mapping[str, str]) -> list[str]:
 
 
 def switch_on(environ: Mapping[str, str] = os.environ) -> None:
-    """Begins tracing if the environment asks for traces, or the process has a provider already
+    """Starts tracing if the environment asks for traces, or the process already has a provider
     (`opentelemetry-instrument`, an embedder). An error is logged, and the daemon serves without traces."""
     try:
         provider = _configured()
@@ -75,12 +75,12 @@ def switch_on(environ: Mapping[str, str] = os.environ) -> None:
         _Tracing.on = _Tracing(provider, ours=ours)
     except _TracingUnavailable as wanting:
         log.warning("no_traces", why=str(wanting), fix=wanting.fix)
-    except Exception as error:  # a number that is none, say
+    except Exception as error:  # for example an invalid number
         log.warning("no_traces", why=f"{type(error).__name__}: {error}", fix="see the OTEL_ variables")
 
 
 def switch_off() -> None:
-    """Sends what there is, and waits for that, but not long."""
+    """Sends the remaining spans, and waits for that up to `_FLUSH_S` seconds."""
     tracing, _Tracing.on = _Tracing.on, None
     if tracing is not None and tracing.ours:
         sending = threading.Thread(target=tracing.provider.shutdown, name="traces-end", daemon=True)
@@ -132,7 +132,7 @@ class _Tracing:
     """Tracing with a provider."""
 
     on: _Tracing | None = None
-    """There is one process, one environment, and so one of these at the most."""
+    """The tracing of this process; None: it is off."""
 
     def __init__(self, provider: Any, *, ours: bool) -> None:
         from opentelemetry import trace
@@ -152,19 +152,19 @@ _serving: ContextVar[CallSpan | None] = ContextVar("hearthd_call_span", default=
 
 
 def begin(service: str, method: str, context: Context) -> CallSpan | None:
-    """The span of a call that begins, with the caller's as its parent; None without traces."""
+    """Starts the span of a call, whose parent is the span of the caller. None: tracing is off."""
     tracing = _Tracing.on
     if tracing is None:
         return None
     try:
         return CallSpan(tracing, service, method, context)
-    except Exception:  # no call fails for its trace
+    except Exception:  # an error of tracing must not fail a call
         log.exception("no_span", service=service, method=method)
         return None
 
 
 class NamedSession(Protocol):
-    """A session, as its spans name it."""
+    """A session, as spans name it."""
 
     @property
     def id(self) -> str: ...
@@ -174,14 +174,14 @@ class NamedSession(Protocol):
 
 
 def of_session(session: NamedSession) -> None:
-    """Notes on the span of the current call that it is for this session."""
+    """Records the session of the current call in its span."""
     call = _serving.get()
     if call is not None:
         call.say({"hearth.session": session.id, "hearth.tenant": session.tenant.name})
 
 
 def of_caller(caller: Caller) -> Caller:
-    """Notes on the span of the current call whose it is."""
+    """Records the tenant of the current call's caller in its span, and returns the caller."""
     call = _serving.get()
     if call is not None:
         call.say({"hearth.tenant": caller.tenant.name})
@@ -189,7 +189,7 @@ def of_caller(caller: Caller) -> Caller:
 
 
 class CallSpan:
-    """The span of one call, from begin to end in one task. Lines logged meanwhile have its `trace_id`."""
+    """The span of one call, which begins and ends in one task. Lines logged in between have its `trace_id`."""
 
     def __init__(self, tracing: _Tracing, service: str, method: str, context: Context) -> None:
         api = tracing.api
@@ -205,12 +205,12 @@ class CallSpan:
         self._logged = structlog.contextvars.bind_contextvars(trace_id=trace_id)
 
     def say(self, attributes: Mapping[str, str]) -> None:
-        """More of what it is; nothing once it is over."""
+        """Adds attributes. Does nothing after the span has ended."""
         if self._span.is_recording():
             self._span.set_attributes(attributes)
 
     def end(self, code: str, reason: str) -> None:
-        """Ends the span with gRPC's status code, by name, and, where it was refused or failed, the reason."""
+        """Ends the span with the name of gRPC's status code and, if the call was refused or failed, the reason."""
         try:
             self._span.set_attribute("rpc.grpc.status_code", int(Code[code]))
             if code != "OK":
@@ -220,13 +220,13 @@ class CallSpan:
             self._span.end()
             _serving.reset(self._call)
             structlog.contextvars.reset_contextvars(**self._logged)
-        except Exception:  # also where the task is not ended by itself, but with the loop
+        except Exception:  # may happen if the task does not end by itself, but with the event loop
             log.debug("span_not_ended", exc_info=True)
 
 
 def _carried(context: Context) -> dict[str, str]:
-    """The metadata as far as it is text. That of a call by frames (`FramedCall`) is looked at as it came: asked for it,
-    the call identifies its caller, which is left to the code that needs it."""
+    """Returns the text entries of the metadata. The metadata of a framed call (`FramedCall`) are read directly: asking
+    the call for them would identify its caller, which is left to the code that needs it."""
     shown: Any = getattr(context, "metadata", None)
     if shown is None:
         shown = context.invocation_metadata()
@@ -245,7 +245,7 @@ def _peer(context: Context) -> dict[str, Any]:
 
 
 def device_started(device: int, generation: int, since: float) -> None:
-    """A device process is ready, whose start began at `since` of the monotonic clock."""
+    """Records a span for a device process that is ready. `since`: monotonic time at which its start began."""
     tracing = _Tracing.on
     if tracing is not None:
         begun = time.time_ns() - int((time.monotonic() - since) * 1e9)
@@ -254,7 +254,7 @@ def device_started(device: int, generation: int, since: float) -> None:
 
 
 def device_lost(device: int, generation: int, cause: str, why: str) -> None:
-    """A device process has ended, or was never ready."""
+    """Records a span for a device process that has ended, or was never ready."""
     tracing = _Tracing.on
     if tracing is not None:
         attributes = {"hearth.device": device, "hearth.generation": generation, "error.type": cause}
@@ -264,7 +264,7 @@ def device_lost(device: int, generation: int, cause: str, why: str) -> None:
 
 
 def _root() -> Any:
-    """The context of what belongs to no call."""
+    """Returns the context of spans that belong to no call."""
     from opentelemetry.context import Context
 
     return Context()

@@ -1,4 +1,4 @@
-"""Rates of counters over the last seconds. Pure: the time is handed in."""
+"""Rates of counters over the last seconds. Pure: the time is passed in."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 WINDOW_S = 10.0
-"""Seconds over which a rate is taken; less while less is known, more where no sample came in between."""
+"""Time, in seconds, over which a rate is computed. Shorter while fewer samples exist, longer if no sample was taken in
+between."""
 STEP_S = 0.5
-"""A sample that comes sooner replaces the last one, so that few are kept at any rate of sampling."""
+"""Minimum interval between kept samples, in seconds. An earlier sample replaces the last one, which limits their
+number."""
 LATE_S = 3.0
-"""Seconds within which counters count as those of now: device processes are asked every two seconds."""
+"""Age, in seconds, up to which the last sample counts as present. Device processes are asked every two seconds."""
 
 Number = int | float
 
@@ -22,11 +24,11 @@ class RatesView:
 
     samples: int
     seconds: float
-    """From the oldest sample to the newest."""
+    """Time, in seconds, from the oldest sample to the newest."""
 
 
 class Rates:
-    """Rates of counters that never go down."""
+    """Rates of counters that never decrease."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, Mapping[str, Number]]] = deque()
@@ -37,7 +39,7 @@ class Rates:
         return RatesView(len(samples), samples[-1][0] - samples[0][0] if samples else 0.0)
 
     def sample(self, now: float, counts: Mapping[str, Number]) -> None:
-        """The counters at one time, no earlier than the last."""
+        """Adds the values of the counters at the time `now`, which must not be earlier than the last one."""
         samples = self._samples
         if len(samples) > 1 and now - samples[-2][0] < STEP_S:
             samples.pop()
@@ -46,7 +48,8 @@ class Rates:
             samples.popleft()
 
     def per_second(self, now: float) -> dict[str, float]:
-        """Each counter's rate; empty until two samples are there. A counter that came later began from 0."""
+        """Returns each counter's rate per second; empty until there are two samples. A counter that appeared later is
+        assumed to have started from 0."""
         if len(self._samples) < 2:
             return {}
         (since, before), (until, after) = self._samples[0], self._samples[-1]

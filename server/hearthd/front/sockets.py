@@ -1,4 +1,4 @@
-"""Listening sockets: clear errors where an address is taken, and one daemon only on a Unix socket."""
+"""Listening sockets, with clear errors for addresses in use, and a lock so that only one daemon uses a Unix socket."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hearthd.front.addresses import Address
 
 
 class ListenError(Exception):
-    """An address cannot be listened on; the text says which, why, and what to do."""
+    """The address cannot be used for listening. The text names the address, the reason and the remedy."""
 
 
 def check_free(address: Address, setting: str) -> None:
-    """Raises `ListenError` where something else listens on `address`.
+    """Raises `ListenError` if another socket listens on `address`.
 
-    gRPC's own error says neither the reason nor the port; asking the kernel first does.
+    gRPC's own error contains neither the reason nor the port, so the address is tried here first.
     """
     if not address.port:
         return
@@ -43,10 +43,11 @@ def listen_error(address: Address, setting: str, error: OSError) -> ListenError:
 
 
 class UnixSocket:
-    """The right to a Unix socket's path, held by a lock beside it for as long as the daemon lives."""
+    """The claim to the path of a Unix socket, held by a lock file beside the path while the daemon runs."""
 
     def __init__(self, path: str, *, public: bool = False, setting: str = "listen.unix") -> None:
-        """`public`: other users of the host may connect. `setting`: where the path comes from."""
+        """Creates the object. With `public`, other users of the host may connect. `setting`: the setting that has the
+        path."""
         self.path = Path(path)
         self._setting = setting
         self._public = public
@@ -57,14 +58,14 @@ class UnixSocket:
         self._made: Path | None = None
 
     def claim(self) -> None:
-        """Takes the path: makes its directory, refuses where a daemon lives behind it, removes what a dead one left.
-        Raises `ListenError`."""
+        """Claims the path: creates its directory, and removes a socket that a daemon left behind. Raises `ListenError`
+        if another daemon uses the path."""
         directory = self.path.parent
         try:
             if not directory.exists():
-                with contextlib.suppress(FileExistsError):  # another daemon makes it at the same moment
+                with contextlib.suppress(FileExistsError):  # another daemon may create it at the same time
                     directory.mkdir(mode=self._directory_mode, parents=True)
-                    directory.chmod(self._directory_mode)  # whatever the umask
+                    directory.chmod(self._directory_mode)  # independent of the umask
                     self._made = directory
             self._take_lock()
             self._remove_stale()
@@ -77,7 +78,7 @@ class UnixSocket:
             raise
 
     def listen(self, backlog: int) -> socket.socket:
-        """A listening socket at the path, which was claimed; non-blocking. Raises `ListenError`."""
+        """Returns a non-blocking socket that listens at the claimed path. Raises `ListenError`."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o111 if self._public else 0o177)
         try:
@@ -101,7 +102,8 @@ class UnixSocket:
                 if error.errno in (errno.EAGAIN, errno.EACCES):
                     raise self._taken() from None
                 raise
-            # The process that released it may have removed the file that was opened here: then the lock guards nothing.
+            # The process that released the lock may have removed the file that was opened here; the lock is then
+            # worthless.
             with contextlib.suppress(FileNotFoundError):
                 if os.fstat(lock).st_ino == self._lock_path.stat().st_ino:
                     self._lock = lock
@@ -135,15 +137,15 @@ class UnixSocket:
         return ListenError(f"{self._setting}: {self.path} cannot be used: {error.strerror or error}")
 
     def release(self) -> None:
-        """Removes the socket and lets go of the path."""
+        """Removes the socket, and releases the path."""
         if self._lock >= 0:
-            if self._ours:  # a claim that was refused holds the lock, but what is there belongs to another process
+            if self._ours:  # after a refused claim, the lock is held, but the socket belongs to another process
                 self.path.unlink(missing_ok=True)
             self._ours = False
             self._lock_path.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = -1
         if self._made is not None:
-            with contextlib.suppress(OSError):  # others may have put something there
+            with contextlib.suppress(OSError):  # the directory may contain other files
                 self._made.rmdir()
             self._made = None

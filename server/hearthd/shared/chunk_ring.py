@@ -1,7 +1,9 @@
-"""The memory through which a device process hands chunks of downloads to the front: how it is laid out, and what its
-hand-over says. The front makes it, one for each device process; a CHUNK then names a slot of it (`Flag.SLOT`).
+"""Chunk ring: the layout of the memory through which a device process passes chunks of downloads to the front.
 
-Neutral ground: the front imports nothing of `device/`, and `device/` nothing of `front/`.
+The front creates one ring for each device process, and sends its layout together with the file; a CHUNK frame then
+names a slot of the ring (`Flag.SLOT`).
+
+Shared code: the front imports nothing of `device/`, and `device/` nothing of `front/`.
 """
 
 from __future__ import annotations
@@ -9,23 +11,24 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 FILE = "chunk_slots"
-"""The kind of the message that hands it to a device process."""
+"""Kind of the message that passes the ring to a device process."""
 
 SMALLEST = 64 << 10
-"""Bytes. A shorter chunk goes through the socket: what a slot saves is less than what its return costs."""
+"""Smallest chunk in bytes that uses a slot. Smaller chunks go through the socket, because a slot would save less than
+returning it costs."""
 
 MOST = 16
-"""Slots: two transfers with all the chunks that they may have under way."""
+"""Largest number of slots: enough for two transfers with all the chunks that they may have in flight."""
 
 MOST_BYTES = 16 << 20
-"""Limit of all slots together, in bytes: as much as is page-locked in one call, so that any slot serves one copy of the
-device."""
+"""Limit of all slots together in bytes. All of them are page-locked in one call, so that any slot can be used in one
+copy of the device."""
 
 _PAGE = 4 << 10
 
 
 class Layout(NamedTuple):
-    """A number of slots of equal size, in bytes, one behind the other."""
+    """Layout of a ring: a number of slots of equal size (in bytes), one after the other."""
 
     slots: int
     slot_bytes: int
@@ -35,7 +38,7 @@ class Layout(NamedTuple):
         return self.slots * self.slot_bytes
 
     def start(self, slot: int) -> int:
-        """Returns the start of a slot."""
+        """Returns the offset of a slot, in bytes."""
         return slot * self.slot_bytes
 
 
@@ -43,7 +46,8 @@ NONE = Layout(0, 0)
 
 
 def layout(chunk_bytes: int) -> Layout:
-    """Returns the layout for chunks of up to `chunk_bytes`; no slots where they are not worth it, or none fits."""
+    """Returns the layout for chunks of up to `chunk_bytes`; no slots if such chunks are too small to benefit, or too
+    large to fit."""
     if chunk_bytes < SMALLEST:
         return NONE
     size = -(-chunk_bytes // _PAGE) * _PAGE
@@ -51,12 +55,12 @@ def layout(chunk_bytes: int) -> Layout:
 
 
 def to_message(what: Layout) -> dict[str, Any]:
-    """Returns the message that goes with the file."""
+    """Returns the message that is sent together with the ring's file."""
     return what._asdict()
 
 
 def from_message(body: dict[str, Any]) -> Layout:
-    """The other way; no slots where it says nothing of the kind."""
+    """Reads the layout from a message; no slots if the message contains no valid layout."""
     slots, slot_bytes = body.get("slots"), body.get("slot_bytes")
     if type(slots) is int and type(slot_bytes) is int and slots > 0 and slot_bytes > 0:
         return Layout(slots, slot_bytes)

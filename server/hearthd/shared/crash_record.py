@@ -1,9 +1,10 @@
-"""Crash record: a small memory in which a device process of the CPU backend records the state of its kernels, for the
-front to read after a crash. The front creates it, the runtime writes it (`device/cpu/runtime/record.h` has the same
+"""Crash record: a small memory in which a device process of the CPU backend records the state of its kernels.
+
+The front creates it and reads it after a crash; the runtime writes it (`device/cpu/runtime/record.h` has the same
 layout).
 
-Neutral ground: the front imports nothing of `device/`, and `device/` nothing of `front/`. The record is written by a
-process that runs code of any tenant: its contents are not trusted.
+Shared code: the front imports nothing of `device/`, and `device/` nothing of `front/`. The record is written by a
+process that runs code of any tenant, so its contents are not trusted.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from dataclasses import dataclass
 from hearthd.shared import sealed_memory
 
 FILE = "crash_record"
-"""The kind of the message that hands it to a device process."""
+"""Kind of the message that passes the record to a device process."""
 
 SLOTS = 512
-"""Limit of threads that launch kernels, each with a separate line; further ones are not recorded."""
+"""Limit of threads that launch kernels, each with a separate slot; further threads are not recorded."""
 
 _HEAD = struct.Struct("=IiiIQIiIIIII")
-"""State, signal, si_code, slot, address, whether there is one, sender, block (x, y, z), slot of the message, unused."""
+"""State, signal, si_code, slot, address, 1 if there is an address, sender, block (x, y, z), slot of the message,
+unused."""
 _HEAD_BYTES = 512
 _MESSAGE_BYTES = 448
 _SLOT = struct.Struct("=II56s192s")
-"""A line: 1 if it is in use, 1 if a kernel runs, the session's id, the kernel's name."""
+"""A slot: 1 if it is in use, 1 if a kernel runs, the session's id, the kernel's name."""
 
 SIZE = _HEAD_BYTES + SLOTS * _SLOT.size
 
@@ -35,7 +37,7 @@ _WRITTEN = 2
 
 @dataclass(frozen=True)
 class RunningKernel:
-    """A kernel that had begun and not ended."""
+    """A kernel that had started and not ended."""
 
     kernel: str
     session: str
@@ -44,28 +46,28 @@ class RunningKernel:
 
 @dataclass(frozen=True)
 class Crash:
-    """The signal that a process brought on itself, or was sent."""
+    """The signal that a process caused itself, or that was sent to it."""
 
     signal: int
     culprit: RunningKernel | None
-    """The kernel that did it; None: it happened outside of all kernels."""
+    """The kernel that caused the signal; None: no kernel caused it."""
     address: int | None = None
-    """Address of the fault; None where the signal or the processor does not report it."""
+    """Address of the fault; None if the signal or the processor does not report it."""
     block: tuple[int, int, int] = (0, 0, 0)
     """Block of the grid that faulted."""
     message: str = ""
     """Message of the kernel: a failed assertion, a trap."""
     sender: int = 0
-    """Process that sent the signal, where that was another one."""
+    """ID of the process that sent the signal; 0 if no process sent it."""
 
 
 @dataclass(frozen=True)
 class CrashRecord:
-    """Last state of the process."""
+    """Last recorded state of the process."""
 
     running: tuple[RunningKernel, ...] = ()
     crash: Crash | None = None
-    """The crash; None: the process ended in a way that it could not record, or not by a signal."""
+    """The crash; None if the process ended without a signal, or in a way that it could not record."""
 
 
 def make() -> int:
@@ -74,12 +76,12 @@ def make() -> int:
 
 
 def read(file: int) -> CrashRecord:
-    """Reads the record. Raises OSError where the file cannot be read, nothing for its contents."""
+    """Reads the record. Raises OSError if the file cannot be read; never raises because of its contents."""
     return parse(os.pread(file, SIZE, 0))
 
 
 def parse(data: bytes) -> CrashRecord:
-    """Decodes any bytes; fewer than `SIZE` give an empty record."""
+    """Decodes a record from any bytes; fewer than `SIZE` bytes give an empty record."""
     if len(data) < SIZE:
         return CrashRecord()
     slots = [_slot(data, number) for number in range(SLOTS)]
@@ -108,6 +110,6 @@ def _crash(data: bytes, slots: list[RunningKernel | None]) -> Crash | None:
 
 
 def _text(raw: bytes) -> str:
-    """Returns the text up to the first zero, with printable characters only."""
+    """Returns the text up to the first zero byte, with non-printable characters replaced."""
     text = raw.partition(b"\0")[0].decode(errors="replace")
     return "".join(character if character.isprintable() else "\ufffd" for character in text)

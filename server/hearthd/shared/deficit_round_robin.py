@@ -1,14 +1,15 @@
 """Deficit round robin: selects the next user of a shared resource, by weights. Pure.
 
-Neutral ground, as `hearthd.shared.device_spec`: sessions share a device process by it, device processes a device.
+Shared code, like `hearthd.shared.device_spec`: it schedules the sessions of a device process, and the device processes
+of a device.
 
-The cost of a turn is known only at its end, so costs are charged afterwards and credit may go below zero ("surplus
-round robin"). A flow with credit left continues; when no waiting flow has any, a round begins and credits all. Flows
-are in groups and groups in classes: a tenant's weight is divided among its sessions, and a more urgent class goes
-before all others, which keep a small part.
+The cost of a turn is known only at its end, so costs are charged afterwards and credit may become negative ("surplus
+round robin"). A flow with credit left continues; when no waiting flow has credit, a new round credits all flows. Flows
+belong to groups, and groups to priority classes: a tenant's weight is divided among its sessions, and a more urgent
+class goes before all others, which are guaranteed a small part.
 
-M. Shreedhar, G. Varghese: Efficient Fair Queuing using Deficit Round Robin, 1995. Costs, credit and quantum are in one
-unit, of the caller's choice.
+M. Shreedhar, G. Varghese: Efficient Fair Queuing using Deficit Round Robin, 1995. Costs, credit and quantum have the
+same unit, which the caller chooses.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 LEAST = 0.05
-"""The part of what more urgent classes use that each class below them is owed."""
+"""Fraction of the use of more urgent classes that is guaranteed to each class below them."""
 
 
 class _Entry:
@@ -32,15 +33,15 @@ class _Entry:
 
 
 class DeficitRoundRobin(Generic[K]):
-    """Deficit round robin over one level. `quantum`: what an entry of average weight gets each round.
+    """Deficit round robin over one level. `quantum` is the credit that an entry of average weight gets in each round.
 
-    An entry that leaves keeps its credit, or its debt, until rounds have made it what a newcomer gets.
+    An entry that leaves the queue keeps its credit or debt, until rounds have raised its credit to that of a new entry.
     """
 
     def __init__(self, quantum: float) -> None:
         self._quantum = quantum
         self._entries: dict[K, _Entry] = {}
-        self._order: deque[K] = deque()  # of those that want; the first is the one whose turn it is
+        self._order: deque[K] = deque()  # keys that wait for a turn; the first one has the turn
         self._wanting: set[K] = set()
         self._weights = 0.0
 
@@ -51,7 +52,7 @@ class DeficitRoundRobin(Generic[K]):
         return key in self._wanting
 
     def enter(self, key: K, weight: float = 1.0) -> None:
-        """Queues the flow for a turn."""
+        """Queues the flow for a turn; `weight` replaces an earlier weight."""
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = _Entry(weight)
@@ -65,13 +66,13 @@ class DeficitRoundRobin(Generic[K]):
             self._order.append(key)
 
     def leave(self, key: K) -> None:
-        """Removes the flow from the queue for now."""
+        """Removes the flow from the queue, and keeps its credit or debt."""
         if key in self._wanting:
             self._wanting.discard(key)
             self._order.remove(key)
 
     def forget(self, key: K) -> None:
-        """Removes the flow for good."""
+        """Removes the flow with its credit or debt."""
         self.leave(key)
         entry = self._entries.pop(key, None)
         if entry is not None:
@@ -80,35 +81,35 @@ class DeficitRoundRobin(Generic[K]):
                 self._weights = 0.0
 
     def credit(self, key: K) -> float:
-        """Returns the credit of the flow; infinite for an unknown flow, or where no other flow waits."""
+        """Returns the credit of the flow; infinity for an unknown flow, or if no other flow waits."""
         entry = self._entries.get(key)
         if entry is None or not self._wanting or self._wanting == {key}:
             return float("inf")
         return entry.credit
 
     def charge(self, key: K, cost: float) -> None:
-        """Charges the flow with `cost`."""
+        """Subtracts `cost` from the flow's credit."""
         entry = self._entries.get(key)
         if entry is not None:
             entry.credit -= cost
 
     def turn(self) -> K | None:
-        """Returns the flow with the turn; None where none waits. The same one until its credit is used up, or it
-        leaves."""
+        """Returns the flow that has the turn; None if no flow waits. The same flow is returned until it has used its
+        credit or leaves."""
         if not self._order:
             return None
         for _ in range(len(self._order)):
             if self._entries[self._order[0]].credit > 0:
                 return self._order[0]
             self._order.rotate(-1)
-        self._order.rotate(-1)  # behind the one that had the last turn
+        self._order.rotate(-1)  # moves the flow that had the last turn to the end
         self._replenish()
         while self._entries[self._order[0]].credit <= 0:
             self._order.rotate(-1)
         return self._order[0]
 
     def _replenish(self) -> None:
-        """Credits all flows with as many rounds as it takes until a waiting flow has credit."""
+        """Credits all flows with as many rounds as are necessary until a waiting flow has credit."""
         wanting = [self._entries[key] for key in self._order]
         rounds = min(1 + -entry.credit // self._share(entry) for entry in wanting)
         rested = []
@@ -119,7 +120,7 @@ class DeficitRoundRobin(Generic[K]):
                 rested.append(key)
         for key in rested:
             self.forget(key)
-        if all(entry.credit <= 0 for entry in wanting):  # rounding, of debts beyond all measure
+        if all(entry.credit <= 0 for entry in wanting):  # possible only by rounding errors, with extremely large debts
             max(wanting, key=lambda entry: entry.credit).credit = self._quantum
 
     def _share(self, entry: _Entry) -> float:
@@ -127,7 +128,7 @@ class DeficitRoundRobin(Generic[K]):
 
 
 class _Class(Generic[K]):
-    """Groups of one urgency."""
+    """The groups of one priority."""
 
     __slots__ = ("groups", "owed", "rings")
 
@@ -138,7 +139,8 @@ class _Class(Generic[K]):
 
 
 class HierarchicalRoundRobin(Generic[K]):
-    """Flows in groups in classes; see the module. A lower `priority` is more urgent, as for CUDA streams."""
+    """Flows in groups, and groups in priority classes; see the module. A lower `priority` is more urgent, as for CUDA
+    streams."""
 
     def __init__(self, quantum: float) -> None:
         self._quantum = quantum
@@ -154,7 +156,8 @@ class HierarchicalRoundRobin(Generic[K]):
         return key in self._wanting
 
     def enter(self, key: K, group: str = "", weight: float = 1.0, priority: int = 0) -> None:
-        """The flow wants a turn. `weight` is its group's: the last one named counts."""
+        """Queues the flow for a turn. `weight` is that of the flow's group; the last value given for the group
+        applies."""
         place = (priority, group)
         if self._places.get(key, place) != place:
             self.forget(key)
@@ -165,7 +168,7 @@ class HierarchicalRoundRobin(Generic[K]):
         of.rings.setdefault(group, DeficitRoundRobin(self._quantum)).enter(key)
 
     def leave(self, key: K) -> None:
-        """Removes the flow from the queue for now; its past use still counts when it returns soon."""
+        """Removes the flow from the queue; its past use still counts if it returns soon."""
         place = self._places.get(key)
         if place is None:
             return
@@ -179,16 +182,16 @@ class HierarchicalRoundRobin(Generic[K]):
             of.owed = min(of.owed, 0.0)
 
     def forget(self, key: K) -> None:
-        """Removes the flow for good."""
+        """Removes the flow, with its credit or debt."""
         self.leave(key)
         place = self._places.pop(key, None)
         if place is not None:
             self._classes[place[0]].rings[place[1]].forget(key)
             if place not in self._places.values():
-                del self._classes[place[0]].rings[place[1]]  # its debt, if any, is the group's, and stays
+                del self._classes[place[0]].rings[place[1]]  # a debt remains with the group
 
     def charge(self, key: K, cost: float) -> None:
-        """Charges the flow with `cost`, whether or not it waits."""
+        """Subtracts `cost` from the credit of the flow and of its group, whether or not the flow waits."""
         place = self._places.get(key)
         if place is None:
             return
@@ -204,15 +207,15 @@ class HierarchicalRoundRobin(Generic[K]):
                 of.owed -= cost
 
     def turn(self) -> K | None:
-        """Returns the flow with the turn; None where none waits."""
+        """Returns the flow that has the turn; None if no flow waits."""
         of = self._class()
         group = of.groups.turn() if of is not None else None
         return of.rings[group].turn() if of is not None and group is not None else None
 
     def credit(self, key: K) -> float:
-        """Returns the credit that the flow may use before others have a turn; infinite where no other flow waits.
+        """Returns the credit that the flow may use before other flows have a turn; infinity if no other flow waits.
 
-        Nothing where a flow of a more urgent class waits; a newcomer has some.
+        Returns 0 if a flow of a more urgent class waits, and one quantum for an unknown flow.
         """
         place = self._places.get(key)
         if place is None:

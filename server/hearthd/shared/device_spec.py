@@ -1,6 +1,6 @@
-"""Device spec: the parameters of a device process, from the front.
+"""Device spec: the parameters that the front passes to a device process.
 
-Neutral ground: the front imports nothing of `device/`, and `device/` nothing of `front/`.
+Shared code: the front imports nothing of `device/`, and `device/` nothing of `front/`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Literal
 Backend = Literal["cuda", "cpu"]
 
 Confinement = Literal["off", "available", "required", "process"]
-"""Level of confinement. CPU backend: as far as the kernel can ("available"), or wholly ("required"). CUDA: none
-("off"), or seccomp and attributes ("process")."""
+"""Level of confinement. CPU backend: as far as the kernel supports it ("available"), or complete ("required"). CUDA:
+none ("off"), or seccomp and process attributes ("process")."""
 
 
 @dataclass(frozen=True)
@@ -23,51 +23,53 @@ class DeviceSpec:
     """The device's number on the node, as clients see it."""
     backend: Backend
     index: int
-    """The CUDA device index; the number of the virtual device on the CPU backend."""
+    """The CUDA device index; for the CPU backend, the number of the virtual device."""
     generation: int = 1
-    """Counts the processes that have served this device; buffers of an older one are gone."""
+    """Number of the process among those that have served this device; buffers of an older generation are lost."""
     cache_dir: str = ""
-    """Directory of compiled modules; empty: none."""
+    """Directory of compiled modules; empty: modules are not cached."""
     cache_bytes: int = 1 << 30
     cache_key: str = ""
-    """File with the key that authenticates what is in there; empty: there is none."""
+    """File with the key that authenticates the cache's entries; empty: there is no key."""
     cache_divided: bool = False
-    """Each tenant has separate compiled modules."""
+    """True if each tenant has separate compiled modules."""
     confinement: Confinement = "available"
     """Confinement of the process before it serves any session."""
     memory_limit: int = 0
-    """Limit of all sessions together; 0: the device's memory (CPU: a share of the host's memory)."""
+    """Limit in bytes of device memory for all sessions together; 0: the device's memory (CPU: a share of the host's
+    memory)."""
     memory_granted: int | None = None
-    """Part of the limit that the process may hold from its start, until the front grants another; None: all of it."""
+    """Bytes of the limit that the process may hold from its start until the front grants a different amount; None: all
+    of it."""
     scrub: bool = False
-    """Memory is cleared before it is handed out, as there are tenants."""
+    """True if memory is cleared before it is allocated, because there are tenants."""
     launch_timeout: float = 0.0
-    """A kernel that runs longer ends the device process; 0: none."""
+    """Seconds after which a running kernel ends the device process; 0: no limit."""
     load_timeout: float = 60.0
-    """Time limit for which a module may wait to be loaded until kernels end, where the backend has it wait; 0: none."""
+    """Seconds for which a module may wait to be loaded until kernels end, if the backend makes it wait; 0: no limit."""
     collective_timeout: float = 30.0
     max_handles: int = 131_072
-    """The most handles of one session; 0: no limit."""
+    """Largest number of handles of one session; 0: no limit."""
     max_streams: int = 128
     linger: float = 500e-6
-    """Time for which the process polls for the next request without a sleep, after it has done work, where there are
-    cores enough; 0: none."""
+    """Seconds for which the process polls for the next request after doing work before it sleeps, if there are enough
+    cores; 0: no polling."""
     staging_bytes: int = 256 << 20
-    """Limit of the host memory for copies under way."""
+    """Limit in bytes of the host memory for running copies."""
     max_inline_bytes: int = 1 << 20
     chunk_bytes: int = 1 << 20
     compile_timeout: float = 120.0
-    """Wall-clock seconds of one compile."""
+    """Wall-clock limit of one compile, in seconds."""
     compile_memory: int = 4 << 30
     """Address space that one compile may take, in bytes."""
     compile_workers: int = 2
     compile_confined: bool = False
-    """A compile worker that Landlock does not confine compiles nothing: there are tenants."""
+    """True if a compile worker that Landlock could not confine must not compile, because there are tenants."""
     cpu_threads: int = 0
     """Threads of one virtual CPU device; 0: all cores."""
     nvtx: bool = False
-    """NVTX ranges around commands, for Nsight Systems."""
+    """True if commands are enclosed in NVTX ranges, for Nsight Systems."""
     cupti: bool = False
-    """CUPTI's kernel activity in the traces of sessions."""
+    """True if traces of sessions contain CUPTI's kernel activity."""
     log_level: str = "info"
     log_format: Literal["json", "console"] = "console"

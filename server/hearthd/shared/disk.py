@@ -1,4 +1,4 @@
-"""Full disks: their detection, and the message for clients, with the path and a fix.
+"""Full disks: detection, and the refusal for clients, with the path and a fix.
 
 A full disk is not caused by a request: it is never reported as a source that does not compile, and work without disk
 access continues.
@@ -13,14 +13,14 @@ import tempfile
 from hearth_proto.reasons import Reason, Refusal
 
 RETRY_S = 5.0
-"""Seconds after which what was refused may be asked again: others give room back, or an operator makes some."""
+"""Seconds after which a client may repeat a refused request: other processes free space, or an operator does."""
 
 _NUMBERS = (errno.ENOSPC, errno.EDQUOT)
 _PHRASES = (*(os.strerror(number).lower() for number in _NUMBERS), "error: nospaceleft")
 _QUOTED = ("#error", "#warning", "static assertion")
-"""Marks of lines that quote a source, which may contain any text."""
+"""Marks of lines that quote a source, and may therefore contain any text."""
 _LEAST_BYTES = 1 << 20
-"""Least room in bytes: with less, a compiler that maps its files crashes."""
+"""Smallest sufficient free space in bytes: with less, a compiler that maps its files crashes."""
 
 
 def is_full(error: BaseException) -> bool:
@@ -35,7 +35,7 @@ def says_full(text: str) -> bool:
 
 
 def without_room(path: str) -> bool:
-    """True if there is hardly any room at `path`."""
+    """True if there is hardly any free space at `path`."""
     try:
         status = os.statvfs(path)
     except OSError:
@@ -44,7 +44,8 @@ def without_room(path: str) -> bool:
 
 
 def refusal(path: str, purpose: str, setting: str) -> Refusal:
-    """`DISK_FULL`. `purpose`: what was to be written at `path`; `setting`: what chooses the place."""
+    """Returns the refusal DISK_FULL. `purpose`: the data to be written at `path`; `setting`: the name of the setting
+    that chooses the path."""
     return Refusal(
         Reason.DISK_FULL,
         f"The disk is full that holds {path}: there is no room for {purpose}.",
@@ -55,7 +56,7 @@ def refusal(path: str, purpose: str, setting: str) -> Refusal:
 
 
 def of_error(error: OSError, cache: str) -> Refusal:
-    """Returns the refusal for an error of a compile, whose files lie in the `cache` directory or are temporary."""
+    """Returns the refusal for an error of a compile, whose files are in the `cache` directory or temporary."""
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
     if cache and (not path or path.startswith(cache)):
         return refusal(path or cache, "what is compiled", "cache.dir")

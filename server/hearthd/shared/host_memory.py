@@ -1,4 +1,4 @@
-"""Memory of this host that the daemon may use."""
+"""Size of the host memory that the daemon may use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def share_of_host() -> int:
-    """A quarter of the memory that this daemon may have: the host's, or its control group's limit."""
+    """Returns, in bytes, a quarter of the memory available to this daemon: that of the host, or the limit of its
+    control group."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):

@@ -1,8 +1,9 @@
-"""Processes that end when another one does: the kernel kills them when the other end of a pipe closes.
+"""Processes that end together with another one: the kernel kills them when the other end of a pipe closes.
 
-Unlike `PR_SET_PDEATHSIG`, it follows one chosen process and not the thread that is the parent, and it can take a whole
-process group; like that, it holds for a process that is stopped or stuck. Used where the survivor would serve no client
-any more: a device process whose front is gone, a compile worker whose device process is.
+Unlike `PR_SET_PDEATHSIG`, the lifeline depends on a chosen process rather than on the parent's thread, and it can kill
+a whole process group. Like `PR_SET_PDEATHSIG`, it also works for a process that is stopped or stuck. Used for processes
+that would otherwise survive without serving any client: a device process whose front is gone, a compile worker whose
+device process is gone.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ import select
 import signal
 
 _F_SETSIG = 10
-"""`fcntl`'s; the module does not name it."""
+"""Constant of `fcntl`, which Python's module does not define."""
 
 
 def die_with(lifeline: int, *, group: bool = False) -> bool:
-    """Has the kernel kill this process, or its process group, when the last write end of the pipe closes.
+    """Makes the kernel kill this process, or its process group, when the last write end of the pipe closes.
 
     Args:
-        lifeline: the read end. The open file must be this process's alone: a file shared with another process has one
-            owner for both.
-        group: the whole process group.
+        lifeline: The read end. The open file must not be shared with another process, because an open file has
+            only one owner.
+        group: True to kill the whole process group.
 
     Returns:
-        False where the pipe had closed before: nothing will happen any more, the caller has to end by itself.
+        False if the pipe had closed before: no signal will be sent, and the caller has to end by itself.
 
     Raises:
-        OSError: the system does not offer this.
+        OSError: The system does not support this.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp() if group else os.getpid())
     fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Logging: one line an event, JSON or console, on standard error."""
+"""Logging: one line for each event, JSON or console format, on standard error."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import structlog
 
 _LEVELS = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
 _processors: list[Any] = []
-"""Processors of every logger, also of existing ones: changed in place."""
+"""Processors of all loggers. Changed in place, so that changes apply to existing loggers, too."""
 _threshold = logging.INFO
 
 THROTTLE_S = 60.0
-"""Seconds between two lines of one kind, by default."""
+"""Default interval in seconds between two lines of one kind."""
 _MOST_KINDS = 1024
-"""Kinds whose last lines are remembered."""
+"""Largest number of kinds whose last lines are remembered."""
 
 
 def configure(level: str = "info", format: str = "auto") -> None:
-    """Sets structlog up for the whole process; libraries that use `logging` (from warnings up) come out the same. May
-    be called again: every logger follows the last call."""
+    """Configures structlog for the whole process; records of libraries that use `logging` (from level warning) get the
+    same format. May be called again: the last call applies to all loggers."""
     global _threshold  # noqa: PLW0603 - there is one log
     if format == "auto":
         format = "console" if sys.stderr.isatty() else "json"
@@ -60,11 +60,11 @@ def configure(level: str = "info", format: str = "auto") -> None:
 
 
 class WithoutErrors(logging.Filter):
-    """Drops a library's records of exceptions of one class, which strangers cause: they could fill the log with them.
+    """Drops a library's records of exceptions of one class. Clients can cause such exceptions, and could fill the log.
 
     Args:
-        logger: name of the library's logger.
-        errors: the class; records of subclasses are dropped as well.
+        logger: Name of the library's logger.
+        errors: The class; records of subclasses are dropped as well.
     """
 
     def __init__(self, logger: str, errors: type[BaseException]) -> None:
@@ -73,7 +73,7 @@ class WithoutErrors(logging.Filter):
         self._errors = errors
 
     def install(self) -> None:
-        """Adds the filter to the logger; once, however often it is called."""
+        """Adds the filter to the logger. Further calls have no effect."""
         self._logger.addFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -87,8 +87,8 @@ def _from_level_up(logger: Any, method: str, event: MutableMapping[str, Any]) ->
 
 
 def _for_terminals(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escapes what a terminal would obey or hide: control characters, escape sequences, marks of writing direction.
-    Names and headers come from strangers; a line of the log is one line, whatever is in it."""
+    """Escapes what a terminal would interpret or hide: control characters, escape sequences, marks of writing
+    direction. Names and headers come from clients; each event stays on one line whatever they contain."""
     for key, value in event.items():
         if isinstance(value, str):
             event[key] = printable(value, also="\n\t" if key in ("exception", "stack") else "")
@@ -96,7 +96,8 @@ def _for_terminals(logger: Any, method: str, event: MutableMapping[str, Any]) ->
 
 
 def printable(text: str, also: str = "") -> str:
-    """The text with escapes as Python writes them in place of what is not printable; `also`: characters that stay."""
+    """Returns the text with non-printable characters replaced by Python's escapes. `also`: further characters to
+    keep."""
     if text.isprintable():
         return text
     return "".join(
@@ -112,20 +113,20 @@ def _name(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableM
 
 
 class LogThrottle:
-    """Decides when a line of a kind that repeats is logged again: once a period. Pure, bounded."""
+    """Limits lines of a kind that repeats to one in each period. Pure, bounded."""
 
     def __init__(self, period: float = THROTTLE_S) -> None:
         self._period = period
         self._last: dict[Hashable, tuple[float, int]] = {}
-        """Time of the last line of each kind, and the number of events since."""
+        """Time of the last line, and the number of events since, by kind."""
 
     def due(self, kind: Hashable, now: float) -> bool:
         """Returns True if a line of this kind is due, and counts it as written."""
         return self.times(kind, now) > 0
 
     def times(self, kind: Hashable, now: float) -> int:
-        """Returns the events of this kind since its last line, this one included, and counts a line as written. 0: no
-        line is due."""
+        """Returns the number of events of this kind since its last line, including this event, and counts a line as
+        written. Returns 0 if no line is due."""
         last, unlogged = self._last.get(kind, (float("-inf"), 0))
         if now - last < self._period:
             self._last[kind] = (last, unlogged + 1)

@@ -1,7 +1,9 @@
-"""Keeps freed memory in this process, for the next buffer of its kind, and gives it back when there will be none.
+"""Settings of the C library's allocator: keeps freed memory in this process for reuse, and returns it to the system on
+request.
 
-Every chunk of a transfer is a fresh object of a megabyte. By default glibc maps such objects one by one and gives them
-back at once, so that each chunk pays for the kernel clearing its pages: more than all copies of it together.
+Every chunk of a transfer is a new object of a megabyte. By default glibc maps such objects one by one and unmaps them
+immediately, so that for each chunk the kernel has to clear its pages, which costs more than all copies of the chunk
+together.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
 def keep_freed_memory(keep_bytes: int, arenas: int = 0) -> None:
-    """Keeps up to `keep_bytes` of free memory mapped, in each of at most `arenas` heaps that threads share; 0: the C
-    library's default, which is eight a core. To be called before there are threads. Has no effect where the C library
-    has no mallopt."""
+    """Keeps up to `keep_bytes` of free memory mapped in each of at most `arenas` heaps, which threads share; 0: the C
+    library's default, which is eight for each core. Must be called before any thread starts. Has no effect if the C
+    library has no mallopt."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
@@ -26,8 +28,8 @@ def keep_freed_memory(keep_bytes: int, arenas: int = 0) -> None:
 
 
 def give_back() -> None:
-    """Free memory goes back to the system now, also what is kept. Takes some milliseconds. Does nothing where the C
-    library has no malloc_trim."""
+    """Returns all free memory to the system, including memory that is kept for reuse. Takes some milliseconds. Has no
+    effect if the C library has no malloc_trim."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

@@ -1,5 +1,8 @@
-"""Imports structlog without rich, which it would load for tracebacks in colours. That doubles the start-up time of a
-process, and takes some megabytes, in the front and in every device process, for no use in a log file."""
+"""Imports structlog without rich, which structlog would load for tracebacks in colour.
+
+Rich would double the start-up time and take some megabytes, in the front and in every device process, without any use
+in a log file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A directory for a while, which is cleared away whatever happens to its process."""
+"""Scratch directory, which is removed even if its process is killed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 class Scratch:
-    """A directory whose name begins with `prefix`, and rooms in it. What processes that were killed left under the
-    prefix is cleared away."""
+    """A directory whose name begins with `prefix`, and subdirectories in it. Creating one removes the directories that
+    killed processes left under the same prefix."""
 
     def __init__(self, prefix: str) -> None:
         for stale in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
@@ -27,11 +27,11 @@ class Scratch:
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
-                continue  # another process has cleared it away, before it was known to be in use
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # until this process is gone
+                continue  # another process has removed it, before it was known to be in use
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # held until this process ends
             if os.fstat(descriptor).st_nlink:
                 return path, descriptor
-            os.close(descriptor)  # the same, a moment later
+            os.close(descriptor)  # removed as above, but a moment later
 
     def room(self) -> Path:
         self._rooms += 1

@@ -1,4 +1,4 @@
-"""Memory that two processes share, and neither can take away from the other. Neutral ground, as all beside `front/` and
+"""Memory that two processes share, and that neither can shrink. Shared code: imports nothing of `front/` or
 `device/`."""
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ import fcntl
 import os
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""Seals: no process can take pages away from under the others, which would end them by SIGBUS."""
+"""Seals that prevent every process from removing pages, which would kill the other processes by SIGBUS."""
 
 
 def make(name: str, size: int) -> int:
-    """Returns an open file of `size` bytes, all zero, close-on-exec; `name` shows among the process's files.
+    """Returns an open file of `size` zero bytes, close-on-exec; `name` is shown among the process's open files.
 
-    No process can shorten it, which would end its readers by SIGBUS. Raises OSError.
+    No process can shorten the file, which would kill its readers by SIGBUS. Raises OSError.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError(errno.ENOSYS, "the system has no memfd")

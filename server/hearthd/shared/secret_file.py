@@ -1,4 +1,4 @@
-"""A file with a random key, for its owner only. Neutral ground, as all beside `front/` and `device/`."""
+"""A file with a random key that only its owner can read. Shared code: imports nothing of `front/` or `device/`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import tempfile
 from pathlib import Path
 
 SIZE = 32
-"""Bytes of a key."""
+"""Size of a key in bytes."""
 
 
 def ensure(path: str) -> None:
-    """Makes the file where it is not there; several processes may do so at once. Raises OSError, also for a file that
-    others can read or that is no key."""
+    """Creates the file if it does not exist. Several processes may call it at the same time. Raises OSError, also if
+    other users can read the file or it contains no key."""
     place = Path(path)
     if not place.exists():
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".key-") as file:  # of mode 0600
+        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".key-") as file:  # has mode 0600
             file.write(secrets.token_bytes(SIZE))
             file.flush()
             os.fsync(file.fileno())
@@ -29,7 +29,7 @@ def ensure(path: str) -> None:
 
 
 def read(path: str) -> bytes:
-    """The key. Raises OSError."""
+    """Returns the key. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)

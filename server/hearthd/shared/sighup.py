@@ -1,7 +1,7 @@
-"""SIGHUP, from the first moment on: it asks for a reload, and would end a process that does not say otherwise.
+"""Handling of SIGHUP from the start of the process: it requests a reload, and would end a process that has no handler.
 
-The terminal that a daemon was started from says the same when it is closed. Then it is meant as it always was: an end,
-which is asked for as SIGTERM asks for it, unless the daemon was started to outlive its terminal (`nohup`).
+SIGHUP also arrives when the terminal from which the daemon was started is closed. It then has its original meaning: the
+daemon ends as for SIGTERM, unless it was started to outlive its terminal (`nohup`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from types import FrameType
 
 
 class Hangup:
-    """Made before anything that takes time; the daemon takes over from it."""
+    """State of SIGHUP. Created before anything that takes time; the daemon takes over the signal from it."""
 
     def __init__(self) -> None:
         self.asked = False
-        """True if the signal came before a handler could act on it."""
+        """True if the signal arrived before the daemon could act on it."""
         self._outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         self._terminal = _has_terminal()
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """The handler, until the daemon has its own."""
+        """Handler of the signal, until the daemon installs its own. Only records that the signal arrived."""
         self.asked = True
 
     @property
@@ -31,7 +31,7 @@ class Hangup:
 
 
 def begin() -> Hangup:
-    """Makes the signal harmless from here on."""
+    """Installs a handler, so that the signal does not end the process, and returns the signal's state."""
     hangup = Hangup()
     signal.signal(signal.SIGHUP, hangup.note)
     return hangup

@@ -14,7 +14,7 @@ import pytest
 
 import hearth
 from hearth import aio
-from hearth.aio import connection
+from hearth.aio.connection import LoopConnection
 from hearth.errors import HearthError
 from tests.support.client.internals import connection_of
 from tests.support.daemon.aio_ways import LARGE, WAYS, connect
@@ -190,9 +190,7 @@ def test_many_large_arrays_share_few_threads(daemon: DaemonProcess) -> None:
     run(main)
 
 
-def test_a_full_queue_holds_nothing_up(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hearth.session.send_queue.QUEUE_COMMANDS", 500)
-
+def test_a_full_queue_holds_nothing_up(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with connect(daemon) as node:
             gpu = node.device(0)
@@ -200,6 +198,7 @@ def test_a_full_queue_holds_nothing_up(daemon: DaemonProcess, monkeypatch: pytes
             add_one, spin = module.get_function("add_one"), module.get_function("spin")
             x = gpu.zeros(1, np.int32)
             await gpu.synchronize()
+            connection_of(gpu).attachment().queue.most_commands = 500
             spin((1,), (1,), (np.int64(300_000_000),))
             launched = 0  # were one to wait for room, none would be refused
             with pytest.raises(hearth.QuotaExceededError, match="ready") as caught:
@@ -221,13 +220,13 @@ def test_a_full_queue_holds_nothing_up(daemon: DaemonProcess, monkeypatch: pytes
     run(main)
 
 
-def test_uploads_on_their_way_are_bounded(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "UPLOADS_SOFT", 8 * LARGE)
-    monkeypatch.setattr(connection, "UPLOADS_HARD", 24 * LARGE)
-
+def test_uploads_on_their_way_are_bounded(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with connect(daemon, "grpc") as node:
             gpu = node.device(0)
+            connection = connection_of(gpu)
+            assert isinstance(connection, LoopConnection)
+            connection.uploads_soft, connection.uploads_hard = 8 * LARGE, 24 * LARGE
             arrays = []
             with pytest.raises(hearth.QuotaExceededError, match="being uploaded"):
                 for number in range(10):

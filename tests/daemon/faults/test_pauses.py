@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth.session import execute_stream
+from hearth.session.timing import Timing
 from hearth.transport import framed
 from hearth.transport.lane import Lane
 from tests.support.client.internals import connection_of
@@ -142,8 +142,8 @@ def test_a_client_that_gave_its_lane_up_is_answered(
 
     with hearth.connect(paused.unix, timeout=60) as node:
         monkeypatch.setattr(framed, "open_lane", late)
-        monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 600.0)
         gpu = node.device(0)
+        connection_of(gpu).timing = Timing(lane_again=600.0)
         x = gpu.zeros(4, np.int32)
         add_one = common(gpu, "add_one")
         for _ in range(3):

@@ -77,6 +77,19 @@ def test_a_device_without_tma_refuses_by_name_and_lives_on(gpu: hearth.Device) -
 
 
 @on_cpu
+def test_im2col_wide_and_swizzle_atoms_are_refused_there_as_every_tensor_map(gpu: hearth.Device) -> None:
+    x = gpu.zeros((2, 4, 8, 16), np.float32)
+    for make in (
+        lambda: x.tensor_map(im2col=hearth.Im2colWide(0, 0, 16, 8), swizzle="64b"),
+        lambda: x.tensor_map((1, 1, 8, 16), swizzle="128b_atom_64b"),
+    ):
+        make()
+        with pytest.raises(hearth.UnsupportedError) as caught:
+            gpu.synchronize()
+        assert caught.value.details["feature"] == "tensor_maps"
+
+
+@on_cpu
 def test_wrong_fields_are_no_matter_where_nothing_is_served(raw: Raw) -> None:
     buffer = raw.buffer(bytes(64))
     command = c.CreateTensorMap(tensor_map=raw.mint(), buffer=buffer, dtype="nonsense", shape=[0], swizzle="?")
@@ -106,6 +119,10 @@ def test_wrong_fields_are_no_matter_where_nothing_is_served(raw: Raw) -> None:
         (lambda x: x.tensor_map((8, 32), dtype="16u4_align8b"), r"x\.view\(np\.uint8\)"),
         (lambda x: x.tensor_map(im2col=hearth.Im2col((2**31,), (0,), 1, 1)), "lower_corner contains 2147483648"),
         (lambda x: x.tensor_map(im2col=hearth.Im2col((0,), (0,), -1, 1)), "channels_per_pixel contains -1"),
+        (lambda x: x.tensor_map((8, 32), im2col=hearth.Im2colWide(0, 0, 1, 1)), "not both"),
+        (lambda x: x.tensor_map(im2col=hearth.Im2colWide(2**31, 0, 1, 1)), "lower_corner_width contains 2147483648"),
+        (lambda x: x.tensor_map(im2col=hearth.Im2colWide(0, 0.5, 1, 1)), "upper_corner_width is"),
+        (lambda x: x.tensor_map(im2col=hearth.Im2colWide(0, 0, 1, 2**32)), "pixels_per_column contains 4294967296"),
     ],
 )
 def test_what_the_client_sees_to_be_wrong(
@@ -306,6 +323,34 @@ def test_everything_that_is_wrong_in_one_error(
     assert caught.value.reason == Reason.TENSOR_MAP_INVALID
     assert all(message in caught.value.message for message in messages)
     assert caught.value.details["failures"] == str(len(messages))
+    saxpy_works(gpu)
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("feature", "options"),
+    [
+        ("tensor_map_im2col_wide", {"im2col": hearth.Im2colWide(-1, 1, 16, 8), "swizzle": "64b"}),
+        ("tensor_map_im2col_wide", {"im2col": hearth.Im2colWide(0, 0, 32, mode="w128"), "swizzle": "128b"}),
+        ("tensor_map_swizzle_atoms", {"box": (1, 1, 8, 16), "swizzle": "128b_atom_32b"}),
+        ("tensor_map_swizzle_atoms", {"box": (1, 1, 8, 16), "swizzle": "128b_atom_32b_flip_8b"}),
+        ("tensor_map_swizzle_atoms", {"box": (1, 1, 8, 16), "swizzle": "128b_atom_64b"}),
+    ],
+)
+def test_maps_of_newer_devices_are_made_there_and_refused_by_name_elsewhere(
+    gpu: hearth.Device, feature: str, options: dict[str, Any]
+) -> None:
+    x = gpu.zeros((2, 4, 8, 32), np.float32)
+    x.tensor_map(**options)
+    properties = gpu.properties
+    if feature in properties.features:
+        assert properties.compute_capability >= (10, 0)
+        gpu.synchronize()
+        return
+    with pytest.raises(hearth.UnsupportedError) as caught:
+        gpu.synchronize()
+    assert caught.value.details["feature"] == feature and "10.0" in caught.value.message
+    assert feature in (caught.value.fix or "")
     saxpy_works(gpu)
 
 

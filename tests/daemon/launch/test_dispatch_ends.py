@@ -40,9 +40,16 @@ def numbers(n: int, seed: int = 0) -> np.ndarray:
 
 
 def settled(daemon: DaemonProcess) -> None:
-    """All memory of the device process went back."""
-    gauges = ("memory_in_use_bytes", "staging_bytes", "segment_bytes")
-    wait_until(lambda: all(daemon.gauge(each) == 0 for each in gauges), "the memory's return")
+    """Waits until the device processes have released all memory."""
+
+    def held() -> dict[str, float]:
+        sizes = {each: daemon.gauge(each) for each in ("memory_in_use_bytes", "staging_bytes", "segment_bytes")}
+        return {each: size for each, size in sizes.items() if size}
+
+    try:
+        wait_until(lambda: not held(), "the release of all memory")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {held()}, sessions {daemon.status()['sessions']}") from None
 
 
 # ---- large ----

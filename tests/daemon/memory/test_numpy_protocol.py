@@ -301,6 +301,8 @@ ODD = [np.dtype([("a", "u1"), ("b", "f8")], align=True), np.dtype("M8[us]"), np.
 
 @pytest.mark.parametrize("name", PACKAGE)
 def test_dtypes_of_ml_dtypes(gpu: hearth.Device, name: str) -> None:
+    if not hasattr(ml_dtypes, name):
+        pytest.skip(f"ml_dtypes {ml_dtypes.__version__} has no {name}")
     dtype = np.dtype(getattr(ml_dtypes, name))
     host = np.array([0, 1, 2, 4, 1]).astype(dtype)
     x = gpu.asarray(host)

@@ -18,6 +18,7 @@ from hearth.transport.framed import FramedTransport
 from hearth.transport.framed_call import FramedExchange
 from hearth.transport.grpc import GrpcTransport
 from hearth_proto import calls, frames
+from hearth_proto.calls import Keepalive
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import device_pb2, node_pb2, status_pb2
 from tests.support.client.internals import connection_of, session_of
@@ -177,22 +178,24 @@ def test_who_calls_is_known_by_user_without_a_ticket(start_daemon: StartDaemon) 
 # ---- a daemon that says nothing ----
 
 
-def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon) -> None:
     """A stopped daemon is noticed as by gRPC's keepalive; one that is late, but alive, is waited for."""
-    monkeypatch.setattr(calls, "ASK_S", 0.1)
     daemon = start_daemon()
     with daemon.connect() as node:
+        framed = transport(node)
+        assert isinstance(framed, FramedTransport)
+        framed.keepalive = Keepalive(ask=0.1)
         gpu = node.device(0)
         saxpy_works(gpu)
         time.sleep(0.5)  # asked, and answered, several times
         saxpy_works(gpu)
         assert not connection_of(gpu).attachment().execute.outages  # type: ignore[union-attr]
-        monkeypatch.setattr(calls, "ANSWER_S", 0.2)
+        framed.keepalive = Keepalive(ask=0.1, answer=0.2)
         os.kill(daemon.process.pid, signal.SIGSTOP)
         try:
             with pytest.raises(hearth.TimeoutError):
                 session_of(node).call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse, 0.15)
-            call = FramedExchange(daemon.unix, call_path(daemon), None)
+            call = FramedExchange(daemon.unix, call_path(daemon), None, framed.keepalive)
             call.start("/hearth.v1.NodeService/Describe", (), b"")
             with pytest.raises(hearth.ConnectError, match="stopped responding"):
                 list(call.messages())

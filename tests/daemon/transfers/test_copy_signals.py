@@ -23,11 +23,12 @@ Told = Callable[[], int]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+def told(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Told:
     """Counts the threads that continued after a signal. Request it before the device is used: a waiting thread polls
     for its answer as long as it takes, as with many cores."""
     monkeypatch.setattr(attachment, "cores", lambda: 64)
-    monkeypatch.setattr(spin_wait, "LOOK_S", 20.0)
+    lookout = connection_of(gpu).attachment().lookout
+    lookout.most = lookout.patience = 20.0
     calls: list[int] = []
     real = spin_wait.Lookout.signalled
 

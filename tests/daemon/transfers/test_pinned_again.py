@@ -15,7 +15,7 @@ import hearth
 from hearth import telemetry
 from hearth.arrays import host_copy
 from hearth.transfer import shared as shared_copies
-from hearth.transport import memory_segments, segments
+from hearth.transport import memory_segments
 from tests.support.client.internals import connection_of, memory_of
 from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.kernels import gated
@@ -184,11 +184,8 @@ def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
 
 
 @pytest.mark.parametrize("lasts", [0.0, float("inf")], ids=["looks", "has looked"])
-def test_a_connection_that_ended_unseen(
-    gpu: hearth.Device, daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, lasts: float
-) -> None:
+def test_a_connection_that_ended_unseen(gpu: hearth.Device, daemon: DaemonProcess, lasts: float) -> None:
     """An awaited copy arrives another way; an unawaited one is made, or reported as lost, once."""
-    monkeypatch.setattr(segments, "LOOKED_S", lasts)
     host, x, out = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8), hearth.zeros_pinned(3 * INLINE, np.uint8)
     ways = {
         "set": lambda: x.set(host),
@@ -201,6 +198,7 @@ def test_a_connection_that_ended_unseen(
         gpu.synchronize()
         live, before = shared(gpu), daemon.gauge("segments")
         assert live is not None
+        live.connection.looked_s = lasts
         with socket.socket(fileno=os.dup(live.connection.fileno())) as beside:
             beside.shutdown(socket.SHUT_RDWR)  # which the client has not seen
         wait_until(lambda before=before: daemon.gauge("segments") < before, "the end of what was shared")

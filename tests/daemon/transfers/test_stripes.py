@@ -23,7 +23,7 @@ from hearth.transfer.stripe_pool import Stripes
 from hearth.transfer.striped_download import StripedDownload
 from hearth.transfer.striped_upload import StripedUpload
 from hearth.transport import grpc as transport
-from hearth.transport.stripe import Stripe
+from hearth.transport.stripe import Stripe, StripeTiming
 from hearth_proto.v1 import device_pb2
 from tests.support.client.internals import connection_of, session_of
 from tests.support.daemon.cutter import Budget, Cutter, random_cuts
@@ -50,11 +50,16 @@ def live(gpu: hearth.Device) -> int:
     return stripes_of(gpu).inspect().live
 
 
-def retrying(gpu: hearth.Device) -> None:
-    """Has the device's connection ask for stripes at each large transfer, however few came to life the last time."""
+def prepare(gpu: hearth.Device, **more: Any) -> None:
+    """Gives the device's connection, before its first large transfer, a pool of stripes with other times."""
     connection = connection_of(gpu)
     assert Stripes not in connection.parts
-    connection.parts[Stripes] = Stripes(connection, again=0.0)
+    connection.parts[Stripes] = Stripes(connection, **more)
+
+
+def retrying(gpu: hearth.Device) -> None:
+    """Has the device's connection ask for stripes at each large transfer, however few came to life the last time."""
+    prepare(gpu, again=0.0)
 
 
 def connect(target: str, count: int | None = STRIPES, **options: Any) -> hearth.Node:
@@ -318,11 +323,10 @@ def test_they_end_with_the_session(start_daemon: StartDaemon) -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith("hearth-stripe")]
 
 
-def test_idle_stripes_are_closed(lossy: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hearth.transport.stripe.STALL_S", 0.2)
-    monkeypatch.setattr("hearth.transport.stripe.IDLE_S", 0.3)
+def test_idle_stripes_are_closed(lossy: DaemonProcess) -> None:
     with connect(lossy.grpc) as node:
         gpu = node.device(0)
+        prepare(gpu, timing=StripeTiming(stall=0.2, idle=0.3))
         for _ in range(2):
             there_and_back(gpu, 20 * MIB)
             assert live(gpu) > 0
@@ -362,11 +366,11 @@ def test_they_fall_silent_with_all_the_rest(
     pings, and stripes have none."""
     times = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
     monkeypatch.setattr(transport, "_OPTIONS", tuple((dict(transport._OPTIONS) | times).items()))
-    monkeypatch.setattr("hearth.transfer.striped.SILENT_S", 0.5)
     host = values(40 * MIB)
     with Cutter(lossy.grpc) as front, connect(front.address) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
+        prepare(gpu, timing=StripeTiming(silent=0.5))
         x = gpu.asarray(host)
 
         def silence() -> None:

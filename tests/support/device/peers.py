@@ -13,6 +13,7 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.backend.communicator import CollectiveExchange
+from hearthd.device.collectives.communicators import Memberships
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.cpu.streams import CpuStream
 from hearthd.shared.device_spec import DeviceSpec
@@ -129,6 +130,11 @@ class PeerRig(Rig[PeerServer]):
                 c.Command(allocate=c.Allocate(buffer=buffer, size=64)),
                 c.Command(fill=c.Fill(buffer=buffer, size=64, pattern=bytes([buffer]))),
             )
+
+    @property
+    def memberships(self) -> Memberships:
+        """The communicators that the rank has joined; its time limits may be changed."""
+        return self.process.executor.collectives.members
 
     def close(self) -> None:
         for peer in self.server.peers.joined:

@@ -16,6 +16,7 @@ from hearth_proto.v1 import node_pb2
 from hearthd.front.collectives.router import CollectiveRouter
 from hearthd.front.config.peer_targets import AUTO, LOOPBACK
 from hearthd.front.peers.connect import PeerReach
+from hearthd.front.peers.follower import VERDICT_S
 from hearthd.front.peers.groups import PeerGroups
 from hearthd.front.peers.link import PeerLink
 from hearthd.front.peers.port import PeerPort
@@ -109,7 +110,7 @@ class FakeFront:
         self.router = CollectiveRouter(range(devices), 5.0)
         targets = PeerTargets(port.pop("peers", (AUTO,)), LOOPBACK)
         reach = PeerReach(targets, port.pop("make", PeerLink), port.pop("window", WINDOW))
-        self.groups = PeerGroups(self.router, reach)
+        self.groups = PeerGroups(self.router, reach, verdict=port.pop("verdict", VERDICT_S))
         self.refused: list[str] = []
         self.groups.on_refused = lambda session, addresses: self.refused.extend(map(str, addresses))
         self.router.relay, self.router.remote = self.groups, self.groups.send
@@ -187,9 +188,9 @@ async def fronts(*made: FakeFront) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def pair(**port: Any) -> AsyncIterator[Pair]:
-    """A group that is formed."""
-    first, second = FakeFront("a", **port), FakeFront("b")
+async def pair(verdict: float = VERDICT_S, **port: Any) -> AsyncIterator[Pair]:
+    """A group that is formed; `verdict`: of the follower, see `PeerGroups`."""
+    first, second = FakeFront("a", **port), FakeFront("b", verdict=verdict)
     async with fronts(first, second):
         both = Pair(first, second)
         await both.form()
@@ -200,8 +201,8 @@ def refusal_in(body: dict[str, Any]) -> Refusal:
     return from_text(body["status"])
 
 
-def quick(beat: float = 0.05, silence: float = 0.3) -> Callable[[], PeerLink]:
-    return partial(PeerLink, beat=beat, silence=silence)
+def quick(beat: float = 0.05, silence: float = 0.3, **more: Any) -> Callable[[], PeerLink]:
+    return partial(PeerLink, beat=beat, silence=silence, **more)
 
 
 def run(work: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:

@@ -124,13 +124,11 @@ def test_a_terminal_that_is_gone_stops_nothing(terminal: Terminal, clock: Clock)
 
 def test_a_wait_is_shown_once_it_lasts(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = threading.Event()
-    monkeypatch.setattr(progress, "_PATIENCE_S", 0.01)
-    monkeypatch.setattr(progress, "_INTERVAL_S", 0.01)
     write = terminal.write
     monkeypatch.setattr(terminal, "write", lambda text: (drawn.set(), write(text))[1])
-    with progress.waiting("compile"):
+    with progress.waiting("compile", patience=0.01, interval=0.01):
         assert not drawn.wait(0.05), "it is off by default"
-    with hearth.show_progress(), pytest.raises(KeyError), progress.waiting("compile"):
+    with hearth.show_progress(), pytest.raises(KeyError), progress.waiting("compile", 0.01, 0.01):
         assert drawn.wait(10)
         raise KeyError
     assert terminal.getvalue().startswith("\rcompile: 0.0 s") and terminal.getvalue().endswith("s\n")
@@ -166,7 +164,7 @@ def test_a_notebook_has_one_output(monkeypatch: pytest.MonkeyPatch, clock: Clock
 def test_transfers_of_a_session(
     gpu: hearth.Device, daemon: FakeDaemon, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
     monkeypatch.setattr(progress, "_LEAST_BYTES", 1 << 20)
     host = np.ones(4 << 20, np.uint8)
     gpu.asarray(host).get()

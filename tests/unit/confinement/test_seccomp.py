@@ -1,4 +1,4 @@
-"""Filters as the kernel would run them: each verdict is computed from the program's bytes, for every architecture."""
+"""Filters as the kernel runs them: each verdict is computed from the program's bytes, for every architecture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHER_ARCHITECTURE = 0x40000003  # i386
 
 
 def verdict(program: bytes, machine: str, number: int, *arguments: int, architecture: int = 0) -> int:
-    """The errno with which a call fails; 0: it is allowed."""
+    """Returns the errno with which a call fails; 0: the call is allowed."""
     architecture = architecture or syscalls.ARCHITECTURES[machine]
     values = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, architecture, 0, *(value & (1 << 64) - 1 for value in values))

@@ -1,4 +1,4 @@
-"""Fixtures of all tests of the device process."""
+"""Fixtures for all tests of the device process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.device import rig
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Rigs share compiled modules, those of the other workers of the run included."""
+    """Makes rigs share compiled modules, also with the other workers of the test run."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent

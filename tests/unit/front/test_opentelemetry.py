@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("opentelemetry.sdk.trace", exc_type=ImportError)  # the extra otel
+pytest.importorskip("opentelemetry.sdk.trace", exc_type=ImportError)  # the extra `otel`
 
 import structlog
 from opentelemetry import trace
@@ -59,7 +59,7 @@ def off() -> Iterator[None]:
 
 
 def told(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the log entry of switching it on."""
+    """Returns the log entry written by switching traces on."""
     with structlog.testing.capture_logs() as logged:
         opentelemetry.switch_on(environ)
     assert opentelemetry._Tracing.on is None
@@ -83,7 +83,7 @@ def test_invalid_value_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Call:
-    """A context, as far as it is looked at."""
+    """A fake context with the methods that traces use."""
 
     def __init__(self, *metadata: tuple[str, Any]) -> None:
         self._metadata = metadata
@@ -97,7 +97,7 @@ class Call:
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """An exporter of the process's own provider, as under `opentelemetry-instrument` or in an embedder."""
+    """An exporter of the process's existing provider, as with `opentelemetry-instrument` or in an embedder."""
     found = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(found))
@@ -107,7 +107,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     opentelemetry.switch_off()
     with trace.get_tracer("after").start_as_current_span("still there"):
         pass
-    assert found.get_finished_spans()[-1].name == "still there"  # it is not ours to shut down
+    assert found.get_finished_spans()[-1].name == "still there"  # an existing provider is not shut down
 
 
 def test_a_provider_that_is_there_is_used(exporter: InMemorySpanExporter) -> None:
@@ -136,7 +136,7 @@ def test_a_span_that_cannot_be_made_fails_no_call(exporter: InMemorySpanExporter
 
 
 def test_without_traces_nothing_is_done() -> None:
-    call: Any = None  # not even looked at
+    call: Any = None  # the context is not used
     assert opentelemetry.begin("a.Service", "Method", call) is None
 
 
@@ -151,7 +151,7 @@ def test_without_traces_nothing_is_done() -> None:
     ],
 )
 def test_nothing_is_loaded_where_it_is_not_used(modules: str, environ: dict[str, str]) -> None:
-    """Covers a front without tracing; and, with or without it, device processes and their compilers."""
+    """Covers a front without tracing and, with or without tracing, device processes and their compilers."""
     code = f"""
 import sys, {modules}
 if "hearthd.front.opentelemetry" in sys.modules:

@@ -1,4 +1,5 @@
-"""Full disks: known by error numbers and by compilers' words, and told as such wherever a compile meets one."""
+"""Full disks: recognized by error numbers and by compilers' messages, and reported as such wherever a compile meets
+one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log as text: text from outside can neither command a terminal nor write a line by itself."""
+"""The log as text: external text can neither control a terminal nor produce a separate line."""
 
 from __future__ import annotations
 

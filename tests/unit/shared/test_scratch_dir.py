@@ -1,4 +1,4 @@
-"""Temporary directories, beside other daemons that remove those without a holder."""
+"""Scratch directories, with other daemons that remove those without an owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of a backend, one page a part; `hearthd.device.cuda` and `hearthd.device.cpu` implement it.
+"""The interface of a backend, one module for each part; `hearthd.device.cuda` and `hearthd.device.cpu` implement it.
 
 Above: `hearthd.device.outbox`. Below: `hearthd.device.platform`.
 """

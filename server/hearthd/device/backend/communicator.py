@@ -11,20 +11,21 @@ from hearthd.device.backend.resources import Stream
 
 @dataclass(frozen=True, slots=True)
 class CollectiveExchange:
-    """An operation of a collective for a backend. Counts are NCCL's: the elements that one rank gives to another."""
+    """A collective operation as a backend executes it. Counts have NCCL's meaning: elements that one rank gives to
+    another."""
 
     kind: str
     """`all_reduce`, `reduce`, `broadcast`, `all_gather`, `reduce_scatter`, `all_to_all`, `gather`, `scatter`, `send`,
     `recv`, `barrier`"""
     source: int = 0
-    """Addresses; 0 where this rank has none of that kind."""
+    """Device addresses; 0 if this rank has no source or no destination."""
     destination: int = 0
     count: int = 0
-    """Elements, at least one but for `barrier`."""
+    """Number of elements, at least 1 except for `barrier`."""
     dtype: str = "uint8"
     """Type of the elements. For operations that do not reduce: `uint8`, with `count` in bytes."""
     op: str = ""
-    """`sum`, `mean`, `min`, `max`, `prod`; empty where nothing is reduced."""
+    """`sum`, `mean`, `min`, `max`, `prod`; empty for an operation that does not reduce."""
     root: int = 0
     peer: int = 0
 
@@ -33,8 +34,8 @@ class RankCommunicator(Protocol):
     """Communicator of one rank of a group."""
 
     def enqueue(self, operations: Sequence[CollectiveExchange], stream: Stream) -> None:
-        """Enqueues all operations as one (ncclGroupStart, ncclGroupEnd). Device-handle thread; never waits for a peer.
-        Raises Refusal(COMMUNICATOR_FAILED)."""
+        """Enqueues all operations as one group (ncclGroupStart, ncclGroupEnd). Device-handle thread; never waits for a
+        peer. Raises Refusal(COMMUNICATOR_FAILED)."""
         ...
 
     def failed(self) -> str:
@@ -44,30 +45,30 @@ class RankCommunicator(Protocol):
 
     @property
     def stops(self) -> bool:
-        """True if it can be stopped before it is aborted."""
+        """True if the communicator can be stopped before it is aborted."""
         ...
 
     def stop(self) -> None:
-        """Ends operations under way, also when a peer is gone, and frees nothing. Any thread; takes as long as the work
-        before it on the device."""
+        """Ends running operations, even if a peer is gone, and frees nothing. Any thread; blocks until the work that
+        precedes the operations on the device has completed."""
         ...
 
     def abort(self) -> None:
-        """Ends operations under way, also when a peer is gone, and frees the communicator. Any thread; may block."""
+        """Ends running operations, even if a peer is gone, and frees the communicator. Any thread; may block."""
         ...
 
 
 class CommunicatorFactory(Protocol):
     def check(self, kind: str, dtype: str, op: str) -> None:
-        """Raises Refusal(UNSUPPORTED) for what the backend cannot do. Device-handle thread."""
+        """Raises Refusal(UNSUPPORTED) if the backend cannot do the operation. Device-handle thread."""
         ...
 
     def unique_id(self, ranks: int) -> bytes:
-        """Returns the id by which the ranks of one new group find each other."""
+        """Returns the id with which the ranks of one new group find each other."""
         ...
 
     def forget(self, unique_id: bytes) -> None:
-        """Drops an id with which no further rank will join. Device-handle thread."""
+        """Drops an id that no further rank will use to join. Device-handle thread."""
         ...
 
     def join(self, unique_id: bytes, rank: int, ranks: int) -> RankCommunicator: ...

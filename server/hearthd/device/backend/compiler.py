@@ -1,4 +1,5 @@
-"""Compiler: makes code for a device from source and PTX, as CUDA and CPU implement it; its inputs and outputs."""
+"""Interface of a compiler, which makes code for a device from source and PTX, and the types of its inputs and
+outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Source:
-    """CUDA C++ with what decides what it compiles to."""
+    """CUDA C++ source with everything else that determines the compiled code."""
 
     code: str
     options: tuple[str, ...] = ()
@@ -31,7 +32,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Assembly:
-    """PTX, or a fatbin of which only the PTX fits: still to be assembled for the device."""
+    """PTX, or a fatbin of which only the PTX fits the device: code that still has to be assembled for the device."""
 
     code: bytes
 
@@ -41,34 +42,35 @@ Job: TypeAlias = Source | Assembly
 
 
 class Compiler(Protocol):
-    """A backend's compiler. All methods but `assembly` may block: they run in compile workers and on compile
+    """A backend's compiler. Every method except `assembly` may block: they run in compile workers and on compile
     threads."""
 
     @property
     def light(self) -> bool:
-        """True if `identity` may be called in a device process, too: it loads no large library there."""
+        """True if `identity` may also be called in a device process, because it loads no large library there."""
         ...
 
     def recipe(self) -> Mapping[str, Any]:
-        """Returns the parameters with which a compile worker makes the same compiler, as JSON can carry them. A worker
-        with another recipe is replaced."""
+        """Returns the parameters from which a compile worker creates an equal compiler, as values that JSON can carry.
+        A worker with a different recipe is replaced."""
         ...
 
     def prepare(self, source: Source) -> None:
-        """Makes, outside of the workers' sandbox, the files that a compile of the source needs. Raises Refusal."""
+        """Creates, outside the workers' sandbox, the files that compiling the source needs. Raises Refusal."""
         ...
 
     def load(self) -> None:
-        """Reads from disk, before a worker's sandbox closes, the files that every compile needs."""
+        """Reads from disk the files that every compile needs. Called before a worker enters its sandbox."""
         ...
 
     def places(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Returns the files and directories that the compiler reads, and those that it writes to beside its scratch
-        directory."""
+        """Returns the files and directories that the compiler reads, and those that it writes in addition to its
+        scratch directory."""
         ...
 
     def identity(self) -> bytes:
-        """Returns everything except the source that affects the result: compiler, version, architecture."""
+        """Returns bytes that identify everything except the source that affects the result: compiler, version,
+        architecture."""
         ...
 
     def compile(self, source: Source) -> Image:
@@ -77,18 +79,18 @@ class Compiler(Protocol):
         ...
 
     def assembly(self, code: bytes) -> Assembly | None:
-        """Returns the input of `assemble` for `code` that has to be assembled before it can be loaded; None where it
-        can be loaded as it is.
+        """Returns the input of `assemble` if `code` has to be assembled before it can be loaded; None if it can be
+        loaded as it is.
 
         Device-handle thread. Raises Refusal(MODULE_INVALID) for code that this device cannot run.
         """
         ...
 
     def assembler(self) -> bytes:
-        """Returns the identity of the assembler. Raises Refusal(NO_COMPILER) where there is none."""
+        """Returns the identity of the assembler. Raises Refusal(NO_COMPILER) if there is no assembler."""
         ...
 
     def assemble(self, assembly: Assembly) -> Image:
-        """Assembles PTX. Raises Refusal(MODULE_INVALID) with `details["log"]`, Refusal(NO_COMPILER) where the driver
-        has to do it."""
+        """Assembles PTX. Raises Refusal(MODULE_INVALID) with `details["log"]`, Refusal(NO_COMPILER) if only the driver
+        can assemble it."""
         ...

@@ -1,7 +1,7 @@
 """Nodes of a graph, the attributes of a launch, and the construction of a graph by both backends.
 
-A backend enqueues the nodes on a stream, one behind the other. A stream in capture (CUDA), or a recorder in place of a
-stream (CPU), makes a graph of the same calls that would otherwise run.
+A backend enqueues the nodes on a stream, one after the other. If the stream is being captured (CUDA), or a recorder
+takes the place of the stream (CPU), the same calls build a graph instead of running.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Dim = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class LaunchAttributes:
-    """Attributes of a launch, for cuLaunchKernelEx. `cluster` is in blocks; None: no clusters."""
+    """Attributes of a launch, for cuLaunchKernelEx. `cluster` is in blocks; None: the launch has no clusters."""
 
     cooperative: bool = False
     cluster: Dim | None = None
@@ -23,7 +23,7 @@ class LaunchAttributes:
 
 @dataclass(frozen=True)
 class KernelNode:
-    """A launch; `params` is the parameter block with addresses filled in."""
+    """A kernel launch; `params` is the parameter block with addresses filled in."""
 
     function: Any
     grid: Dim
@@ -35,7 +35,7 @@ class KernelNode:
 
 @dataclass(frozen=True)
 class CopyNode:
-    """A copy within the device: `rows` rows of `width` bytes. Pitches apply only to several rows."""
+    """A copy within the device: `rows` rows of `width` bytes. The pitches apply only if there is more than one row."""
 
     destination: int
     source: int
@@ -85,7 +85,7 @@ class Enqueues(Protocol):
 
 
 def replay(server: Enqueues, nodes: Iterable[GraphNode], stream: Any) -> None:
-    """Enqueues every node on `stream`. Raises the error of the first that cannot be enqueued."""
+    """Enqueues every node on `stream`, in order. Raises the error of the first node that cannot be enqueued."""
     for node in nodes:
         if isinstance(node, KernelNode):
             server.launch(node.function, node.grid, node.block, node.shared_mem, stream, node.params, node.attributes)

@@ -1,6 +1,6 @@
-"""Checks of a launch against limits before the driver sees it; all failures are reported at once.
+"""Checks of a launch against limits before the driver sees it; all failures are reported together.
 
-Limits are the device's own (cudaDeviceProp); products are Python integers and cannot wrap.
+Limits are those of the device (cudaDeviceProp); products are Python integers and cannot overflow.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class LaunchLimits:
     multiprocessors: int = 0
     max_threads_per_multiprocessor: int = 0
     max_blocks_per_multiprocessor: int = 0
-    """Limit of blocks; 0: unknown."""
+    """Limit of blocks per multiprocessor; 0: unknown."""
     features: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class KernelLimits:
-    """Limits of the loaded function: static shared memory, and threads of a block (registers, launch bounds)."""
+    """Limits of the loaded function: its static shared memory in bytes, and the most threads of a block (which depends
+    on registers and launch bounds)."""
 
     max_threads_per_block: int
     static_shared_bytes: int
@@ -70,7 +71,8 @@ def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, sha
 
 
 def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]]) -> list[str]:
-    """Returns the faults of the arguments' count and sizes; offsets may differ, as the daemon moves the arguments."""
+    """Returns the errors in the number and the sizes of the arguments, one sentence each. Offsets may differ, because
+    the daemon moves the arguments."""
     if len(given) != len(real):
         arguments = "1 argument is" if len(given) == 1 else f"{len(given)} arguments are"
         return [f"{arguments} given; the kernel has {len(real)} parameter{'' if len(real) == 1 else 's'}"]
@@ -90,7 +92,7 @@ def _kind(place: Place) -> str:
 def refuse(
     kernel: str, wrong: list[str], grid: Dim, block: Dim, shared_mem: int, reason: Reason = Reason.LAUNCH_INVALID
 ) -> Refusal:
-    """Returns the refusal of one launch, with all its faults."""
+    """Returns the refusal of a launch, which lists all its errors."""
     return Refusal(
         reason,
         f"launch of {kernel} with grid {grid}, block {block}, {shared_mem} bytes of dynamic shared memory: "

@@ -1,8 +1,9 @@
-"""Residency: the blocks and clusters that a device holds at once, as a bound of cooperative and cluster launches.
+"""Residency: the blocks and clusters that a device holds at the same time, which limits cooperative and cluster
+launches.
 
-A cooperative launch whose grid does not fit whole would deadlock. Two bounds apply: the threads of a multiprocessor,
-known before any code is loaded, and the occupancy of the loaded function, which its registers and shared memory may
-lower further.
+A cooperative launch whose grid does not fit completely would deadlock. Two limits apply: the threads of a
+multiprocessor, known before any code is loaded, and the occupancy of the loaded function, which its registers and
+shared memory may lower further.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from hearthd.device.backend.graph_nodes import Dim
 from hearthd.device.backend.launch_limits import AXES, LaunchLimits
 
 PORTABLE_CLUSTER = 8
-"""Blocks of a cluster that every device with clusters takes (CUDA C++ Programming Guide, "Thread Block Clusters")."""
+"""Largest number of blocks of a cluster on every device with clusters (CUDA C++ Programming Guide, "Thread Block
+Clusters")."""
 
 LARGEST_CLUSTER = 16
-"""Blocks of a cluster where a function opts in (CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED)."""
+"""Largest number of blocks of a cluster of a function that opts in
+(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED)."""
 
 
 def product(dim: Dim) -> int:
@@ -22,9 +25,9 @@ def product(dim: Dim) -> int:
 
 
 def thread_bound(limits: LaunchLimits, threads: int) -> int:
-    """Returns the blocks of `threads` threads that the device holds by its threads alone: floor(threads of a
-    multiprocessor / threads of a block), at most the blocks of a multiprocessor where that is known, times
-    multiprocessors; 0 where the limits are unknown."""
+    """Returns the number of blocks of `threads` threads that the device holds if only threads are counted:
+    floor(threads of a multiprocessor / threads of a block), limited to the blocks of a multiprocessor if that is known,
+    times the number of multiprocessors. Returns 0 if the limits are unknown."""
     if threads < 1:
         return 0
     blocks = limits.max_threads_per_multiprocessor // threads
@@ -34,7 +37,7 @@ def thread_bound(limits: LaunchLimits, threads: int) -> int:
 
 
 def check_cooperative(limits: LaunchLimits, grid: Dim, block: Dim, occupancy: int | None) -> list[str]:
-    """Returns the reasons why the grid cannot be resident whole. `occupancy` is the number of blocks of the loaded
+    """Returns the reasons why the grid cannot be resident as a whole. `occupancy` is the number of blocks of the loaded
     function that fit one multiprocessor; None: not known yet."""
     if "cooperative_launch" not in limits.features:
         return ["the device has no cooperative launches"]
@@ -56,7 +59,7 @@ def _too_many(blocks: int, bound: int, why: str, limits: LaunchLimits) -> str:
 
 
 def check_cluster(limits: LaunchLimits, grid: Dim, cluster: Dim) -> list[str]:
-    """Returns the faults of the cluster's dimensions."""
+    """Returns the errors in the cluster's dimensions, one sentence each."""
     if "clusters" not in limits.features:
         return ["the device has no thread block clusters"]
     wrong = [f"cluster.{axis} is 0; every dimension is at least 1" for axis, n in _axes(cluster) if not n]

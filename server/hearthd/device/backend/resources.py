@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 Stream: TypeAlias = Any
-"""A CUDA stream, or a thread of the CPU backend: each backend's own, opaque to everything above."""
+"""A CUDA stream, or a thread of the CPU backend. Its type belongs to the backend; the layers above treat it as
+opaque."""
 
 Graph: TypeAlias = Any
-"""An instantiated graph; each backend's own."""
+"""An instantiated graph. Its type belongs to the backend."""
 
 Event: TypeAlias = Any
-"""A point in a stream; each backend's own, handed back with `release_event`."""
+"""A point in a stream. Its type belongs to the backend; `release_event` gives it back."""
 
 
 class Memory(Protocol):
-    """A device allocation. `reserved` is what the pool took for it."""
+    """A device allocation. `reserved` is the number of bytes that the pool took for it."""
 
     @property
     def address(self) -> int: ...
@@ -49,7 +50,8 @@ class HostBuffer(Protocol):
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """Bytes: free and total of the device, reserved by this process's pool, and in use of that."""
+    """Sizes in bytes: free and total memory of the device, memory reserved by this process's pool, and its part in
+    use."""
 
     free: int
     total: int
@@ -59,7 +61,8 @@ class MemoryInfo:
 
 @dataclass(frozen=True)
 class HostInfo:
-    """Bytes of host memory for copies: page-locked (on the CPU: held for them), and lent out of that."""
+    """Sizes in bytes of the host memory for copies: page-locked (CPU: held by the backend), and its part that is lent
+    out."""
 
     pinned: int
     in_use: int
@@ -67,7 +70,7 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class FunctionAttributes:
-    """Attributes of a function, from cuFuncGetAttribute; 0 where the backend has no such attribute."""
+    """Attributes of a function, from cuFuncGetAttribute; 0 if the backend has no such attribute."""
 
     registers: int = 0
     static_shared_bytes: int = 0
@@ -77,7 +80,7 @@ class FunctionAttributes:
 
 
 class Function(Protocol):
-    """A kernel of a loaded module. `parameters` is (offset, size) of each, in order."""
+    """A kernel of a loaded module. `parameters` has the (offset, size) of each parameter in bytes, in order."""
 
     @property
     def name(self) -> str: ...
@@ -91,11 +94,13 @@ class Module(Protocol):
     """A module loaded into the device's context."""
 
     def function(self, name: str) -> Function:
-        """Raises Refusal(FUNCTION_NOT_FOUND) that lists what the module has, as far as that can be known."""
+        """Returns the function of this name. Raises Refusal(FUNCTION_NOT_FOUND), which lists the module's functions if
+        they can be known."""
         ...
 
     def global_(self, name: str) -> tuple[int, int]:
-        """Address and size of a `__device__` or `__constant__` variable; Refusal(GLOBAL_NOT_FOUND)."""
+        """Returns the address and size of a `__device__` or `__constant__` variable. Raises
+        Refusal(GLOBAL_NOT_FOUND)."""
         ...
 
     @property

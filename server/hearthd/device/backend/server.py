@@ -1,4 +1,4 @@
-"""ComputeServer: the interface of a device, which CUDA and CPU implement; everything above it is shared.
+"""ComputeServer: the interface of a device. CUDA and CPU implement it; all layers above the interface are shared.
 
 All methods are called on the device-handle thread only, return without waiting for the device, and raise
 
@@ -8,8 +8,8 @@ All methods are called on the device-handle thread only, return without waiting 
 `Compiler.compile`, `CommunicatorFactory.unique_id`, `CommunicatorFactory.join`, `RankCommunicator.abort`,
 `register_host` and `unregister_host` are the exceptions: they may block and are called on helper threads.
 
-Addresses are device addresses as integers, sizes are bytes, times are nanoseconds. Work on a stream runs in the order
-of submission; between streams only `wait` orders.
+Addresses are device addresses as integers, sizes are in bytes, times in nanoseconds. Work on one stream runs in the
+order of submission; between streams, only `wait` establishes an order.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class KeepsCrashRecord(Protocol):
         ...
 
     def output_pipes(self) -> tuple[int, int]:
-        """Returns two pipe ends, once.
+        """Returns the ends of two pipes. To be called once.
 
-        A byte comes on the first before a kernel's fault ends the process: the output of kernels is in standard output
-        by then. The process ends when a byte is written to the second, or a moment later.
+        A byte arrives on the first before a kernel's fault ends the process; by then, the output of kernels has reached
+        standard output. The process ends when a byte is written to the second, or shortly afterwards.
         """
         ...
 
     def note_launches(self, stream: Stream, launched: Sequence[tuple[int, str, str]]) -> None:
-        """Passes the launches of the stream, each (position, kernel, session): each launch is the last one in
-        `launched` while it is handed over."""
+        """Sets the sequence of the stream's launches, each (position, kernel, session). A launch is added to the end of
+        `launched` before it is submitted."""
         ...
 
 
@@ -68,8 +68,8 @@ class ChecksRaces(Protocol):
     """A backend that can find races in a kernel's shared memory (the CPU's, with HEARTH_CPU_RACECHECK)."""
 
     def race_refusal(self, stream: Stream) -> Callable[[], Refusal | None]:
-        """Returns a function that gives the error of the last launch on `stream`, to be called once the stream has
-        completed it: DATA_RACE, or None where no race was found or the kernel is not checked."""
+        """Returns a function that returns the error of the last launch on `stream`: DATA_RACE, or None if no race was
+        found or the kernel is not checked. To be called after the stream has completed the launch."""
         ...
 
 
@@ -87,28 +87,29 @@ class ComputeServer(Protocol):
     def close(self) -> None: ...
 
     def on_progress(self, wake: Callable[[], None] | None) -> bool:
-        """Registers `wake`, which is called (from any thread) when an event completes; False: poll `done` instead."""
+        """Registers `wake`, which is called (from any thread) when an event completes. Returns False if the backend
+        cannot do so: poll `done` instead."""
         ...
 
     # memory
     def allocate(self, size: int, stream: Stream) -> Memory:
-        """Allocates at least `size` bytes, usable by `stream` at once. Raises Refusal(OUT_OF_MEMORY) with requested,
-        free, reserved."""
+        """Allocates at least `size` bytes, which `stream` may use immediately. Raises Refusal(OUT_OF_MEMORY) with
+        requested, free, reserved."""
         ...
 
     def free(self, memory: Any, stream: Stream) -> None:
-        """Frees memory behind the work that `stream` (the one it was allocated on) has been given so far."""
+        """Frees memory after the work submitted so far to `stream` (the stream that it was allocated on)."""
         ...
 
     def memory_info(self) -> MemoryInfo: ...
     def memory_held(self) -> tuple[int, int]:
-        """Returns the bytes that this process's pool holds of the device, and those in use; cheaper than
+        """Returns the bytes of device memory held by this process's pool, and the bytes of them in use; cheaper than
         `memory_info`."""
         ...
 
     @property
     def memory_grain(self) -> int:
-        """The pool grows by multiples of this, in bytes."""
+        """The pool's size is always a multiple of this number of bytes."""
         ...
 
     def trim(self) -> None:
@@ -118,20 +119,20 @@ class ComputeServer(Protocol):
     # memory that other processes map
     def create_shared(self, size: int, *, writable: bool = False) -> SharedMemory:
         """Allocates at least `size` bytes, not 0, that `export_shared` can export. Their contents are undefined.
-        `writable`: other processes may write there as well; otherwise the backend prevents that where it can.
+        `writable`: other processes may write the memory as well; otherwise the backend prevents that if it can.
 
         Raises Refusal(OUT_OF_MEMORY), Refusal(UNSUPPORTED).
         """
         ...
 
     def export_shared(self, memory: Any) -> int:
-        """Returns an open file, the caller's, with which another process maps the memory. The memory then outlives this
-        process."""
+        """Returns an open file, which the caller must close, with which another process can map the memory. The memory
+        then outlives this process."""
         ...
 
     def import_shared(self, file: int, size: int) -> SharedMemory:
-        """Maps `size` bytes that another process exported, for reading; the file stays the caller's. Raises as
-        `create_shared`."""
+        """Maps `size` bytes that another process exported, for reading; the caller still owns the file. Raises the same
+        errors as `create_shared`."""
         ...
 
     def own_shared(self, memory: Any) -> None:
@@ -139,47 +140,47 @@ class ComputeServer(Protocol):
         ...
 
     def release_shared(self, memory: Any) -> None:
-        """Unmaps the memory. The caller has seen its last use end."""
+        """Unmaps the memory. The caller must have seen its last use end."""
         ...
 
     def allocate_host(self, size: int) -> HostBuffer | None:
-        """Returns host memory for copies; None: none is free, and a wait would block. Try again when `host_grown` is
-        true or host memory is freed."""
+        """Returns host memory for copies; None if none is free and waiting for some would block. Try again when
+        `host_grown` returns True or host memory is freed."""
         ...
 
     def host_grown(self) -> bool:
-        """True if more host memory is free, or known not to come, since the last call."""
+        """True if, since the last call, more host memory became available or the system refused to provide more."""
         ...
 
     def host_refusal(self, size: int) -> Refusal | None:
-        """Returns the reason why the host locks no more memory for now, so that copies should do without; None: wait
-        for `host_grown`."""
+        """Returns the reason why the host page-locks no more memory for now, so that copies should do without it; None:
+        wait for `host_grown`."""
         ...
 
     def host_info(self) -> HostInfo: ...
 
     def free_host(self, buffer: Any) -> None:
-        """Frees host memory whose copies are done."""
+        """Frees host memory whose copies have completed."""
         ...
 
     def register_host(self, address: int, size: int) -> None:
-        """Page-locks memory that is mapped here: it can be copied from and to like a `HostBuffer`, each copy within the
-        range of one call. May block; any thread. Raises where the system refuses."""
+        """Page-locks memory that is mapped in this process, so that it can be used for copies like a `HostBuffer`; each
+        copy must lie within the range of one call. May block; any thread. Raises if the system refuses."""
         ...
 
     def unregister_host(self, address: int, size: int) -> None:
-        """Unlocks exactly the range of one `register_host`; the caller has seen the last copy end. May block until no
-        kernel runs (`loading_waits`); any thread."""
+        """Unlocks exactly the range of one `register_host`; the caller must have seen the last copy end. May block
+        until no kernel runs (`loading_waits`); any thread."""
         ...
 
     def signal_address(self, address: int) -> int:
-        """Returns the address for `signal` of page-locked memory; 0: this device writes no signals."""
+        """Returns the address of page-locked memory that `signal` takes; 0: this device writes no signals."""
         ...
 
     # streams and events
     def create_stream(self, priority: int = 0) -> Stream: ...
     def destroy_stream(self, stream: Stream) -> None:
-        """Destroys the stream. Submitted work still runs."""
+        """Destroys the stream. Work that was submitted to it still runs."""
         ...
 
     def record(self, stream: Stream, *, timing: bool = False) -> Event: ...
@@ -188,23 +189,24 @@ class ComputeServer(Protocol):
         ...
 
     def done(self, event: Event) -> bool:
-        """True once the event has completed. Never waits. Raises DeviceFault where the device failed."""
+        """True if the event has completed. Never waits. Raises DeviceFault if the device failed."""
         ...
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
-        """Returns the time between two completed events that were recorded with timing."""
+        """Returns the time in nanoseconds between two completed events that were recorded with timing."""
         ...
 
     def release_event(self, event: Event) -> None: ...
 
-    # copies; host memory stays untouched until an event recorded afterwards is done
+    # copies; host memory must stay unchanged until an event recorded afterwards is done
     def upload(self, destination: int, source: Any, offset: int, size: int, stream: Stream) -> None: ...
     def download(self, destination: Any, offset: int, source: int, size: int, stream: Stream) -> None: ...
     def copy(self, destination: int, source: int, size: int, stream: Stream) -> None: ...
     def upload_rows(
         self, destination: int, pitch: int, source: Any, offset: int, width: int, rows: int, stream: Stream
     ) -> None:
-        """Copies `rows` rows of `width` bytes, dense in the host buffer, `pitch` bytes apart on the device."""
+        """Copies `rows` rows of `width` bytes, which are contiguous in the host buffer and `pitch` bytes apart on the
+        device."""
         ...
 
     def download_rows(
@@ -221,40 +223,41 @@ class ComputeServer(Protocol):
         stream: Stream,
     ) -> None: ...
     def write_now(self, destination: int, pitch: int, data: memoryview, width: int, rows: int) -> None:
-        """Copies from ordinary host memory to device memory without other users, and returns when that is done: some
-        microseconds per 100 KiB.
+        """Copies from ordinary host memory to device memory that nothing else uses, and returns when the copy is
+        complete: some microseconds per 100 KiB.
 
-        Serves where there is no page-locked memory. Rows as in `upload_rows`.
+        Used if there is no page-locked memory. Rows are laid out as in `upload_rows`.
         """
         ...
 
     def read_now(self, into: memoryview, source: int, pitch: int, width: int, rows: int) -> None:
-        """Copies from the device to ordinary, writable host memory, as `write_now` does."""
+        """Copies from the device to ordinary, writable host memory, in the same way as `write_now`."""
         ...
 
     def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
-        """Fills `size` bytes with `pattern` (1, 2, 4, 8 or 16 bytes); `size` and `address` are multiples of its
-        length."""
+        """Fills `size` bytes with `pattern` (1, 2, 4, 8 or 16 bytes); `size` and `address` must be multiples of the
+        pattern's length."""
         ...
 
     def signal(self, address: int, value: int, stream: Stream) -> None:
-        """Has the device write 8 bytes of host memory (`signal_address`) when all earlier work of the stream is done
-        and visible to the host. Raises DeviceFault."""
+        """Makes the device write 8 bytes of host memory (`signal_address`) when all earlier work of the stream is
+        complete and visible to the host. Raises DeviceFault."""
         ...
 
     # code
     @property
     def loading_waits(self) -> bool:
-        """True if `load` and `unload` wait for every kernel that runs; see `hearthd.device.resources.idle_work`."""
+        """True if `load` and `unload` wait for all running kernels to end; see `hearthd.device.resources.idle_work`."""
         ...
 
     def first_launch_waits(self, function: Any, prints: bool) -> bool:
-        """True if the first launch of the function would wait for every kernel that runs. `prints`: it may print."""
+        """True if the first launch of the function would wait for all running kernels to end. `prints`: the function
+        may print."""
         ...
 
     def first_launch_made(self, function: Any, prints: bool) -> None:
-        """Takes note that the function is about to be launched, while no kernel runs: later first launches may rely on
-        its allocations."""
+        """Records that the function is about to be launched while no kernel runs: later first launches may rely on its
+        allocations."""
         ...
 
     def load(self, image: Image) -> Module:
@@ -273,50 +276,52 @@ class ComputeServer(Protocol):
         params: bytearray,
         attributes: LaunchAttributes | None = None,
     ) -> None:
-        """Launches a kernel. `params` is the parameter block with addresses filled in; it may be reused when the call
-        returns."""
+        """Launches a kernel. `params` is the parameter block with addresses filled in; the caller may reuse it after
+        the call returns."""
         ...
 
     def repeated(
         self, function: Any, grid: Dim, block: Dim, shared_mem: int, stream: Stream, params: bytearray
     ) -> Callable[[], object]:
-        """Returns a function that makes the same launch again at each call, with the least overhead. It raises Refusal
-        or RuntimeError where the launch fails: `launch` gives the reason."""
+        """Returns a function that repeats the launch at each call, with the least overhead. That function raises
+        Refusal or RuntimeError if the launch fails; `launch` then gives the reason."""
         ...
 
     def flush_output(self) -> None:
-        """Writes the output of kernels that have ended to the process's standard output."""
+        """Writes the output of completed kernels to the process's standard output."""
         ...
 
     def blocks_per_multiprocessor(self, function: Any, threads: int, shared_mem: int) -> int:
-        """Returns how many blocks of `threads` threads fit one multiprocessor
+        """Returns the number of blocks of `threads` threads that fit one multiprocessor
         (cuOccupancyMaxActiveBlocksPerMultiprocessor)."""
         ...
 
     def max_clusters(self, function: Any, cluster: Dim, block: Dim, shared_mem: int) -> int:
-        """Returns how many clusters fit the device at once (cuOccupancyMaxActiveClusters). Raises
+        """Returns the number of clusters that fit the device at the same time (cuOccupancyMaxActiveClusters). Raises
         Refusal(UNSUPPORTED)."""
         ...
 
     def suggested_block(self, function: Any, shared_mem: int) -> int:
-        """Returns the threads of a block that gives the most occupancy (cuOccupancyMaxPotentialBlockSize)."""
+        """Returns the number of threads of a block that gives the highest occupancy
+        (cuOccupancyMaxPotentialBlockSize)."""
         ...
 
     def encode_tensor_map(self, spec: TensorMapSpec, address: int) -> bytes:
-        """Returns the CUtensorMap (128 bytes) of a checked `spec` at `address`. Raises Refusal(TENSOR_MAP_INVALID)
-        where the driver refuses it all the same, Refusal(UNSUPPORTED) where "tensor_maps" is not among the features."""
+        """Returns the CUtensorMap (128 bytes) of a checked `spec` at `address`. Raises Refusal(TENSOR_MAP_INVALID) if
+        the driver nevertheless refuses it, and Refusal(UNSUPPORTED) if the device lacks a feature that the map needs
+        (`tensor_map.check_features`)."""
         ...
 
     # graphs
     def create_graph(self, nodes: Sequence[GraphNode]) -> Graph:
-        """Creates a graph, instantiated and uploaded, in which each node runs behind the one before it."""
+        """Creates a graph, instantiated and uploaded, in which each node runs after the node before it."""
         ...
 
     def launch_graph(self, graph: Graph, stream: Stream, times: int = 1) -> None: ...
     def update_graph(self, graph: Graph, index: int, node: KernelNode) -> None:
-        """Changes the parameters of the kernel node `index`, from its next launch on."""
+        """Changes the parameters of the kernel node at `index`, effective from the graph's next launch."""
         ...
 
     def destroy_graph(self, graph: Graph) -> None:
-        """Destroys the graph. The caller has seen its last launch end."""
+        """Destroys the graph. The caller must have seen its last launch end."""
         ...

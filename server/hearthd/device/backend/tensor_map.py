@@ -1,13 +1,14 @@
 """Tensor maps: descriptions of a region for the tensor memory accelerator (TMA), checked before the driver sees them.
 
-The driver answers every mistake with "invalid value"; here each has a separate sentence, all of them in one refusal.
-Limits are those of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col (cuda.h, CUDA 13.0). Sizes are in elements,
-strides in bytes, innermost dimension first; sums and products are Python integers and cannot wrap.
+The driver answers every mistake with "invalid value"; this module describes each mistake in a separate sentence and
+reports all of them in one refusal. Limits are those of cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col and
+cuTensorMapEncodeIm2colWide (cuda.h, CUDA 13.0), and of the PTX ISA's chapter on tensors. Sizes are in elements, strides
+in bytes, innermost dimension first; sums and products are Python integers and cannot overflow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hearth_proto.reasons import Reason, Refusal
@@ -23,16 +24,28 @@ ALIGNMENT = 16
 """Alignment of the address, of strides, and of the box's innermost dimension, in bytes."""
 
 CORNERS: Mapping[int, tuple[int, int]] = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}
-"""Range of an offset of an im2col corner, by rank."""
+"""Range of the offsets of an im2col corner, by rank."""
+
+WIDE_CORNER = (-32768, 32767)
+"""Range of an offset of an im2col-wide corner, at every rank."""
+
+WIDE_MODES: Mapping[str, int] = {"w": 0, "w128": 128}
+"""Modes of im2col-wide, with the number of pixels that a copy reads; 0: `pixels_per_column` of them."""
 
 SWIZZLES: Mapping[str, int] = {
     "none": 0, "32b": 32, "64b": 64, "128b": 128, "128b_atom_32b": 128, "128b_atom_32b_flip_8b": 128,
     "128b_atom_64b": 128,
 }  # fmt: skip
-"""Bytes that a swizzle spans; 0: any number."""
+"""Number of bytes that a swizzle spans; 0: not limited."""
+
+ATOMS = tuple(name for name in SWIZZLES if "_atom_" in name)
+"""Swizzles that move chunks of more than 16 bytes."""
+
+WIDE_SWIZZLES = ("64b", "128b", "128b_atom_32b")
+"""Swizzles that im2col-wide supports."""
 
 INTERLEAVES: Mapping[str, int] = {"none": 0, "16b": 16, "32b": 32}
-"""Bytes of one slice of channels; 0: channels are not sliced."""
+"""Size of one slice of channels in bytes; 0: channels are not sliced."""
 
 L2_PROMOTIONS = ("none", "l2_64b", "l2_128b", "l2_256b")
 OOB_FILLS = ("none", "nan")
@@ -40,7 +53,7 @@ OOB_FILLS = ("none", "nan")
 
 @dataclass(frozen=True)
 class Element:
-    """A CUtensorMapDataType: `name` without its prefix."""
+    """An element type: `name` is that of the CUtensorMapDataType without its prefix."""
 
     name: str
     bits: int
@@ -58,11 +71,11 @@ _ELEMENTS: Mapping[str, Element] = {
     )
 }  # fmt: skip
 _AS_UINT8 = ("int8", "float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2")
-"""Passed as the bytes that they are: NumPy and ml_dtypes give each an element of one byte."""
+"""Prefixes of dtypes that are copied as uint8: NumPy and ml_dtypes store each element in one byte."""
 
 
 def element_of(dtype: str) -> Element | None:
-    """Returns the element as which `dtype`, by the driver's, NumPy's or ml_dtypes' name, is copied; None where TMA has
+    """Returns the element type as which `dtype` (the driver's, NumPy's or ml_dtypes' name) is copied; None if TMA has
     none.
 
     The accelerator copies bits: it treats an int8 as a uint8, and likewise a float8 of any kind.
@@ -75,14 +88,15 @@ def element_of(dtype: str) -> Element | None:
 
 @dataclass(frozen=True)
 class Tile:
-    """A box of elements a load."""
+    """Access mode in which each load reads a box of elements."""
 
     box: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Im2col:
-    """Columns of pixels a load, as a convolution reads them; offsets of W, H, D, in this order."""
+    """Access mode in which each load reads columns of pixels, as a convolution does. Offsets are in the order W, H,
+    D."""
 
     lower_corner: tuple[int, ...]
     upper_corner: tuple[int, ...]
@@ -91,14 +105,26 @@ class Im2col:
 
 
 @dataclass(frozen=True)
+class Im2colWide:
+    """Columns of pixels along W only; the corners are offsets of W. `pixels_per_column`: 0 with mode "w128"."""
+
+    lower_corner_width: int
+    upper_corner_width: int
+    channels_per_pixel: int
+    pixels_per_column: int
+    mode: str = "w"
+
+
+@dataclass(frozen=True)
 class TensorMapSpec:
-    """Description of a tensor map, without the address. `strides` has every dimension but the innermost."""
+    """Description of a tensor map, without the address. `strides` has an entry for every dimension except the
+    innermost."""
 
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     element_strides: tuple[int, ...]
-    access: Tile | Im2col | None
+    access: Tile | Im2col | Im2colWide | None
     interleave: str = "none"
     swizzle: str = "none"
     l2_promotion: str = "none"
@@ -109,9 +135,11 @@ class TensorMapSpec:
         return len(self.shape)
 
     def extent(self) -> int | None:
-        """Bytes from the first to behind the last that it describes; None where the fields do not say.
+        """Returns the number of bytes from the first to the end of the last byte described; None if the fields do not
+        determine it.
 
-        With interleaved channels, a lower bound: the driver's documentation leaves open how slices follow each other.
+        With interleaved channels, the result is a lower bound: the driver's documentation leaves open how slices follow
+        each other.
         """
         element = element_of(self.dtype)
         if element is None or not self.shape or len(self.strides) != self.rank - 1:
@@ -122,8 +150,8 @@ class TensorMapSpec:
 
 
 def check(spec: TensorMapSpec, address: int, offset: int, buffer_size: int) -> list[str]:
-    """Returns the faults of a spec, one sentence each; an empty list if the driver will take it. `address` is that of
-    the buffer's first byte."""
+    """Returns the errors in a spec, one sentence each; an empty list if the driver will accept it. `address` is the
+    address of the buffer's first byte."""
     element = element_of(spec.dtype)
     wrong = [_no_element(spec.dtype)] if element is None else []
     wrong += _check_names(spec)
@@ -138,6 +166,8 @@ def check(spec: TensorMapSpec, address: int, offset: int, buffer_size: int) -> l
         wrong += _check_tile(spec, spec.access, element)
     elif isinstance(spec.access, Im2col):
         wrong += _check_im2col(spec, spec.access, element)
+    elif isinstance(spec.access, Im2colWide):
+        wrong += _check_im2col_wide(spec, spec.access, element)
     else:
         wrong.append("neither a tile nor im2col is given")
     extent = spec.extent()
@@ -152,7 +182,8 @@ def check(spec: TensorMapSpec, address: int, offset: int, buffer_size: int) -> l
 
 
 def refuse(spec: TensorMapSpec, wrong: Sequence[str], what: str, **more: object) -> Refusal:
-    """The refusal of one tensor map, with everything that is wrong with it. `what`: "tensor map of buffer 5"."""
+    """Returns the refusal of a tensor map, which lists all its errors. `what` names the map: "tensor map of buffer
+    5"."""
     access = spec.access
     details: dict[str, object] = {
         "dtype": spec.dtype,
@@ -173,20 +204,48 @@ def refuse(spec: TensorMapSpec, wrong: Sequence[str], what: str, **more: object)
     return Refusal(
         Reason.TENSOR_MAP_INVALID,
         f"{what}, {spec.dtype} of shape {spec.shape} (innermost first): " + "; ".join(wrong),
-        fix="correct these arguments; the CUDA driver's manual has the rules: cuTensorMapEncodeTiled, ...Im2col",
+        fix="correct these arguments; the CUDA driver's manual has the rules: cuTensorMapEncodeTiled, ...Im2col, "
+        "...Im2colWide",
         details=details,
     )
 
 
-def not_served(device: str) -> Refusal:
-    """The refusal of any tensor map on a device that has none."""
-    return Refusal(
-        Reason.UNSUPPORTED,
-        f"{device} has no tensor maps: they need the tensor memory accelerator of an NVIDIA GPU of compute capability "
-        "9.0 or newer",
-        fix="look for tensor_maps in gpu.properties.features, and load with plain instructions where it is missing",
-        details={"feature": "tensor_maps"},
-    )
+_LATER = "an NVIDIA GPU of compute capability 10.0 or newer and a driver of CUDA 12.8 or newer"
+
+_MISSING: Mapping[str, tuple[str, str]] = {
+    "tensor_maps": (
+        "has no tensor maps: they need the tensor memory accelerator of an NVIDIA GPU of compute capability 9.0 or "
+        "newer",
+        "look for tensor_maps in gpu.properties.features, and load with plain instructions where it is missing",
+    ),
+    "tensor_map_im2col_wide": (
+        f"has no im2col-wide tensor maps: they need {_LATER}",
+        "look for tensor_map_im2col_wide in gpu.properties.features, and use Im2col where it is missing",
+    ),
+    "tensor_map_swizzle_atoms": (
+        f"has no swizzles with atoms of 32 or 64 bytes ({', '.join(ATOMS)}): they need {_LATER}",
+        "look for tensor_map_swizzle_atoms in gpu.properties.features, and use swizzle 128b where it is missing",
+    ),
+}
+"""What a device without the feature lacks, and the fix."""
+
+
+def check_features(spec: TensorMapSpec, features: Collection[str], device: str) -> None:
+    """Raises Refusal(UNSUPPORTED) for the first feature that the map needs and `device` lacks."""
+    needed = ["tensor_maps"]
+    if isinstance(spec.access, Im2colWide):
+        needed.append("tensor_map_im2col_wide")
+    if spec.swizzle in ATOMS:
+        needed.append("tensor_map_swizzle_atoms")
+    for feature in needed:
+        if feature not in features:
+            raise not_served(device, feature)
+
+
+def not_served(device: str, feature: str = "tensor_maps") -> Refusal:
+    """The refusal of a tensor map that needs a feature which the device lacks."""
+    lacks, fix = _MISSING[feature]
+    return Refusal(Reason.UNSUPPORTED, f"{device} {lacks}", fix=fix, details={"feature": feature})
 
 
 def _no_element(dtype: str) -> str:
@@ -216,7 +275,7 @@ def _check_rank(spec: TensorMapSpec) -> list[str]:
         wrong.append(f"the rank is {rank}; it lies between 1 and {MAX_RANK}")
     if spec.interleave in ("16b", "32b") and rank < 3:
         wrong.append(f"the rank is {rank}; interleaved it is at least 3")
-    if isinstance(spec.access, Im2col) and rank not in CORNERS:
+    if isinstance(spec.access, Im2col | Im2colWide) and rank not in CORNERS:
         wrong.append(f"the rank is {rank}; for im2col it is 3, 4 or 5")
     if rank and len(spec.strides) != rank - 1:
         wrong.append(
@@ -256,7 +315,7 @@ def _check_dimensions(spec: TensorMapSpec) -> list[str]:
         if not 1 <= stride <= MAX_ELEMENT_STRIDE:
             wrong.append(f"element_strides[{axis}] is {stride}; it lies between 1 and {MAX_ELEMENT_STRIDE}")
     if spec.element_strides and spec.interleave == "none" and 1 < spec.element_strides[0] <= MAX_ELEMENT_STRIDE:
-        # The driver would take it, and ignore it.
+        # The driver would accept the value and ignore it.
         wrong.append(f"element_strides[0] is {spec.element_strides[0]}; without interleave it is 1")
     if spec.interleave == "32b" and spec.swizzle in SWIZZLES and spec.swizzle != "32b":
         wrong.append(f"swizzle is {spec.swizzle}; with interleave 32b it is 32b")
@@ -306,15 +365,49 @@ def _check_im2col(spec: TensorMapSpec, im2col: Im2col, element: Element | None) 
                     f"nothing of dimension {axis} lies between the corners: its {size} elements from {lower} to "
                     f"{upper} of the end"
                 )
-    for name, value, most in (
-        ("channels_per_pixel", im2col.channels_per_pixel, MAX_CHANNELS),
-        ("pixels_per_column", im2col.pixels_per_column, MAX_PIXELS),
-    ):
-        if not 1 <= value <= most:
-            wrong.append(f"{name} is {value}; it lies between 1 and {most}")
+    wrong += _check_count("channels_per_pixel", im2col.channels_per_pixel, MAX_CHANNELS)
+    wrong += _check_count("pixels_per_column", im2col.pixels_per_column, MAX_PIXELS)
     if element is not None and spec.interleave == "none":
         wrong += _check_span(spec, "channels_per_pixel", im2col.channels_per_pixel * element.bits)
     return wrong
+
+
+def _check_im2col_wide(spec: TensorMapSpec, wide: Im2colWide, element: Element | None) -> list[str]:
+    wrong: list[str] = []
+    lower, upper = wide.lower_corner_width, wide.upper_corner_width
+    low, high = WIDE_CORNER
+    wrong += [
+        f"{name} is {at}; it lies between {low} and {high}"
+        for name, at in (("lower_corner_width", lower), ("upper_corner_width", upper))
+        if not low <= at <= high
+    ]
+    if spec.rank in CORNERS and spec.shape[1] + upper - lower < 1:
+        wrong.append(
+            f"nothing of dimension 1 lies between the corners: its {spec.shape[1]} elements from {lower} to {upper} of "
+            "the end"
+        )
+    wrong += _check_count("channels_per_pixel", wide.channels_per_pixel, MAX_CHANNELS)
+    fixed = WIDE_MODES.get(wide.mode)
+    if fixed is None:
+        wrong.append(f"mode is {wide.mode!r}; it is one of {', '.join(WIDE_MODES)}")
+    elif not fixed:
+        wrong += _check_count("pixels_per_column", wide.pixels_per_column, MAX_PIXELS)
+    elif wide.pixels_per_column not in (0, fixed):
+        # The driver would take it, and ignore it.
+        wrong.append(
+            f"pixels_per_column is {wide.pixels_per_column}; mode {wide.mode} reads {fixed}, and takes 0 or {fixed}"
+        )
+    if spec.interleave in INTERLEAVES and spec.interleave != "none":
+        wrong.append(f"interleave is {spec.interleave}; im2col-wide takes none")
+    if spec.swizzle in SWIZZLES and spec.swizzle not in WIDE_SWIZZLES:
+        wrong.append(f"swizzle is {spec.swizzle}; with im2col-wide it is one of {', '.join(WIDE_SWIZZLES)}")
+    elif element is not None and spec.interleave == "none":
+        wrong += _check_span(spec, "channels_per_pixel", wide.channels_per_pixel * element.bits)
+    return wrong
+
+
+def _check_count(name: str, value: int, most: int) -> list[str]:
+    return [] if 1 <= value <= most else [f"{name} is {value}; it lies between 1 and {most}"]
 
 
 def _check_span(spec: TensorMapSpec, what: str, bits: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""A broker from its device process's side."""
+"""Client of the broker, used in the device process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from hearthd.device.backend.compiler import Image, Job
 from hearthd.device.compiler import protocol
 
 _END_S = 3.0
-"""Seconds for a broker to stop its workers and to clear up after them."""
+"""Seconds that `close` waits for the broker to stop its workers and clean up."""
 _FILES_S = 10.0
-"""Seconds for a broker to answer about a segment."""
+"""Timeout of a request about a segment, in seconds."""
 _RENEW_S = 30.0
-"""Seconds that a request waits for another broker in the place of one that was lost."""
+"""Seconds that a request waits for a new broker after the broker was lost."""
 _TRIES = 2
-"""Brokers that a request is made to, where they are lost under it."""
+"""Number of brokers that a request is sent to if each is lost before it answers."""
 
 
 class _Answer:
-    """A request under way."""
+    """A pending request: the event that its caller waits for, and the answer."""
 
     __slots__ = ("done", "head", "parts")
 
@@ -40,15 +40,15 @@ class _Answer:
 
 
 class Broker:
-    """Client of the broker. Implements `hearthd.device.compiler.images.ImageSource`. Threads may use it at once.
+    """Client of the broker. Implements `hearthd.device.compiler.images.ImageSource`. Thread-safe.
 
-    A broker that ends is replaced by its keeper, which sends the sockets that lead to the next one; requests under way
-    are sent again to that one. Where the keeper has ended, every request fails with INTERNAL: a confined process can
-    start no other.
+    If a broker ends, its keeper starts another one and sends this process the sockets that lead to it; pending requests
+    are sent again to the new broker. If the keeper has ended, every request fails with INTERNAL, because a confined
+    process cannot start another keeper.
     """
 
     def __init__(self, link: socket.socket, files: socket.socket, renewals: socket.socket, pid: int) -> None:
-        """Connects to a broker; `pid` is that of the keeper."""
+        """Uses sockets that are already connected to a broker. `pid` is the process ID of the keeper."""
         self.pid = pid
         self._link = link
         self._files = files
@@ -56,39 +56,39 @@ class Broker:
         self._sending = threading.Lock()
         self._asking_files = threading.Lock()
         self._changed = threading.Condition()
-        """Guards what is below; notified when the broker is another one, or none any more."""
+        """Guards the attributes below. Notified when a new broker has taken over, or when there will be none."""
         self._numbers = itertools.count(1)
         self._answers: dict[int, _Answer] = {}
         self._jobs: dict[int, Job] = {}
         self._reads = False
         self._lost = False
-        """True while the broker has ended, and the next one has not started."""
+        """True from the end of a broker until the next one has started."""
         self._over = False
-        """True once there is no keeper."""
+        """True if the keeper has ended, so that no further broker starts."""
         self._brokers = 1
-        """Number of brokers so far."""
+        """Number of brokers so far, including the current one."""
         self._recipe: dict[str, Any] | None = None
         self._tenant: str | None = None
         self.on_loss: Callable[..., None] = lambda *, replaced: None
-        """Called when a broker has ended, by a separate thread; `replaced`: another one has taken its place. Nothing is
-        noticed before the first request."""
+        """Called on a separate thread when a broker has ended; `replaced`: another broker has taken its place. The end
+        of a broker is not noticed before the first request."""
         self._kept: dict[bytes, int] = {}
-        """Segments that the broker keeps, by nonce: files of this process."""
+        """Segments that the broker keeps, as nonce -> file descriptor of this process."""
         files.settimeout(_FILES_S)
 
     @property
     def ends(self) -> tuple[socket.socket, ...]:
-        """The sockets that lead to it and to its keeper."""
+        """The sockets that lead to the broker and to its keeper."""
         return self._link, self._files, self._renewals
 
     # ---- ImageSource ----
 
     def ready(self) -> None:
-        """Has the workers load their compiler."""
+        """Makes the compile workers load their compiler."""
         self._ask({"ask": "ready"})
 
     def image(self, job: Job) -> tuple[Image, bool]:
-        """Raises Refusal."""
+        """Returns the image of the job, and True if a cache had it. Raises Refusal."""
         head, parts = protocol.pack_job(job)
         answer, code = self._ask({**head, "ask": "image"}, parts, job)
         return protocol.unpack_image(answer, code), bool(answer.get("cached"))
@@ -109,17 +109,17 @@ class Broker:
         self._send({"ask": "pin", "tenant": tenant})
 
     def close(self) -> None:
-        """Ends the broker with all that it has started, and waits for it for a limited time."""
+        """Ends the broker and every process that it has started. Waits at most 3 seconds for the end."""
         self._send({"ask": "close"})
         deadline = time.monotonic() + _END_S
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
                 time.sleep(0.002)
 
-    # ---- the rest ----
+    # ---- requests beyond ImageSource ----
 
     def serve(self, recipe: Mapping[str, Any]) -> None:
-        """Jobs are for the compiler of this recipe, which the broker cannot know by itself."""
+        """Sets the compiler of all jobs by its recipe, which the broker cannot determine by itself."""
         with self._changed:
             self._recipe = dict(recipe)
         self._send({"ask": "recipe", "recipe": dict(recipe)})
@@ -130,7 +130,8 @@ class Broker:
         return parts[0]
 
     def keep(self, nonce: bytes, file: int) -> None:
-        """Keeps a segment for exchange; see `hearthd.device.platform.segment_exchange.SegmentExchange`."""
+        """Makes the broker keep a segment for exchange; see
+        `hearthd.device.platform.segment_exchange.SegmentExchange`."""
         self._ask_files({"ask": "keep", "nonce": nonce.hex()}, [file])
         with self._changed:
             self._kept[nonce] = file
@@ -147,7 +148,7 @@ class Broker:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         return files[0]
 
-    # ---- inside ----
+    # ---- requests and answers ----
 
     def _ask_files(self, body: dict[str, Any], files: Sequence[int]) -> list[int]:
         for _ in range(_TRIES):
@@ -165,7 +166,8 @@ class Broker:
         raise OSError(errno.EPIPE, "the broker has ended")
 
     def _asked_files(self, body: dict[str, Any], files: Sequence[int]) -> tuple[dict[str, Any], list[int]] | None:
-        """The answer; None where the broker is gone. Raises TimeoutError."""
+        """Sends one request about segments; returns its answer, or None if the broker has ended. Raises
+        TimeoutError."""
         try:
             descriptors.send(self._files, body, files)
             return descriptors.receive(self._files)
@@ -175,7 +177,7 @@ class Broker:
             return None
 
     def _send(self, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
-        """A request without an answer."""
+        """Sends a request that has no answer."""
         with contextlib.suppress(protocol.WorkerConnectionClosed), self._sending:
             protocol.send(self._link, head, parts)
 
@@ -191,7 +193,8 @@ class Broker:
         raise _lost()
 
     def _asked(self, head: dict[str, Any], parts: Sequence[bytes], job: Job | None) -> _Answer:
-        """The answer of one broker, without a head where it was lost before that."""
+        """Sends a request to the current broker and returns its answer, which has no head if the broker was lost
+        first."""
         answer = _Answer()
         with self._changed:
             self._start_reading()
@@ -220,7 +223,7 @@ class Broker:
             threading.Thread(target=self._read, name="broker", daemon=True).start()
 
     def _read(self) -> None:
-        """Takes answers, of one broker after the other."""
+        """Receives answers, from one broker after the other. Runs on a separate thread."""
         while True:
             with contextlib.suppress(protocol.WorkerConnectionClosed):
                 self._take_answers()
@@ -240,7 +243,8 @@ class Broker:
                 return
 
     def _take_answers(self) -> None:
-        """Raises `protocol.WorkerConnectionClosed` when the broker is gone."""
+        """Receives answers and wakes their callers. Raises `protocol.WorkerConnectionClosed` when the broker is
+        gone."""
         while True:
             head, parts = protocol.receive(self._link)
             with self._changed:
@@ -251,7 +255,8 @@ class Broker:
             del head, parts, answer
 
     def _renew(self) -> bool:
-        """Waits for the sockets of the next broker, and tells it what the one before knew; False: there is none."""
+        """Waits for the sockets of the next broker, and sends it the state that the previous one had (recipe, tenant,
+        segments). False if there is no next broker."""
         try:
             message = descriptors.receive(self._renewals)
         except (OSError, ValueError):
@@ -269,7 +274,7 @@ class Broker:
             with self._changed:
                 recipe, tenant, kept = self._recipe, self._tenant, dict(self._kept)
             for nonce, file in kept.items():
-                with contextlib.suppress(OSError):  # it is dropped at this moment
+                with contextlib.suppress(OSError):  # the file is being dropped at this moment
                     self._asked_files({"ask": "keep", "nonce": nonce.hex()}, [file])
         if recipe is not None:
             self._send({"ask": "recipe", "recipe": recipe})
@@ -279,7 +284,8 @@ class Broker:
 
 
 class BrokeredLibraries:
-    """The backend's own libraries, from a broker: each is an anonymous file of this process, open for its life."""
+    """Source of the backend's own libraries, which a broker compiles. Each library is an anonymous file of this process
+    that stays open for the process's lifetime."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -288,7 +294,7 @@ class BrokeredLibraries:
         self._files: dict[str, int] = {}
 
     def library(self, name: str, _folder: Path, _sources: Sequence[str], *_more: str) -> Path:
-        """The path of the shared object. Raises Refusal. Different ones are made at the same time."""
+        """Returns the path of the shared object. Raises Refusal. Different libraries may be compiled concurrently."""
         with self._lock:
             making = self._making.setdefault(name, threading.Lock())
         with making:

@@ -1,7 +1,7 @@
-"""Main of a broker process: compiles, loads from the cache, and hands segments over, for its device process.
+"""Main program of a broker process: compiles, loads from the cache, and passes on segments, for its device process.
 
-A keeper process stands between the two: forked before the device process is confined, it forks the broker and, where
-that ends unexpectedly, another one, and hands the device process the sockets that lead there.
+A keeper process is the parent of the broker. It is forked before the device process is confined. It forks the broker;
+if the broker ends unexpectedly, the keeper forks another one and sends the device process the sockets that lead to it.
 """
 
 from __future__ import annotations
@@ -39,19 +39,22 @@ from hearthd.shared.device_spec import DeviceSpec
 
 _PR_SET_PDEATHSIG = 1
 _DELAY_S = 0.05
-"""Seconds until a broker that was lost is replaced; twice as many each time, where it lasted less than `_CALM_S`."""
+"""Seconds until a lost broker is replaced. Doubled at each loss, up to `_MOST_DELAY_S`, if the broker lived less than
+`_CALM_S`."""
 _MOST_DELAY_S = 5.0
 _CALM_S = 10.0
 _MAX_REQUEST = 64 << 20
-"""Bytes; a client's message, which the front has bounded, is smaller."""
+"""Largest request in bytes. A client's message, which the front has limited, is smaller."""
 
 _MAX_REQUESTS = 64
-"""Limit of concurrent requests beside compiles. A device process sends fewer, unless a kernel forges them: then no more
-are read, and no more compiles run at once than the device process itself would run."""
+"""Limit of concurrent requests other than compiles. A device process sends fewer unless a kernel forges requests;
+beyond the limit, requests are not read, and no more compiles run at the same time than the device process itself would
+run."""
 
 
 def start_broker(spec: DeviceSpec) -> Broker:
-    """Forks the keeper off this process, which has one thread yet and no device. Raises OSError."""
+    """Forks the keeper from this process, which still has only one thread and has not opened the device. Raises
+    OSError."""
     ours, theirs = socket.socketpair()
     our_files, their_files = descriptors.pair()
     our_renewals, their_renewals = descriptors.pair()
@@ -67,8 +70,8 @@ def start_broker(spec: DeviceSpec) -> Broker:
 
 
 def _run(parent: int, work: Callable[[], bool], *kept: socket.socket) -> NoReturn:
-    """The life of a process that was just forked off `parent`; its exit status is 0 where `work` says that it is over
-    as it should be."""
+    """Runs `work` in a process that was just forked from `parent`, and ends the process: with exit status 0 if `work`
+    returns True, otherwise with 1."""
     over = False
     try:
         attributes.keep_descriptors([end.fileno() for end in kept])
@@ -82,7 +85,7 @@ def _run(parent: int, work: Callable[[], bool], *kept: socket.socket) -> NoRetur
 
 
 class _Keeper:
-    """Forks the broker, and another one where it is lost. Runs no thread, and keeps no secret."""
+    """Forks the broker, and another one each time a broker is lost. Has a single thread and holds no secret."""
 
     def __init__(self, spec: DeviceSpec, renewals: socket.socket) -> None:
         adopt_orphans()
@@ -91,7 +94,7 @@ class _Keeper:
         self._journal = ProcessLog(spec)
 
     def run(self, link: socket.socket, files: socket.socket) -> bool:
-        """Returns when the broker has ended as it was asked to, or the device process is gone."""
+        """Returns True when the broker has ended on request or the device process is gone."""
         delay = _DELAY_S
         while True:
             began, keeper = time.monotonic(), os.getpid()
@@ -113,33 +116,35 @@ class _Keeper:
                 descriptors.send(self._renewals, {}, (ours.fileno(), our_files.fileno()))
 
     def _broker(self, link: socket.socket, files: socket.socket) -> bool:
-        """Runs the broker, in a process that is nothing else."""
+        """Runs the broker in the process that was forked for it."""
         return BrokerRequests(self._spec, link, files).run()
 
     @staticmethod
     def _wait(child: int) -> int:
-        """The exit status of the broker, negative for a signal; waits for what it leaves behind as well."""
+        """Waits for the broker; returns its exit status, negative for a signal. Also reaps the orphans that the keeper
+        has adopted."""
         while True:
             pid, status = os.waitpid(-1, 0)
             if pid == child:
                 return os.waitstatus_to_exitcode(status)
 
     def _alone(self, seconds: float) -> bool:
-        """True if the device process is gone, or goes within `seconds`."""
+        """True if the device process is gone, or ends within `seconds`."""
         poll = select.poll()
         poll.register(self._renewals, 0)
         return bool(poll.poll(1000 * seconds))
 
 
 def _die_with(parent: int) -> None:
-    """The kernel kills this process when the thread ends that has forked it: the keeper's or the device-handle one."""
+    """Makes the kernel kill this process when the thread that forked it ends: the keeper's thread or the device-handle
+    thread."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
 
 
 class BrokerRequests:
-    """The loop over requests; each that may block has a separate thread."""
+    """Loop over requests. Each request that may block runs on a separate thread."""
 
     def __init__(self, spec: DeviceSpec, link: socket.socket, files: socket.socket) -> None:
         adopt_orphans()
@@ -150,11 +155,11 @@ class BrokerRequests:
         self._jobs: dict[int, Job] = {}
         limits = CompileLimits(spec.compile_timeout, spec.compile_memory)
         self._workers = CompileWorkers(WORKERS[spec.backend], limits, unconfined=not spec.compile_confined)
-        self._workers.warm(forked)  # before there is a thread, and before the cache's key is read
+        self._workers.warm(forked)  # before any thread starts, and before the cache's key is read
         journal = ProcessLog(spec)
         self._workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
         self._images = CachedImages(self._workers, _cache(spec, journal))
-        self._compiles = threading.BoundedSemaphore(2 * spec.compile_workers)  # `CompileQueue.most`
+        self._compiles = threading.BoundedSemaphore(2 * spec.compile_workers)  # same limit as `CompileQueue.most`
         self._free = threading.BoundedSemaphore(2 * spec.compile_workers + _MAX_REQUESTS)
         self._known = threading.Event()
         """Set when the compiler is known."""
@@ -169,7 +174,8 @@ class BrokerRequests:
         self._known.set()
 
     def run(self) -> bool:
-        """Serves requests until the device process ends the broker, or is gone; True if it ended the broker."""
+        """Serves requests. Returns True when the device process has asked the broker to end, False when the device
+        process is gone."""
         threading.Thread(target=self._hand_over, name="segments", daemon=True).start()
         try:
             with contextlib.suppress(protocol.WorkerConnectionClosed):
@@ -276,7 +282,7 @@ class BrokerRequests:
 
 
 def _cache(spec: DeviceSpec, journal: ProcessLog) -> CompileCache:
-    """Returns the compile cache. Without a key, its entries cannot be authenticated: it keeps nothing then."""
+    """Returns the compile cache. Without a key it stores nothing, because its entries could not be authenticated."""
     try:
         secret = secret_file.read(spec.cache_key) if spec.cache_key else b""
     except OSError as error:

@@ -1,7 +1,7 @@
 """Entry points of compile workers, one for each backend.
 
-A worker imports its compiler itself, after it is bound to the end of its device process. Covers which compiler a
-backend has; not what a worker does (`hearthd.device.compiler.worker_main`), nor how one is started
+A worker imports its compiler itself, after it is set to end together with its device process. Covers which compiler a
+backend has; not the work of a worker (`hearthd.device.compiler.worker_main`), nor its start
 (`hearthd.device.compiler.worker_process`).
 """
 
@@ -15,12 +15,12 @@ from hearthd.device.compiler.worker_main import Main
 
 
 def cpu_worker(link: int, lifeline: int) -> None:
-    """Compiles for the CPU backend; see `worker_main.main`."""
+    """Runs a compile worker of the CPU backend; see `worker_main.main`."""
     worker_main.main(link, lifeline, _cpu_compiler)
 
 
 def cuda_worker(link: int, lifeline: int) -> None:
-    """Compiles for CUDA devices; see `worker_main.main`."""
+    """Runs a compile worker for CUDA devices; see `worker_main.main`."""
     worker_main.main(link, lifeline, _cuda_compiler)
 
 
@@ -37,4 +37,4 @@ def _cuda_compiler() -> type[Any]:
 
 
 WORKERS: Mapping[str, Main] = {"cpu": cpu_worker, "cuda": cuda_worker}
-"""Entry points by the name of the backend."""
+"""Entry point of a compile worker, by the name of the backend."""

@@ -1,4 +1,4 @@
-"""Lane: a socket from a client into the device process, for its batches and their answers."""
+"""Lane: a socket from a client into the device process, which carries batches and their answers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from hearthd.device.platform.event_loop import Loop
 BATCH = int(Kind.BATCH)
 HEAD = HEADER.size
 ANSWER = struct.Struct(HEADER.format + HEADER.format[1:])
-"""Two headers: of an ack, and of the response behind it."""
+"""Two headers: that of an ack, and that of the response after it."""
 
 RECEIVE_BYTES = 64 << 10
 LONG_RECEIVE_BYTES = 1 << 20
-"""Size of a receive while a frame is under way that is longer than its received part."""
+"""Bytes of one receive while a frame is incomplete and its missing part is longer than a header."""
 
 FRAMING = 64
-"""Bytes by which a frame may exceed a batch."""
+"""Number of bytes by which a frame may be longer than its batch."""
 
 MAX_RECEIVED = 256 << 10
-"""Largest report of a client on what it has received, in bytes: the front must have room for it."""
+"""Largest size in bytes of a client's report of the answers that it has received: the front must have room for it."""
 
 
 @dataclass(frozen=True)
 class LaneLimits:
-    """Limits of the work under way on a lane; see `hearthd.front.sessions.attach.ExecuteWindow`."""
+    """Limits of the batches and answers in progress on a lane; see `hearthd.front.sessions.attach.ExecuteWindow`."""
 
     max_batch_bytes: int
     max_batches: int
@@ -51,17 +51,17 @@ class LaneLimits:
 
 
 class LaneError(Exception):
-    """The client has broken the lane."""
+    """A violation of the lane protocol by the client."""
 
 
 class LaneConnection:
-    """The device process's end of a lane. Device-handle thread only. It takes no frames before `begin`, nor beyond the
-    client's window.
+    """The device process's end of a lane. Device-handle thread only. Accepts no frames before `begin`, and none beyond
+    the client's window.
 
-    `take` receives the frames of the channel; before it, `inline_path` may take a batch that arrives while no other
-    waits here, see `hearthd.device.fast_path.inline_path`. `crowded` returns True if the front has too many frames to
-    read. `over` is called once, when the client has gone (with an empty string) or has broken the protocol (with the
-    reason).
+    `take` receives the frames of the channel; before that, `inline_path` may take a batch that arrives while no other
+    batch is queued on the lane, see `hearthd.device.fast_path.inline_path`. `crowded` returns True if the front has too
+    many frames to read. `over` is called once, when the client has disconnected (with an empty string) or has violated
+    the protocol (with the reason).
     """
 
     def __init__(
@@ -90,31 +90,32 @@ class LaneConnection:
         self._most = limits.max_batch_bytes + FRAMING
         self._reader = FrameReader(self._most)
         self._partly = False
-        """True if a part of a frame has arrived."""
+        """True if only a part of a frame has arrived."""
         self._open = True
         self._begun = self._reading = self._writing = False
         self._why = ""
-        """Error of the client that has been reported to it; the lane ends behind the report."""
+        """The client's error, which has been reported to the client; the lane closes after the report."""
         self._out = Vectors()
         self._unread = 0
-        """Bytes that wait to be sent."""
+        """Number of bytes that are queued for sending."""
         self._acked = self._told = 0
-        """The last batch that has been executed, and the last one that the client has been notified of."""
+        """Numbers of the last batch that has been executed, and of the last batch that has been acknowledged to the
+        client."""
         self._last = self._first = 0
-        """Number of the last batch that has arrived, and of the last one before this lane."""
+        """Numbers of the last batch that has arrived, and of the last batch before this lane began."""
         self._sizes: deque[int] = deque()
-        """Sizes of the batches that have arrived and are not acknowledged, up to the last one."""
+        """Sizes of the batches that have arrived and are not acknowledged, oldest first."""
         self._repeated: deque[int] = deque()
-        """Sizes of the repeated batches that have not been handled."""
+        """Sizes of the repeated batches that have not been handled yet."""
         self._unacked = 0
-        """Bytes of both."""
+        """Sum of `_sizes` and `_repeated`, in bytes."""
         end.setblocking(False)
         loop.add_reader(self._fd, self._ready)
         loop.watch(self._fd, reads=False)
         self.put(Kind.LIVE)
 
     def begin(self, last: int) -> None:
-        """Starts to read: earlier frames have been handled, and the next batch is the one behind `last`."""
+        """Starts to read. All earlier frames must have been handled; the next batch has the number `last` + 1."""
         if self._open:
             self._last = self._first = last
             self._begun = True
@@ -122,22 +123,23 @@ class LaneConnection:
 
     @property
     def used(self) -> bool:
-        """True if a batch has come over it."""
+        """True if a batch has arrived over this lane."""
         return self._last > self._first
 
     def close(self) -> None:
-        """Sends as much as the socket takes, and takes no more frames. A second call has no effect."""
+        """Sends as much as the socket accepts, and stops reading. Further calls have no effect."""
         if self._open:
             self._open = False
-            with contextlib.suppress(OSError):  # the client has closed
+            with contextlib.suppress(OSError):  # the client has disconnected
                 self._out.send(self._end)
             self._loop.remove_reader(self._fd)
-            self._loop.post(self._end.close)  # its number must not be reused while events of this turn are handled
+            # the file descriptor must not be reused while events of this iteration of the loop are handled
+            self._loop.post(self._end.close)
 
     # ---- to the client ----
 
     def put(self, kind: int, payload: bytes = b"") -> None:
-        """Queues a frame for the client, behind the ack of executed batches."""
+        """Queues a frame for the client, after the ack of executed batches."""
         head = HEADER.pack(len(payload), kind, 0, 0, 0)
         if self._told != self._acked:
             head = self._ack() + head
@@ -145,9 +147,9 @@ class LaneConnection:
         self._unread += len(head) + len(payload)
 
     def acknowledge(self, seq: int) -> bool:
-        """Takes note that every batch up to this one has been executed. The ack is sent with the next frame, unless
-        an eighth of the client's window waits for it. True if there is something to `settle`: the ack, or room for
-        more."""
+        """Records that every batch up to `seq` has been executed. The ack is sent with the next frame, or as soon as it
+        covers an eighth of the client's window. Returns True if `settle` has work to do: sending the ack, or resuming
+        to read."""
         self._acked = seq
         sizes = self._sizes
         for _ in range(len(sizes) - max(self._last - seq, 0)):
@@ -158,8 +160,8 @@ class LaneConnection:
         return not self._reading
 
     def answer(self, seq: int, payload: bytes) -> bool:
-        """Sends a response now, with the ack of the last batch that has arrived. False, with no effect, where other
-        frames go first."""
+        """Sends a response immediately, together with the ack of the last batch that has arrived. Returns False, with
+        no effect, if other frames must be sent first."""
         if self._unread or self._why or not self._open:
             return False
         self._acked = self._told = seq
@@ -170,12 +172,12 @@ class LaneConnection:
 
     @property
     def clear(self) -> bool:
-        """True if all frames that the client should have by now were sent to it."""
+        """True if every frame that was queued for the client has been sent."""
         return not self._unread and self._open
 
     def respond(self, payload: bytes) -> bool:
-        """Sends a response now, behind the ack of executed batches. False, with no effect, where other frames go
-        first."""
+        """Sends a response immediately, after the ack of executed batches. Returns False, with no effect, if other
+        frames must be sent first."""
         if self._unread or self._why or not self._open:
             return False
         head = HEADER.pack(len(payload), RESPONSE, 0, 0, 0)
@@ -185,7 +187,7 @@ class LaneConnection:
         return True
 
     def _write(self, data: bytes) -> None:
-        """Sends data, where no other data wait; the rest waits."""
+        """Sends data while nothing else is queued; queues the part that the socket does not accept."""
         try:
             sent = self._end.send(data)
         except BlockingIOError:
@@ -207,14 +209,15 @@ class LaneConnection:
             self._unread += len(ack)
 
     def _ack(self) -> bytes:
-        """Returns the frame of the ack; empty where the client has had it."""
+        """Returns the frame of the ack; empty if the client has already been sent it."""
         if self._told == self._acked:
             return b""
         self._told = self._acked
         return HEADER.pack(0, ACK, 0, 0, self._acked)
 
     def settle(self) -> None:
-        """Ends a turn: sends as much as the socket takes, and resumes reading if there is room."""
+        """Completes an iteration of the loop: sends as much as the socket accepts, and resumes reading if there is
+        room."""
         if not self._open:
             return
         if self._unread:
@@ -231,18 +234,18 @@ class LaneConnection:
             self._watch()
 
     def repeated(self) -> None:
-        """Takes note that a repeated batch was handled."""
+        """Records that a repeated batch was handled."""
         if self._repeated:
             self._unacked -= self._repeated.popleft()
 
     def refused(self, why: str) -> None:
-        """Takes note that the client has been notified of an invalid batch."""
+        """Records that the client has been notified of an invalid batch."""
         self._why = self._why or why
 
     # ---- from the client ----
 
     def _room(self) -> bool:
-        """True if more frames may be taken."""
+        """True if the lane may accept more frames."""
         limits = self._limits
         return (
             len(self._sizes) + len(self._repeated) <= limits.max_batches
@@ -252,7 +255,7 @@ class LaneConnection:
         )
 
     def _watch(self) -> None:
-        """Registers for the events that can be handled, and only for those."""
+        """Registers for those events that can be handled now, and only those."""
         self._reading = self._begun and self._room()
         self._writing = bool(self._unread)
         self._loop.watch(self._fd, reads=self._reading, writes=self._writing)
@@ -262,7 +265,7 @@ class LaneConnection:
             if not (self._sizes or self._unread or self._repeated or self._crowded()) or self._room():
                 self._receive()
             else:
-                self._watch()  # until `settle` finds room: code that makes room stirs the lane
+                self._watch()  # until `settle` finds room: code that makes room calls `Outbox.stir` for the lane
         elif events & (EPOLLHUP | EPOLLERR):
             self._ended("")
         if events & EPOLLOUT:
@@ -289,8 +292,8 @@ class LaneConnection:
             self._ended(str(error))
 
     def _whole(self, data: bytes) -> int:
-        """Takes the frames that arrived whole, which are one or a few where a client waits; returns the end of the last
-        one."""
+        """Handles the frames that arrived complete (one or a few, if a client waits for an answer). Returns the end of
+        the last one in `data`."""
         at, size = 0, len(data)
         while size - at >= HEAD:
             length, kind, flags, channel, seq = HEADER.unpack_from(data, at)
@@ -330,7 +333,7 @@ class LaneConnection:
         self._take(Frame(BATCH, 0, self.channel, seq, payload))
 
     def came(self, seq: int, size: int) -> None:
-        """Counts the next batch, of `size` bytes, as taken."""
+        """Counts the next batch, of `size` bytes, as received."""
         self._last = seq
         self._sizes.append(size)
         self._unacked += size

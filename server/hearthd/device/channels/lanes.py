@@ -1,7 +1,7 @@
-"""Lanes of the sessions: sockets that the front hands over, and their end.
+"""Lanes of the sessions: adopts the sockets that the front hands over, and ends lanes.
 
-A lane that breaks is dropped: its batches still run, and their answers go to the front alone, which keeps them until
-the client is back and the front has ended the lane (LANE_END).
+A lane that breaks is dropped. Its batches still run, and their answers go only to the front, which keeps them until the
+client has reconnected and the front has ended the lane (LANE_END).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hearthd.device.scheduler.fair_share import FairShare
 from hearthd.device.session.session import DeviceSession
 
 PATIENCE_S = 5.0
-"""Seconds for which a socket is kept whose channel is not open yet: the link and the descriptors socket are not
-ordered."""
+"""Seconds for which a socket is kept while its channel is not open yet, because the link and the descriptors socket are
+not ordered."""
 
 LANE = "lane"
-"""The kind of message on the descriptors socket that brings one."""
+"""Kind of the message on the descriptors socket that carries a lane."""
 
 
 class LaneExecutor(Protocol):
-    """The executor (`hearthd.device.process.executor.Executor`), which runs the batches of lanes."""
+    """Interface of the executor (`hearthd.device.process.executor.Executor`), which runs the batches of lanes."""
 
     in_order: dict[int, Callable[[DeviceSession, Frame], None]]
-    """Handlers by kind, for frames that are handled after all earlier ones of the session."""
+    """Handlers by frame kind, called after all earlier frames of the session have been handled."""
     inline_path: InlinePath
     sharing: FairShare
 
@@ -64,20 +64,22 @@ class LaneConnections:
         self._descriptors = descriptors
         self.patience = patience
         self._waiting: dict[int, tuple[socket.socket, LaneLimits, float]] = {}
-        """Lanes whose channel has not been opened, and the time until which they are kept."""
+        """Lanes whose channel has not been opened yet, each with its socket, its limits, and the monotonic time until
+        which it is kept."""
         self._numbers = itertools.count(1)
         executor.in_order[Kind.LIVE] = self._begin
         if descriptors is not None:
             descriptors.on(LANE, self._arrived)
 
     def opened(self, channel: int) -> None:
-        """Begins the lane that waits for this session, if any."""
+        """Begins the lane that was waiting for this channel, if any."""
         waiting = self._waiting.pop(channel, None)
         if waiting is not None:
             self._adopt(channel, *waiting[:2])
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, at most `asleep`; drops lanes that have waited for too long."""
+        """Returns the longest time that the loop may sleep, at most `asleep`; drops lanes whose channel was not opened
+        in time."""
         if not self._waiting:
             return asleep
         now = time.monotonic()
@@ -88,7 +90,7 @@ class LaneConnections:
         return sooner(max(0.0, min((each[2] for each in self._waiting.values()), default=now) - now), asleep)
 
     def close(self) -> None:
-        """Closes all lanes: the process ends."""
+        """Closes all lanes, because the process ends."""
         for channel in (*self._waiting, *self._outbox.lanes):
             self.drop(channel)
 
@@ -122,7 +124,7 @@ class LaneConnections:
         lane = LaneConnection(end, channel, number, limits, self._loop, self._take, crowded, self._over, inline_path)
         self._outbox.lanes[channel] = lane
         self._outbox.stir(lane)
-        # Batches of an earlier attachment may still wait: the number of the next batch depends on them.
+        # Batches of an earlier attachment may still be queued: the number of the next batch depends on them.
         self._executor.frame(Frame(Kind.LIVE, 0, channel, number, b""))
 
     def _begin(self, session: DeviceSession, frame: Frame) -> None:
@@ -141,10 +143,11 @@ class LaneConnections:
     # ---- the end ----
 
     def _over(self, lane: LaneConnection, why: str) -> None:
-        """Drops a lane whose client has gone, or has broken it."""
+        """Drops a lane whose client has disconnected or has violated the protocol."""
         if self._outbox.lanes.get(lane.channel) is lane:
             del self._outbox.lanes[lane.channel]
-            if not lane.used:  # its client may use its stream again: the front must know that no batch comes
+            # the client may use its stream again: the front must know that no batch comes over the lane
+            if not lane.used:
                 body = json.dumps({"unused": True, "why": why}).encode()
                 self._outbox.put(Kind.LANE_ENDED, body, channel=lane.channel)
         if why:
@@ -153,7 +156,8 @@ class LaneConnections:
             self._journal.warning("lane", channel=lane.channel, session=who, error=f"closed: {why}")
 
     def end(self, frame: Frame) -> None:
-        """Ends a channel's lane for the front, if it has one. Its copies are on the link before the answer."""
+        """Ends the lane of a channel on request of the front, if there is one. The answer follows the copies of the
+        lane's answers on the link."""
         self.drop(frame.channel)
         session = self._executor.session(frame.channel)
         last = self._executor.sharing.last_batch(session) if session is not None else 0
@@ -162,7 +166,8 @@ class LaneConnections:
     def drop(self, channel: int) -> None:
         """Closes the channel's lane, if it has one."""
         if self._descriptors is not None:
-            self._descriptors.receive()  # take earlier messages of the front, whichever socket the loop saw first
+            # handles earlier messages of the front, whichever of the two sockets the loop polled first
+            self._descriptors.receive()
         waiting = self._waiting.pop(channel, None)
         if waiting is not None:
             waiting[0].close()

@@ -1,9 +1,12 @@
-"""Segment channel: a client's socket into the device process for shared memory. SEGMENT and RELEASE arrive, SEGMENT and
-ABORT are sent; UPLOAD and DOWNLOAD, which give the place of a transfer's bytes, go both ways.
+"""Segment channel: a client's socket into the device process for shared memory.
 
-Descriptors come beside the bytes: the system delivers one with the first byte of the data that it was sent with, and
-never reads on beyond that. So the oldest descriptor that was not taken belongs to the oldest SEGMENT without one; a
-client that keeps to the protocol sends each with a SEGMENT frame's first byte.
+The client sends SEGMENT and RELEASE; the device process sends SEGMENT and ABORT. UPLOAD and DOWNLOAD, which give the
+place of a transfer's bytes, go in both directions.
+
+Descriptors arrive as ancillary data: the system delivers a descriptor with the first byte of the data that it was sent
+with, and one receive never reads past that. So the oldest descriptor that was not taken belongs to the oldest SEGMENT
+frame without one, provided that the client follows the protocol and sends each descriptor with the first byte of a
+SEGMENT frame.
 """
 
 from __future__ import annotations
@@ -34,17 +37,17 @@ from hearthd.device.transfers.transfers import Transfers
 RECEIVE_BYTES = 64 << 10
 MAX_FRAME = 1 << 10
 DESCRIPTORS = 8
-"""Largest number of descriptors in one receive; the system closes further ones."""
+"""Largest number of descriptors in one receive; the system closes any others."""
 
 MAX_UNREAD = 1 << 20
-"""Limit of answers that wait to be sent, in bytes; beyond it, the connection ends."""
+"""Limit of unsent answers in bytes; if it is exceeded, the connection ends."""
 
 MAX_STRANGE = 64
-"""Limit of descriptors that are being closed; beyond it, the connection ends."""
+"""Limit of descriptors that are being closed; if it is exceeded, the connection ends."""
 
 
 class DescriptorCloser:
-    """Closes descriptors that are no memfd, on a separate thread: the close of such a file may block."""
+    """Closes descriptors that are not memfds on a separate thread, because closing such a file may block."""
 
     def __init__(self) -> None:
         self._files: SimpleQueue[int] = SimpleQueue()
@@ -70,7 +73,7 @@ class DescriptorCloser:
 
 class SegmentConnection:
     """The device process's end of the socket. Device-handle thread only. `over` is called once, when the client has
-    gone (with an empty string) or has broken the protocol (with the reason)."""
+    disconnected (with an empty string) or has violated the protocol (with the reason)."""
 
     def __init__(
         self,
@@ -94,9 +97,9 @@ class SegmentConnection:
         self._over = over
         self._reader = FrameReader(MAX_FRAME)
         self._files: deque[int] = deque()
-        """Descriptors that have arrived, in order."""
+        """Descriptors that have arrived and do not belong to a SEGMENT frame yet, in order."""
         self._own: dict[int, Segment] = {}
-        """Segments that came over this connection and are named."""
+        """Segments that arrived over this connection and were not released, by their number."""
         self._out = bytearray()
         self._open = True
         end.setblocking(False)
@@ -107,14 +110,15 @@ class SegmentConnection:
         self._put(Kind.LIVE)
 
     def close(self) -> None:
-        """Releases the segments of the connection. A second call has no effect."""
+        """Closes the connection and releases its segments. Further calls have no effect."""
         if not self._open:
             return
         self._open = False
-        with contextlib.suppress(OSError):  # the client has closed
+        with contextlib.suppress(OSError):  # the client has disconnected
             self._end.send(self._out)
         self._loop.remove_reader(self._fd)
-        self._loop.post(self._end.close)  # its number must not be reused while events of this turn are handled
+        # the file descriptor must not be reused while events of this iteration of the loop are handled
+        self._loop.post(self._end.close)
         self._closer.close(self._files)
         self._files.clear()
         for segment in self._own.values():
@@ -153,7 +157,7 @@ class SegmentConnection:
         except (FrameError, ValueError) as error:
             self._ended(str(error))
             return
-        while len(self._files) > (1 if self._reader.pending else 0):  # they came with no SEGMENT
+        while len(self._files) > (1 if self._reader.pending else 0):  # these arrived without a SEGMENT frame
             self._closer.close([self._files.popleft()])
         if len(self._closer) > MAX_STRANGE:
             self._ended(f"{len(self._closer)} descriptors came that are no memfd, and do not close")
@@ -165,7 +169,7 @@ class SegmentConnection:
             self._segment(frame)
         elif frame.kind == Kind.RELEASE and not (frame.channel or frame.flags or frame.payload):
             segment = self._own.pop(frame.id, None)
-            if segment is not None:  # otherwise it was refused
+            if segment is not None:  # otherwise the segment was refused
                 self._segments.release(segment)
         elif frame.kind in (Kind.UPLOAD, Kind.DOWNLOAD) and not (frame.channel or frame.flags):
             self._place(frame)
@@ -192,7 +196,7 @@ class SegmentConnection:
             self._refuse(ident, refusal)
 
     def _place(self, frame: Frame) -> None:
-        """Sets the place of a transfer's bytes. Raises ValueError for a frame without a place."""
+        """Sets the place of a transfer's bytes. Raises ValueError for a frame that contains no place."""
         try:
             ident, start, size = PLACE.unpack(frame.payload)
         except struct.error as error:

@@ -1,4 +1,4 @@
-"""Segment channels of the sessions: sockets that the front hands over, and their end."""
+"""Segment channels of the sessions: adopts the sockets that the front hands over, and closes them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from hearthd.device.transfers.segments import Segments
 from hearthd.device.transfers.transfers import Transfers
 
 SEGMENTS = "segments"
-"""The kind of message on the descriptors socket that brings one."""
+"""Kind of the message on the descriptors socket that carries a segment channel."""
 
 MOST = 4
-"""Limit of connections of one session. One is enough; another may come before the end of the last one is noticed."""
+"""Limit of connections of one session. One is enough; a second may arrive before the end of the previous one is
+noticed."""
 
 WAITING = 64
 PATIENCE_S = 5.0
-"""Number of sockets that are kept whose channel is not open yet, and for how many seconds: the link and the descriptors
+"""Number of sockets kept while their channel is not open yet, and for how many seconds: the link and the descriptors
 socket are not ordered."""
 
 
 class SegmentConnections:
-    """Connections by session. Device-handle thread only."""
+    """Segment connections by session. Device-handle thread only."""
 
     def __init__(
         self,
@@ -49,13 +50,13 @@ class SegmentConnections:
         self._open: dict[DeviceSession, list[SegmentConnection]] = {}
         self._waiting: list[tuple[socket.socket, int, int, float]] = []
         self._latest = 0
-        """The channel that was opened last: channels are numbered in order."""
+        """Highest channel opened so far: channels are numbered in ascending order."""
         segments.journal = journal
         if descriptors is not None:
             descriptors.on(SEGMENTS, self._arrived)
 
     def opened(self, channel: int) -> None:
-        """Begins the connections that wait for this session."""
+        """Begins the connections that were waiting for this channel."""
         self._latest = max(self._latest, channel)
         if self._waiting:
             now = time.monotonic()

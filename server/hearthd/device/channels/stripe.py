@@ -1,7 +1,7 @@
-"""Stripe: a client's connection into the device process, for the bytes of transfers only.
+"""Stripe: a client's connection into the device process that carries only the bytes of transfers.
 
-Two separate threads move them between the socket and memory that the device-handle thread has lent: one receives, one
-sends. They access no other state. `post` passes events to the device-handle thread.
+Two threads move the bytes between the socket and memory lent by the device-handle thread: one receives, one sends. They
+access no other state. `post` passes their events to the device-handle thread.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.channels.stripe_tls import Guard
 
 PATIENCE_S = 5.0
-"""Seconds for the handshake, and for which a stripe waits for its channel to be opened."""
+"""Seconds that the handshake may take, and that a stripe waits for its channel to be opened."""
 
 AHEAD = 64
-"""Limit of frames that the device-handle thread has not handled; more are not read."""
+"""Limit of received frames that the device-handle thread has not handled yet; the receiving thread blocks beyond it."""
 
 UNREAD = 4096
-"""Limit of frames that wait to be sent; a client that requests more without reading is disconnected."""
+"""Limit of unsent frames; a client that requests more without reading is disconnected."""
 
 REMEMBERED = 256
-"""Ended transfers with chunks under way that are remembered."""
+"""Number of ended transfers remembered because chunks of them may still arrive."""
 
 _KINDS = frozenset({Kind.UPLOAD, Kind.DOWNLOAD, Kind.STRIPE, Kind.TAKEN})
 _SCRATCH = 256 << 10
@@ -41,7 +41,7 @@ _GATHERED = 32
 
 
 class OutgoingChunk(NamedTuple):
-    """A chunk to be sent."""
+    """A chunk to be sent. `queued` is the monotonic time at which it was queued."""
 
     transfer: int
     offset: int
@@ -51,7 +51,7 @@ class OutgoingChunk(NamedTuple):
 
 
 class StripeOwner(Protocol):
-    """Receiver of the stripe's events, on the device-handle thread."""
+    """Receiver of the stripe's events. All methods are called on the device-handle thread."""
 
     def ready(self, stripe: Stripe) -> None: ...
     def announced(self, stripe: Stripe, kind: int, transfer: int, chunk: int) -> None: ...
@@ -64,7 +64,7 @@ class StripeOwner(Protocol):
 
 
 class Stripe:
-    """A stripe. `grant`, `revoke`, `put`, `put_chunk` and `begin` are for the device-handle thread."""
+    """A stripe. `grant`, `revoke`, `put`, `put_chunk` and `begin` are called on the device-handle thread."""
 
     def __init__(
         self,
@@ -74,10 +74,13 @@ class Stripe:
         guard: Guard | None,
         owner: StripeOwner,
         post: Callable[[Callable[[], object]], None],
+        stall: float = STALL_S,
     ) -> None:
+        """`stall`: seconds that the client may stand still with a part of a frame sent, or taken."""
         self.channel = channel
         self.max_chunk = max_chunk
         self.begun = False
+        self._stall = stall
         self._end = end
         self._guard = guard
         self._owner = owner
@@ -96,10 +99,10 @@ class Stripe:
         self._scratch: memoryview | None = None
         threading.Thread(target=self._main, name="stripe-in", daemon=True).start()
 
-    # ---- the device-handle thread's ----
+    # ---- called on the device-handle thread ----
 
     def begin(self) -> None:
-        """Notifies the client that it may use the stripe: the channel is open."""
+        """Notifies the client that it may use the stripe, because the channel is open."""
         self.begun = True
         self.put(encode(Kind.LIVE))
 
@@ -111,8 +114,8 @@ class Stripe:
         self._out.put(credit(transfer, 1))
 
     def revoke(self, transfer: int) -> list[HostBuffer]:
-        """Returns the memory that was lent to the transfer and is not in use. Chunks under way are dropped when they
-        arrive."""
+        """Takes back and returns the memory that was lent to the transfer and is not in use. Chunks of it that still
+        arrive are dropped."""
         with self._lock:
             granted = self._granted.pop(transfer, None)
             if not granted:
@@ -124,24 +127,24 @@ class Stripe:
             return [host for host, _ in granted]
 
     def put(self, frame: bytes) -> None:
-        """Sends a small frame; ends the stripe if the client does not read them."""
+        """Queues a small frame. Closes the stripe if the client does not read its frames."""
         if self._out.qsize() < UNREAD:
             self._out.put(frame)
         else:
             self.close()
 
     def put_chunk(self, transfer: int, offset: int, host: HostBuffer, size: int) -> None:
-        """Sends `size` bytes of lent memory; `sent` or `over` returns the memory."""
+        """Queues `size` bytes of lent memory for sending; `sent` or `over` returns the memory."""
         self._out.put(OutgoingChunk(transfer, offset, host, size, time.monotonic()))
 
     def close(self) -> None:
-        """Ends the stripe; `over` follows. A second call has no effect."""
+        """Ends the stripe; `over` is called afterwards. Further calls have no effect."""
         self._closed.set()
         self._ahead.release()
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the connection has ended already
             socket.socket.shutdown(self._end, socket.SHUT_RDWR)  # see `Pipe.shutdown`
 
-    # ---- the receiving thread's ----
+    # ---- on the receiving thread ----
 
     def _main(self) -> None:
         why = ""
@@ -163,7 +166,7 @@ class Stripe:
         self._post(lambda: self._finish(why))
 
     def _finish(self, why: str) -> None:
-        """Returns all memory that is left. Device-handle thread, which has lent it."""
+        """Returns all memory that the stripe still holds to the owner. Device-handle thread."""
         left = [host for granted in self._granted.values() for host, _ in granted] + self._left
         self._granted.clear()
         while not self._out.empty():
@@ -176,9 +179,9 @@ class Stripe:
         tune(self._end)
         if self._guard is not None:
             self._end = inside = self._guard.open(self._end, time.monotonic() + PATIENCE_S)
-            pipe: Pipe = TlsPipe(inside, STALL_S)
+            pipe: Pipe = TlsPipe(inside, self._stall)
         else:
-            pipe = Pipe(self._end, STALL_S)
+            pipe = Pipe(self._end, self._stall)
         self._pipe = pipe
         if self._closed.is_set():
             raise PipeEnded
@@ -196,7 +199,7 @@ class Stripe:
         self._post(told)
 
     def _idle(self) -> bool:
-        """True if no chunk of the client is expected."""
+        """True if no chunk is expected from the client."""
         return not self._credits
 
     def _frame(self) -> None:
@@ -235,8 +238,8 @@ class Stripe:
         self._tell(partial(self._owner.arrived, self, frame.id, offset, size, host, time.monotonic() - granted))
 
     def _claim(self, transfer: int) -> tuple[HostBuffer, float] | None:
-        """Returns the memory for a chunk; None: the chunk is no longer wanted. Raises `FrameError` where it never
-        was."""
+        """Returns the memory for a chunk and the time at which it was lent; None if the chunk is no longer wanted.
+        Raises `FrameError` if no credit was ever given for the chunk."""
         with self._lock:
             granted = self._granted.get(transfer)
             if granted:
@@ -259,7 +262,7 @@ class Stripe:
             pipe.receive(self._scratch[:part])
             size -= part
 
-    # ---- the sending thread's ----
+    # ---- on the sending thread ----
 
     def _send(self, pipe: Pipe) -> None:
         out = self._out
@@ -280,7 +283,7 @@ class Stripe:
                 else:
                     self._send_chunk(pipe, parts, chunk)
         except OSError:
-            pipe.shutdown()  # the receiving thread ends, and waits for this one
+            pipe.shutdown()  # the receiving thread then ends, and joins this thread
 
     def _send_chunk(self, pipe: Pipe, parts: list[Part], chunk: OutgoingChunk) -> None:
         parts.append(chunk_head(chunk.transfer, chunk.offset, chunk.size))

@@ -1,6 +1,6 @@
-"""TLS on a stripe: a certificate that the front makes for this process alone, and the client's proof inside.
+"""TLS on a stripe: a certificate that the front creates for this process alone, and the client's proof inside TLS.
 
-The node's key stays with the front: kernels of tenants run in this process.
+The node's key stays in the front, because kernels of tenants run in this process.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from hearth_proto.stripes import TICKET_BYTES, TICKET_NAME
 
 
 class Guard:
-    """Handshake of a connection that becomes a stripe."""
+    """TLS handshake of a connection that becomes a stripe, and the check of the client's secret."""
 
     def __init__(self, context: ssl.SSLContext, secret: bytes) -> None:
         self._context = context
         self._secret = secret
 
     def open(self, end: socket.socket, deadline: float) -> ssl.SSLSocket:
-        """Returns the same connection, within TLS. Raises OSError, or FrameError for a client without the ticket."""
+        """Returns the same connection, inside TLS. Raises OSError, or FrameError if the client does not show the
+        ticket."""
         end.settimeout(max(0.001, deadline - time.monotonic()))
         inside = self._context.wrap_socket(end, server_side=True, do_handshake_on_connect=False)
         inside.do_handshake()
@@ -40,14 +41,15 @@ class Guard:
 
 
 class Guards:
-    """Makes guards, which share one certificate. Device-handle thread only."""
+    """Factory of guards, which share one certificate. Device-handle thread only."""
 
     def __init__(self) -> None:
         self._context: ssl.SSLContext | None = None
         self._certificate = ""
 
     def make(self, body: Any) -> Guard | None:
-        """Returns the guard for a message of the front; None: no TLS. Raises ValueError, ssl.SSLError, OSError."""
+        """Returns the guard that a message of the front describes; None: no TLS. Raises ValueError, ssl.SSLError,
+        OSError."""
         if body is None:
             return None
         try:
@@ -64,8 +66,8 @@ class Guards:
 def _context(certificate: str, key: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # no session is resumed here
-    file = os.memfd_create("stripe-certificate")  # OpenSSL's loader takes files only, and the key must not be on a disk
+    context.num_tickets = 0  # no TLS session is resumed here
+    file = os.memfd_create("stripe-certificate")  # OpenSSL loads only from files, and the key must not be on a disk
     try:
         os.write(file, f"{key}\n{certificate}\n".encode())
         context.load_cert_chain(f"/proc/self/fd/{file}")

@@ -1,4 +1,4 @@
-"""Stripes of the sessions: connections that the front hands over, and their events."""
+"""Stripes of the sessions: adopts the connections that the front hands over, and handles their events."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hearth_proto.frames import HEADER, Kind
+from hearth_proto.pipes import STALL_S
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.stripes import taken
 from hearthd.device.backend.resources import HostBuffer
@@ -22,7 +23,7 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.transfers import Transfers
 
 STRIPE = "stripe"
-"""The kind of message on the descriptors socket that brings one."""
+"""Kind of the message on the descriptors socket that carries a stripe."""
 
 MOST = 32
 """Limit of stripes of one session."""
@@ -45,24 +46,27 @@ class Stripes:
         self._sessions = sessions
         self._transfers = transfers
         self._journal = journal
+        self.stall = STALL_S
+        """Seconds that the client of a stripe that comes from now on may stand still with a part of a frame."""
         self._guards = Guards()
         self._of: dict[int, set[Stripe]] = {}
         self._waiting: dict[Stripe, float] = {}
-        """Stripes whose channel has not been opened, and the time until which they are kept: the link and the
-        descriptors socket are not ordered."""
+        """Stripes whose channel has not been opened yet, each with the monotonic time until which it is kept: the link
+        and the descriptors socket are not ordered."""
         transfers.on_close = self._closed
         transfers.stripes = lambda: sum(map(len, self._of.values()))
         if descriptors is not None:
             descriptors.on(STRIPE, self.handed_over)
 
     def opened(self, channel: int) -> None:
-        """Begins the stripes that wait for this session."""
+        """Begins the stripes that were waiting for this channel."""
         for stripe in [each for each in self._waiting if each.channel == channel]:
             del self._waiting[stripe]
             stripe.begin()
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, at most `asleep`; closes stripes that have waited for too long."""
+        """Returns the longest time that the loop may sleep, at most `asleep`; closes stripes whose channel was not
+        opened in time."""
         if not self._waiting:
             return asleep
         now = time.monotonic()
@@ -74,7 +78,7 @@ class Stripes:
         return sooner(max(0.0, min(self._waiting.values(), default=now) - now), asleep)
 
     def close(self) -> None:
-        """Closes all stripes: the process ends."""
+        """Closes all stripes, because the process ends."""
         for stripes in self._of.values():
             for stripe in stripes:
                 stripe.close()
@@ -104,7 +108,7 @@ class Stripes:
             self._journal.warning("stripe", channel=channel, error=f"the session has {MOST} already")
             end.close()
             return
-        stripes.add(Stripe(end, channel, most, guard, self, self._loop.post))
+        stripes.add(Stripe(end, channel, most, guard, self, self._loop.post, self.stall))
 
     # ---- events of a stripe; see `hearthd.device.channels.stripe.StripeOwner` ----
 

@@ -1,8 +1,10 @@
-"""Abort of a communicator: work under way is stopped at once, and its memory is freed while the device is idle.
+"""Abort of a communicator: its running operations are stopped immediately; its memory is freed while the device is
+idle.
 
-To free memory, CUDA waits for every kernel that runs, and lets no other call through meanwhile. Beside a kernel that
-waits for a peer, or for what its host is about to send, this process would stand still. So the two steps are apart
-where the backend has both: what is stopped ends by itself, and the rest has time.
+To free memory, CUDA waits for every running kernel, and blocks all other calls in the meantime. If one of those kernels
+waits for a peer, or for data that its host is about to send, freeing at once would block this process indefinitely. So
+the two steps are separate if the backend supports both: stopped operations end by themselves, and the memory can be
+freed later.
 """
 
 from __future__ import annotations
@@ -21,15 +23,16 @@ from hearthd.device.context import DeviceContext
 from hearthd.device.streams.stream_pool import PooledStream
 
 ABORT_S = 30.0
-"""Time limit of an abort, in seconds: a longer one will not end, and costs the device process.
+"""Time limit of an abort, in seconds. An abort that takes longer is assumed never to end, and costs the device process.
 
-Aborts took more than 5 s where the processes of six daemons shared each of four GPUs: CUDA frees memory and unmaps that
-of peers under locks that all processes of a GPU share. A process that answers nothing meanwhile is found much earlier,
-by `devices.ping_timeout`.
+Aborts took more than 5 s when the processes of six daemons shared each of four GPUs: CUDA frees memory and unmaps that
+of peers under locks that all processes of a GPU share. A process that is unresponsive during an abort is detected much
+earlier, by `devices.ping_timeout`.
 """
 
 RETIRED = 4
-"""Communicators that wait to be freed for as long as the device is busy; NCCL's have some hundred MiB each."""
+"""Number of stopped communicators that may stay unfreed for as long as the device is busy; each of NCCL's holds some
+hundred MiB."""
 
 Done = Callable[[], None]
 
@@ -43,31 +46,38 @@ class AbortedCommunicator:
         self.comm = comm
         self.communicator = communicator
         self.track = track
-        """The track of its operations; None: it never had any."""
+        """Track of the communicator's operations; None: the communicator never had a track."""
         self.own = own
-        """True if the track is released with it."""
+        """True if the track is released together with the communicator."""
         self.stopping = False
-        """True while it is being stopped, which takes as long as the work before it on the device."""
+        """True while the communicator is being stopped, which takes until the work before its operations on the device
+        is done."""
         self.deadline = math.inf
-        """Time by which the helper thread has to be done with it."""
+        """Monotonic time by which the helper thread must have finished with the communicator."""
 
 
 class CommunicatorAborts:
-    """Aborts under way. Device-handle thread, except for the work of helper threads."""
+    """Running aborts. Device-handle thread, except for the work of helper threads."""
 
     def __init__(
-        self, device: DeviceContext, post: Callable[[Callable[[], None]], None], send: Callable[[dict[str, Any]], None]
+        self,
+        device: DeviceContext,
+        post: Callable[[Callable[[], None]], None],
+        send: Callable[[dict[str, Any]], None],
+        limit_s: float = ABORT_S,
     ) -> None:
+        self.limit_s = limit_s
+        """Time limit of an abort, in seconds."""
         self._device = device
         self._post = post
         self._send = send
         self._helped: dict[AbortedCommunicator, None] = {}
-        """Communicators that helper threads work on."""
+        """Communicators that helper threads are working on."""
         self._retired = 0
         """Number of communicators that wait for the device to become idle."""
 
     def end(self, given_up: AbortedCommunicator, *, under_way: bool) -> None:
-        """Gives one up. `under_way`: it has operations that may never end by themselves."""
+        """Ends and frees a communicator. `under_way`: it has operations that may never end by themselves."""
         if not under_way:
             self._retire(given_up)
         elif given_up.communicator.stops:
@@ -81,21 +91,20 @@ class CommunicatorAborts:
         return any(each.deadline < math.inf for each in self._helped)
 
     def check(self, now: float) -> None:
-        """Tells the front what does not come to an end."""
+        """Reports overdue aborts to the front."""
         for each in list(self._helped):
             if each.deadline >= now:
                 continue
             each.deadline = math.inf
             tracks = self._device.tracks
             before = [track for track in tracks.undone(tracks.all) if track is not each.track]
-            if each.stopping and before:  # it may stand behind one of these
+            if each.stopping and before:  # its operations may be queued on the device behind those of these tracks
                 tracks.after_all(before, partial(self._expect, each))
             else:
                 self._send({"op": "wedged", "comm": each.comm})
 
-    @staticmethod
-    def _expect(given_up: AbortedCommunicator) -> None:
-        given_up.deadline = time.monotonic() + ABORT_S
+    def _expect(self, given_up: AbortedCommunicator) -> None:
+        given_up.deadline = time.monotonic() + self.limit_s
 
     # ---- steps ----
 
@@ -119,7 +128,7 @@ class CommunicatorAborts:
         self._retire(given_up)
 
     def _retire(self, given_up: AbortedCommunicator) -> None:
-        """Frees one that has nothing under way, while the device rests."""
+        """Frees a communicator that has no running operations, while the device is idle."""
         self._retired += 1
 
         def start(done: Done) -> None:
@@ -150,7 +159,7 @@ class CommunicatorAborts:
             tracks.after_all([track], partial(tracks.release, track))
 
     def _help(self, given_up: AbortedCommunicator, work: Callable[[], Callable[[], None]]) -> None:
-        """Runs `work` on a separate thread, and the function that it returns on this one."""
+        """Runs `work` on a separate thread, then the function that `work` returns on the device-handle thread."""
         self._helped[given_up] = None
         self._expect(given_up)
         threading.Thread(target=lambda: self._post(work()), name="communicator", daemon=True).start()

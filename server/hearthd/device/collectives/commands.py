@@ -1,7 +1,8 @@
 """Collective commands: presented to the front, which matches the ranks, and launched on the communicator's track.
 
 The front gives every rank the same order of operations, so no two ranks can wait for each other's. Nothing here waits
-for a peer: see `negotiation` for what has not been launched, `communicators` and `in_flight` for what has.
+for a peer: see `negotiation` for operations that have not been launched, `communicators` and `in_flight` for launched
+ones.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class SubmittedCollective(NamedTuple):
-    """An operation with its command and its buffers."""
+    """A submitted operation with its command and its buffers."""
 
     origin: Origin
     pending: PendingCollective
     sources: tuple[Buffer, ...]
-    """Buffers that are not among the destinations."""
+    """Source buffers that are not also destinations."""
     destinations: tuple[Buffer, ...]
 
 
@@ -47,15 +48,16 @@ class CollectiveCommands:
 
     def __init__(self, device: DeviceContext, post: Callable[[Callable[[], None]], None]) -> None:
         self._device = device
-        self._members = Memberships(device, post, self._send)
-        self._negotiation = Negotiation(device, self._members, self._send, self._say)
+        self.members = Memberships(device, post, self._send)
+        """The communicators that this rank has joined."""
+        self._negotiation = Negotiation(device, self.members, self._send, self._say)
         self._groups: dict[tuple[int, str], tuple[int, int]] = {}
-        """Rank and ranks of groups over several daemons, by channel and name."""
+        """This device's rank and the number of ranks, for groups over several daemons, by (channel, group name)."""
 
     # ---- commands ----
 
     def all_reduce(self, origin: Origin, command: commands_pb2.AllReduce) -> Operation:
-        """A Collective of one operation, whatever the order of the devices."""
+        """Handles AllReduce as a Collective of one operation, with the devices in ascending order."""
         part = commands_pb2.CollectiveOperation(
             kind=commands_pb2.COLLECTIVE_KIND_ALL_REDUCE,
             source=command.source,
@@ -103,12 +105,12 @@ class CollectiveCommands:
         return Operation(origin, run, writes=(origin.stream,))
 
     def _follow(self, origin: Origin) -> None:
-        """Later work of the stream waits, on the device, for its collectives."""
+        """Makes later work of the stream wait, on the device, for the stream's collectives."""
         for track in origin.stream.collectives:
             self._device.tracks.fence(origin.stream.track, track)
 
     def _place(self, devices: tuple[int, ...]) -> tuple[int, int]:
-        """Rank and ranks. Raises Refusal(INVALID_ARGUMENT)."""
+        """Returns the rank of this device and the number of ranks. Raises Refusal(INVALID_ARGUMENT)."""
         ordinal = self._device.spec.ordinal
         if ordinal not in devices or len(set(devices)) != len(devices):
             raise Refusal(
@@ -161,15 +163,15 @@ class CollectiveCommands:
             if not self._negotiation.present(pending):
                 return False
         if pending.error is not None:
-            if wanted.origin.stream.flights:  # errors surface in the stream's order, and how these end is not known
+            if wanted.origin.stream.flights:  # errors surface in the stream's order, and these have not ended yet
                 self._negotiation.wait_for_others(pending)
                 return False
             raise pending.error
         if pending.comm is None or self._device.idle_work.occupied:
             return False
-        member = self._members.get(pending.comm)
+        member = self.members.get(pending.comm)
         if member is None:
-            raise self._members.why_gone(pending.comm)
+            raise self.members.why_gone(pending.comm)
         if member.failing or not (member.flights.next(pending.index) and self._negotiation.next(pending)):
             return False
         self._launch(wanted, member, locate(pending.parts))
@@ -184,15 +186,16 @@ class CollectiveCommands:
         )
         size = sum(part.size for part in pending.parts)
         device.begin(stream, size, track=track)
-        self._members.enqueue(member, exchanges)
+        self.members.enqueue(member, exchanges)
         flight = InFlightCollective(origin, pending.key, destinations, member.flights, device.tracks)
         flight.then(partial(self._negotiation.settled, pending))
-        self._members.launched(member, flight, pending.deadline)
+        self.members.launched(member, flight, pending.deadline)
         self._negotiation.launched(pending)
         if track not in stream.collectives:
             stream.collectives = (*(each for each in stream.collectives if each.users), track)
         origin.session.touch(track)
-        if any(part.kind == "barrier" for part in pending.parts):  # it has no buffers that others could wait for
+        # a barrier has no buffers that other operations could wait for
+        if any(part.kind == "barrier" for part in pending.parts):
             self._follow(origin)
         device.telemetry.collectives += 1
         device.telemetry.collective_bytes += size
@@ -200,12 +203,12 @@ class CollectiveCommands:
     # ---- the front's messages ----
 
     def message(self, payload: bytes, session_of: SessionOf) -> None:
-        """Handles one COLLECTIVE frame; see hearthd/front/collectives/matcher.py for the protocol. Some come from other
-        daemons: invalid ones are ignored."""
+        """Handles one COLLECTIVE frame; see hearthd/front/collectives/matcher.py for the protocol. Some frames come
+        from other daemons: invalid ones are ignored."""
         try:
             message = json.loads(payload)
             what = message["op"]
-            handler = self._members.handlers.get(what)
+            handler = self.members.handlers.get(what)
             if handler is not None:
                 handler(message)
             elif what in ("go", "fail"):
@@ -225,7 +228,7 @@ class CollectiveCommands:
         self._say(message)
 
     def flush(self) -> None:
-        """Settles the messages to the front. To be called before the outbox is emptied."""
+        """Sends those messages to the front that need not wait for more. To be called before the outbox is emptied."""
         self._negotiation.settle()
 
     def _say(self, message: dict[str, Any]) -> None:
@@ -234,16 +237,17 @@ class CollectiveCommands:
     # ---- the end of a session, and the loop ----
 
     def close(self, session: DeviceSession) -> None:
-        """The session's commands have been abandoned; what has been launched runs to its end."""
+        """Forgets the session's groups and operations. Its commands have been abandoned; launched operations run to
+        their end."""
         for channel, group in [each for each in self._groups if each[0] == session.channel]:
             del self._groups[channel, group]
         self._negotiation.close(session)
 
     def check(self) -> None:
-        """Checks for overdue operations. Cheap to call often: it checks at intervals."""
-        self._members.check()
+        """Checks for overdue operations. Cheap to call often, because it does work only at intervals."""
+        self.members.check()
         self._negotiation.check()
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, at most `asleep`."""
-        return self._negotiation.sleep(self._members.sleep(asleep))
+        """Returns the longest time that the loop may sleep, at most `asleep`."""
+        return self._negotiation.sleep(self.members.sleep(asleep))

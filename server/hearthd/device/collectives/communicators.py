@@ -1,8 +1,8 @@
-"""The communicators of one device process: joined on helper threads, watched while they have work.
+"""The communicators of one device process: joined on helper threads, and monitored while they have operations.
 
-An operation that is not done by its deadline, and a communicator that says it has failed, are reported to the front,
-which has every rank give the communicator up (`abort`) and says why; where it stays silent, this process does so
-by itself. What was under way on it then becomes an error of its stream.
+An operation that misses its deadline, and a communicator that has failed, are reported to the front, which makes every
+rank abandon the communicator (`abort`) and gives the reason. If the front does not answer, this process abandons the
+communicator by itself. Operations that were running on it then become errors of their streams.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CHECK_S = 0.05
 """Interval at which communicators are checked for failures, in seconds."""
 
 VERDICT_S = 0.5
-"""Seconds in which the front has to decide on a communicator that was reported to it."""
+"""Seconds that the front has to decide on a communicator that was reported as failed."""
 
 KEPT = 256
-"""Communicators that are over, and why: operations may still wait for their turn on them."""
+"""Number of ended communicators whose refusal is remembered: operations may still be waiting for their turn on them."""
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -48,13 +48,16 @@ class Memberships:
         self._send = send
         self._live: dict[str, Membership] = {}
         self._busy: dict[Membership, None] = {}
-        """Memberships that have to be checked without another event."""
+        """Memberships that have to be checked even without an event."""
         self._gone: OrderedDict[str, Refusal] = OrderedDict()
         self._ids: dict[str, bytes] = {}
-        """Made here, for communicators that this rank has not joined yet."""
+        """Ids created by this rank for communicators that it has not joined yet."""
         self._making: dict[str, bool] = {}
-        """Communicators that a helper thread works on, and whether they are still wanted."""
-        self._aborts = CommunicatorAborts(device, post, send)
+        """Communicators that a helper thread is creating or joining, each with True while it is still wanted."""
+        self.aborts = CommunicatorAborts(device, post, send)
+        """The communicators that are being given up."""
+        self.verdict_s = VERDICT_S
+        """Seconds that the front has to decide on a communicator that was reported as failed."""
         self._shared: tuple[PooledStream, LaunchOrder[Any]] | None = None
         self._next_check = 0.0
         self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -77,7 +80,8 @@ class Memberships:
     # ---- operations ----
 
     def enqueue(self, member: Membership, exchanges: Sequence[CollectiveExchange]) -> None:
-        """Gives the device a communicator's next operation; all that has to be waited for has been fenced."""
+        """Enqueues a communicator's next operation on its track, which has been fenced behind all work that it depends
+        on. Raises Refusal."""
         if exchanges:
             try:
                 member.communicator.enqueue(exchanges, member.track.stream)
@@ -86,17 +90,18 @@ class Memberships:
                 raise
 
     def launched(self, member: Membership, flight: InFlightCollective, deadline: float) -> None:
-        """Watches over what has been enqueued."""
+        """Starts to monitor an operation that has been enqueued."""
         member.flights.launch(flight, deadline)
         self._busy[member] = None
         self._device.tracks.on_complete(member.track, partial(self._arrived, member, flight))
 
     def _arrived(self, member: Membership, flight: InFlightCollective) -> None:
-        """The device has come to the operation's end, well or not."""
+        """Handles the end of an operation on the device, successful or not."""
         if flight.over:
             return
         reason = member.communicator.failed()
-        if reason:  # what it has left in its destinations may be anything: it is not over before the verdict
+        # the contents of its destinations are undefined: the operation is not over before the front's decision
+        if reason:
             self.broken(member, reason)
             return
         member.flights.finish(flight)
@@ -122,8 +127,8 @@ class Memberships:
     def _on_abort(self, message: dict[str, Any]) -> None:
         comm = str(message["comm"])
         if self._making.get(comm):
-            # Nothing ends the wait for the others from outside. The thread is left alone, and what it may bring is
-            # released when it comes.
+            # A running join cannot be cancelled from outside. Its thread is left alone, and a communicator that it may
+            # still return is released then.
             self._making[comm] = False
             self._device.telemetry.joins_abandoned += 1
             return
@@ -166,13 +171,13 @@ class Memberships:
 
     def _joined(self, comm: str, communicator: RankCommunicator, group: bool) -> None:
         self._ids.pop(comm, None)
-        if not self._making.pop(comm):  # it was given up meanwhile
-            self._aborts.end(AbortedCommunicator(comm, communicator, None, own=False), under_way=False)
+        if not self._making.pop(comm):  # it was abandoned in the meantime
+            self.aborts.end(AbortedCommunicator(comm, communicator, None, own=False), under_way=False)
             return
         tracks = self._device.tracks
         if group:
-            # The coordinator of another group knows nothing of this one's order: one track for both could have each
-            # wait for the other.
+            # The coordinator of another group does not know this group's order: on one track for both, each could wait
+            # for the other.
             track, lane = tracks.acquire_own(), LaunchOrder[Any]()
         else:
             self._shared = self._shared or (tracks.acquire_own(), LaunchOrder[Any]())
@@ -199,8 +204,8 @@ class Memberships:
     # ---- failing ----
 
     def broken(self, member: Membership, reason: str, sequence: int = 0, *, timed_out: bool = False) -> None:
-        """Reports to the front that this rank cannot continue in the communicator, because of the operation of this
-        number."""
+        """Reports to the front that this rank cannot continue in the communicator; `sequence` is the number of the
+        operation that is the cause."""
         if member.failing:
             return
         member.refusal = partial(given_up, reason, sequence if timed_out else 0)
@@ -215,7 +220,7 @@ class Memberships:
     def _end(
         self, member: Membership, refusal: Callable[[InFlightCollective], Refusal], gone: Refusal | None = None
     ) -> None:
-        """Gives up a communicator: its operations under way have failed, which is recorded before the abort releases
+        """Abandons a communicator. Its running operations have failed, which is recorded before the abort releases
         them."""
         del self._live[member.comm]
         self._busy.pop(member, None)
@@ -228,21 +233,21 @@ class Memberships:
         for flight in flights:
             flight.fail(refusal(flight))
         given_up = AbortedCommunicator(member.comm, member.communicator, member.track, own=member.group)
-        self._aborts.end(given_up, under_way=bool(flights))
+        self.aborts.end(given_up, under_way=bool(flights))
         self._device.kick(None)
 
     # ---- the loop ----
 
     def check(self) -> None:
-        """Checks for failures and overdue operations, and reports the progress. Cheap to call often: it checks at
-        intervals."""
+        """Checks for failures and overdue operations, and reports the progress. Cheap to call often, because it does
+        work only at intervals."""
         now = time.monotonic()
-        if now < self._next_check or not (self._live or self._aborts.watching):
+        if now < self._next_check or not (self._live or self.aborts.watching):
             return
         self._next_check = now + CHECK_S
         for member in list(self._live.values()):
             self._check(member, now)
-        self._aborts.check(now)
+        self.aborts.check(now)
 
     def _tell_progress(self, member: Membership, *, at_once: bool = False) -> None:
         done = member.flights.progress(time.monotonic(), at_once=at_once)
@@ -254,7 +259,7 @@ class Memberships:
         if member.idle:
             self._busy.pop(member, None)
         if member.refusal is not None:
-            if now > member.reported + VERDICT_S:
+            if now > member.reported + self.verdict_s:
                 self._end(member, member.refusal, member.gone)
             return
         reason = member.communicator.failed()
@@ -266,8 +271,8 @@ class Memberships:
             self.broken(member, f"{overdue.what} was not done in time", overdue.sequence, timed_out=True)
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, at most `asleep`."""
-        if not (self._busy or self._aborts.watching):
+        """Returns the longest time that the loop may sleep, at most `asleep`."""
+        if not (self._busy or self.aborts.watching):
             return asleep
         left = max(self._next_check - time.monotonic(), 0.0)
         return sooner(left, asleep)

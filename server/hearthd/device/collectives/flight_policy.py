@@ -1,7 +1,7 @@
-"""Operations launched on one communicator and not known to be done: in order, each with its deadline.
+"""Operations launched on one communicator and not known to be done: in order of launch, each with its deadline.
 
-Every rank receives the same order of launches, under numbers that count from 1. An operation that is launched ahead of
-its turn would meet another one on its peers, so numbers are kept here, too.
+Every rank receives the same order of launches, numbered from 1. An operation launched out of turn would be matched with
+a different operation on its peers, so the numbers are kept here as well.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class InFlightQueue(Generic[T]):
 
     def __init__(self) -> None:
         self.numbered = 0
-        """The highest number that has been given out."""
+        """The highest number given to an operation so far."""
         self.launched = 0
         self.done = 0
         self._deadlines: dict[T, float] = {}
-        """Deadlines in the order of launch."""
+        """Deadlines by operation, in the order of launch."""
         self._told = 0
         self._told_at = -math.inf
 
@@ -34,7 +34,7 @@ class InFlightQueue(Generic[T]):
         return len(self._deadlines)
 
     def number(self, number: int) -> bool:
-        """An operation has this number; False: that was said before."""
+        """Records that the front has given an operation this number. False if the number was recorded before."""
         if number <= self.numbered:
             return False
         self.numbered = number
@@ -45,38 +45,38 @@ class InFlightQueue(Generic[T]):
         return number <= self.launched + 1
 
     def launch(self, operation: T, deadline: float) -> None:
-        """Adds an operation under way, which has to be done by `deadline`."""
+        """Adds a launched operation, which must be done by `deadline`."""
         self.launched += 1
         self._deadlines[operation] = deadline
 
     def finish(self, operation: T) -> None:
-        """Counts an operation as done, if it is under way."""
+        """Counts an operation as done, if it is in flight."""
         if self._deadlines.pop(operation, None) is not None:
             self.done += 1
 
     @property
     def deadline(self) -> float:
-        """Returns the earliest deadline; infinity where no operation is under way."""
+        """The earliest deadline; infinity if no operation is in flight."""
         return min(self._deadlines.values(), default=math.inf)
 
     def overdue(self, now: float) -> T | None:
-        """The first, in the order of their launch, whose time is over."""
+        """Returns the first operation, in the order of launch, whose deadline has passed; None if there is none."""
         return next((each for each, deadline in self._deadlines.items() if deadline <= now), None)
 
     def give_up(self) -> list[T]:
-        """Removes and returns all operations under way, in the order of their launch."""
+        """Removes and returns all operations in flight, in the order of their launch."""
         left = list(self._deadlines)
         self._deadlines.clear()
         return left
 
     def progress(self, now: float, *, at_once: bool = False) -> int | None:
-        """Returns the number of operations that are done, if a report is due; `at_once`: whatever the time since the
-        last report."""
+        """Returns the number of operations that are done, if a report is due, otherwise None; `at_once`: regardless of
+        the time since the last report."""
         if self.done == self._told or (now < self._told_at + PROGRESS_S and not at_once):
             return None
         self._told, self._told_at = self.done, now
         return self.done
 
     def progress_at(self) -> float:
-        """Returns the time of the next report; infinity where nothing has changed."""
+        """Returns the time of the next report; infinity if no operation has ended since the last one."""
         return self._told_at + PROGRESS_S if self.done != self._told else math.inf

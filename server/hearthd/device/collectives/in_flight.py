@@ -1,6 +1,6 @@
 """A launched collective, until its outcome is known.
 
-Its peers may be gone, and then it ends with an error long after its turn in its stream; see
+If its peers are gone, a collective ends with an error long after later work of its stream was submitted; see
 `hearthd.device.streams.pending_outcomes`.
 """
 
@@ -18,7 +18,7 @@ from hearthd.device.streams.stream_pool import StreamPool
 
 
 class OperationName(Protocol):
-    """Name of an operation, as messages show it."""
+    """Name of an operation, as shown in messages."""
 
     @property
     def sequence(self) -> int: ...
@@ -40,11 +40,11 @@ class InFlightCollective:
         self.origin = origin
         self._key = key
         self.row = flights
-        """Operations in flight of its communicator; this one is the next."""
+        """The communicator's operations in flight; this operation is added to them next."""
         self.place = flights.launched
         self.over = False
         self.failure: StreamFailure | None = None
-        """Reason of its failure."""
+        """The failure that was recorded for the stream; None before a failure."""
         self._destinations = destinations
         self._tracks = tracks
         self._behind: list[Callable[[], None]] = []
@@ -53,7 +53,7 @@ class InFlightCollective:
 
     @property
     def what(self) -> str:
-        """Names it in messages."""
+        """Name of the operation in messages."""
         return f"{self.origin.name}, {self._key}"
 
     @property
@@ -61,7 +61,7 @@ class InFlightCollective:
         return self._key.sequence
 
     def then(self, callback: Callable[[], None]) -> None:
-        """`callback` when it is known how it ended."""
+        """Calls `callback` when the outcome is known; immediately if it is known already."""
         if self.over:
             callback()
         else:
@@ -72,7 +72,7 @@ class InFlightCollective:
         self._end()
 
     def fail(self, refusal: Refusal) -> None:
-        """Ends the operation with an error on its stream. Its results, and all contents that depend on them, are
+        """Ends the operation with an error on its stream. Its results, and all contents that depend on them, become
         invalid."""
         if self.over:
             return
@@ -81,7 +81,8 @@ class InFlightCollective:
             (buffer, None) for buffer in self.origin.session.buffers.items.values() if self in buffer.usage.behind
         )
         origin = self.origin
-        if not origin.over:  # its source had failed: that is its error, and it took part for the others' sake
+        # otherwise its source had failed, which is its error; it ran only so that the other ranks could
+        if not origin.over:
             origin.over = True
             self.failure = StreamFailure(origin.name, origin.stream.handle, origin.seq, origin.index, refusal)
             origin.replies.failed(origin, refusal)

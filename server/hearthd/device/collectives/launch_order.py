@@ -1,8 +1,8 @@
 """Launch order of the collectives of one track: the order in which the front releases them.
 
-A track runs one after the other. Were one launched ahead of another that its peers have launched before it, each side
-would wait for the other; so all devices keep to the one order in which the front tells them, whatever communicators
-the operations are of.
+A track runs its operations one after the other. If a rank launched an operation before another that its peers have
+launched first, each side would wait for the other. So all devices launch in the order in which the front releases the
+operations, regardless of their communicators.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections import deque
 from typing import Generic, Protocol, TypeVar
 
 MOST_LAUNCHED = 256
-"""Operations, those of a batch counted one by one, that are launched on a track and not known to be done. The driver
-blocks a thread that submits about a thousand to a few tracks until some are done, and this thread must not wait for
-peers. Further operations wait here: all ranks launch in the same order, so that the first can always be done."""
+"""Limit of operations, each part of a batch counted, that are launched on a track and not known to be done. The driver
+blocks a thread that has submitted about a thousand to a few tracks until some are done, and the device-handle thread
+must not wait for peers. Further operations are queued here. All ranks launch in the same order, so the first operation
+can always complete."""
 
 
 class WeightedOperation(Protocol):
-    """An operation, single or a batch."""
+    """An operation, or a batch of them; `weight` is the number of operations."""
 
     @property
     def weight(self) -> int: ...
@@ -27,7 +28,7 @@ P = TypeVar("P", bound=WeightedOperation)
 
 
 class LaunchOrder(Generic[P]):
-    """The queue of one track. Pure."""
+    """The queue of one track. Pure: no I/O, no clock."""
 
     __slots__ = ("_line", "_weight")
 
@@ -36,25 +37,25 @@ class LaunchOrder(Generic[P]):
         self._weight = 0
 
     def told(self, operation: P) -> None:
-        """Queues an operation that may be launched, behind earlier ones."""
+        """Queues an operation that the front has released, behind earlier ones."""
         self._line.append(operation)
 
     @property
     def head(self) -> P | None:
-        """The next to be launched, where there is room for it."""
+        """The next operation to be launched; None if the queue is empty or the limit leaves no room for it."""
         line = self._line
         if not line or (self._weight and self._weight + line[0].weight > MOST_LAUNCHED):
             return None
         return line[0]
 
     def launched(self, operation: P) -> None:
-        """Takes note that the first operation has been launched."""
+        """Records that the first operation of the queue has been launched."""
         assert self._line[0] is operation
         self._line.popleft()
         self._weight += operation.weight
 
     def done(self, operation: P) -> None:
-        """Ends an operation that was launched, with success or not."""
+        """Records that a launched operation has ended, successfully or not."""
         self._weight -= operation.weight
 
     def drop(self, operation: P) -> None:

@@ -1,4 +1,5 @@
-"""Membership: this rank of one communicator, and the refusals of operations that failed with it."""
+"""Membership: this rank's part in one communicator, and the refusals of operations that failed with the
+communicator."""
 
 from __future__ import annotations
 
@@ -26,31 +27,31 @@ class Membership:
         self.communicator = communicator
         self.track = track
         self.lane = lane
-        """The order on the track."""
+        """Launch order on the track."""
         self.group = group
-        """True for a communicator over several daemons, which has the track to itself."""
+        """True for a communicator over several daemons, which does not share its track with other communicators."""
         self.flights: InFlightQueue[InFlightCollective] = InFlightQueue()
         self.reported = math.inf
-        """Time at which its failure was reported to the front."""
+        """Monotonic time at which the failure was reported to the front; infinity without a failure."""
         self.refusal: Callable[[InFlightCollective], Refusal] | None = None
-        """Returns the refusal of an operation that was under way."""
+        """Returns the refusal of an operation that was in flight; None while the communicator works."""
         self.gone: Refusal | None = None
         """Refusal of an operation that could not start."""
 
     @property
     def failing(self) -> bool:
-        """True if its failure has been reported to the front, which has not decided on it."""
+        """True if a failure has been reported to the front, which has not decided on it yet."""
         return self.refusal is not None
 
     @property
     def idle(self) -> bool:
-        """True if no operation is under way on it, and no report is due."""
+        """True if no operation is in flight and no report is due."""
         return not (len(self.flights) or self.failing or self.flights.progress_at() < math.inf)
 
 
 def given_up(why: str, late: int, flight: InFlightCollective) -> Refusal:
-    """Returns the refusal of an operation that was under way when its communicator failed; `late` is the number of the
-    one that was not done in time."""
+    """Returns the refusal of an operation that was in flight when its communicator failed; `late` is the number of the
+    operation that missed its deadline, or 0."""
     if late and flight.sequence == late:
         return Refusal(
             Reason.COLLECTIVE_TIMEOUT,
@@ -67,8 +68,8 @@ def given_up(why: str, late: int, flight: InFlightCollective) -> Refusal:
 
 
 def not_started(why: str, timed_out: bool) -> Refusal:
-    """Returns the refusal of an operation that could not start on a communicator that failed; `timed_out`: by a timeout
-    of this operation or of one that it waits for."""
+    """Returns the refusal of an operation that could not start on a failed communicator; `timed_out`: the failure is a
+    timeout of this operation or of one that it waits for."""
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT if timed_out else Reason.COMMUNICATOR_FAILED,
         f"the communicator was given up before the operation could start: {why}",

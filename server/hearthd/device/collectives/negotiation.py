@@ -19,48 +19,49 @@ from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.session.session import DeviceSession
 
 MOST_PRESENTED = 512
-"""Operations of a session, those of a batch counted one by one, that are presented and not known to be done; beyond
-these an operation is presented only when its turn has come. Its time limit begins then, and includes the operations
-before it."""
+"""Limit of a session's operations, each part of a batch counted, that are presented and not known to be done. Beyond
+the limit, an operation is presented only when its turn has come. Its time limit then begins at that moment, and
+includes the operations before it."""
 
 MOST_AT_ALL = 4096
-"""`MOST_PRESENTED` including operations whose turn has come, of many streams at once."""
+"""Limit like `MOST_PRESENTED` that includes operations whose turn has come (on many streams at the same time)."""
 
 REFILL = 64
-"""Room for which more of a queue is presented: as one message, and not one for each that is done."""
+"""Room (number of operations) at which more of a queue is presented: together as one message, not one message for each
+operation that is done."""
 
 REMEMBERED = 1024
-"""Operations that were launched lately: the same number again is refused."""
+"""Number of recently launched operations that are remembered; an operation with the same number is refused."""
 
 SessionOf = Callable[[int], DeviceSession | None]
-"""The session of a channel."""
+"""Returns the session of a channel."""
 
 
 class Negotiation:
     """Operations that have been submitted and not launched. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, members: Memberships, send: Send, say: Send) -> None:
-        """`send` flushes before it says something."""
+        """Both functions send a message to the front; `send` flushes presented operations first."""
         self._device = device
         self._members = members
         self._send = send
         self._rows = OutgoingOperations(say, self._unanswered)
         self._pending: dict[OperationKey, PendingCollective] = {}
         self._going: dict[PendingCollective, None] = {}
-        """Operations that may be launched."""
+        """Operations that the front has released for launch."""
         self._launched: OrderedDict[OperationKey, None] = OrderedDict()
         self._weights: dict[DeviceSession, int] = {}
         """Weight of the operations that each session has presented and that are not known to be done."""
         self._standing: dict[DeviceSession, deque[PendingCollective]] = {}
-        """Operations that wait for room, in order."""
+        """Operations that wait for room to be presented, in order."""
         self._failing: set[DeviceSession] = set()
-        """Sessions whose operations have failed while others before them are under way."""
+        """Sessions that have a failed operation behind operations that are still running."""
         self._next_check = 0.0
 
     def add(
         self, session: DeviceSession, key: OperationKey, parts: list[CollectivePart], seconds: float
     ) -> PendingCollective:
-        """An operation has been submitted. Raises Refusal(INVALID_ARGUMENT) where that has happened before."""
+        """Registers a submitted operation. Raises Refusal(INVALID_ARGUMENT) if its number was used before."""
         if key in self._pending or key in self._launched:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
@@ -74,10 +75,12 @@ class Negotiation:
     # ---- presenting ----
 
     def ask(self, pending: PendingCollective, ahead: list[PendingCollective]) -> None:
-        """Presents it, or lines it up, behind those ahead of it, which have been. Raises as `locate`."""
+        """Presents the operation, or queues it until there is room, after the operations `ahead`, which have been
+        presented or queued. Raises the same errors as `locate`."""
         group = pending.key.group
-        # A group over daemons has a separate order and track, and may wait for anything. A group of this daemon's
-        # devices that may be launched while it waits for such a group would hold up all others on their track.
+        # A group over several daemons has a separate order and track, and may wait for anything. If an operation of a
+        # group of this daemon's devices could be launched while it waits for such a group, it would block all other
+        # operations on its track.
         if not group and any(other.key.group for other in ahead):
             return
         locate(pending.parts)
@@ -92,7 +95,8 @@ class Negotiation:
             self._present(pending)
 
     def present(self, pending: PendingCollective) -> bool:
-        """Presents an operation whose turn has come: no earlier one is left. False: there is no room even so."""
+        """Presents an operation whose turn has come, with no earlier one left. Returns False if there is no room even
+        within `MOST_AT_ALL`."""
         if self._crowded(pending, MOST_AT_ALL):
             return False
         pending.behind = []
@@ -113,10 +117,10 @@ class Negotiation:
         self._rows.add(pending, signature)
         if not weight:
             self._rows.flush()
-            self._device.outbox.send()  # the first of a series starts while the others are handled
+            self._device.outbox.send()  # the front handles the first of a series while this process handles the others
 
     def flush(self) -> None:
-        """Sends what has been presented."""
+        """Sends all presented operations."""
         self._rows.flush()
 
     def settle(self) -> None:
@@ -124,14 +128,15 @@ class Negotiation:
         self._rows.settle()
 
     def _make_room(self, session: DeviceSession, weight: int) -> None:
-        """Subtracts `weight` from the session's presented operations."""
+        """Subtracts `weight` from the weight of the session's presented operations, and presents queued ones that now
+        have room."""
         left = self._weights.get(session, 0) - weight
         if left > 0:
             self._weights[session] = left
         else:
             self._weights.pop(session, None)
         if left + weight > MOST_PRESENTED:
-            self._device.kick(session)  # one whose turn has come may find room now
+            self._device.kick(session)  # an operation whose turn has come may find room now
         standing = self._standing.get(session)
         if left > MOST_PRESENTED - REFILL:
             return
@@ -150,17 +155,18 @@ class Negotiation:
     # ---- launch and end ----
 
     def next(self, pending: PendingCollective) -> bool:
-        """True if it is the next of its track, whose order all ranks keep."""
+        """True if the operation is the next one of its track, in the order that all ranks keep."""
         lane = pending.lane
         if lane is None:
             return True
         while (head := lane.head) is not None and head is not pending and self._members.get(head.comm or "") is None:
-            lane.drop(head)  # its communicator is over, and so is its place; it fails when its turn comes
+            # its communicator has ended, so it gives up its place in the order; the operation fails when its turn comes
+            lane.drop(head)
             head.lane = None
         return head is pending
 
     def launched(self, pending: PendingCollective) -> None:
-        """Takes note that it is on the device; `settled` is to be called when its outcome is known."""
+        """Records that the operation has been launched; `settled` must be called when its outcome is known."""
         del self._pending[pending.key]
         self._going.pop(pending, None)
         lane = pending.lane
@@ -172,7 +178,7 @@ class Negotiation:
             self._launched.popitem(last=False)
 
     def settled(self, pending: PendingCollective) -> None:
-        """Takes note that its outcome is known."""
+        """Records that the operation's outcome is known."""
         lane = pending.lane
         if lane is not None:
             full = lane.head is None
@@ -185,11 +191,11 @@ class Negotiation:
             self._device.kick(pending.session)
 
     def wait_for_others(self, pending: PendingCollective) -> None:
-        """Keeps a failed operation until more is known of those before it."""
+        """Keeps a failed operation until the outcome of an earlier operation is known."""
         self._failing.add(pending.session)
 
     def failed(self, pending: PendingCollective, refusal: Refusal) -> None:
-        """Ends an operation that will not be launched: it was refused, skipped or given up."""
+        """Ends an operation that will not be launched, because it was refused, skipped or abandoned."""
         if self._pending.get(pending.key) is not pending:
             return
         del self._pending[pending.key]
@@ -204,7 +210,7 @@ class Negotiation:
         self._unpresent(pending)
 
     def withdraw(self, key: OperationKey, refusal: Refusal) -> None:
-        """Tells the others that this rank will not come."""
+        """Notifies the other ranks that this rank will not take part in the operation."""
         self._send({"op": "withdraw", **key.address(), "status": to_text(refusal)})
 
     def _unpresent(self, pending: PendingCollective) -> None:
@@ -213,22 +219,22 @@ class Negotiation:
             self._make_room(pending.session, pending.weight)
 
     def _go_on(self, lane: LaunchOrder[PendingCollective]) -> None:
-        """The next on the track may be another session's."""
+        """Schedules the session of the next operation on the track, which may be a different session."""
         head = lane.head
         if head is not None:
             self._device.kick(head.session)
 
     def _missed(self, key: OperationKey, comm: str | None, why: str) -> None:
-        """Reports a missed operation: the other ranks continue, and would wait for this rank."""
+        """Reports an operation that this rank missed: the other ranks launch it, and would wait for this rank."""
         member = self._members.get(comm) if comm is not None else None
         if member is not None:
             reason = f"device {self._device.spec.ordinal} has no part in {key}: {why}"
             self._members.broken(member, reason, key.sequence)
 
-    # ---- what the front says ----
+    # ---- messages of the front ----
 
     def answered(self, message: dict[str, Any], session_of: SessionOf) -> None:
-        """`go`, or `fail`. Raises KeyError, TypeError or ValueError for what is neither."""
+        """Handles `go` or `fail`. Raises KeyError, TypeError or ValueError for a malformed message."""
         channel, sequence = int(message["channel"]), int(message["sequence"])
         group, devices = str(message.get("group") or ""), tuple(map(int, message["devices"]))
         if message["op"] == "go":
@@ -241,13 +247,13 @@ class Negotiation:
             if pending is not None and pending.comm is None and pending.error is None:
                 pending.error = verdict(message.get("status"))
         if self._rows.settle():
-            self._device.outbox.send()  # the front handles the next ones while these are launched
+            self._device.outbox.send()  # the front handles further operations while these are launched
         self._kick(session_of(channel))
 
     def _go(self, key: OperationKey, pending: PendingCollective | None, comm: str, index: int) -> None:
         member = self._members.get(comm)
         if member is not None and index and not member.flights.number(index):
-            return  # said before
+            return  # recorded before
         if pending is None or not pending.made or pending.error is not None:
             if index:
                 self._missed(key, comm, "it was given up before")
@@ -259,7 +265,7 @@ class Negotiation:
                 member.lane.told(pending)
 
     def leave(self, channel: int, group: str, session_of: SessionOf) -> None:
-        """A group over several daemons is none of the session's any more."""
+        """Fails the pending operations of a group over several daemons that the session has left."""
         for key, pending in self._pending.items():
             if key.channel == channel and key.group == group and pending.error is None:
                 pending.error = Refusal(
@@ -272,7 +278,7 @@ class Negotiation:
         self._kick(session_of(channel))
 
     def close(self, session: DeviceSession) -> None:
-        """The session is over; what it had here has been abandoned."""
+        """Forgets a session that has ended; its operations have been abandoned."""
         self._standing.pop(session, None)
         self._failing.discard(session)
         self._rows.forget(session.channel)
@@ -289,7 +295,7 @@ class Negotiation:
     # ---- the loop ----
 
     def check(self) -> None:
-        """Reports operations that could not start in time: their peers wait for them."""
+        """Reports released operations that could not start in time, because their peers wait for them."""
         now = time.monotonic()
         if now < self._next_check or not self._going:
             return
@@ -301,7 +307,7 @@ class Negotiation:
                 self._members.broken(member, why, pending.key.sequence, timed_out=True)
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, at most `asleep`."""
+        """Returns the longest time that the loop may sleep, at most `asleep`."""
         asleep = self._rows.sleep(asleep)
         if self._going:
             return sooner(CHECK_S, asleep)

@@ -1,10 +1,11 @@
 """Queue of operations to be presented to the front: runs of equal operations are sent as one message.
 
-A lone operation is sent at once, and so is what has no other of its line before it. While two messages of a line have
-no answer, those behind them are kept: they could not go before these anyhow, so nothing can come to wait for them that
-does not wait already, and what has gathered when the first answer comes is one message. That way messages grow longer
-as the front has more to do, however the clients cut their batches. Nothing is kept for long: that two ranks have their
-operations in different orders is found out by what they present.
+In a series, each operation waits for the one before it. An operation that has no unanswered predecessor in its series
+is sent immediately. While two messages of a series are unanswered, later operations of the series are held back. They
+could not start earlier anyway, so holding them delays no other operation; those gathered when the first answer arrives
+are sent as one message. Messages thus grow longer as the front becomes busier, however the clients form their batches.
+No operation is held for long, because the front detects ranks with different orders only from the operations that they
+present.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from hearthd.device.collectives.pending import OperationKey, OperationRun, Pendi
 from hearthd.device.platform.spin_policy import sooner
 
 UNANSWERED = 2
-"""Messages of a line that may be without an answer while more are sent: the ranks and the front work at the same
-time."""
+"""Number of messages of a series that may be unanswered before further operations are held: with 2, the ranks and the
+front work concurrently."""
 
 KEEP_S = 10e-3
-"""Longest time for which an operation is kept, in seconds."""
+"""Longest time for which an operation is held, in seconds."""
 
 MOST_KEPT = 64
-"""Limit of operations that are kept: the front serves no others while it handles a message."""
+"""Limit of held operations: the front handles nothing else while it handles a message."""
 
 Say = Callable[[dict[str, Any]], None]
 
 
 class OutgoingOperations:
-    """Operations that have not been sent. Device-handle thread only. `unanswered`: True while the front owes an answer
-    for an operation."""
+    """Operations that have not been sent. Device-handle thread only. `unanswered` returns True while the front has not
+    answered an operation."""
 
     def __init__(
         self, say: Say, unanswered: Callable[[OperationKey], bool], clock: Callable[[], float] = time.monotonic
@@ -42,20 +43,20 @@ class OutgoingOperations:
         self._rows: list[OperationRun] = []
         """Runs that have not been sent, in order."""
         self._count = 0
-        """Operations in them."""
+        """Number of operations in `_rows`."""
         self._line = False
-        """True if each waits for the one before, and the first for the last one sent."""
+        """True if each operation in `_rows` waits for the one before it, and the first one for the last one sent."""
         self._since = 0.0
-        """Time at which the first of them came."""
+        """Time at which the first operation in `_rows` was added."""
         self._sent: list[OperationKey] = []
-        """The last operation of each of the messages of one line that were sent last, oldest first."""
+        """Last operation of each of the most recently sent messages of one series, oldest first."""
 
     def __len__(self) -> int:
-        """Operations that have not been sent."""
+        """Returns the number of operations that have not been sent."""
         return self._count
 
     def add(self, pending: PendingCollective, signature: list[dict[str, Any]]) -> None:
-        """Adds an operation that is presented."""
+        """Adds an operation to be presented."""
         rows = self._rows
         if rows and rows[-1].goes_on(pending, signature):
             rows[-1].last = pending.key
@@ -73,7 +74,7 @@ class OutgoingOperations:
         self._count += 1
 
     def flush(self) -> bool:
-        """Sends all that there is; whether that was anything."""
+        """Sends all operations; returns True if there were any."""
         rows, self._rows, self._count = self._rows, [], 0
         if not rows:
             return False
@@ -86,11 +87,11 @@ class OutgoingOperations:
         return True
 
     def forget(self, channel: int) -> None:
-        """The session is over."""
+        """Forgets the sent operations of a session that has ended."""
         self._sent = [key for key in self._sent if key.channel != channel]
 
     def settle(self) -> bool:
-        """Sends what is not worth keeping, or may not be kept; whether that was anything."""
+        """Sends the operations unless they may be held longer; returns True if any were sent."""
         if not self._rows or (self._kept() and self._clock() < self._since + KEEP_S):
             return False
         return self.flush()
@@ -104,7 +105,7 @@ class OutgoingOperations:
         )  # fmt: skip
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, at most `asleep`."""
+        """Returns the longest time that the loop may sleep, at most `asleep`."""
         if not self._rows:
             return asleep
         return sooner(max(self._since + KEEP_S - self._clock(), 0.0), asleep)

@@ -1,4 +1,4 @@
-"""Part of one rank in a collective, and its place in memory."""
+"""The part of one rank in a collective, and its place in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hearthd.device.session.buffer import Buffer
 
 
 class BufferRange(NamedTuple):
-    """A range of a buffer, in bytes."""
+    """A range of a buffer; offset and size in bytes."""
 
     buffer: Buffer
     offset: int
@@ -23,7 +23,8 @@ class BufferRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CollectivePart:
-    """An operation of one rank. Fields that its kind does not use are empty and need not match."""
+    """The part of one rank in an operation. Fields that the operation's kind does not use are empty and need not
+    match."""
 
     kind: str
     count: int
@@ -33,12 +34,12 @@ class CollectivePart:
     peer: int
     rank: int
     source: BufferRange | None
-    """Range of the source; None: this rank gives nothing."""
+    """Range of the source; None: this rank sends no data."""
     destination: BufferRange | None
 
     @property
     def signature(self) -> dict[str, Any]:
-        """Returns the fields that the front matches with those of the other ranks."""
+        """Fields that the front compares with those of the other ranks."""
         return {
             "kind": self.kind,
             "count": self.count,
@@ -50,15 +51,15 @@ class CollectivePart:
 
     @property
     def size(self) -> int:
-        """Bytes: the larger of what it reads and writes."""
+        """Number of bytes read or written, whichever is larger."""
         return max(each.size if each is not None else 0 for each in (self.source, self.destination))
 
     def locate(self) -> tuple[int, int]:
-        """Addresses of source and destination, 0 where there is none.
+        """Returns the addresses of source and destination, 0 for one that this rank does not have.
 
-        Raises Refusal for what lies outside its buffer (OUT_OF_BOUNDS), has no memory behind it (BUFFER_LOST,
-        ALLOCATION_FAILED) or cannot be written to (READ_ONLY), and Refusal(INVALID_ARGUMENT) for elements that lie
-        askew and for ranges that overlap but as the kind's in-place rule has it.
+        Raises Refusal for a range outside its buffer (OUT_OF_BOUNDS), without memory (BUFFER_LOST, ALLOCATION_FAILED)
+        or not writable (READ_ONLY), and Refusal(INVALID_ARGUMENT) for misaligned elements and for ranges that overlap
+        other than as allowed by the in-place rule of the kind.
         """
         since = to = 0
         if self.destination is not None:
@@ -112,7 +113,7 @@ class CollectivePart:
         return self.kind in SCATTERING and to == since + before
 
     def exchange(self, since: int, to: int) -> CollectiveExchange | None:
-        """Returns the backend's operation; None: nothing has to be moved. Operations that do not reduce move bytes."""
+        """Returns the backend's operation; None: no data has to be moved. Operations that do not reduce move bytes."""
         if self.kind == "barrier":
             return CollectiveExchange("barrier")
         if not self.count:
@@ -133,7 +134,8 @@ _IN_PLACE = {
 def locate(parts: Iterable[CollectivePart]) -> list[CollectiveExchange]:
     """Returns the exchanges that the backend runs as one group.
 
-    Raises as `CollectivePart.locate`, and for concurrent operations where one writes what another reads or writes.
+    Raises the same errors as `CollectivePart.locate`, and Refusal(INVALID_ARGUMENT) if one of the operations writes
+    memory that another one reads or writes.
     """
     exchanges: list[CollectiveExchange] = []
     reads: list[tuple[int, int]] = []

@@ -17,12 +17,12 @@ class Presenter(Protocol):
     """Presents operations to the front: `hearthd.device.collectives.negotiation.Negotiation`."""
 
     def ask(self, pending: PendingCollective, ahead: list[PendingCollective]) -> None:
-        """Ahead of its turn, behind those that are ahead of it. Raises Refusal."""
+        """Presents the operation before its turn, after the operations `ahead`. Raises Refusal."""
         ...
 
 
 class OperationKey(NamedTuple):
-    """An operation's name on this device; `group` is empty for a group of this daemon's devices."""
+    """Name of an operation on this device; `group` is empty for a group of this daemon's devices."""
 
     channel: int
     group: str
@@ -33,7 +33,7 @@ class OperationKey(NamedTuple):
         return f"operation {self.sequence} of group {self.group or list(self.devices)}"
 
     def address(self) -> dict[str, Any]:
-        """Returns the key in the form of frames."""
+        """Returns the key as fields of a frame."""
         return {
             "channel": self.channel, "group": self.group, "devices": list(self.devices), "sequence": self.sequence
         }  # fmt: skip
@@ -73,27 +73,27 @@ class PendingCollective:
         self.parts = parts
         self.weight = len(parts) or 1
         self.seconds = seconds
-        """Time limit from its presentation to its end, in seconds."""
+        """Time limit from presentation to completion, in seconds."""
         self.deadline = math.inf
         self.made = False
-        """True once it has been presented."""
+        """True if the operation has been presented."""
         self.stands = False
-        """True if it has been presented, or will be behind others of its kind as soon as there is room."""
+        """True if the operation has been presented, or will be as soon as there is room."""
         self.behind: list[OperationKey] = []
-        """Earlier operations that it waits for, and that could not be launched when it was presented."""
+        """Earlier operations that this one waits for, and that had not been released when this one was presented."""
         self.comm: str | None = None
-        """The communicator on which it may go."""
+        """The communicator on which the operation may be launched."""
         self.lane: LaunchOrder[PendingCollective] | None = None
         self.index = 0
-        """Number on that communicator; 0: the front has given it none."""
+        """Number on that communicator; 0: the front has not given it a number."""
         self.error: Refusal | None = None
 
     def ask(self, ahead: Iterable[object]) -> None:
-        """Presents it ahead of its turn, behind other collectives that have been presented, so that matching does not
-        cost a round trip to the front for each of a series. Behind any other command that would not be safe: the front
-        could then order the ranks to launch in an order that one of them cannot keep."""
+        """Presents the operation before its turn, after other collectives that have been presented, so that a series
+        does not cost a round trip to the front for each operation. After any other command that would not be safe: the
+        front could then prescribe a launch order that one of the ranks cannot follow."""
         others = [other for other in ahead if isinstance(other, PendingCollective)]
-        with suppress(Refusal):  # the error occurs again, and is answered, when its turn comes
+        with suppress(Refusal):  # the error occurs again, and is answered, when the operation's turn comes
             self._registry.ask(self, others)
 
 
@@ -109,7 +109,8 @@ class OperationRun:
         self.count = 1
 
     def goes_on(self, pending: PendingCollective, signature: list[dict[str, Any]]) -> bool:
-        """True if the operation continues the run. Groups over daemons have a message for each."""
+        """True if the operation continues the run. Operations of groups over several daemons are each sent as a
+        separate message."""
         key, last = pending.key, self.last
         return (
             key.sequence == last.sequence + 1

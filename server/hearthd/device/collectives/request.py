@@ -1,4 +1,4 @@
-"""Operations of a Collective: the checks that one rank can make before any of them is resolved to memory."""
+"""Operations of a Collective: the checks that one rank can make before any operation is resolved to memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.handle_table import HandleTable
 
 MAX_OPERATIONS = 1024
-"""Operations of one Collective."""
+"""Largest number of operations of one Collective."""
 
 Check = Callable[[str, str, str], None]
 """Raises Refusal(UNSUPPORTED) for a kind, dtype and reduction that the backend cannot do."""
@@ -27,7 +27,8 @@ def parse(
     ranks: int,
     check: Check,
 ) -> list[CollectivePart]:
-    """The parts of `rank` of `ranks`. Raises Refusal for what no rank could do, whatever the others present."""
+    """Returns the parts of `rank` among `ranks`. Raises Refusal for operations that no rank could do, whatever the
+    other ranks present."""
     if len(operations) > MAX_OPERATIONS:
         raise Refusal(
             Reason.INVALID_ARGUMENT,

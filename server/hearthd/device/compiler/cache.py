@@ -1,10 +1,13 @@
-"""Compiled modules on disk: content-addressed, authenticated, bounded, shared by the broker processes of the node.
+"""Cache of compiled modules on disk: content-addressed, authenticated, bounded, shared by the broker processes of the
+node.
 
-An entry is code that a device process loads and runs. Each carries an HMAC under the daemon's key over its name and
-its content: what another process wrote, or moved here from another name, is no entry. Where the cache is divided, an
-entry's name depends on the tenant too, so that no tenant learns from the time of a compile what others have compiled.
+An entry is code that a device process loads and runs. Each entry carries an HMAC under the daemon's key over its name
+and its content, so a file that another process wrote, or moved here from another name, is rejected. If the cache is
+divided, an entry's name also depends on the tenant, so that no tenant learns from the duration of a compile what others
+have compiled.
 
-The cache is never a reason for a launch to fail: what cannot be read is a miss, what cannot be written is left out.
+The cache never makes a launch fail: an entry that cannot be read is a miss, and one that cannot be written is not
+cached.
 """
 
 from __future__ import annotations
@@ -28,11 +31,12 @@ MAGIC = b"hearth-image-2\n"
 DIGEST_BYTES = 32
 MAX_ENTRY_BYTES = 256 << 20
 REPORT_S = 60.0
-"""Seconds from one report of a full disk to the next."""
+"""Minimum interval in seconds between two reports of a full disk."""
 
 
 def key(job: Job, identity: bytes) -> str:
-    """The content address: everything that decides the result, each part with its length, so that none can run over."""
+    """Returns the content address: the hash of everything that determines the result. Each part is prefixed with its
+    length, so that different inputs cannot be hashed alike."""
     if isinstance(job, Assembly):
         digest = hashlib.sha256(b"hearth-assembly-1")
         parts = [identity, job.code]
@@ -49,12 +53,12 @@ def key(job: Job, identity: bytes) -> str:
 
 
 class CompileCache:
-    """A directory, `<first two hex digits>/<name>`. Threads and processes may use it at once.
+    """A cache directory, with entries at `<first two hex digits>/<name>`. Safe for concurrent threads and processes.
 
     Args:
-        directory: Place of the entries; empty: none.
-        max_bytes: Size of all entries; the bound drops the least recently used.
-        secret: Key of the entries' authentication.
+        directory: Path of the directory; empty: nothing is cached.
+        max_bytes: Limit of the total size of the entries; the least recently used ones are removed first.
+        secret: Key for the authentication of entries.
         divided: True if each tenant has separate entries: `pin` then names the tenant.
     """
 
@@ -66,15 +70,15 @@ class CompileCache:
         self._tenant: str | None = None
         self._told = float("-inf")
         self.report: Callable[[str], None] = lambda _what: None
-        """Called from time to time, on any thread, while the disk is full: code is not cached then."""
+        """Called at intervals, on any thread, while the disk is full, so that code is not cached."""
 
     @property
     def directory(self) -> str:
-        """Path of the cache; empty: none."""
+        """Path of the cache; empty: nothing is cached."""
         return str(self._directory or "")
 
     def pin(self, tenant: str) -> None:
-        """Entries are this tenant's from now on, where the cache is divided; the first call counts."""
+        """Sets the tenant whose entries are used if the cache is divided. Only the first call has an effect."""
         if self._tenant is None:
             self._tenant = tenant
 
@@ -86,11 +90,11 @@ class CompileCache:
             if path.stat().st_size > MAX_ENTRY_BYTES:
                 return None
             image = self._decode(path)
-            os.utime(path)  # the bound drops what was not used for longest
+            os.utime(path)  # `_trim` removes the least recently used entries
             return image
         except OSError:
-            return None  # most often not there; whatever it is, another process may be putting it there just now
-        except (ValueError, KeyError, TypeError, struct.error):  # damaged, or nothing that this version has written
+            return None  # usually there is no such file; another process may be writing it at this moment
+        except (ValueError, KeyError, TypeError, struct.error):  # damaged, or not written by this version
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             return None
@@ -119,7 +123,8 @@ class CompileCache:
 
     @contextlib.contextmanager
     def single_flight(self, name: str) -> Iterator[None]:
-        """Ensures that only one process of the node compiles `name` at a time; the others then find it in the cache."""
+        """Ensures that only one process of the node compiles `name` at a time; the other processes then find it in the
+        cache."""
         path = self._path(name)
         descriptor = -1
         try:
@@ -183,7 +188,8 @@ class CompileCache:
 
 
 def cache_directory(configured: str) -> str:
-    """Returns the directory for compiled modules: the configured one, unless others can write to it."""
+    """Returns the directory for compiled modules: the configured one, or an empty string if other users can write to
+    it."""
     if not configured:
         return ""
     try:
@@ -191,5 +197,5 @@ def cache_directory(configured: str) -> str:
         status = Path(configured).stat()
     except OSError:
         return ""
-    # Code in it is run: a directory that another user could fill is no cache.
+    # Code in the directory is run, so a directory that another user could write to must not be used.
     return configured if status.st_uid == os.getuid() and not status.st_mode & 0o022 else ""

@@ -1,10 +1,11 @@
-"""CUBIN, fatbin and PTX by their headers: whether an image is whole, and whether a device can run it.
+"""Headers of CUBIN, fatbin and PTX: checks that an image is complete and that a device can run it.
 
-What the driver would refuse without a word, or trip over, is refused here with what was asked and what the device is.
-A CUBIN is an ELF-64 file (System V ABI, "Object Files") of machine EM_CUDA; where its flags hold the architecture is
-LLVM's `BinaryFormat/ELF.h`. Which device runs what is the CUDA C++ Programming Guide's "Application Compatibility". The
-layout of fatbin files is not published: of what this file knows (see `_ENTRY`) everything was seen in files of
-CUDA 11 to 13, an entry of another kind is passed over, and a file of another version is the driver's to judge.
+Images that the driver would refuse without an explanation, or fail on, are refused here with the requested and the
+actual architecture. A CUBIN is an ELF-64 file (System V ABI, "Object Files") of machine EM_CUDA; LLVM's
+`BinaryFormat/ELF.h` documents where its flags hold the architecture. The CUDA C++ Programming Guide's "Application
+Compatibility" says which device runs which code. The layout of fatbin files is not published: the part known here (see
+`_ENTRY`) was observed in files of CUDA 11 to 13. Entries of other kinds are skipped, and files of other versions are
+left to the driver to check.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Capability = tuple[int, int]
 ELF_MAGIC = b"\x7fELF"
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 FATBIN_WRAPPER_MAGIC = b"\xb1\x43\x62\x46"
-"""Magic of the wrapper that nvcc puts into a program: it holds the address of a fatbin, which is valid there only."""
+"""Magic of the wrapper that nvcc puts into a program. The wrapper holds the address of a fatbin, which is valid only in
+that program."""
 
 EM_CUDA = 190
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -29,11 +31,13 @@ _SEGMENT = struct.Struct("<IIQQQQQQ")
 _ET_REL = 1
 _SHT_NOBITS = 8
 _ABI_V1, _ABI_V2 = 51, 65
-"""e_ident[EI_OSABI]: with the first the architecture is in bits 0 to 7 of e_flags, with the second in 8 to 15."""
+"""Values of e_ident[EI_OSABI]: with the first, the architecture is in bits 0 to 7 of e_flags; with the second, in bits
+8 to 15."""
 
 _FATBIN_HEADER = struct.Struct("<4sHHQ")
 _ENTRY = struct.Struct("<HHIQIIHHI")
-"""Kind, version, bytes of this header, bytes of the code as stored, two sizes, minor, major, architecture."""
+"""Kind, version, size of this header, size of the code as stored, two more sizes, minor and major version,
+architecture. Sizes in bytes."""
 _PTX_ENTRY, _ELF_ENTRY = 1, 2
 _MAX_ENTRIES = 4096
 
@@ -45,15 +49,16 @@ _ARCHITECTURE = re.compile(r"(?:sm|compute)_(\d{2,3})([af]?)")
 
 
 class Cubin(NamedTuple):
-    """`architecture` as in sm_90; None where the file is of a kind that this version does not know."""
+    """Header of a CUBIN. `architecture` is the number as in sm_90; None if this module does not know the file's
+    kind."""
 
     architecture: int | None
     relocatable: bool
 
 
 class Fatbin(NamedTuple):
-    """Architectures for which there is machine code, and PTX; `known` is false for a version of the format that is
-    not."""
+    """Contents of a fatbin: the architectures for which there is machine code, and PTX. `known` is False for an unknown
+    version of the format."""
 
     cubins: tuple[int, ...]
     ptx: tuple[int, ...]
@@ -61,7 +66,7 @@ class Fatbin(NamedTuple):
 
 
 class Ptx(NamedTuple):
-    """`version` of the instruction set; `architecture` and `variant` ("", "a" or "f") as in sm_90a."""
+    """Header of PTX: `version` of the instruction set; `architecture` and `variant` ("", "a" or "f") as in sm_90a."""
 
     version: tuple[int, int]
     architecture: int
@@ -88,7 +93,7 @@ def check(code: bytes, capability: Capability) -> bool:
 
 
 def describe(code: bytes) -> str:
-    """A few words for what the code is, whether or not it is whole."""
+    """Returns a short description of the code, which may be incomplete."""
     if code.startswith(ELF_MAGIC):
         try:
             cubin = read_cubin(code)
@@ -111,7 +116,8 @@ def describe(code: bytes) -> str:
 
 
 def read_cubin(code: bytes) -> Cubin:
-    """Raises Refusal(MODULE_INVALID) where the file is cut short, or is for another machine."""
+    """Returns the header of a CUBIN. Raises Refusal(MODULE_INVALID) if the file is truncated, or for another
+    machine."""
     if len(code) < _ELF_HEADER.size:
         raise _truncated("CUBIN", "its header", _ELF_HEADER.size, len(code))
     ident, kind, machine, _, _, segments, sections, flags, header, *tables = _ELF_HEADER.unpack_from(code)
@@ -131,7 +137,7 @@ def read_cubin(code: bytes) -> Cubin:
             _check_range(code, "a segment", offset, size)
     if not sections:
         raise _invalid("It is an ELF file without sections, so there is no code in it.")
-    if not section_count:  # there are too many for the field: the first section says how many
+    if not section_count:  # there are too many for the field: the first section holds the number
         _check_table(code, "section headers", sections, 1, section_size, _SECTION.size)
         section_count = _SECTION.unpack_from(code, sections)[5]
     _check_table(code, "section headers", sections, section_count, section_size, _SECTION.size)
@@ -140,7 +146,7 @@ def read_cubin(code: bytes) -> Cubin:
     ):
         if type_ != _SHT_NOBITS:
             _check_range(code, "a section", offset, size)
-    if names >= section_count and names != 0xFFFF:  # SHN_XINDEX: elsewhere
+    if names >= section_count and names != 0xFFFF:  # SHN_XINDEX: the index is stored elsewhere
         raise _invalid(f"Section {names} was to hold the names of its {section_count} sections.")
     shift = {_ABI_V1: 0, _ABI_V2: 8}.get(ident[7])
     return Cubin(None if shift is None else flags >> shift & 0xFF, kind == _ET_REL)
@@ -168,7 +174,8 @@ def _check_cubin(cubin: Cubin, capability: Capability) -> None:
 
 
 def runs(architecture: int, capability: Capability) -> bool:
-    """True if machine code for sm_`architecture` runs there: the same major number, and no later minor one."""
+    """True if machine code for sm_`architecture` runs on the capability: its major number is equal, its minor number
+    not higher."""
     major, minor = divmod(architecture, 10)
     return major == capability[0] and minor <= capability[1]
 
@@ -177,7 +184,8 @@ def runs(architecture: int, capability: Capability) -> bool:
 
 
 def read_fatbin(code: bytes) -> Fatbin:
-    """Raises Refusal(MODULE_INVALID) where the file is cut short or its entries do not fit it."""
+    """Returns the contents of a fatbin. Raises Refusal(MODULE_INVALID) if the file is truncated or its entries exceed
+    it."""
     if len(code) < _FATBIN_HEADER.size:
         raise _truncated("fatbin", "its header", _FATBIN_HEADER.size, len(code))
     _, version, header, size = _FATBIN_HEADER.unpack_from(code)
@@ -201,7 +209,7 @@ def read_fatbin(code: bytes) -> Fatbin:
             )
         if kind == _ELF_ENTRY:
             cubins.append(architecture)
-            if code.startswith(ELF_MAGIC, at + entry_header):  # as it is, not compressed
+            if code.startswith(ELF_MAGIC, at + entry_header):  # not compressed
                 read_cubin(code[at + entry_header : at + entry_header + stored])
         elif kind == _PTX_ENTRY:
             ptx.append(architecture)
@@ -222,7 +230,8 @@ def _check_fatbin(fatbin: Fatbin, capability: Capability) -> bool:
 
 
 def read_ptx(code: bytes) -> Ptx:
-    """Raises Refusal(MODULE_INVALID) where it does not begin as PTX does: .version, then .target."""
+    """Returns the header of PTX. Raises Refusal(MODULE_INVALID) if the code does not begin as PTX does, with .version
+    and .target."""
     head = _COMMENT.sub(b" ", code[:_PTX_HEAD])
     version = _VERSION.match(head)
     if version is None:

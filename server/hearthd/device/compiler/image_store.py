@@ -1,4 +1,4 @@
-"""Images in memory by what they were made from: the ones used last, bounded in number and bytes."""
+"""Images in memory, by the job that they were made from: the most recently used ones, limited in number and bytes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ BYTES = 256 << 20
 
 
 class ImageStore:
-    """Belongs to one thread."""
+    """LRU store of images. Not thread-safe: used by one thread only."""
 
     def __init__(self, entries: int = ENTRIES, size: int = BYTES) -> None:
         self._entries = entries
         self._limit = size
         self._images: dict[Job, Image] = {}
         self.size = 0
-        """Bytes of the images, and of what they were made from, which is kept to know them by."""
+        """Total size in bytes of the images and of their jobs, which are stored as keys."""
 
     def __len__(self) -> int:
         return len(self._images)
@@ -24,11 +24,12 @@ class ImageStore:
     def get(self, job: Job) -> Image | None:
         image = self._images.pop(job, None)
         if image is not None:
-            self._images[job] = image  # the last of the dict is the one used last
+            self._images[job] = image  # the end of the dict is the most recently used image
         return image
 
     def put(self, job: Job, image: Image) -> None:
-        """Drops others, used longest ago, where there is no room; not kept at all where it alone is too large."""
+        """Stores an image, and removes the least recently used ones if there is no room. An image larger than the limit
+        is not stored."""
         before = self._images.pop(job, None)
         if before is not None:
             self.size -= _size(job, before)

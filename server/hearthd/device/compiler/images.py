@@ -1,4 +1,4 @@
-"""Images of compiled code: from the cache, else from the compile workers."""
+"""Images of compiled code: taken from the cache, otherwise made by the compile workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hearthd.shared import disk
 
 
 class Runner(Protocol):
-    """Compiles: `hearthd.device.compiler.pool.CompileWorkers`. Called on compile threads, but for the last two."""
+    """Interface of a compiler of jobs: `hearthd.device.compiler.pool.CompileWorkers`. All methods except `cancel` and
+    `close` are called on compile threads."""
 
     def ready(self) -> None:
         """Prepares for the first job."""
@@ -21,15 +22,15 @@ class Runner(Protocol):
         ...
 
     def run(self, job: Job) -> Image:
-        """Raises Refusal."""
+        """Compiles the job. Raises Refusal."""
         ...
 
     def rest(self) -> None:
-        """There was nothing to do for a while."""
+        """Releases resources that are not needed while there is no work. Called after an idle period."""
         ...
 
     def cancel(self, job: Job) -> None:
-        """Cancels a job that has no waiter left. Does not block."""
+        """Cancels a job that no request waits for any more. Does not block."""
         ...
 
     def close(self) -> None: ...
@@ -41,7 +42,7 @@ class ImageSource(Protocol):
     def ready(self) -> None: ...
 
     def image(self, job: Job) -> tuple[Image, bool]:
-        """The image, and whether a cache had it. Raises Refusal."""
+        """Returns the image, and True if a cache had it. Raises Refusal."""
         ...
 
     def rest(self) -> None: ...
@@ -49,7 +50,7 @@ class ImageSource(Protocol):
     def cancel(self, job: Job) -> None: ...
 
     def pin(self, tenant: str) -> None:
-        """Attributes all later jobs to the tenant. The first call counts."""
+        """Attributes all later jobs to the tenant. Only the first call has an effect."""
         ...
 
     def close(self) -> None: ...
@@ -64,7 +65,7 @@ class CachedImages:
         self.ready, self.rest, self.cancel, self.close = runner.ready, runner.rest, runner.cancel, runner.close
 
     def image(self, job: Job) -> tuple[Image, bool]:
-        """Raises Refusal."""
+        """Returns the image, and True if the cache had it. Raises Refusal."""
         try:
             return self._image(job)
         except OSError as error:
@@ -87,5 +88,5 @@ class CachedImages:
             return image, False
 
     def pin(self, tenant: str) -> None:
-        """Entries are the tenant's from now on, where the cache is divided."""
+        """Sets the tenant whose cache entries are used if the cache is divided."""
         self._cache.pin(tenant)

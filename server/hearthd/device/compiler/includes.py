@@ -1,14 +1,14 @@
 """Check of source text for directives that would make the compiler read files of the host.
 
-The sandbox keeps a compiler from other files (`hearthd.device.platform.sandbox`); this check serves where the kernel
-has none, and names the fault in the user's terms. It errs on the side of refusing: a directive counts wherever it
-stands, also in a block comment or behind `#if 0`; only lines that are a `//` comment under every reading of the source
-do not.
+The sandbox prevents a compiler from reading other files (`hearthd.device.platform.sandbox`). This check protects hosts
+whose kernel has no such sandbox, and describes the error in the user's terms. It errs on the side of refusing: a
+directive counts wherever it is, even in a block comment or after `#if 0`. The only exception are lines that are a `//`
+comment in every reading of the source.
 
-Directives are found in every form: with spaces and comments within, digraphs, lines that are spliced in the middle of a
-word. Compilers differ in what is a splice (trailing spaces, trigraphs), so each reading is checked. Names that macros
-make cannot be known, and are refused; macros that only the compiler's own headers define are not the user's, and are
-ignored.
+Directives are found in every form: with spaces and comments inside, with digraphs, with lines that are spliced in the
+middle of a word. Compilers differ in what they treat as a splice (trailing spaces, trigraphs), so each reading is
+checked. File names produced by macros cannot be determined, and are refused; macros that only the compiler's own
+headers define cannot be the user's, and are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from hearth_proto.reasons import Reason, Refusal
 
 SOURCE = "kernel.cu"
-"""Name of the source in compiles."""
+"""File name of the source in compiles."""
 
 MAX_NAME = 1024
 
@@ -36,7 +36,7 @@ _SPLICES = (
     re.compile(r"(?:\\|\?\?/)[ \t\v\f\r]*\n"),
 )
 
-# Before a directive's name stands `#`, or a comment that may follow one.
+# The name of a directive follows `#`, or a comment that may follow `#`.
 _START = r"(?:\#|%:|\?\?=|\*/)[ \t\v\f\r]*"
 _INCLUDE = re.compile(_START + r"(include_next|include|import|embed)(?![A-Za-z0-9_])")
 _QUERY = re.compile(r"\b__has_(?:include_next|include|embed)\b")
@@ -51,11 +51,12 @@ _NAME = re.compile(r'"([^"\n]*)"|<([^>\n]*)>')
 _BLANK = re.compile(r"[ \t\v\f\r]*")
 
 _LONGEST_COMMENT = 4096
-"""Longest comment between the words of a directive: a limit for the search."""
+"""Longest comment between the words of a directive, in characters: a limit for the search."""
 
 
 class IncludeFinding(NamedTuple):
-    """A directive that reaches outside: `what` is its text, `name` the file, if known."""
+    """A directive that reads, or may read, a file of the host: `what` is the text of the directive, `name` the file's
+    name, or empty."""
 
     file: str
     line: int
@@ -66,7 +67,7 @@ class IncludeFinding(NamedTuple):
 def check(
     code: str, headers: Mapping[str, str], options: Collection[str] = (), name_expressions: Collection[str] = ()
 ) -> None:
-    """Raises Refusal(COMPILE_FAILED) for the first thing in a source or its headers that names a file of the host."""
+    """Raises Refusal(COMPILE_FAILED) for the first part of a source or its headers that names a file of the host."""
     for name in headers:
         check_name(name)
     for option in options:
@@ -81,7 +82,7 @@ def check(
     words = [word for option in options for word in _IDENTIFIER.findall(option)]
     defined = {*words, *(word[1:] for word in words if word[0] == "D")}  # -DNAME and -D NAME
     readings = {file: list(_readings(text)) for file, text in texts.items()}
-    for collect in (_defined, _findings):  # what is defined anywhere may be used anywhere
+    for collect in (_defined, _findings):  # a macro defined in any file may be used in any file
         for file, each in readings.items():
             for reading in each:
                 finding = _first(collect, file, reading, defined)
@@ -98,14 +99,14 @@ def check(
 
 
 def hint(refusal: Refusal) -> Refusal:
-    """Returns the refusal, with the way to send headers added where the compiler missed one."""
+    """Returns the refusal; if the compiler missed a header, with advice on how to send headers."""
     if refusal.reason is Reason.COMPILE_FAILED and _MISSED.search(refusal.details.get("log", "")):
         refusal.fix = f"{FIX}; {refusal.fix}" if refusal.fix else FIX
     return refusal
 
 
 def check_name(name: str) -> None:
-    """Raises Refusal(COMPILE_FAILED) for the name of a header that would lead out of where headers are."""
+    """Raises Refusal(COMPILE_FAILED) for a header name that leads out of the directory of headers."""
     if foreign(name) or not name or len(name) > MAX_NAME or any(sign in name for sign in '\0\n">'):
         raise Refusal(
             Reason.COMPILE_FAILED,
@@ -116,12 +117,13 @@ def check_name(name: str) -> None:
 
 
 def foreign(name: str) -> bool:
-    """True if an include of that name could be a file that was not sent along."""
+    """True if an include of that name could read a file that was not sent with the source."""
     return name.strip().startswith("/") or "\\" in name or ".." in name.split("/")
 
 
 class _Reading(NamedTuple):
-    """A source with its spliced lines joined; `cuts` are the places of the joins, from which lines are counted."""
+    """A source with its spliced lines joined; `cuts` are the positions of the joins, which are needed to count
+    lines."""
 
     text: str
     cuts: list[int]
@@ -149,8 +151,8 @@ def _readings(text: str) -> Iterator[_Reading]:
 
 
 def _blanked(match: re.Match[str]) -> str:
-    """Returns nothing in the place of a line that is a comment however the source is read; otherwise the line as it
-    stands."""
+    """Returns an empty string for a line that is a comment in every reading of the source, otherwise the line
+    unchanged."""
     line = match[0].rstrip("\r")
     before = match.string[max(0, match.start() - 256) : max(0, match.start() - 1)].rstrip(" \t\v\f\r")
     ends_block = "*/" in line
@@ -191,7 +193,8 @@ def _findings(file: str, reading: _Reading, defined: set[str]) -> Iterator[Inclu
 
 
 def _queries(file: str, reading: _Reading, at: int, line: str, defined: set[str]) -> Iterator[IncludeFinding]:
-    """`__has_include(...)` in the line that starts `at`; asking for the word itself is no question for a file."""
+    """Yields the findings of `__has_include(...)` in the line that starts at `at`. The bare word without parentheses
+    names no file."""
     for match in _QUERY.finditer(line):
         after = _skip(reading.text, at + match.end())
         if reading.text.startswith("(", after):
@@ -204,7 +207,7 @@ def _queries(file: str, reading: _Reading, at: int, line: str, defined: set[str]
 def _named(
     file: str, reading: _Reading, what: str, start: int, position: int, defined: set[str]
 ) -> Iterator[IncludeFinding]:
-    """Returns the operand of an include: a name, or a macro that makes one."""
+    """Yields a finding if the operand of an include names a file of the host, or is a macro that may name one."""
     text = reading.text
     position = _skip(text, position)
     literal = _NAME.match(text, position)
@@ -215,14 +218,15 @@ def _named(
         return
     word = _IDENTIFIER.match(text, position)
     if word is None:
-        return  # nothing a compiler would follow
+        return  # no compiler would follow this
     after = _skip(text, word.end())
     if word[0].startswith("_") or word[0] in defined or text[after : after + 1] in ("(", '"'):
         yield IncludeFinding(file, reading.line(start), f"{what} {word[0]}", "")
 
 
 def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[IncludeFinding]:
-    """`#line 1 "file"`, with or without the word: a compiler may quote the file, or take what follows for its own."""
+    """Yields the findings of `#line 1 "file"`, with or without the word `line`: a compiler may quote the named file, or
+    treat the lines after the directive as part of it."""
     text = reading.text
     number = _NUMBER.match(text, _skip(text, match.end()))
     after = _skip(text, number.end() if number else match.end())
@@ -235,7 +239,8 @@ def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[Inc
 
 
 def _skip(text: str, position: int) -> int:
-    """Skips blanks and comments; a directive may continue behind a comment of several lines."""
+    """Returns the position after blanks and comments; a directive may continue after a comment of several lines. Raises
+    `_Hidden`."""
     while True:
         blank = _BLANK.match(text, position)
         assert blank is not None
@@ -249,11 +254,11 @@ def _skip(text: str, position: int) -> int:
 
 
 class _Hidden(Exception):
-    """The rest of a directive stands behind a comment that is too long, or has no end."""
+    """A directive whose rest follows a comment that is too long, or has no end."""
 
 
 def _defined(_file: str, reading: _Reading, defined: set[str]) -> Iterator[IncludeFinding]:
-    """Adds the macros that a source defines; finds nothing."""
+    """Adds the macros that a source defines to `defined`; yields no findings."""
     for match in _DEFINE.finditer(reading.text):
         word = _IDENTIFIER.match(reading.text, _skip(reading.text, match.end()))
         if word is not None:

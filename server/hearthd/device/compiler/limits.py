@@ -1,4 +1,4 @@
-"""Limits of a compile, and the refusals of one that exceeded them, or whose compiler crashed."""
+"""Limits of a compile, and the refusals of a compile that exceeded them or whose compiler crashed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SMALLER = "make the source smaller: fewer template instantiations, less unrolli
 
 
 class CompilerEnded(Exception):
-    """The compiler did not fail but was ended by the signal `number`; `log` is what it had said."""
+    """The compiler was ended by the signal `number`, instead of reporting an error; `log` is its output until then."""
 
     def __init__(self, number: int, log: str = "") -> None:
         super().__init__(signal_name(number))
@@ -21,7 +21,8 @@ class CompilerEnded(Exception):
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """Limits of one compile: wall-clock seconds, bytes of address space, bytes of the largest file it writes."""
+    """Limits of one compile: wall-clock seconds, bytes of address space, bytes of the largest file that the compile
+    writes."""
 
     seconds: float
     memory: int
@@ -43,7 +44,8 @@ class CompileLimits:
         )
 
     def ended(self, number: int, said: str = "") -> Refusal:
-        """Returns the refusal of a compile whose compiler the signal `number` ended; `said` is its last output."""
+        """Returns the refusal of a compile whose compiler was ended by the signal `number`; `said` is the compiler's
+        last output."""
         if number == signal.SIGXCPU:
             return self.out_of_time()
         if number == signal.SIGXFSZ:

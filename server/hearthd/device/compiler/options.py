@@ -1,8 +1,8 @@
-"""Compiler options: one list for every backend, so that a program that compiles on one compiles on all.
+"""Compiler options: one list for every backend, so that a program that compiles on one backend compiles on all.
 
-Covers each option of NVRTC's documentation ("Supported Compile Options"): followed, without effect, or refused. Not how
-a backend follows them (`cuda/nvrtc.py`, `cpu/options.py`). Refused are options that choose the device, that name files
-of the host, and that make code which cannot be loaded. Pure.
+Covers each option of NVRTC's documentation ("Supported Compile Options"): it is followed, has no effect, or is refused.
+Does not cover how a backend follows the options (`cuda/nvrtc.py`, `cpu/options.py`). Refused are options that choose
+the device, that name files of the host, and that produce code which cannot be loaded. Pure.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ class Effect(enum.Enum):
 
 
 class Option(NamedTuple):
-    """An accepted option. `value` is what its value matches; None where it takes none."""
+    """An accepted option. `value` is a regular expression that its value must match; None: the option takes no
+    value."""
 
     long: str
     short: str
     value: str | None
     effect: Effect
-    default: str = ""  # the value of the bare option; empty where it needs one
+    default: str = ""  # the value if only the option's name is given; empty: a value is required
 
 
 class RefusedOption(NamedTuple):
-    """An option of NVRTC that no backend takes."""
+    """An option of NVRTC that no backend accepts."""
 
     long: str
     short: str
@@ -136,7 +137,7 @@ _UNKNOWN = "NVRTC has no such option"
 _HOST = re.compile(r"-{1,2}(O[0-3s]?|g|Wall|Wextra|f[\w-]+|m[\w-]+)(=.*)?")
 _DEVICE_CODE = "relocatable-device-code"
 _LETTERS = frozenset("DUIGw")
-"""Options of one letter, whose value may follow without anything between."""
+"""One-letter options, whose value may follow without a separator."""
 
 _MACRO = re.compile(r"[A-Za-z_]\w*(\([\w\s,.]*\))?")
 _TOKENS = re.compile(
@@ -144,12 +145,12 @@ _TOKENS = re.compile(
 )
 
 ALLOWED = ", ".join(f"-{option.short}" for option in ACCEPTED)
-"""The accepted options, by their short names."""
+"""The accepted options by their short names, separated by commas."""
 
 
 @dataclass(frozen=True)
 class GivenOption:
-    """An accepted option of a source: its text, and its parts."""
+    """An accepted option of a source: its text as given, and its parsed form."""
 
     text: str
     option: Option
@@ -166,12 +167,12 @@ class CompileOptions:
         return any(each.option.long == long for each in self.given)
 
     def last(self, long: str, default: str = "") -> str:
-        """The value that counts where an option is given more than once: the last one."""
+        """Returns the effective value of an option that may be given more than once: the last one, or `default`."""
         return next((each.value for each in reversed(self.given) if each.option.long == long), default)
 
     @property
     def macros(self) -> list[tuple[str, str | None]]:
-        """Macros in order: name with parameters, and text; None where the macro is undefined."""
+        """Macros in order, as (name with parameters, text); the text is None for an option that undefines the macro."""
         found: list[tuple[str, str | None]] = []
         for each in self.given:
             if each.option.long == "define-macro":
@@ -182,11 +183,11 @@ class CompileOptions:
         return found
 
     def for_nvrtc(self) -> list[str]:
-        """Returns the options for NVRTC, each in one string of NVRTC's form."""
+        """Returns the options for NVRTC, each as one string in NVRTC's form."""
         return [_spelled(each) for each in self.given if each.option.effect is not Effect.NOWHERE]
 
     def without_effect(self, on_gpu: bool) -> list[str]:
-        """A line of the compile log for each option that changes nothing on this kind of device."""
+        """Returns a line for the compile log for each option that has no effect on this kind of device."""
         if self.has("disable-warnings"):
             return []
         idle = {Effect.NOWHERE} if on_gpu else {Effect.NOWHERE, Effect.GPU}
@@ -203,7 +204,7 @@ def _spelled(given: GivenOption) -> str:
 
 
 def parse_options(options: Sequence[str]) -> CompileOptions:
-    """Takes options as NVRTC does, with their value in the same string or in the next.
+    """Parses options as NVRTC does: a value may be in the same string as its option or in the next one.
 
     Raises:
         Refusal: COMPILE_FAILED, with the option, the reason, and the options that are allowed.
@@ -215,7 +216,7 @@ def parse_options(options: Sequence[str]) -> CompileOptions:
 
 
 def _split(options: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
-    """Divides the options; yields each in its author's words, its name without dashes, and its value."""
+    """Splits the options; yields each one's text as given, its name without dashes, and its value."""
     pending = [option.strip() for option in options]
     pending.reverse()
     while pending:
@@ -242,7 +243,7 @@ def _name(text: str) -> tuple[str, str | None]:
     bare = text[2:] if text.startswith("--") else text[1:]
     name, equals, value = bare.partition("=")
     if len(name) == 1 and text.startswith("--"):
-        return "", text  # --D: NVRTC knows single letters with one dash only
+        return "", text  # --D: NVRTC accepts single letters with one dash only
     return name.strip(), value.strip() if equals else None
 
 
@@ -293,7 +294,8 @@ def _values(option: Option) -> str:
 
 
 def _check_macro(text: str, value: str) -> None:
-    """A macro whose text stays within its own line of the source, whichever compiler reads it."""
+    """Checks that the text of a macro ends within its own line of the source for every compiler. Raises
+    Refusal(COMPILE_FAILED)."""
     name, _, body = value.partition("=")
     if not _MACRO.fullmatch(name):
         raise _refusal(text, "it defines no macro", "write -DNAME or -DNAME=VALUE")

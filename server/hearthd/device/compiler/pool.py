@@ -1,8 +1,8 @@
-"""Compile workers of a device process: given jobs, stopped at their limits, replaced.
+"""Compile workers of a device process: runs jobs in them, stops them at their limits, and replaces them.
 
-A worker serves one job at a time, and keeps its compiler loaded from job to job. One that crashes, or has to be
-stopped, costs the job that it had; the next job gets another. All methods may be called from any thread and block; the
-device-handle thread calls `warm`, `cancel` and `close` only, which do not.
+A worker runs one job at a time, and keeps its compiler loaded between jobs. A worker that crashes, or has to be
+stopped, fails only the job that it was running; the next job gets another worker. All methods may be called from any
+thread and block; the device-handle thread calls only `warm`, `cancel` and `close`, which do not block.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hearthd.shared.scratch_dir import Scratch
 __all__ = ["CompileWorkers", "forked", "fresh"]
 
 _GROWTH = 4
-"""A worker whose address space has grown by more than this part of its allowance is replaced."""
+"""A worker is replaced if its address space has grown by more than 1/`_GROWTH` of the memory limit."""
 
 _NEAR = 0.75
-"""A compiler that crashed with this part of its memory in use is taken to have run out of it."""
+"""A compiler that crashed with this fraction of its memory limit in use is assumed to have run out of memory."""
 
 _TRIES = 4
-"""Attempts to find a worker: an idle one may have died, by the out-of-memory killer for example, or have an older
+"""Attempts to find a worker: an idle one may have died, for example by the out-of-memory killer, or have an older
 recipe."""
 
 _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "memory exhausted", "allocate memory")
@@ -41,12 +41,13 @@ class CompileWorkers:
     """The workers of one device process. Implements `hearthd.device.compiler.images.Runner`."""
 
     def __init__(self, main: Main, limits: CompileLimits, *, confine: bool = True, unconfined: bool = True) -> None:
-        """`main`: entry point of a worker, see `hearthd.device.broker.worker_entry`. `confine`: as far as the kernel
-        can; without `unconfined`, a worker that it cannot confine gets no job."""
+        """Sets up the pool without starting a worker. `main`: entry point of a worker, see
+        `hearthd.device.broker.worker_entry`. `confine`: confine workers as far as the kernel supports it. `unconfined`:
+        if False, a worker that could not be confined gets no job."""
         self._main = main
         self._unconfined = unconfined
         self.limits = limits
-        """Limits of one compile; another value applies from the next compile on."""
+        """Limits of one compile; a new value applies from the next compile on."""
         self._confine = confine
         self._compiler: Compiler | None = None
         self._lock = threading.Lock()
@@ -57,25 +58,27 @@ class CompileWorkers:
         self._identity: bytes | None = None
         self._assembler: bytes | Refusal | None = None
         self.confined: str | None = None
-        """Confinement of the workers from the host's files; empty: none; None: no worker has started yet."""
+        """Confinement of the workers from the host's files; empty: the workers are not confined; None: no worker has
+        started yet."""
         self.report: Callable[[str], None] = lambda _what: None
-        """Called, on a compile thread and once each, with the restrictions that the machine lacks."""
+        """Called on a compile thread, once for each, with a text about a restriction that the machine does not
+        support."""
 
     def warm(self, start: Start = fresh) -> None:
-        """Starts a worker ahead of its first job. Never raises: the first job reports a worker that cannot be
-        started."""
+        """Starts a worker before its first job. Never raises: if the worker cannot be started, the first job reports
+        that."""
         with contextlib.suppress(OSError), self._lock:
             if not self._closed:
                 self._idle.append(self._start(start))
 
     def serve(self, compiler: Compiler) -> None:
-        """Jobs are for `compiler`, made again in each worker."""
+        """Sets the compiler of the jobs, which each worker creates from the compiler's recipe."""
         self._compiler = compiler
 
     # ---- Runner ----
 
     def ready(self) -> None:
-        """Has the worker that was started load its compiler."""
+        """Makes idle workers load their compiler."""
         recipe = dict(self._of().recipe())
         with self._lock:
             workers = list(self._idle)
@@ -83,7 +86,7 @@ class CompileWorkers:
             worker.greet(self._setup(worker, recipe))
 
     def identity(self, job: Job) -> bytes:
-        """Raises Refusal."""
+        """Returns everything except the job that affects its result. Raises Refusal."""
         compiler = self._of()
         if isinstance(job, Assembly):
             return self._assembler_identity()
@@ -95,7 +98,8 @@ class CompileWorkers:
         return self._identity
 
     def run(self, job: Job) -> Image:
-        """Raises Refusal: what the compiler raised, COMPILE_LIMIT, COMPILE_FAILED for a crash, CANCELLED."""
+        """Compiles the job. Raises Refusal: the compiler's own, COMPILE_LIMIT, COMPILE_FAILED for a crash,
+        CANCELLED."""
         if not isinstance(job, Assembly):
             self._of().prepare(job)
         head, parts = protocol.pack_job(job)
@@ -105,7 +109,7 @@ class CompileWorkers:
         return protocol.unpack_image(answer, code)
 
     def cancel(self, job: Job) -> None:
-        """Stops the worker that has the job, if one has."""
+        """Kills the worker that runs the job, if there is one."""
         with self._lock:
             for worker in self._busy:
                 if worker.job is job:
@@ -113,7 +117,7 @@ class CompileWorkers:
                     worker.kill()
 
     def rest(self) -> None:
-        """There has been nothing to do for a while: one worker is enough."""
+        """Ends idle workers except one. Called after an idle period."""
         with self._lock:
             spare, self._idle = self._idle[:-1], self._idle[-1:]
         for worker in spare:
@@ -121,7 +125,7 @@ class CompileWorkers:
             worker.end()
 
     def close(self) -> None:
-        """Stops all workers at once, and waits for none of their jobs."""
+        """Kills all workers immediately, without waiting for their jobs."""
         with self._lock:
             self._closed = True
             busy, idle = list(self._busy), self._idle
@@ -137,7 +141,7 @@ class CompileWorkers:
             scratch.close()
 
     def pids(self) -> list[int]:
-        """Returns the process ids of the workers."""
+        """Returns the process IDs of the workers."""
         with self._lock:
             return [worker.pid for worker in (*self._idle, *self._busy)]
 
@@ -194,7 +198,8 @@ class CompileWorkers:
         if disk.says_full(died.said):
             return disk.temporary()
         said = died.said.lower()
-        grown = died.resident - worker.greeted()["resident"]  # what it was forked with is not the compile's
+        # the memory that it had when it was forked is not part of the compile
+        grown = died.resident - worker.greeted()["resident"]
         if grown > _NEAR * self.limits.memory or any(words in said for words in _OUT_OF_MEMORY):
             return self.limits.out_of_memory()
         if died.status < 0:
@@ -207,7 +212,7 @@ class CompileWorkers:
         )
 
     def _spent(self, worker: CompileWorker, answer: dict[str, Any]) -> bool:
-        """True if the worker should be replaced: it has reached a limit, or holds much memory."""
+        """True if the worker should be replaced, because it has reached a limit or holds much memory."""
         if answer.get("reason") in (Reason.COMPILE_LIMIT, Reason.INTERNAL):
             return True
         began = worker.greeted()["address_space"]
@@ -215,7 +220,8 @@ class CompileWorkers:
 
     @contextlib.contextmanager
     def _worker(self, job: Job | None) -> Iterator[CompileWorker]:
-        """A worker that is ready, for one job. Raises Refusal where none can be started."""
+        """Provides a ready worker for one job, and takes it back afterwards. Raises Refusal if no worker can be
+        started."""
         worker = self._taken(job)
         try:
             yield worker
@@ -232,12 +238,12 @@ class CompileWorkers:
                 self._replace()
 
     def _replace(self) -> None:
-        """Starts another worker in the place of one that is gone, so that the next job need not wait for it."""
+        """Starts another worker in place of one that ended, so that the next job need not wait for its start."""
         with self._lock:
             wanted = not self._idle and not self._closed
         if wanted:
             self.warm()
-            with contextlib.suppress(Exception):  # the next job meets the error again
+            with contextlib.suppress(Exception):  # the next job encounters and reports the same error
                 self.ready()
 
     def _taken(self, job: Job | None) -> CompileWorker:

@@ -1,8 +1,8 @@
 """Messages between a device process and its compile workers, over a separate socket.
 
-A message is a list of byte strings: how many, how long each, then the bytes. The first is a small JSON object; the
-rest is source text or code, which JSON would only slow down. Nothing in a message is ever run or unpickled: a worker
-has read what strangers wrote, and is not trusted.
+A message is a list of byte strings: their number, the length of each, then the bytes. The first string is a small JSON
+object; the others are source text or code, for which JSON would be slow. Nothing in a message is ever executed or
+unpickled, because a worker has read untrusted input and is not trusted itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<Q")
 _CHUNK = 1 << 20
 
 MAX_LOG = 256 << 10
-"""Characters of a compiler's log that are kept: the beginning, where the cause is, and the end."""
+"""Number of characters of a compiler's log that are kept: the beginning, which has the cause, and the end."""
 
 
 class WorkerConnectionClosed(Exception):
@@ -33,7 +33,7 @@ class WorkerConnectionClosed(Exception):
 
 
 def send(link: socket.socket, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
-    """Raises Closed, TimeoutError (where the socket has a timeout)."""
+    """Sends a message. Raises WorkerConnectionClosed, and TimeoutError if the socket has a timeout."""
     first = json.dumps(head).encode()
     every = (first, *parts)
     sizes = _COUNT.pack(len(every)) + b"".join(_LENGTH.pack(len(part)) for part in every)
@@ -50,9 +50,10 @@ def send(link: socket.socket, head: dict[str, Any], parts: Sequence[bytes] = ())
 def receive(
     link: socket.socket, *, max_bytes: int = 1 << 30, deadline: float | None = None
 ) -> tuple[dict[str, Any], list[bytes]]:
-    """The head and the other parts of the next message.
+    """Returns the head and the other parts of the next message.
 
-    `deadline` by `time.monotonic`. Raises Closed, also where the message is larger than `max_bytes`; TimeoutError.
+    `deadline` is a time of `time.monotonic`. Raises TimeoutError, and WorkerConnectionClosed also for a message larger
+    than `max_bytes`.
     """
     (count,) = _COUNT.unpack(_exactly(link, _COUNT.size, deadline))
     if not 1 <= count <= MAX_PARTS:
@@ -123,7 +124,7 @@ def pack_refusal(refusal: Refusal) -> dict[str, Any]:
 
 
 def unpack_image(head: dict[str, Any], parts: Sequence[bytes]) -> Image:
-    """Raises Closed where the answer is none."""
+    """Decodes an image. Raises WorkerConnectionClosed if the answer contains none."""
     names, log = head.get("names"), head.get("log")
     if not isinstance(names, dict) or not isinstance(log, str) or len(parts) != 1:
         raise WorkerConnectionClosed("an answer without an image")
@@ -131,7 +132,7 @@ def unpack_image(head: dict[str, Any], parts: Sequence[bytes]) -> Image:
 
 
 def unpack_refusal(head: dict[str, Any]) -> Refusal:
-    """Decodes a refusal with one of the reasons of a compile; a worker may send no other."""
+    """Decodes a refusal. The reason becomes INTERNAL unless it is one that a compile can have."""
     reason = Reason.INTERNAL
     if head.get("reason") in _REASONS:
         reason = Reason(head["reason"])
@@ -158,7 +159,7 @@ _REASONS = frozenset(
 
 
 def cut(text: str) -> str:
-    """A log as far as it is kept."""
+    """Returns a log shortened to `MAX_LOG` characters."""
     if len(text) <= MAX_LOG:
         return text
     tail = MAX_LOG // 4

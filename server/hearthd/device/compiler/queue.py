@@ -1,7 +1,8 @@
-"""Compile queue: selects the next compile in turn among the owners, so that a flood of one does not delay the others.
+"""Compile queue: selects the next compile in round-robin order of the owners, so that many compiles of one owner do not
+delay the others.
 
-`slots` compiles run at once, of any owner. An owner without a running compile may have one more beyond those, up to
-twice as many in all: endless compiles of one session do not delay another session's.
+`slots` compiles run at the same time, of any owner. An owner without a running compile may start one beyond that
+number, up to twice as many in total: endless compiles of one session do not delay another session's.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ T = TypeVar("T")
 
 
 class CompileQueue(Generic[T]):
-    """Compiles that wait and run, by owner. Not thread-safe: its user has a lock."""
+    """Queued and running compiles by owner. Not thread-safe: callers hold a lock."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._waiting: OrderedDict[Hashable, deque[T]] = OrderedDict()
-        """Waiting compiles by owner; the first owner has the next turn."""
+        """Queued compiles by owner; the first owner has the next turn."""
         self._running: dict[Hashable, int] = {}
         self._total = 0
 
@@ -28,14 +29,14 @@ class CompileQueue(Generic[T]):
 
     @property
     def most(self) -> int:
-        """Largest number of compiles that may run at once."""
+        """Largest number of compiles that may run at the same time."""
         return 2 * self._slots
 
     def put(self, owner: Hashable, item: T) -> None:
         self._waiting.setdefault(owner, deque()).append(item)
 
     def take(self) -> tuple[Hashable, T] | None:
-        """The next item that may run, which counts as running from now on; None where none may."""
+        """Returns the next (owner, item) that may run, and counts it as running; None if none may."""
         for owner in list(self._waiting):
             beyond = self._total >= self._slots
             if self._total >= self.most or (beyond and self._running.get(owner)):
@@ -52,14 +53,14 @@ class CompileQueue(Generic[T]):
         return None
 
     def done(self, owner: Hashable) -> None:
-        """An item of the owner has ended."""
+        """Records that an item of the owner has ended."""
         self._total -= 1
         self._running[owner] -= 1
         if not self._running[owner]:
             del self._running[owner]
 
     def drop(self, item: T) -> bool:
-        """Takes an item out again; whether it was still waiting."""
+        """Removes an item from the queue; returns True if it was still queued."""
         for owner, items in self._waiting.items():
             if item in items:
                 items.remove(item)

@@ -1,4 +1,4 @@
-"""Compiles off the device-handle thread; each source once, however many ask (single flight)."""
+"""Compile service: compiles on separate threads, each source only once for all requests (single flight)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ REST_S = 30.0
 
 @dataclass(frozen=True)
 class Compiled:
-    """Result of a compile: an image or a refusal, True if a cache had it, and its time."""
+    """Result of a compile: an image or a refusal, True if a cache had the image, and the compile time in
+    nanoseconds."""
 
     image: Image | None
     error: Refusal | None
@@ -33,7 +34,7 @@ Callback = Callable[[Compiled], None]
 
 
 class _Flight:
-    """A job under way, and the callbacks of its waiters."""
+    """A queued or running job, and the callbacks of the requests for it."""
 
     __slots__ = ("callbacks", "job", "running")
 
@@ -44,8 +45,8 @@ class _Flight:
 
 
 class CompileService:
-    """`submit`, `abandon`, `close` and the callbacks belong to the device-handle thread; the work is done on compile
-    threads, which are started as they are needed."""
+    """Compile service of a device process. `submit`, `abandon`, `close` and the callbacks run on the device-handle
+    thread; the work is done on compile threads, which are started on demand."""
 
     def __init__(self, images: ImageSource, workers: int, post: Callable[[Callable[[], None]], None]) -> None:
         self._source = images
@@ -59,13 +60,13 @@ class CompileService:
         self._closed = False
 
     def warm(self) -> None:
-        """Has the source prepare for the first job, on a compile thread."""
+        """Makes the source prepare for the first job, on a compile thread."""
         with self._changed:
             self._thread()
 
     def submit(self, job: Job, callback: Callback, owner: Hashable = 0) -> None:
-        """`callback` on the device-handle thread; at once where the image is in memory. `owner` is whose turn it
-        takes."""
+        """Compiles a job and calls `callback` on the device-handle thread; immediately if the image is in memory.
+        `owner` identifies the session for which the job is queued; owners take turns."""
         image = self._images.get(job)
         if image is not None:
             callback(Compiled(image, None, True, 0))
@@ -83,7 +84,7 @@ class CompileService:
             self._changed.notify()
 
     def abandon(self, job: Job, callback: Callback) -> None:
-        """Removes a callback; cancels or stops a job without callbacks."""
+        """Removes a callback; dequeues or stops a job that has no callbacks left."""
         flight = self._flights.get(job)
         if flight is None or callback not in flight.callbacks:
             return
@@ -97,11 +98,11 @@ class CompileService:
             self._source.cancel(flight.job)
 
     def pin(self, tenant: str) -> None:
-        """Attributes all compiles of this process to the tenant; the first call counts."""
+        """Attributes all compiles of this process to the tenant. Only the first call has an effect."""
         self._source.pin(tenant)
 
     def close(self) -> None:
-        """Stops what is under way. Compile threads end by themselves, or with the process."""
+        """Stops queued and running compiles. Compile threads end by themselves, or with the process."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -111,7 +112,7 @@ class CompileService:
 
     def _thread(self) -> None:
         self._threads += 1
-        # Daemon threads: they may sit in the compiler, or in another process's lock, when the process ends.
+        # Daemon threads: they may be blocked in the compiler, or on another process's lock, when the process ends.
         threading.Thread(target=self._serve, name=f"compile-{self._threads}", daemon=True).start()
 
     def _serve(self) -> None:
@@ -124,9 +125,9 @@ class CompileService:
             outcome = self._work(flight.job)
             with self._changed:
                 self._queue.done(owner)
-                self._changed.notify_all()  # what was held back may run now
+                self._changed.notify_all()  # compiles that were held back may run now
             self._post(partial(self._landed, flight, outcome))
-            del taken, flight, outcome  # so that the waiting sessions are not kept until the next job
+            del taken, flight, outcome  # so that the waiting sessions are not referenced until the next job
 
     def _next(self) -> tuple[Hashable, _Flight] | None:
         with self._changed:
@@ -147,7 +148,7 @@ class CompileService:
 
     @staticmethod
     def _guarded(action: Callable[[], None]) -> None:
-        """Runs the action and ignores its errors: a job meets them again, and reports them."""
+        """Runs the action and ignores its errors, because a job encounters the same errors and reports them."""
         try:
             action()
         except Exception:
@@ -162,12 +163,12 @@ class CompileService:
             image, cached = self._source.image(job)
         except Refusal as refusal:
             error = refusal
-        except Exception as unexpected:  # a compiler's own failure is the module's, never the device's
+        except Exception as unexpected:  # an internal failure of a compiler fails the module, never the device
             error = Refusal(Reason.INTERNAL, f"the compiler failed: {type(unexpected).__name__}: {unexpected}")
         elapsed = 0 if cached else time.perf_counter_ns() - started
         return Compiled(image, error, cached, elapsed)
 
-    # ---- device-handle thread again ----
+    # ---- on the device-handle thread ----
 
     def _landed(self, flight: _Flight, outcome: Compiled) -> None:
         if outcome.image is not None:
@@ -176,4 +177,5 @@ class CompileService:
             del self._flights[flight.job]
         joined = dataclasses.replace(outcome, cached=outcome.image is not None, elapsed_ns=0)
         for index, callback in enumerate(flight.callbacks):
-            callback(joined if index else outcome)  # one of them had it compiled; for the others it was there
+            # the first request caused the compile; for the others the image was cached
+            callback(joined if index else outcome)

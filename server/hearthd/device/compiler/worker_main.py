@@ -1,10 +1,10 @@
-"""Main of a compile worker: compiles one source after the other, far from the device.
+"""Main program of a compile worker, which compiles one source after the other in a process without the device.
 
-Started by `hearthd.device.compiler.worker_process`, as a fresh interpreter or as a copy of a process that has begun
-nothing yet. What it compiles comes from strangers, and so may what it runs after a fault in a compiler: it has no CUDA
-context, no socket but the one to its device process, little of the file system (`hearthd.device.platform.sandbox`), and
-limited time and memory for each compile. It leads a process group, which ends with the device process however that
-ends, and takes in what its compilers leave behind.
+Started by `hearthd.device.compiler.worker_process`, as a fresh interpreter or as a copy of a process that has not
+started any thread. Sources are untrusted, and a fault in a compiler may make it run untrusted code. So a worker has no
+CUDA context, no socket except the one to its device process, access to little of the file system
+(`hearthd.device.platform.sandbox`), and limited time and memory for each compile. It leads a process group, which ends
+when the device process ends for any reason, and adopts the processes that its compilers leave behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from hearthd.shared import disk
 from hearthd.shared.lifeline import die_with
 
 Main = Callable[[int, int], None]
-"""A worker's entry point, a function of a module's top level: descriptors of its link and its lifeline."""
+"""A worker's entry point, a function at a module's top level. Arguments: the descriptors of its link and its
+lifeline."""
 
 OPEN_FILES = 512
 _LOOK_S = 0.05
@@ -39,24 +40,24 @@ _SYSTEM_READS = (
     "/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/etc/ld.so.cache", "/dev/urandom",
     "/proc/cpuinfo",
 )  # fmt: skip
-"""Shared libraries, some of which are loaded only when they are needed."""
+"""Shared libraries, some of which are loaded only on first use."""
 _SYSTEM_WRITES = ("/dev/null",)
 
 
 def main(link_descriptor: int, lifeline: int, load: Callable[[], type[Any]]) -> None:
-    """Serves the device process on `link_descriptor` until that closes.
+    """Serves the device process on `link_descriptor` until that socket closes.
 
     Args:
         link_descriptor: The socket to the device process.
         lifeline: A pipe that the device process holds open.
         load: Imports the class of the compiler, whose `made_from` takes a recipe.
     """
-    if not die_with(lifeline, group=True):  # it had closed before
+    if not die_with(lifeline, group=True):  # the device process has ended already
         sys.exit(1)
     sandbox.adopt_orphans()
     with socket.socket(fileno=link_descriptor) as link:
         try:
-            compiler_class: Any = load()  # takes longest: what it depends on is not known yet
+            compiler_class: Any = load()  # takes longest, so it runs before the recipe is received
             setup, _ = protocol.receive(link)
             compiler: Compiler = compiler_class.made_from(setup["recipe"])
             limits = CompileLimits(setup["seconds"], setup["memory"], setup["file_bytes"])
@@ -73,11 +74,11 @@ def main(link_descriptor: int, lifeline: int, load: Callable[[], type[Any]]) -> 
 
 
 def _settle(compiler: Compiler, setup: dict[str, Any], limits: CompileLimits) -> dict[str, Any]:
-    """Takes all that a compile needs, then shuts the door."""
+    """Loads everything that a compile needs, then enters the sandbox. Returns the worker's first message."""
     scratch = setup["scratch"]
     os.chdir(scratch)  # NVRTC finds headers in the working directory
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
-    os.environ["CUDA_CACHE_DISABLE"] = "1"  # the cache is ours
+    os.environ["CUDA_CACHE_DISABLE"] = "1"  # the daemon has its own cache
     compiler.load()
     sandbox.address_space()
     sandbox.limit(file_bytes=limits.file_bytes, files=OPEN_FILES)
@@ -118,7 +119,7 @@ def _answer(
         protocol.send(link, protocol.pack_refusal(limits.out_of_memory()))
     except protocol.WorkerConnectionClosed:
         raise
-    except Exception as error:  # an internal error: the client receives the message, and the log the rest
+    except Exception as error:  # an internal error: its message goes to the client, the traceback to the log
         failure = disk.temporary()
         if not disk.is_full(error):
             traceback.print_exc()
@@ -134,14 +135,14 @@ def _run(compiler: Compiler, job: Job) -> Image:
 
 
 def _reap_until_asked(link: socket.socket) -> None:
-    """Reaps the worker's children until the next job comes. Between two jobs they are all orphans: processes that a
-    compiler's driver started and left."""
+    """Reaps the worker's children until the next job arrives. Between two jobs all children are orphans: processes that
+    a compiler's driver started and left behind."""
     while _orphans_run() and not select.select([link], [], [], _LOOK_S)[0]:
         pass
 
 
 def _orphans_run() -> bool:
-    """Takes leave of the orphans that have ended; whether there are others."""
+    """Reaps the orphans that have ended; returns True if others are still running."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

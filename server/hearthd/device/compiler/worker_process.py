@@ -1,4 +1,4 @@
-"""A compile worker, as its parent process runs it: start, jobs, and exit."""
+"""A compile worker as seen by its parent process: start, jobs, and exit."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from hearthd.device.compiler import protocol
 from hearthd.device.compiler.worker_main import Main
 
 Start = Callable[[Main, int, int, int], int]
-"""Starts a worker: its entry point, then descriptors: its link, its lifeline, its log; returns its number."""
+"""Starts a worker. Arguments: the entry point, then the descriptors of link, lifeline and log. Returns the process
+ID."""
 
 START_S = 60.0
-"""Seconds for a worker to start and to load its compiler."""
+"""Timeout in seconds for a worker to start and to load its compiler."""
 
 _BOOT = """import sys
 sys.path[:] = {path!r}
@@ -35,11 +36,12 @@ from {module} import {name}
 """
 
 _SAID = 4096
-"""Bytes of a worker's last words that are kept."""
+"""Number of bytes of a worker's last output that are kept."""
 
 
 class WorkerDied(Exception):
-    """The worker has exited: `status` as waitpid reports it, `resident` its largest resident set in bytes."""
+    """The worker has exited: `status` as waitpid reports it, `resident` its largest resident set in bytes, `said` its
+    last output."""
 
     def __init__(self, status: int, resident: int, said: str) -> None:
         super().__init__(f"ended with status {status}")
@@ -49,11 +51,12 @@ class WorkerDied(Exception):
 
 
 class WorkerNotStarted(Exception):
-    """The worker exited before it had the job, so that another worker can run it."""
+    """The worker exited before it received the job, so that another worker can run the job."""
 
 
 def fresh(main: Main, link: int, life: int, said: int) -> int:
-    """A worker in a fresh interpreter: safe whatever this process has begun, threads and CUDA among it."""
+    """Starts a worker in a fresh interpreter, which is safe whatever this process has started, even threads and
+    CUDA."""
     boot = _BOOT.format(path=sys.path, module=main.__module__, name=main.__name__, link=link, life=life)
     process = subprocess.Popen(
         [sys.executable, "-c", boot],
@@ -63,18 +66,19 @@ def fresh(main: Main, link: int, life: int, said: int) -> int:
         pass_fds=(link, life),
         start_new_session=True,
     )
-    process.returncode = 0  # it is waited for by its number, and not by this object
+    process.returncode = 0  # the process is waited for by its ID, not through this object
     return process.pid
 
 
 def forked(main: Main, link: int, life: int, said: int) -> int:
-    """A worker as a copy of this process: at once, where nothing has begun yet, no thread and no CUDA context."""
+    """Starts a worker as a copy of this process, which is fast. Only safe while this process has no other thread and no
+    CUDA context; starts a fresh interpreter if there are other threads."""
     if threading.active_count() != 1:
         return fresh(main, link, life, said)
     pid = os.fork()
     if pid:
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # in parent and child: it may have to be stopped before it has run
+            os.setpgid(pid, pid)  # in parent and child: the worker may have to be killed before it has run
         return pid
     status = 1
     try:
@@ -88,7 +92,8 @@ def forked(main: Main, link: int, life: int, said: int) -> int:
 
 
 def _leave(link: int, life: int, said: int) -> None:
-    """Closes all descriptors of the copied process but two, which become 3 and 4."""
+    """Closes all descriptors of the copied process; `link` and `life` become 3 and 4, standard output and error go to
+    `said`."""
     with contextlib.suppress(PermissionError):  # a group leader cannot start a new session
         os.setsid()
     faulthandler.unregister(signal.SIGUSR1)
@@ -100,7 +105,7 @@ def _leave(link: int, life: int, said: int) -> None:
         os.dup2(descriptor, place, inheritable=place < 3)
     for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if descriptor > 4:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(descriptor)
 
 
@@ -111,7 +116,7 @@ class CompileWorker:
         ours, theirs = socket.socketpair()
         life, self._lifeline = os.pipe()
         self._said = os.memfd_create("hearth-compile-log")
-        fcntl.fcntl(self._said, fcntl.F_SETFL, os.O_APPEND)  # it is emptied between jobs
+        fcntl.fcntl(self._said, fcntl.F_SETFL, os.O_APPEND)  # the log is truncated between jobs
         self.link = ours
         self.scratch = scratch
         self.job: Job | None = None
@@ -134,14 +139,14 @@ class CompileWorker:
             os.close(life)
 
     def alive(self) -> bool:
-        """True if it would take a job."""
+        """True if the worker can accept a job."""
         return self._ended is None and self._process_runs()
 
     def ask(
         self, head: dict[str, Any], parts: list[bytes], deadline: float, max_bytes: int
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Sends a job and returns the answer. Raises TimeoutError, Died, and NeverBegan where the worker was gone
-        before it had the job."""
+        """Sends a job and returns the answer. Raises TimeoutError, WorkerDied, and WorkerNotStarted if the worker
+        exited before it received the job."""
         os.ftruncate(self._said, 0)
         try:
             self.link.settimeout(max(0.001, deadline - time.monotonic()))
@@ -155,7 +160,7 @@ class CompileWorker:
             raise self.end() from None
 
     def greet(self, setup: dict[str, Any]) -> None:
-        """Tells it what to load, once. It does so while its first job is still to come."""
+        """Sends the setup, once, so that the worker can load its compiler before its first job arrives."""
         with self._greeting:
             if self.recipe is not None:
                 return
@@ -163,11 +168,11 @@ class CompileWorker:
             self.link.settimeout(START_S)
             with contextlib.suppress(
                 protocol.WorkerConnectionClosed, TimeoutError
-            ):  # seen when the answer is waited for
+            ):  # reported when the answer is received
                 protocol.send(self.link, setup)
 
     def greeted(self) -> dict[str, Any]:
-        """Returns the worker's first message. Raises TimeoutError, Died."""
+        """Returns the worker's first message. Raises TimeoutError, WorkerDied."""
         if self.hello is None:
             try:
                 self.hello, _ = protocol.receive(self.link, deadline=time.monotonic() + START_S, max_bytes=1 << 20)
@@ -176,13 +181,14 @@ class CompileWorker:
         return self.hello
 
     def kill(self) -> None:
-        """Kills the worker and its children at once; `end` is still to be called."""
+        """Kills the worker and its children immediately. `end` must still be called."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if not self._reaped:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def end(self) -> WorkerDied:
-        """Sees it end, and clears up after it."""
+        """Waits for the worker to exit, killing it after 1 s, and releases its resources. Returns its exit status and
+        last output."""
         with self._ending:
             if self._ended is None:
                 # A worker that has closed its socket is about to exit: report its exit status, not that of the kill.
@@ -205,13 +211,14 @@ class CompileWorker:
             time.sleep(0.001)
 
     def _reap(self) -> tuple[int, int]:
-        self._reaped = True  # from here on its number may be another's
+        self._reaped = True  # from here on, its process ID may belong to another process
         _, status, usage = os.wait4(self.pid, 0)
         self._reap_orphans()
         return os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10
 
     def _reap_orphans(self) -> None:
-        """Waits for the worker's children, which are this process's children now, where it adopts orphans."""
+        """Reaps the worker's children, which are this process's children now if it adopts orphans. Waits at most 1
+        s."""
         deadline = time.monotonic() + 1.0
         with contextlib.suppress(ChildProcessError):
             while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The CPU backend: kernels compiled for the host behind the interface of `hearthd.device.backend`.
+"""The CPU backend: kernels compiled for the host, behind the interface of `hearthd.device.backend`.
 
-Imported only where a process is put together. Above: `hearthd.device.broker`. Below: `hearthd.device.channels`.
+Imported only by the modules that assemble a process. Above: `hearthd.device.broker`. Below: `hearthd.device.channels`.
 """

@@ -1,6 +1,6 @@
-"""Directories for what the compiler makes once and later processes reuse: private to the user, never shared.
+"""Directories for results that the compiler produces once and later processes reuse: private to the user, never shared.
 
-What lies there is loaded into device processes, so a directory that another user could write to is not used.
+Device processes load the contents, so a directory that another user could write to is not used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _building: dict[Path, threading.Lock] = {}
 
 
 def default_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/hearth/cpu`, else `~/.cache/hearth/cpu`; where neither can be had, private to this process."""
+    """Returns `$XDG_CACHE_HOME/hearth/cpu`, or else `~/.cache/hearth/cpu`; if neither is usable, a directory private to
+    this process."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if base.startswith("/") else Path("~").expanduser() / ".cache"
     try:
@@ -35,7 +36,8 @@ def default_cache_dir() -> Path:
 
 
 def private_dir(path: Path) -> Path:
-    """Create `path` if need be and check that only this user can write to it; raises PermissionError otherwise."""
+    """Creates `path` if necessary and returns it. Raises PermissionError if other users can write to it or this user
+    cannot."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -46,18 +48,19 @@ def private_dir(path: Path) -> Path:
 
 
 def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
-    """The directory `parent/name`, made by `build` in a scratch directory and put in place in one step.
+    """Returns the directory `parent/name`, which `build` makes in a scratch directory that is then renamed in one step.
 
-    One process of the node builds it, others wait for it; where that one dies, the next one builds it.
+    One process of the node builds the directory, and others wait for it; if that process dies, the next one builds it.
     """
     final = parent / name
     if final.is_dir():
         with contextlib.suppress(OSError):
-            os.utime(final)  # in use: `_prune` keeps it
+            os.utime(final)  # marks it as in use, so that `_prune` keeps it
         return final
     with _lock:
         ours = _building.setdefault(final, threading.Lock())
-    with ours, _alone(parent / f".{name}.lock"):  # threads of one process, and processes, need not do it twice
+    # so that neither threads of one process nor several processes build it twice
+    with ours, _alone(parent / f".{name}.lock"):
         if final.is_dir():
             return final
         scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))
@@ -77,7 +80,8 @@ def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Holds a lock that ends with the process. Without one, where the file system has none, work is only done twice."""
+    """Holds a file lock that ends with the process. If the file system has no locks, the only effect is that work may
+    be done twice."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with contextlib.suppress(OSError):
@@ -89,8 +93,8 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _prune(parent: Path) -> None:
-    """Removes entries that no process has used for a month: they were built for a compiler or a version that is
-    gone."""
+    """Removes entries that no process has used for a month: they were built for a compiler or a version that no longer
+    exists."""
     before = time.time() - UNUSED_S
     for entry in parent.iterdir():
         with contextlib.suppress(OSError):
@@ -99,7 +103,7 @@ def _prune(parent: Path) -> None:
 
 
 def _remove(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # not in a forked child of the process that made it
+    if os.getpid() == pid:  # not in a forked child of the process that created the directory
         shutil.rmtree(path, ignore_errors=True)
 
 

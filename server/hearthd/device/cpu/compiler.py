@@ -1,7 +1,7 @@
-"""CUDA C++ source to the image of a module: preprocess, rewrite, compile to a shared object.
+"""Compiler from CUDA C++ source to the image of a module: preprocesses, rewrites, and compiles to a shared object.
 
-The compiler's log names the user's own file and lines (`kernel.cu(12): error: ...`), as nvcc's does. The compiler
-quotes no lines itself: it would read them from whatever file a `#line` names.
+The compiler's log names the user's own file and lines (`kernel.cu(12): error: ...`), as nvcc's does. The C++ compiler
+itself quotes no source lines, because it would read them from whatever file a `#line` names.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from hearthd.shared import disk
 
 _CLANG_INCLUDE = re.compile(r"^[ \t]*#.*/\* clang -E -dI \*/$", re.MULTILINE)
 
-# gcc's driver, and the compiler proper in its last words, name the signal as strsignal(3) does; clang's driver, too.
+# gcc's driver, the last output of the compiler proper, and clang's driver name the signal as strsignal(3) does.
 _ENDED = re.compile(
     r"(?:internal compiler error: |unable to execute command: |fatal error: (?=.* signal terminated program))"
     r"([A-Z][\w ]*?)(?: signal terminated program.*| \(.*\).*)?$",
@@ -57,7 +57,8 @@ _SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_sig
 
 
 class CpuCompiler:
-    """The system's C++ compiler, or the ziglang package's; the same image for every virtual device of the node."""
+    """The system's C++ compiler, or that of the ziglang package; it produces the same image for every virtual device of
+    the node."""
 
     light = True
 
@@ -70,7 +71,7 @@ class CpuCompiler:
 
     @classmethod
     def made_from(cls, recipe: Mapping[str, Any]) -> CpuCompiler:
-        """Returns the same compiler, in another process."""
+        """Returns an equal compiler in another process."""
         return cls(toolchain=Toolchain.made_from(recipe))
 
     def toolchain(self) -> Toolchain:
@@ -78,38 +79,38 @@ class CpuCompiler:
             return self._toolchain
         try:
             place = None if self._cache_dir is None else private_dir(self._cache_dir)
-        except OSError:  # not to be trusted, or not to be written: what is built once goes elsewhere
+        except OSError:  # not trusted or not writable: results that are built once are stored elsewhere
             place = None
         return find_toolchain(place)
 
     def recipe(self) -> Mapping[str, Any]:
-        """Returns the recipe of the compiler. It changes when the directory of preludes has been deleted: a worker's
-        sandbox is open to the directory that existed when it started."""
+        """Returns the recipe of the compiler. It changes when the directory of preludes has been deleted and created
+        again, because a worker's sandbox allows access only to the directory that existed when the worker started."""
         toolchain = self.toolchain()
         with self._renewing:
             path = toolchain.preludes()
             if self._preludes < 0 or not os.path.samestat(path.stat(), os.fstat(self._preludes)):
                 if self._preludes >= 0:
                     os.close(self._preludes)
-                # Held open, so that no later directory gets its number.
+                # Held open, so that no later directory gets the same inode number.
                 self._preludes = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 self._renewals += 1
             return {**toolchain.recipe(), "renewals": self._renewals}
 
     def prepare(self, source: Source) -> None:
-        """The precompiled prelude; raises what is wrong with the options."""
+        """Builds the precompiled prelude. Raises Refusal for invalid options."""
         parsed = parse_cpu_options(source.options)
         self.toolchain().prelude(parsed.standard)
 
     def load(self) -> None:
-        self.toolchain().identity()  # reads the backend's own files, once
+        self.toolchain().identity()  # reads and caches the backend's own files
 
     def places(self) -> tuple[Sequence[str], Sequence[str]]:
         return self.toolchain().places()
 
     def identity(self) -> bytes:
         toolchain = self.toolchain()
-        libraries.runtime(toolchain)  # built here, if at all: never when a module is loaded
+        libraries.runtime(toolchain)  # built here if necessary, so that it is never built when a module is loaded
         return toolchain.identity()
 
     def compile(self, source: Source) -> Image:
@@ -117,7 +118,7 @@ class CpuCompiler:
         return compile_image(self.toolchain(), source.code, source.options, source.name_expressions, headers)
 
     def assembly(self, code: bytes) -> Assembly | None:
-        return None  # an image of this backend, or code that the loader refuses
+        return None  # the code is an image of this backend, or code that the loader refuses
 
     def assembler(self) -> bytes:
         raise Refusal(Reason.NO_COMPILER, "The CPU backend assembles no PTX.")
@@ -134,7 +135,7 @@ def compile_source(
     headers: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
 ) -> bytes:
-    """The code that `compile_image` makes."""
+    """Returns the code of the image that `compile_image` makes."""
     return compile_image(toolchain, source, options, name_expressions, headers, timeout_s).code
 
 
@@ -150,15 +151,15 @@ def compile_image(
 
     Args:
         toolchain: The C++ compiler.
-        source: CUDA C++.
+        source: CUDA C++ source.
         options: NVRTC's options; `hearthd.device.compiler.options` has the list.
-        name_expressions: Kernels and variables to be known by these C++ names.
-        headers: Text by name, as the source includes them.
-        timeout_s: Seconds after which the compiler is stopped.
+        name_expressions: C++ names under which kernels and variables are exported.
+        headers: Texts of headers by the names under which the source includes them.
+        timeout_s: Seconds after which the compiler is stopped; None: no limit.
 
     Raises:
-        Refusal: COMPILE_FAILED with the compiler's log in `details["log"]`; UNSUPPORTED for what cannot run here;
-            COMPILE_LIMIT after `timeout_s`.
+        Refusal: COMPILE_FAILED with the compiler's log in `details["log"]`; UNSUPPORTED for features that cannot run
+            here; COMPILE_LIMIT after `timeout_s`.
         MemoryError: The compiler had too little memory.
     """
     if "\0" in source:
@@ -184,13 +185,13 @@ def compile_image(
         if done.status != 0:
             raise _failure(done, preprocessing)
         expanded = done.output.decode(errors="replace")
-        if toolchain.is_clang:  # it writes the prelude out; the precompiled one is to be used instead
+        if toolchain.is_clang:  # clang writes the prelude out; the precompiled one is used instead
             expanded = expanded[expanded.index(f'# 1 "{OPTIONS_FILE}"') :]
-            # It leaves no trace of headers that the prelude has included already, except for this.
+            # clang's output shows headers that the prelude has already included only in this way.
             foreign = collisions.foreign_includes(names, [expanded], headers)
             expanded = _CLANG_INCLUDE.sub("", expanded)
         else:
-            foreign = False  # seen by its line markers
+            foreign = False  # gcc's line markers show these headers
         try:
             translation = translate(expanded, name_expressions, names.functions, str(INCLUDE), foreign)
         except Refusal as error:
@@ -199,12 +200,12 @@ def compile_image(
         arguments = [*base, *CLANG_OPTIONS, *own, "-x", "c++"] if toolchain.is_clang else _without_include(base, own)
         arguments += ["-c", "-o", "module.o", "-"]
         text = translation.text.encode()
-        if toolchain.is_clang:  # it preprocesses again, with the prelude's macros
+        if toolchain.is_clang:  # clang preprocesses again, with the prelude's macros
             text = "".join(f"{line}\n" for line in hidden if line.startswith("#undef")).encode() + text
         done = toolchain.run(arguments, room, text, _left(deadline))
         compiling = Messages(done.log, texts, str(room))
         if done.status != 0:
-            # Only where that is what the compiler met first: the source may have another mistake before.
+            # Only if the compiler's first error is about that: the source may have another error before.
             first = next((error.main.text for error in compiling.errors()), "")
             warp_synchronous.check(finding for finding in translation.findings if f"'{finding.name}'" in first)
             raise _failure(done, compiling, expanded)
@@ -217,7 +218,7 @@ def compile_image(
 
 
 def _linked(toolchain: Toolchain, room: Path, timeout_s: float | None) -> bytes:
-    """The image of the object file in `room`."""
+    """Links the object file in `room`, and returns the image."""
     link = [*toolchain.link_options(), "-o", "module.so", "module.o"]
     done = toolchain.run(link, room, timeout_s=timeout_s)
     if done.status != 0:
@@ -226,7 +227,8 @@ def _linked(toolchain: Toolchain, room: Path, timeout_s: float | None) -> bytes:
 
 
 def _without_include(prelude: Sequence[str], own: Sequence[str]) -> list[str]:
-    """Returns the options for gcc's second step: the preprocessed text names the precompiled prelude itself."""
+    """Returns the options for gcc's second step, without those that include the prelude: the preprocessed text names
+    it."""
     kept = list(prelude)
     at = kept.index("-include")
     del kept[at : at + 2]
@@ -238,7 +240,8 @@ def _left(deadline: float | None) -> float | None:
 
 
 def _inside(name: str) -> str:
-    """A header's or directory's name, checked to stay within the room it is written to."""
+    """Returns the relative path of a header or directory, checked to stay within the directory that it is written to.
+    Raises Refusal."""
     path = PurePosixPath(name)
     if path.is_absolute():
         path = path.relative_to("/")
@@ -256,23 +259,24 @@ def _write_headers(room: Path, headers: Mapping[str, str]) -> None:
     for name, text in headers.items():
         check_name(name)
         if name.startswith("cub/") and (INCLUDE / name).is_file():
-            continue  # the backend's own serves, also where it is included by a name in quotation marks
+            continue  # the backend's own header is used, even if it is included by a name in quotation marks
         path = room / _inside(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
 
 def _quote(error: Refusal, messages: Messages) -> None:
-    """Adds the user's line to the log of a refusal that names one."""
+    """Adds the user's source line to the log of a refusal that names a line."""
     details = error.details
     if details.get("log") and details.get("line"):
         details["log"] = "\n".join((details["log"], *messages.quoted(details["file"], int(details["line"]))))
 
 
 def _failure(done: Completed, messages: Messages, expanded: str = "") -> Refusal:
-    """The refusal for a failed step: UNSUPPORTED where the message is one that our headers arranged for.
+    """Returns the refusal for a failed step: UNSUPPORTED if the error was provoked by the backend's headers for that
+    purpose, otherwise COMPILE_FAILED.
 
-    `expanded` is the preprocessed source, which explains an error in what is none of the user's.
+    `expanded` is the preprocessed source, which is needed to explain errors at places outside the user's files.
     """
     if disk.says_full(done.log) or (done.status == -signal.SIGBUS and disk.without_room(tempfile.gettempdir())):
         return disk.temporary()
@@ -300,7 +304,7 @@ __all__ = ["FILE", "CpuCompiler", "Toolchain", "compile_image", "compile_source"
 
 
 def check_crash(done: Completed) -> None:
-    """Raises MemoryError or CompilerEnded for a C++ compiler that a limit or an internal fault ended."""
+    """Raises MemoryError or CompilerEnded if the C++ compiler was ended by a limit or an internal fault."""
     if _EXHAUSTED.search(done.log):
         raise MemoryError
     named = [_SIGNALS[match[1]] for match in _ENDED.finditer(done.log) if match[1] in _SIGNALS]

@@ -1,4 +1,4 @@
-"""Copies of rows at a pitch, and fills, in host memory. Runs on the threads of streams."""
+"""Copies of rows at a pitch, and fills, in host memory. Called on the threads of streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def move_rows(destination: int, to_pitch: int, source: int, from_pitch: int, width: int, rows: int) -> None:
-    """Copies `rows` rows of `width` bytes; source and destination do not overlap."""
+    """Copies `rows` rows of `width` bytes; source and destination must not overlap. Pitches are in bytes."""
     if to_pitch == from_pitch == width:
         ctypes.memmove(destination, source, width * rows)
     else:
@@ -15,7 +15,7 @@ def move_rows(destination: int, to_pitch: int, source: int, from_pitch: int, wid
 
 
 class _Memory:
-    """Rows at an address, by NumPy's array interface."""
+    """Rows at an address, exposed by NumPy's array interface."""
 
     def __init__(self, address: int, pitch: int, width: int, rows: int) -> None:
         self.__array_interface__ = {
@@ -28,15 +28,15 @@ class _Memory:
 
 
 def rows_at(address: int, pitch: int, width: int, rows: int) -> Any:
-    """Returns a NumPy view of the rows. NumPy is imported at the first copy of rows, which would take a call per row
-    without it."""
+    """Returns a NumPy view of the rows. NumPy is imported at the first copy of rows; without NumPy, each row would take
+    a call."""
     import numpy as np
 
     return np.asarray(_Memory(address, pitch if rows > 1 else width, width, rows))
 
 
 def fill_with(address: int, pattern: bytes, size: int) -> None:
-    """Repeats `pattern` over `size` bytes, doubled in place by memmove."""
+    """Fills `size` bytes with repetitions of `pattern`: memmove doubles the filled part until it is complete."""
     if len(set(pattern)) == 1:
         ctypes.memset(address, pattern[0], size)
         return

@@ -1,4 +1,4 @@
-"""Keeps the crash record of this process: the memory in which the runtime writes down what kernels are doing."""
+"""Crash record of this process: the memory in which the runtime records what its kernels are doing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hearthd.shared import crash_record
 
 
 class CrashKeeping:
-    """Crash record of one process. Without a file, or before a kernel is loaded, it records nothing."""
+    """Crash record of one process. Records nothing until a file is given and a kernel is loaded."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
@@ -19,10 +19,10 @@ class CrashKeeping:
         self._output: tuple[int, int] | None = None
 
     def output_pipes(self) -> tuple[int, int]:
-        """Pipe ends for the reader of standard output.
+        """Returns the ends of two pipes for the reader of standard output.
 
-        A byte comes on the first before a kernel's fault ends the process; the fault waits, for a limited time, until
-        a byte is written to the second.
+        A byte arrives on the first before a kernel's fault ends the process; the fault handler waits, for a limited
+        time, until a byte is written to the second.
         """
         ask, asking = os.pipe2(os.O_CLOEXEC)
         answer, answering = os.pipe2(os.O_CLOEXEC)
@@ -32,8 +32,8 @@ class CrashKeeping:
         return ask, answering
 
     def take(self, file: int) -> None:
-        """Writes to this file, a `crash_record.make` of the front, from now on; it is closed here. Raises OSError or
-        ValueError for one that cannot be mapped."""
+        """Starts to write to this file, which the front created with `crash_record.make`; the descriptor is closed
+        here. Raises OSError or ValueError if the file cannot be mapped."""
         try:
             memory = mmap.mmap(file, crash_record.SIZE)
         finally:
@@ -43,7 +43,7 @@ class CrashKeeping:
             self._begin()
 
     def know(self, runtime: ctypes.CDLL) -> None:
-        """Kernels are launched by this library."""
+        """Sets the library that launches kernels. Only the first call has an effect."""
         if self._runtime is None:
             self._runtime = runtime
             if self._output is not None:
@@ -51,7 +51,7 @@ class CrashKeeping:
             self._begin()
 
     def whose(self, session: str) -> None:
-        """Kernels that this thread launches from now on are of this session, by id."""
+        """Attributes all later launches of the calling thread to this session, given by its id."""
         if self._begun and self._runtime is not None:
             self._runtime.hearth_whose(session.encode())
 
@@ -62,7 +62,7 @@ class CrashKeeping:
 
 
 def _address(memory: mmap.mmap) -> int:
-    """Returns the address of a mapping that stays for the life of the process: threads write there to their end, which
-    is after that of every Python object."""
+    """Returns the address of a mapping that is never released: threads write to it until they end, which is after all
+    Python objects are gone."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))

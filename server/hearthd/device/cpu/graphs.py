@@ -1,4 +1,4 @@
-"""Graphs: recorded work that the thread of a stream runs as one piece."""
+"""Graphs: recorded work that the thread of a stream runs as one unit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hearthd.device.cpu.streams import Work
 
 
 class Recorder:
-    """Stands in for a stream: records work instead of running it."""
+    """Replacement for a stream that records work instead of running it."""
 
     launched: Sequence[tuple[int, str, str]] = ()
     session = ""
@@ -24,7 +24,7 @@ class Recorder:
 
 
 class CpuGraph:
-    """The work of each node. A launch takes a snapshot: a later update does not change it."""
+    """The work of each node of a graph. A launch takes a snapshot, which a later update does not change."""
 
     __slots__ = ("_all", "_steps")
 

@@ -1,4 +1,4 @@
-"""Loading what was compiled, and launching it: a kernel runs on the thread of its stream."""
+"""Loading of compiled modules, and launches of their kernels, which run on the threads of streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hearthd.device.cpu.streams import CpuStream
 _STDOUT = 1
 _log = logging.getLogger("hearthd.racecheck")
 _OWN_SYMBOL = b"\0hearth_module\0"
-"""Symbol in each image that the CPU backend's compiler makes."""
+"""Symbol that every image made by the CPU backend's compiler has."""
 
 
 class LoadedFunction:
@@ -38,7 +38,7 @@ class LoadedFunction:
 
 
 class LoadedModule:
-    """A CpuModule whose functions are looked up once."""
+    """A CpuModule whose functions are looked up only once."""
 
     def __init__(self, module: CpuModule) -> None:
         self._module = module
@@ -101,7 +101,8 @@ class CpuLauncher:
     ) -> None:
         assert isinstance(function, LoadedFunction)
         run = _with_races_shown(function.cpu, stream) if function.cpu.checks_races else function.cpu.launch
-        function.cpu.check(grid, block, shared_mem, params)  # here: on the stream's thread it would be a fault
+        # checked here, because on the stream's thread an error would count as a device fault
+        function.cpu.check(grid, block, shared_mem, params)
         if shared_mem and not self.blocks_per_multiprocessor(function, block[0] * block[1] * block[2], shared_mem):
             raise Refusal(
                 Reason.LAUNCH_INVALID,
@@ -110,7 +111,8 @@ class CpuLauncher:
                 details={"kernel": function.name, "shared_mem": shared_mem},
             )
         self.note_session(stream)
-        block_of_parameters = bytes(params)  # it may be another launch's by the time that the stream comes to it
+        # a copy, because the buffer may belong to another launch by the time the stream runs this one
+        block_of_parameters = bytes(params)
         if attributes is None:
             stream.submit(lambda: run(grid, block, shared_mem, block_of_parameters))
             return
@@ -132,8 +134,8 @@ class CpuLauncher:
         return occupancy.suggested_block(attributes.max_threads_per_block, attributes.static_shared_bytes + shared_mem)
 
     def _check_resident(self, function: Function, grid: Dim, block: Dim, shared_mem: int) -> None:
-        """Raises Refusal for a grid that is not resident whole, as CUDA's driver does
-        (cudaErrorCooperativeLaunchTooLarge), whatever was checked before."""
+        """Raises Refusal for a grid that cannot be resident as a whole, as CUDA's driver does
+        (cudaErrorCooperativeLaunchTooLarge), regardless of earlier checks."""
         blocks = grid[0] * grid[1] * grid[2]
         held = self.blocks_per_multiprocessor(function, block[0] * block[1] * block[2], shared_mem)
         limit = held * self._multiprocessors
@@ -148,12 +150,13 @@ class CpuLauncher:
 
 
 def _with_races_shown(function: CpuFunction, stream: CpuStream) -> Callable[..., object]:
-    """The launch of a kernel that is checked for races: they are shown as what the kernel prints is, and logged."""
+    """Returns a launch function for a kernel that is checked for races. Races are written to standard output, like
+    output of the kernel, and logged."""
 
     def run(*arguments: Any) -> None:
         races = stream.races = function.launch(*arguments)
         for line in racecheck.text(races).splitlines(keepends=True):
-            os.write(_STDOUT, line.encode())  # shorter than what a pipe takes in one piece
+            os.write(_STDOUT, line.encode())  # short enough for an atomic write to a pipe
             _log.warning(line.rstrip())
 
     return run
@@ -169,7 +172,7 @@ def no_clusters(kernel: str) -> Refusal:
 
 
 def _foreign(code: bytes) -> Refusal:
-    """The refusal of code that the CPU backend has not compiled, by what it is."""
+    """Returns the refusal of code that the CPU backend has not compiled; it names the kind of the code."""
     what = image_headers.describe(code)
     return Refusal(
         Reason.UNSUPPORTED,

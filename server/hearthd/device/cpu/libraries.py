@@ -1,7 +1,7 @@
 """Libraries of the backend: each is compiled at its first use, once for a machine.
 
-They are separate because different clients wait for each: a kernel for the runtime, a group for the exchange of bytes,
-a reduction for the arithmetic of its dtype.
+They are separate libraries because different operations wait for them: a kernel launch for the runtime, a group for the
+exchange of bytes, a reduction for the arithmetic of its dtype.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ STORED = {
     "float16": "_Float16", "bfloat16": "Bf16", "float32": "float", "float64": "double",
     "float8_e4m3fn": "E4m3fn", "float8_e5m2": "E5m2",
 }  # fmt: skip
-"""The dtypes that can be reduced, and their types in C++."""
+"""The dtypes that can be reduced, with their C++ types."""
 
 DTYPES = tuple(STORED)
 OPS = ("sum", "mean", "min", "max", "prod")
-"""Reductions; these tuples are in the order in which exchange/segment.h and exchange/reduce.h have them."""
+"""Reductions. `KINDS`, `DTYPES` and `OPS` have the order of exchange/segment.h and exchange/reduce.h."""
 
 _REDUCE = "reduce.cpp"
 _lock = threading.Lock()
@@ -40,15 +40,15 @@ _loaded: dict[Path, ctypes.CDLL] = {}
 
 
 class LibraryMaker(Protocol):
-    """Makes shared objects of the backend's own sources: a `Toolchain`, or a broker's."""
+    """Builder of shared objects from the backend's own sources: a `Toolchain`, or a client of a broker."""
 
     def library(self, name: str, folder: Path, sources: Sequence[str], *more: str) -> Path:
-        """Raises Refusal."""
+        """Returns the path of the shared object. Raises Refusal."""
         ...
 
 
 def named(name: str, maker: LibraryMaker) -> Path:
-    """Returns the library that `runtime`, `exchange` or `reduction` requests from its maker by `name`. Raises
+    """Returns the library that `runtime`, `exchange` or `reduction` requests from its maker under this name. Raises
     Refusal."""
     dtype = name.removeprefix("reduce-")
     if name == "runtime":
@@ -61,9 +61,9 @@ def named(name: str, maker: LibraryMaker) -> Path:
 
 
 def runtime(toolchain: LibraryMaker) -> Path:
-    """Builds the library that launches kernels."""
+    """Returns the library that launches kernels, compiled if necessary."""
     sources = sorted(path.name for path in RUNTIME.glob("*.cpp"))
-    # fiber.h pushes onto the stack in the midst of functions.
+    # fiber.h pushes onto the stack in the middle of functions.
     more = ["-mno-red-zone"] if platform.machine() == "x86_64" else []
     return toolchain.library("runtime", RUNTIME, sources, "-ftls-model=initial-exec", *more)
 
@@ -75,12 +75,13 @@ def exchange(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
 
 def _exchange(maker: LibraryMaker) -> Path:
     sources = sorted(path.name for path in EXCHANGE.glob("*.cpp") if path.name != _REDUCE)
-    # It copies whole blocks and waits: there is nothing in it that the compiler could make faster.
+    # The library copies whole blocks and waits, so more optimization would not make it faster.
     return maker.library("exchange", EXCHANGE, sources, "-O1")
 
 
 def reduction(dtype: str, toolchain: LibraryMaker | None = None) -> int:
-    """The address of the function that combines numbers of the dtype: reduce.h's `Reduce`."""
+    """Returns the address of the function that combines numbers of the dtype (reduce.h's `Reduce`), compiled if
+    necessary."""
     library = _load(_reduction(dtype, toolchain or find_toolchain()))
     address = ctypes.cast(library.hearth_reduce, ctypes.c_void_p).value
     assert address is not None

@@ -1,4 +1,4 @@
-"""The CPU device's memory: aligned host memory under a limit, so that out of memory means what it means on a GPU."""
+"""The CPU device's memory: aligned host memory with a limit, so that running out of memory behaves as on a GPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hearthd.device.resources.budget import out_of_memory, rounded
 ALIGNMENT = 256
 
 SMALLEST_HOST = 256
-"""The smallest size class of host buffers, bytes."""
+"""The smallest size class of host buffers, in bytes."""
 
 COARSE = 1 << 20
-"""Size classes are powers of two up to here."""
+"""Size in bytes up to which size classes are powers of two."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.aligned_alloc.restype = ctypes.c_void_p
@@ -25,7 +25,7 @@ _libc.free.restype = None
 
 @dataclass(eq=False)
 class CpuMemory:
-    """An allocation; address 0 where it has no bytes."""
+    """An allocation; the address is 0 if the size is 0."""
 
     address: int
     size: int
@@ -33,7 +33,8 @@ class CpuMemory:
 
 
 class Heap:
-    """Counts what is allocated. `free` may be called on any stream's thread, everything else on the device's."""
+    """Allocator that counts the bytes in use. `free` may be called on any stream's thread, all other methods only on
+    the device-handle thread."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -51,7 +52,7 @@ class Heap:
         return CpuMemory(address, size, reserved)
 
     def promise(self, memory: CpuMemory) -> None:
-        """The memory is about to be freed by its stream: it counts as free, as in a stream-ordered pool."""
+        """Counts the memory as free, because its stream is about to free it, as in a stream-ordered pool."""
         self.in_use -= memory.reserved
 
     def free(self, memory: CpuMemory) -> None:
@@ -59,18 +60,18 @@ class Heap:
             _libc.free(memory.address)
 
     def trim(self) -> None:
-        """Gives free pages back to the system, where its allocator knows how."""
+        """Returns free pages to the system, if its C library supports that."""
         trim = getattr(_libc, "malloc_trim", None)
         if trim is not None:
             trim(0)
 
     def info(self) -> MemoryInfo:
-        """There is no pool behind it: what is reserved is in use."""
+        """Returns the sizes in bytes. There is no pool, so all reserved memory is in use."""
         return MemoryInfo(self.limit - self.in_use, self.limit, self.in_use, self.in_use)
 
 
 class CpuHostBuffer:
-    """Host memory that a copy goes through."""
+    """Host memory that copies go through."""
 
     __slots__ = ("_bytes", "address", "size", "view")
 
@@ -82,23 +83,24 @@ class CpuHostBuffer:
 
 
 class CpuHostPool:
-    """Host buffers by size class, kept for the next copy: touching fresh memory costs more than the copy itself."""
+    """Host buffers by size class, kept for the next copy because touching fresh memory costs more than the copy
+    itself."""
 
     def __init__(self, keep_bytes: int) -> None:
         self._keep = keep_bytes
         self._kept = 0
         self._free: dict[int, list[CpuHostBuffer]] = {}
         self.in_use = 0
-        """Bytes on loan."""
+        """Bytes lent out."""
 
     @property
     def held(self) -> int:
-        """Bytes on loan and kept."""
+        """Bytes lent out, plus bytes kept for reuse."""
         return self._kept + self.in_use
 
     def take(self, size: int) -> CpuHostBuffer:
-        """Returns at least `size` bytes. A class is a power of two, above 1 MiB an eighth of one: half of the memory
-        would otherwise be padding."""
+        """Returns a buffer of at least `size` bytes. Size classes are powers of two up to 1 MiB, then eighths of powers
+        of two, because otherwise up to half of the memory would be padding."""
         size = max(SMALLEST_HOST, size)
         step = 1 << (size - 1).bit_length()
         if step > COARSE:
@@ -112,7 +114,7 @@ class CpuHostPool:
         return free.pop()
 
     def give(self, buffer: CpuHostBuffer) -> None:
-        """Takes back a buffer that is on loan, once."""
+        """Takes back a buffer that was lent out. Must be called once for each buffer."""
         self.in_use -= buffer.size
         if self._kept + buffer.size <= self._keep:
             self._kept += buffer.size

@@ -1,6 +1,7 @@
 """A compiled module in this process: its functions, its variables, and their launch.
 
-Nothing is left on disk: an image is loaded from an anonymous file. Modules see the runtime and nothing of each other.
+Nothing is left on disk: an image is loaded from an anonymous file. A module can use symbols of the runtime, but none of
+other modules.
 """
 
 from __future__ import annotations
@@ -59,17 +60,18 @@ _Dim3 = ctypes.c_uint32 * 3
 _serial = itertools.count(1)
 _runtime_lock = threading.Lock()
 _runtimes: dict[str, ctypes.CDLL] = {}
-"""Loaded runtimes, at most one, by the name of the build, which has a digest of all that determines it: a copy in
-another cache is the same."""
+"""The loaded runtime (at most one), by the name of its build. The name contains a digest of everything that determines
+the build, so a copy in another cache is the same."""
 
 
 def load_runtime(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
-    """The runtime library, compiled and loaded once per process. Calls into it release the GIL."""
+    """Returns the runtime library, which is compiled and loaded once for the process. Calls into the library release
+    the GIL."""
     path = libraries.runtime(toolchain or find_toolchain())
     build = path.parent.name
     with _runtime_lock:
         if build not in _runtimes:
-            if _runtimes:  # its symbols would be shadowed by the first one's
+            if _runtimes:  # the symbols of the second build would be shadowed by those of the first
                 raise Refusal(Reason.MODULE_INVALID, "This process has loaded another build of the runtime.")
             library = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
             library.hearth_launch.restype = None
@@ -85,7 +87,7 @@ def load_runtime(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
 
 
 class _Code:
-    """A library that stays loaded while this object is referenced: by functions, and by queued launches."""
+    """A library that stays loaded while this object is referenced, by functions and by queued launches."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library: ctypes.CDLL | None = library
@@ -93,7 +95,7 @@ class _Code:
     def close(self) -> None:
         library, self._library = self._library, None
         if library is not None:
-            _ctypes.dlclose(library._handle)  # ctypes itself never does
+            _ctypes.dlclose(library._handle)  # ctypes itself never unloads a library
 
     __del__ = close
 
@@ -116,7 +118,7 @@ class CpuFunction:
         self.param_bytes: int = kernel.param_bytes
         self.max_threads_per_block: int = min(1024, kernel.max_threads)
         self.static_shared_bytes = static_shared_bytes
-        self._code = code  # it must stay loaded
+        self._code = code  # keeps the library loaded
         self._address = ctypes.addressof(kernel)
         self._launch = runtime.hearth_launch
         self._races = races
@@ -129,14 +131,15 @@ class CpuFunction:
         params: bytes | bytearray,
         cooperative: bool = False,
     ) -> Sequence[Race]:
-        """Run the kernel and return when all its blocks have ended. Any number of threads may do so at once.
+        """Runs the kernel and returns when all its blocks have ended. Any number of threads may run kernels
+        concurrently.
 
-        A `cooperative` launch has all its blocks running at once, each on a separate thread, so that they may wait
-        for each other (`grid.sync()`); the caller keeps their number within what `occupancy` allows.
-        `params` is the parameter block, laid out by C's rules (`self.params`). Raises `Refusal` as `check` does; what
-        the kernel itself does wrong ends the process.
+        In a `cooperative` launch all blocks run at the same time, each on a separate thread, so that they may wait for
+        each other (`grid.sync()`); the caller must keep their number within the result of `occupancy`. `params` is the
+        parameter block, laid out by C's rules (`self.params`). Raises `Refusal` as `check` does; an error of the kernel
+        itself ends the process.
 
-        Returns the races in shared memory that the kernel had, where its module checks for them.
+        Returns the races in shared memory that the kernel had, if its module checks for them.
         """
         self.check(grid, block, shared_bytes, params)
         data = bytes(params) if isinstance(params, bytearray) else params
@@ -150,8 +153,8 @@ class CpuFunction:
     def check(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, params: bytes | bytearray
     ) -> None:
-        """Raises `Refusal` (LAUNCH_INVALID) for an invalid geometry or parameter block, as CUDA's driver does also
-        without an earlier check."""
+        """Raises `Refusal` (LAUNCH_INVALID) for an invalid geometry or parameter block. Like CUDA's driver, does not
+        rely on an earlier check."""
         threads = block[0] * block[1] * block[2]
         fits = all(1 <= axis <= most for axis, most in zip((*grid, *block), (*MAX_GRID, *MAX_BLOCK), strict=True))
         if not fits or threads > self.max_threads_per_block:
@@ -172,9 +175,9 @@ class CpuFunction:
 class CpuModule:
     """A module loaded from the image that `compile_source` made.
 
-    `functions` and `globals` are by name: `extern "C"` kernels by their own, others by the name expressions given to
-    the compiler, exactly as given. The code is unloaded with the last reference to the module and its functions.
-    Raises `Refusal` (MODULE_INVALID) when the image is not one of this machine's.
+    `functions` and `globals` have the names as keys: `extern "C"` kernels have their own names, others the name
+    expressions exactly as given to the compiler. The code is unloaded with the last reference to the module and its
+    functions. Raises `Refusal` (MODULE_INVALID) if the image was not made for this machine.
     """
 
     def __init__(self, image: bytes, toolchain: LibraryMaker | None = None) -> None:
@@ -204,7 +207,7 @@ class CpuModule:
         }
 
     def function(self, name: str) -> CpuFunction:
-        """The kernel `name`; raises `Refusal` (FUNCTION_NOT_FOUND) that lists what there is."""
+        """Returns the kernel `name`. Raises `Refusal` (FUNCTION_NOT_FOUND), which lists the existing kernels."""
         found = self.functions.get(name)
         if found is None:
             there = ", ".join(sorted(self.functions)) or "none"
@@ -217,7 +220,8 @@ class CpuModule:
         return found
 
     def global_(self, name: str) -> tuple[int, int]:
-        """Address and size in bytes of a `__device__` or `__constant__` variable; raises GLOBAL_NOT_FOUND."""
+        """Returns the address, and the size in bytes, of a `__device__` or `__constant__` variable. Raises `Refusal`
+        (GLOBAL_NOT_FOUND)."""
         found = self.globals.get(name)
         if found is None:
             there = ", ".join(sorted(each for each in self.globals if not each.startswith("&"))) or "none"
@@ -230,7 +234,7 @@ class CpuModule:
         return found
 
     def close(self) -> None:
-        """Unload the code now. Only when none of its kernels runs and none will be launched."""
+        """Unloads the code immediately. No kernel of the module may be running or be launched later."""
         self.functions = {}
         self.globals = {}
         self._code.close()
@@ -241,13 +245,13 @@ def _load(image: bytes) -> ctypes.CDLL:
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
             file.write(image)
-        # The loader takes a path that it has seen for the library that it has. Descriptors are reused, so each load
-        # spells the path differently: the bits of a serial number as './' and '/'.
+        # For a path that it has seen before, the loader returns the library that it has loaded already. Descriptors are
+        # reused, so each load spells the path differently: the bits of a serial number as './' and '/'.
         spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_serial):b}")
         try:
             return ctypes.CDLL(f"/proc/self/fd/{spelling}{descriptor}", mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as error:
-            why = re.sub(r"/proc/self/fd/[./\d]*(: )?", "", str(error))  # the user has never seen that path
+            why = re.sub(r"/proc/self/fd/[./\d]*(: )?", "", str(error))  # the path is internal
             raise Refusal(Reason.MODULE_INVALID, f"The image cannot be loaded: {why}.") from None
     finally:
         os.close(descriptor)

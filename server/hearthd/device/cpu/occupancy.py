@@ -1,31 +1,31 @@
-"""Occupancy: the number of blocks that a virtual device holds at once.
+"""Occupancy: the number of blocks that a virtual device holds at the same time.
 
 A core of the CPU stands for a multiprocessor. Its limits are modelled on an H100 (CUDA C++ Programming Guide,
-"Technical Specifications per Compute Capability"), with fewer blocks: in a cooperative launch each is a thread of the
-operating system. Launches of other kinds are not bound by any of it, their blocks run one after the other.
+"Technical Specifications per Compute Capability"), with fewer blocks, because in a cooperative launch each block is a
+thread of the operating system. Other launches are not limited by occupancy: their blocks run one after the other.
 """
 
 from __future__ import annotations
 
 WARP_SIZE = 32
 BLOCKS = 16
-"""Blocks that one multiprocessor holds."""
+"""Largest number of blocks that one multiprocessor holds."""
 
 THREADS = 2048
-"""Threads that one multiprocessor holds."""
+"""Largest number of threads that one multiprocessor holds."""
 
 SHARED_BYTES = 228 << 10
 RESERVED_BYTES = 1 << 10
-"""Shared memory of one multiprocessor, and what the system takes of it for each block."""
+"""Shared memory of one multiprocessor, and the part of it that the system reserves for each block, in bytes."""
 
 MAX_BLOCK = 1024
-"""Threads of a block at most."""
+"""Largest number of threads of a block."""
 
 
 def blocks_per_multiprocessor(threads: int, max_threads: int, shared_bytes: int) -> int:
-    """Returns how many blocks of `threads` threads, with `shared_bytes` of static and dynamic shared memory, one
-    multiprocessor holds; 0 where the block is larger than `max_threads`, the kernel's limit. Threads count in whole
-    warps."""
+    """Returns the number of blocks of `threads` threads, with `shared_bytes` of static and dynamic shared memory, that
+    one multiprocessor holds; 0 if the block is larger than `max_threads`, the kernel's limit. The number of threads is
+    rounded up to whole warps."""
     if not 0 < threads <= max_threads:
         return 0
     warps = -(-threads // WARP_SIZE)
@@ -33,7 +33,8 @@ def blocks_per_multiprocessor(threads: int, max_threads: int, shared_bytes: int)
 
 
 def suggested_block(max_threads: int, shared_bytes: int) -> int:
-    """The largest block of those with which one multiprocessor holds most threads: cuOccupancyMaxPotentialBlockSize."""
+    """Returns the largest of the block sizes with which one multiprocessor holds the most threads
+    (cuOccupancyMaxPotentialBlockSize)."""
     best, most = 0, 0
     sizes = {*range(WARP_SIZE, max_threads + 1, WARP_SIZE), max_threads}
     for threads in sorted(sizes, reverse=True):

@@ -1,4 +1,4 @@
-"""Compiler options as the CPU backend follows them: lines ahead of the source, and options of the C++ compiler."""
+"""Compiler options as the CPU backend applies them: lines before the source, and options of the C++ compiler."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from hearthd.device.compiler.options import parse_options
 
 ARCHITECTURE = 700
-"""`__CUDA_ARCH__`: independent thread scheduling, but none of the paths for later architectures, which are mostly
-inline PTX (cp.async, ldmatrix, mma, TMA) that could not run here."""
+"""Value of `__CUDA_ARCH__`: independent thread scheduling, but none of the code paths for later architectures, which
+are mostly inline PTX (cp.async, ldmatrix, mma, TMA) that could not run here."""
 
 _STANDARDS = {"c++11": "gnu++17", "c++14": "gnu++17", "c++17": "gnu++17", "c++20": "gnu++20"}
 _MACROS = {
-    "use_fast_math": "__USE_FAST_MATH__",  # the exact functions serve: nothing else changes
+    "use_fast_math": "__USE_FAST_MATH__",  # only defines the macro: the exact functions are used in any case
     "device-int128": "__CUDACC_RTC_INT128__",
     "device-debug": "__CUDACC_DEBUG__",
 }
@@ -31,7 +31,7 @@ class CpuOptions:
 
 
 def parse_cpu_options(options: Sequence[str]) -> CpuOptions:
-    """Raises `Refusal` (COMPILE_FAILED) for an option that no backend takes."""
+    """Parses options. Raises `Refusal` (COMPILE_FAILED) for an option that no backend accepts."""
     parsed = parse_options(options)
     result = CpuOptions(warnings=not parsed.has("disable-warnings"), notes=parsed.without_effect(on_gpu=False))
     standard = parsed.last("std", "c++17")
@@ -42,7 +42,7 @@ def parse_cpu_options(options: Sequence[str]) -> CpuOptions:
     defined: set[str] = set()
     for name, text in parsed.macros:
         plain = name.partition("(")[0]
-        if text is None or plain in defined:  # NVRTC takes the last definition
+        if text is None or plain in defined:  # NVRTC uses the last definition
             result.prologue.append(f"#undef {plain}")
         if text is not None:
             result.prologue.append(f"#define {name} {text}")

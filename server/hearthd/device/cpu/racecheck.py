@@ -1,7 +1,7 @@
-"""Races in shared memory that kernels compiled for the race check have had, as text: HEARTH_CPU_RACECHECK.
+"""Reports of races in shared memory by kernels that were compiled for the race check (HEARTH_CPU_RACECHECK).
 
-The runtime finds them (runtime/racecheck.h) and knows places in the module's code; the debug information of the image
-leads from there to lines of the source, its symbols to the names of static shared variables.
+The runtime detects races (runtime/racecheck.h) and reports addresses in the module's code. The image's debug
+information maps them to lines of the source, and its symbols give the names of static shared variables.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.images.dwarf import Frame, Lines
 
 MARK = b"__tsan_init"
-"""Stands in the image of every module that is compiled for the race check, and in no other."""
+"""Bytes contained in the image of every module that is compiled for the race check, and in no other image."""
 
 MOST = 16
-"""Races that are reported for one launch."""
+"""Largest number of races that are reported for one launch."""
 
 _ROOM = 64
 _DONE = ("read", "wrote", "read atomically", "updated atomically")
@@ -31,7 +31,7 @@ _SHT_SYMTAB = 2
 _SHT_NOBITS = 8
 _STT_TLS = 6
 _GUARD = ""
-"""Name that stands for the guard of a variable, which records that its (empty) constructor has run."""
+"""Name used for the guard of a variable, which records that the variable's (empty) constructor has run."""
 
 _PLAIN_NAME = re.compile(r"\d+")
 
@@ -53,7 +53,7 @@ class _Report(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Side:
-    """An access of a race."""
+    """An access that takes part in a race."""
 
     thread: tuple[int, int, int]
     kind: int
@@ -67,20 +67,20 @@ class Side:
 
 @dataclass(frozen=True)
 class Race:
-    """Two accesses to shared memory by threads of one block that nothing orders."""
+    """Two unordered accesses to shared memory by threads of one block."""
 
     kernel: str
     block: tuple[int, int, int]
     first: Side
     second: Side
     memory: str
-    """The variable, or the place in the dynamic shared memory."""
+    """Name of the variable, or the offset in dynamic shared memory."""
 
     count: int
-    """Pairs of accesses from the same two lines."""
+    """Number of pairs of accesses from the same two lines."""
 
     one_warp: bool
-    """True if all of them are of two lanes of one warp."""
+    """True if each of these pairs is of two lanes of one warp."""
 
     @property
     def fix(self) -> str:
@@ -105,7 +105,7 @@ class Race:
 
 
 class RaceReports:
-    """The races of one module's launches."""
+    """Reads the races of launches of one module."""
 
     def __init__(self, image: bytes, runtime: ctypes.CDLL) -> None:
         self._image = image
@@ -114,8 +114,8 @@ class RaceReports:
         self._take.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
 
     def take(self, kernel: str, block: tuple[int, int, int]) -> list[Race]:
-        """Races of the calling thread's latest launch, which was of `kernel` with blocks of `block` threads; one for
-        each pair of lines."""
+        """Returns the races of the calling thread's latest launch, which was of `kernel` with blocks of `block`
+        threads; one for each pair of source lines."""
         reports = (_Report * _ROOM)()
         found: dict[tuple[object, ...], Race] = {}
         for report in reports[: self._take(reports, _ROOM)]:
@@ -136,14 +136,14 @@ class RaceReports:
         return list(found.values())
 
     def _place(self, site: int) -> str:
-        """The line of the user's that an access stems from: not one of the backend's own headers."""
-        frames = self._lines.frames(site - 1)  # a call's return address may be the next line's
+        """Returns the user's source line that caused an access, skipping frames in the backend's own headers."""
+        frames = self._lines.frames(site - 1)  # a call's return address may belong to the next line
         own = next((frame for frame in frames if not _is_ours(frame)), None)
         frame = own or (frames[0] if frames else Frame("?", 0))
         return f"{frame.file}({frame.line})"
 
     def _memory(self, report: _Report) -> str:
-        """The variable; empty for what the compiler has added."""
+        """Returns the accessed variable; empty for memory that the compiler has added."""
         if not report.is_static:
             return f"dynamic shared memory + {report.offset} bytes"
         at = bisect.bisect_right(self._variables, (report.offset, "\U0010ffff", 0)) - 1
@@ -161,7 +161,7 @@ class RaceReports:
 
     @cached_property
     def _variables(self) -> Sequence[tuple[int, str, int]]:
-        """Offset, name and bytes of the thread-local variables."""
+        """Thread-local variables as (offset, name, size in bytes), sorted."""
         sections = list(_sections(self._image))
         strings = next((data for name, _, data in sections if name == ".strtab"), b"")
         found = []
@@ -176,7 +176,7 @@ class RaceReports:
 
 
 def plain_name(symbol: str) -> str:
-    """The name of a variable in its mangled name: `_ZZ6reducePfE1s` is `s`."""
+    """Returns the plain name of a variable from its mangled name: `s` from `_ZZ6reducePfE1s`."""
     if symbol.startswith("_ZGV"):
         return _GUARD
     if not symbol.startswith("_Z"):
@@ -190,13 +190,13 @@ def plain_name(symbol: str) -> str:
             at = end
         else:
             at = match.end()
-        if at < len(symbol) and symbol[at] == "_":  # a discriminator: several variables of one name
+        if at < len(symbol) and symbol[at] == "_":  # a discriminator: there are several variables of this name
             break
     return names[-1] if names else symbol
 
 
 def _sections(image: bytes) -> Iterator[tuple[str, int, bytes]]:
-    """Name, type and content of the sections of a shared object."""
+    """Yields the name, type and content of each section of a shared object."""
     (offset,) = struct.unpack_from("<Q", image, 40)
     size, count, names_at = struct.unpack_from("<HHH", image, 58)
     headers = [struct.unpack_from("<IIQQQQIIQQ", image, offset + i * size) for i in range(count)]
@@ -217,7 +217,7 @@ def _is_ours(frame: Frame) -> bool:
 
 
 def text(races: Sequence[Race]) -> str:
-    """The lines that a client sees among its kernel's output."""
+    """Returns the text that a client sees among its kernel's output, one line for each race."""
     lines = [str(race) for race in races[:MOST]]
     if len(races) > MOST:
         lines.append(f"hearth racecheck: {len(races) - MOST} more races of this launch are not listed")
@@ -225,7 +225,7 @@ def text(races: Sequence[Race]) -> str:
 
 
 def refusal(races: Sequence[Race]) -> Refusal:
-    """The error of a validated launch that had `races`."""
+    """Returns the error of a validated launch that had `races`."""
     first = races[0]
     more = f" (and {len(races) - 1} more)" if len(races) > 1 else ""
     return Refusal(

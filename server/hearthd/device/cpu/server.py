@@ -1,4 +1,4 @@
-"""CpuServer: the ComputeServer for machines without a GPU. Kernels are compiled from the same source for the CPU."""
+"""CpuServer: the ComputeServer for machines without a GPU. It compiles kernels from the same source for the CPU."""
 
 from __future__ import annotations
 
@@ -35,21 +35,23 @@ ALIGNMENT = 256
 MAX_THREADS = occupancy.MAX_BLOCK
 SHARED_MEM = 48 << 10
 SHARED_MEM_OPTIN = 227 << 10
-"""Static and opt-in shared memory of a block: an H100's, so that a kernel that fits here fits there."""
+"""Static and opt-in shared memory of a block in bytes: those of an H100, so that a kernel that fits here also fits
+there."""
 
 COMPUTE_CAPABILITY = (7, 0)
-"""Compute capability of `__CUDA_ARCH__` in kernels compiled here: programs then take their paths without inline PTX."""
+"""Compute capability that matches `__CUDA_ARCH__` in kernels compiled here; programs then choose code paths without
+inline PTX."""
 
 
 class CpuServer:
-    """A virtual device. Streams are threads; events wake the device-handle thread."""
+    """A virtual device. Streams are threads; completed events wake the device-handle thread."""
 
     def __init__(self, spec: DeviceSpec, libraries: LibraryMaker | None = None) -> None:
-        """`libraries` makes the backend's own; None: this process's toolchain."""
+        """`libraries` makes the backend's own libraries; None: this process's toolchain makes them."""
         self._spec = spec
         self._wake: Callable[[], None] = lambda: None
         self.streams: list[CpuStream] = []
-        """Every stream that was created, in the order of creation."""
+        """All streams that were created, in the order of creation."""
         self._host = CpuHostPool(spec.staging_bytes)
         self._heap = Heap(spec.memory_limit or _host_memory() // 4)
         self._properties = _properties(spec, self._heap.limit)
@@ -80,7 +82,7 @@ class CpuServer:
         return True
 
     def _progress(self) -> None:
-        self._wake()  # looked up at each call: `on_progress` replaces it
+        self._wake()  # read at each call, because `on_progress` replaces it
 
     # ---- memory ----
 
@@ -121,7 +123,7 @@ class CpuServer:
     def release_shared(self, memory: CpuSharedMemory) -> None:
         self._segments.release(memory)
 
-    # ---- copies: host memory is ordinary memory, which never runs out but at the staging cap ----
+    # ---- copies: host memory is ordinary memory, so it never runs out except at the staging limit ----
 
     def allocate_host(self, size: int) -> CpuHostBuffer | None:
         return self._host.take(size)
@@ -139,7 +141,7 @@ class CpuServer:
         self._host.give(buffer)
 
     def register_host(self, address: int, size: int) -> None:
-        pass  # a stream's thread copies from and to any memory
+        pass  # a stream's thread can copy from and to any memory
 
     def unregister_host(self, address: int, size: int) -> None:
         pass
@@ -228,7 +230,7 @@ class CpuServer:
         return end.at_ns - start.at_ns
 
     def release_event(self, event: CpuEvent) -> None:
-        pass  # the last reference is enough
+        pass  # freed with the last reference
 
     # ---- crash records (`hearthd.device.backend.server.KeepsCrashRecord`) ----
 
@@ -242,7 +244,7 @@ class CpuServer:
         stream.launched = launched
 
     def race_refusal(self, stream: CpuStream) -> Callable[[], Refusal | None]:
-        """`hearthd.device.backend.server.ChecksRaces`."""
+        """Implements `hearthd.device.backend.server.ChecksRaces`."""
         found: list[racecheck.Race] = []
         stream.submit(lambda: found.extend(stream.races))
         return lambda: racecheck.refusal(found) if found else None
@@ -261,10 +263,10 @@ class CpuServer:
         return self._launcher.load(image)
 
     def unload(self, module: Module) -> None:
-        pass  # code of other streams may still be on the stack; the mapping goes with the last reference
+        pass  # its code may still be on the stacks of other streams; it is unmapped with the last reference
 
     def flush_output(self) -> None:
-        pass  # each launch does at its end
+        pass  # each launch flushes at its end
 
     def repeated(
         self, function: Function, grid: Dim, block: Dim, shared_mem: int, stream: CpuStream, params: bytearray
@@ -315,7 +317,7 @@ class CpuServer:
         graph.replace(index, steps(self, node))
 
     def destroy_graph(self, graph: CpuGraph) -> None:
-        pass  # the last reference is enough
+        pass  # freed with the last reference
 
 
 def _host_memory() -> int:

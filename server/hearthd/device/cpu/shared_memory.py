@@ -1,7 +1,7 @@
 """Memory of the CPU device that other processes map: memfd segments, which disappear with their last user.
 
-Sessions that attach map the segment read-only, and the seals ensure that it cannot be made writable: a kernel that
-writes all the same gets a SIGSEGV, in its own process.
+Other sessions map the segment read-only, and its seals ensure that it cannot be made writable: a kernel that writes to
+it gets a SIGSEGV in its own process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ F_GET_SEALS = 1034
 F_SEAL_FUTURE_WRITE = 0x10
 SEALS = 0x1 | 0x2 | 0x4 | F_SEAL_FUTURE_WRITE
 """F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_FUTURE_WRITE (Linux 5.1): existing writable mappings remain, and
-no new ones are possible."""
+no new ones can be created."""
 
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,7 +31,7 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 class CpuSharedMemory:
-    """A mapped segment. `file` is -1 where it is another process's."""
+    """A mapped segment. `file` is -1 if another process owns it."""
 
     __slots__ = ("address", "counted", "file", "protected", "reserved", "size")
 
@@ -42,11 +42,11 @@ class CpuSharedMemory:
         self.file = file
         self.protected = protected
         self.counted = False
-        """True while it counts as memory of this process."""
+        """True while the segment counts as memory of this process."""
 
 
 class SharedMemorySegments:
-    """Segments of one device, accounted for in its heap."""
+    """Segments of one device, counted in its heap."""
 
     def __init__(self, heap: Heap) -> None:
         self._heap = heap
@@ -77,7 +77,7 @@ class SharedMemorySegments:
     def map(self, file: int, size: int) -> CpuSharedMemory:
         reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            # Otherwise its creator could truncate it, and a read would end this process.
+            # Otherwise its creator could truncate it, and a read would kill this process.
             sealed = fcntl.fcntl(file, F_GET_SEALS) & SEALS == SEALS
             if not sealed or os.fstat(file).st_size < reserved:
                 raise OSError(errno.EINVAL, "it is no sealed segment of that size")

@@ -1,4 +1,4 @@
-"""Streams as threads: a stream runs what it is given in order; events are flags that other streams can wait for."""
+"""Streams as threads: a stream runs submitted work in order; events are flags that other streams can wait for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Work = Callable[[], object]
 
 
 class CpuEvent:
-    """Done once the stream has come to it; `at_ns` is when."""
+    """An event, done when the stream has reached it; `at_ns` is the time at which that happened."""
 
     __slots__ = ("_flag", "at_ns", "done")
 
@@ -33,18 +33,18 @@ class CpuEvent:
 
 
 class CpuStream:
-    """A thread that runs submitted work in order. The first exception is kept: the device has failed."""
+    """A thread that runs submitted work in order. The first exception is kept as `failure`: the device has failed."""
 
     def __init__(self, name: str, on_progress: Callable[[], None]) -> None:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._on_progress = on_progress
         self.failure: BaseException | None = None
         self.launched: Sequence[tuple[int, str, str]] = ()
-        """(position, kernel, session) of the latest launches, that which is being handed over last."""
+        """The latest launches as (position, kernel, session); the last one is the launch that is being submitted."""
         self.session = ""
-        """Id of the session whose launches were submitted last."""
+        """Id of the session of the most recently submitted launches."""
         self.races: Sequence[Race] = ()
-        """Races of the latest launch that was checked for them. The stream's thread."""
+        """Races of the latest launch that was checked for races. Written on the stream's thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -59,7 +59,7 @@ class CpuStream:
         self._queue.put(reached)
 
     def close(self) -> None:
-        """Ends the thread behind what it has been given."""
+        """Ends the thread after all work that was submitted before."""
         self._queue.put(None)
 
     def _run(self) -> None:

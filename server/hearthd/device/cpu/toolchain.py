@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine, and what is compiled with it once: the precompiled prelude and libraries."""
+"""The C++ compiler of this machine, and the results that it produces once: the precompiled prelude and libraries."""
 
 from __future__ import annotations
 
@@ -30,29 +30,30 @@ EXCHANGE = Path(__file__).parent / "exchange"
 PRELUDE = "hearth_prelude.h"
 NAMES = "names.json"
 PRELUDES = "preludes"
-"""Subdirectory of the preludes in the cache directory, apart from compiled code."""
+"""Subdirectory of the cache directory for preludes, separate from compiled code."""
 
-# Precompiled headers are only valid for the options they were made with, so every step uses the same ones.
+# Precompiled headers are only valid for the options that they were made with, so every step uses the same options.
 # Signed overflow wraps and pointers may be cast freely, as programs for GPUs expect; multiply and add are fused, as a
-# GPU's compiler does by default. Large frames touch every page, so that none steps over the guard below a stack.
+# GPU's compiler does by default. Functions with large frames touch every page, so that none skips the guard page below
+# a stack.
 _OPTIONS = (
     "-O3", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-exceptions", "-fno-strict-aliasing",
     "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-semantic-interposition", "-pthread",
     "-fstack-clash-protection", "-UNDEBUG", "-g0", "-w",
 )  # fmt: skip
 _PARTS = ("bin", "include", "lib", "lib32", "lib64", "libexec")
-"""Directories of an installation with a compiler, its headers and its libraries. Not all of it: a prefix may be a home
-directory."""
+"""Subdirectories of an installation that hold a compiler, its headers and its libraries. The whole prefix is not used,
+because it may be a home directory."""
 
 _F_SETSIG = 10
 _REAP_S = 1.0
-"""Seconds for the remaining processes of the compiler's driver to end."""
-_GCC_OPTIONS = ("-fno-gnu-unique",)  # symbols that are unique in a process would tie modules together
+"""Seconds that the remaining processes of the compiler's driver have to end."""
+_GCC_OPTIONS = ("-fno-gnu-unique",)  # process-wide unique symbols would link modules to each other
 RACECHECK = "HEARTH_CPU_RACECHECK"
-"""Environment variable: kernels are compiled with checks for races in shared memory (runtime/racecheck.h)."""
+"""Environment variable that makes kernels be compiled with checks for races in shared memory (runtime/racecheck.h)."""
 
-# Little is optimised, so that the accesses are those of the source. Functions of the headers are inlined, so that the
-# debug information leads from an atomic function to the line that calls it.
+# Few optimizations are enabled, so that the accesses are those of the source. Functions of the headers are inlined, so
+# that the debug information leads from an atomic function to the line that calls it.
 _RACECHECK_OPTIONS = ("-fsanitize=thread", "-DHEARTH_RACECHECK=1", "-g1", "-gdwarf-4", "-gz=none")
 _RACECHECK_GCC = ("-O1", "-finline-functions", "-finline-small-functions")
 _RACECHECK_CLANG = ("-O2", "-fno-vectorize", "-fno-slp-vectorize")
@@ -70,7 +71,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A C++ compiler that works here."""
+    """A working C++ compiler of this machine."""
 
     command: tuple[str, ...]
     version: str
@@ -80,7 +81,7 @@ class Toolchain:
 
     @classmethod
     def made_from(cls, recipe: Mapping[str, Any]) -> Toolchain:
-        """The toolchain of another process's `recipe`."""
+        """Returns the toolchain that another process's `recipe` describes."""
         command = tuple(map(str, recipe["command"]))
         is_clang, racecheck = bool(recipe["is_clang"]), bool(recipe["racecheck"])
         return cls(command, str(recipe["version"]), is_clang, Path(recipe["cache_dir"]), racecheck)
@@ -96,13 +97,14 @@ class Toolchain:
 
     def places(self) -> tuple[Sequence[str], Sequence[str]]:
         """Returns the paths that a compile reads (the compiler with its headers and libraries, and the preludes), and
-        those that it writes."""
+        the paths that it writes."""
         program = Path(self.command[0]).resolve()
         prefixes = {Path("/usr"), Path("/usr/local"), program.parent.parent}
         reads = [str(INCLUDE), str(self.cache_dir / PRELUDES), str(program)]
         if self._is_zig:
             reads.append(str(program.parent))
-            self._zig_cache.mkdir(mode=0o700, exist_ok=True)  # a sandbox is open to what is there when it is shut
+            # a sandbox only allows paths that exist when it is entered
+            self._zig_cache.mkdir(mode=0o700, exist_ok=True)
         for prefix in prefixes:
             reads += [str(prefix / part) for part in _PARTS]
             reads += [str(path) for path in prefix.glob(f"{platform.machine()}-*")]
@@ -117,7 +119,8 @@ class Toolchain:
         return self.cache_dir / "zig"
 
     def identity(self) -> bytes:
-        """32 bytes that change whenever the same source could give another image: compiler, processor, our files."""
+        """Returns 32 bytes that change whenever the same source could give a different image: they depend on the
+        compiler, the processor and the backend's own files."""
         digest = hashlib.sha256()
         for part in (*self.command, self.version, platform.machine(), _processor(), *self._kernel_options()):
             digest.update(part.encode() + b"\0")
@@ -125,7 +128,7 @@ class Toolchain:
         return digest.digest()
 
     def abi(self) -> int:
-        """The number that a module and the runtime must share."""
+        """Returns the number that a module and the runtime must share."""
         return int.from_bytes(hashlib.sha256(_own_files() + self.version.encode()).digest()[:8], "little") | 1
 
     def _options(self) -> list[str]:
@@ -138,17 +141,17 @@ class Toolchain:
         return [*self._options(), *_RACECHECK_OPTIONS, *(_RACECHECK_CLANG if self.is_clang else _RACECHECK_GCC)]
 
     def link_options(self) -> Sequence[str]:
-        """Options that make a module of an object file."""
+        """Returns the options that link an object file to a module."""
         return ("-shared", *(_RACECHECK_LINK if self.racecheck else ("-s",)))
 
     def compile_options(self, standard: str) -> list[str]:
-        """Options for every step of a kernel's compile; makes the precompiled prelude if it is not there yet."""
+        """Returns the options for every step of a kernel's compile."""
         options = [*self._kernel_options(), f"-std={standard}", f"-DHEARTH_ABI_HASH={self.abi()}ull"]
-        options += ["-I", str(INCLUDE)]  # ahead of the compiler's own headers, one or two of which it replaces
+        options += ["-I", str(INCLUDE)]  # before the compiler's own headers, one or two of which it replaces
         return options
 
     def prelude(self, standard: str) -> list[str]:
-        """Options that include the prelude, precompiled."""
+        """Returns the options that include the precompiled prelude, which is built if necessary."""
         options = self.compile_options(standard)
         name = self._prelude_name(standard)
 
@@ -156,7 +159,7 @@ class Toolchain:
             header = scratch / PRELUDE
             header.write_text("#pragma once\n#include <hearth/shim.h>\n")
             arguments = [*options, "-x", "c++-header", PRELUDE, "-o", PRELUDE + ".gch"]
-            if self.is_clang:  # it remembers the header's path, so that must not be in the scratch directory
+            if self.is_clang:  # clang stores the header's path, so the header must not be in the scratch directory
                 header = INCLUDE / "hearth" / "shim.h"
                 arguments = [*options, "-Xclang", "-fno-pch-timestamp", "-x", "c++-header", str(header)]
                 arguments += ["-o", PRELUDE + ".pch"]
@@ -164,7 +167,7 @@ class Toolchain:
                 done = self.run(arguments, cwd=scratch, life=life)
             if done.status != 0:
                 raise _broken(self, done)
-            header = scratch / "names.cpp"  # with another name: not the precompiled one
+            header = scratch / "names.cpp"  # under another name, so that the precompiled one is not used
             header.write_text("#include <hearth/shim.h>\n")
             with ending_with_us() as life:
                 done = self.run([*options, "-E", "-dD", header.name], cwd=scratch, life=life)
@@ -176,7 +179,7 @@ class Toolchain:
         parent = self.preludes()
         place = build_once(parent, name, build)
         with contextlib.suppress(OSError):
-            os.utime(parent)  # in use: not to be cleared away
+            os.utime(parent)  # marks it as in use, so that it is not removed
         if self.is_clang:
             return [*options, "-include-pch", str(place / (PRELUDE + ".pch"))]
         return [*options, "-isystem", str(place), "-include", PRELUDE]
@@ -185,16 +188,16 @@ class Toolchain:
         return f"prelude-{standard.replace('+', 'x')}-{self.identity().hex()[:24]}"
 
     def prelude_names(self, standard: str) -> PreludeNames:
-        """The names that the prelude declares; it must be there already (`prelude`)."""
+        """Returns the names that the prelude declares. `prelude` must have been called before."""
         return PreludeNames.load((self.preludes() / self._prelude_name(standard) / NAMES).read_text())
 
     def preludes(self) -> Path:
-        """The directory of precompiled preludes."""
+        """Returns the directory of precompiled preludes."""
         return private_dir(self.cache_dir / PRELUDES)
 
     def library(self, name: str, folder: Path, sources: Sequence[str], *more: str) -> Path:
-        """The shared object of the backend's own `sources` in `folder`, compiled if it is not there yet. They are
-        compiled as one text: headers are then read once, which is what most of them cost."""
+        """Returns the shared object of the backend's own `sources` in `folder`, compiled if necessary. The sources are
+        compiled as one text, so that headers, which cost the most, are read only once."""
 
         def build(scratch: Path) -> None:
             text = "".join(f'#include "{source}"\n' for source in sources)
@@ -205,21 +208,24 @@ class Toolchain:
             if done.status != 0:
                 raise _broken(self, done)
 
-        identity = replace(self, racecheck=False).identity()  # one for modules of both kinds
+        # the same library serves modules with and without the race check
+        identity = replace(self, racecheck=False).identity()
         return build_once(self.cache_dir, f"{name}-{identity.hex()[:24]}", build) / f"{name}.so"
 
     def run(
         self, arguments: Sequence[str], cwd: Path, text: bytes = b"", timeout_s: float | None = None, life: int = -1
     ) -> Completed:
-        """Run the compiler; raises `Refusal` (COMPILE_LIMIT) when it takes longer than `timeout_s` seconds.
+        """Runs the compiler. Raises `Refusal` (COMPILE_LIMIT) if it takes longer than `timeout_s` seconds.
 
-        `life`: a descriptor of `ending_with_us`, for callers without a process group to be stopped with."""
+        `life`: a descriptor of `ending_with_us`, for callers that have no process group with which the compiler is
+        stopped.
+        """
         environment = {**os.environ, "LC_ALL": "C", "LANG": "C", "CCACHE_DISABLE": "1"}
         own_session = timeout_s is not None or life >= 0
         if self._is_zig:
             environment |= {"ZIG_GLOBAL_CACHE_DIR": str(self._zig_cache), "ZIG_LOCAL_CACHE_DIR": str(self._zig_cache)}
-        # With a time limit, a separate session: the driver's children must be stopped with it. Without
-        # one it stays in its caller's group, with which it is stopped.
+        # With a time limit, the compiler gets a separate session, because the driver's children must be stopped with
+        # it. Without a limit, it stays in its caller's process group and is stopped with that.
         process = subprocess.Popen(
             [*self.command, *arguments],
             cwd=cwd,
@@ -250,7 +256,7 @@ class Toolchain:
                 for pipe in (process.stdin, process.stdout, process.stderr):
                     if pipe is not None:
                         with contextlib.suppress(OSError):
-                            pipe.close()  # the remaining processes have no reader
+                            pipe.close()  # no process reads the remaining data
                 process.wait()
             if own_session:
                 _reap(process.pid)
@@ -258,8 +264,8 @@ class Toolchain:
 
 
 def _reap(group: int) -> None:
-    """Waits for processes that the driver started and left, where this process adopts orphans (ziglang's driver leaves
-    some)."""
+    """Waits, at most 1 s, for processes that the driver started and left behind, if this process adopts orphans
+    (ziglang's driver leaves some)."""
     deadline = time.monotonic() + _REAP_S
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < deadline:
@@ -269,9 +275,9 @@ def _reap(group: int) -> None:
 
 @contextlib.contextmanager
 def ending_with_us() -> Iterator[int]:
-    """A descriptor for a process and its children, whose group the kernel kills when this process ends.
+    """Yields a descriptor for a process and its children, whose process group the kernel kills when this process ends.
 
-    The driver's own children would run on: PR_SET_PDEATHSIG is not passed on to them.
+    PR_SET_PDEATHSIG would not be enough, because the driver's own children do not inherit it and would continue to run.
     """
     life, held = os.pipe()
     try:
@@ -279,16 +285,16 @@ def ending_with_us() -> Iterator[int]:
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
         yield life
     finally:
-        fcntl.fcntl(life, fcntl.F_SETOWN, 0)  # it is over: its number may soon be another's
+        fcntl.fcntl(life, fcntl.F_SETOWN, 0)  # the process has ended: its ID may soon belong to another process
         os.close(held)
         os.close(life)
 
 
 def find_toolchain(cache_dir: Path | None = None) -> Toolchain:
-    """The C++ compiler to use: `$CXX`, else g++, c++ or clang++ on PATH, else the `ziglang` package.
+    """Returns the C++ compiler to use: `$CXX`, else g++, c++ or clang++ on PATH, else that of the `ziglang` package.
 
     `cache_dir` holds the precompiled prelude and the libraries (default: `default_cache_dir()`); it must be private to
-    the user. Raises `Refusal` (NO_COMPILER) when there is none.
+    the user. Raises `Refusal` (NO_COMPILER) if there is no compiler.
     """
     place = private_dir(cache_dir) if cache_dir is not None else default_cache_dir()
     chosen = os.environ.get("CXX", "").strip()
@@ -304,7 +310,7 @@ def _find(chosen: str, path: str, place: Path) -> Toolchain:
     candidates: list[list[str]] = [shlex.split(chosen)] if chosen else []
     candidates += [[name] for name in ("g++", "c++", "clang++")]
     zig = importlib.util.find_spec("ziglang")
-    if zig is not None:  # the program in the package: a sandbox is open to it, and not to all of Python
+    if zig is not None:  # the program in the package: a sandbox allows access to it, but not to all of Python
         candidates += [[str(Path(place) / "zig"), "c++"] for place in zig.submodule_search_locations or ()]
     for candidate in candidates:
         program = shutil.which(candidate[0], path=path)

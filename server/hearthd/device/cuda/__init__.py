@@ -1,4 +1,4 @@
 """The CUDA backend: CuPy, NVRTC, NCCL, NVTX and CUPTI behind the interface of `hearthd.device.backend`.
 
-Imported only where a process is put together. Above: `hearthd.device.broker`. Below: `hearthd.device.channels`.
+Imported only by the modules that assemble a process. Above: `hearthd.device.broker`. Below: `hearthd.device.channels`.
 """

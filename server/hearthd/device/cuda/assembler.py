@@ -1,7 +1,7 @@
-"""PTX to CUBIN with nvJitLink, else with ptxas. Runs in compile workers: needs no context and no driver.
+"""Assembler from PTX to CUBIN with nvJitLink, or else ptxas. Runs in compile workers: needs no context and no driver.
 
-Where neither can be had, or does not know what the driver might, the driver compiles PTX while it loads it, on the
-device-handle thread: `Refusal(NO_COMPILER)` says so.
+If neither is available, or the tool does not know a PTX version or architecture that the driver may know, the driver
+compiles the PTX while loading it, on the device-handle thread. `Refusal(NO_COMPILER)` reports that case.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _EXHAUSTED = re.compile(r"out of memory|memory allocation failure", re.IGNORECAS
 
 
 class _Tool(NamedTuple):
-    """Tool that assembles: its name, its version, and its function, which raises _Refused."""
+    """An assembler: its name, its version, and a function that assembles PTX for an architecture and raises _Refused.
+    `fatbins`: it accepts fatbins."""
 
     name: str
     version: tuple[int, int]
@@ -35,11 +36,11 @@ class _Tool(NamedTuple):
 
 
 class _Refused(Exception):
-    """The tool does not take the code; the text is its log."""
+    """The tool refused the code; the exception's text is the tool's log."""
 
 
 class PtxAssembler:
-    """Assembles PTX for one device. `driver` is the CUDA version of the driver, which may know newer PTX than the
+    """Assembles PTX for one device. `driver` is the driver's CUDA version, which may support newer PTX than the
     tool."""
 
     def __init__(self, compute_capability: tuple[int, int], driver: tuple[int, int]) -> None:
@@ -48,18 +49,18 @@ class PtxAssembler:
         self._driver = driver
 
     def identity(self) -> bytes:
-        """Raises Refusal(NO_COMPILER)."""
+        """Returns the identity of tool and target. Raises Refusal(NO_COMPILER)."""
         tool = self._found
         return f"{tool.name} {tool.version[0]}.{tool.version[1]}\n{self._target}".encode()
 
     @staticmethod
     def files() -> list[str]:
-        """The program that it may run."""
+        """Returns the path of the program that the assembler may run; empty if ptxas is not installed."""
         path = _ptxas()
         return [] if path is None else [path]
 
     def assemble(self, assembly: Assembly) -> Image:
-        """Raises Refusal(MODULE_INVALID) with the log, Refusal(NO_COMPILER)."""
+        """Assembles the code. Raises Refusal(MODULE_INVALID) with the log, Refusal(NO_COMPILER)."""
         tool = self._found
         fatbin = assembly.code.startswith(image_headers.FATBIN_MAGIC)
         if fatbin and not tool.fatbins:
@@ -74,7 +75,7 @@ class PtxAssembler:
 
     @property
     def _found(self) -> _Tool:
-        """The tool to use. Raises Refusal(NO_COMPILER)."""
+        """The tool to use. Raises Refusal(NO_COMPILER) if none is installed."""
         if self._tool is None:
             raise _unavailable("neither nvJitLink nor ptxas is installed")
         return self._tool
@@ -104,7 +105,8 @@ class PtxAssembler:
 
 
 def _tool() -> _Tool | None:
-    """Returns the tool to use: nvJitLink first, because it needs no file for a job."""
+    """Returns the tool to use: nvJitLink if it is installed, because it needs no files for a job, or else ptxas. None
+    if neither is installed."""
     try:
         from cuda.bindings import nvjitlink
 
@@ -124,7 +126,7 @@ def _tool() -> _Tool | None:
 
 
 def _ptxas() -> str | None:
-    """The program that goes with the toolkit, or with the package nvidia-cuda-nvcc."""
+    """Returns the path of the toolkit's ptxas, or of that in the package nvidia-cuda-nvcc; None if there is none."""
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations or () if spec else ():
         for path in sorted(Path(place).glob("*/bin/ptxas")):

@@ -1,4 +1,4 @@
-"""Launch attributes as cuLaunchKernelEx and graph nodes take them."""
+"""Conversion of launch attributes to the driver's types, for cuLaunchKernelEx and graph nodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def launch_config(
 
 
 def allow_cluster(function: int, cluster: Dim) -> None:
-    """Opts in to a cluster of more blocks than every device has. Raises CudaError."""
+    """Opts in to a cluster with more blocks than every device supports. Raises CudaError."""
     if product(cluster) > PORTABLE_CLUSTER:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
         checked(driver.cuFuncSetAttribute(function, attribute, 1))

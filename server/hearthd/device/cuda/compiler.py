@@ -1,4 +1,5 @@
-"""The compiler of CUDA devices: NVRTC for source, an assembler for PTX. Imports no CuPy: workers start quickly."""
+"""The compiler of CUDA devices: NVRTC for source, an assembler for PTX. Imports no CuPy, so that workers start
+quickly."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from hearthd.device.cuda.nvrtc import NvrtcCompiler
 
 
 class CudaCompiler:
-    """Implements `Compiler` for one device. `driver` is the CUDA version that its driver supports."""
+    """Implements `Compiler` for one device. `driver` is the CUDA version that the device's driver supports."""
 
     light = False
 
@@ -33,7 +34,7 @@ class CudaCompiler:
 
     @classmethod
     def made_from(cls, recipe: Mapping[str, Any]) -> CudaCompiler:
-        """Returns the same compiler, in another process."""
+        """Returns an equal compiler in another process."""
         major, minor = recipe["compute_capability"]
         driver_major, driver_minor = recipe["driver"]
         return cls((major, minor), (driver_major, driver_minor), tuple(recipe["includes"]))
@@ -46,15 +47,15 @@ class CudaCompiler:
         }
 
     def prepare(self, source: Source) -> None:
-        pass  # NVRTC brings all that it needs
+        pass  # NVRTC needs no prepared files
 
     def load(self) -> None:
-        with suppress(Refusal):  # the first compile meets the error again, and reports it
-            # The first compile takes longest, and loads the rest of the library.
+        with suppress(Refusal):  # the first compile encounters the same error, and reports it
+            # A process's first compile takes longest, because it loads the rest of the library.
             self._nvrtc.compile(Source("__global__ void warm() {}"))
 
     def places(self) -> tuple[Sequence[str], Sequence[str]]:
-        # Parts of the toolkit's libraries, and of the bindings, are loaded when they are first needed.
+        # Parts of the toolkit's libraries, and of the bindings, are loaded on first use.
         bindings = [str(Path(nvrtc.__file__).parents[1])]
         spec = importlib.util.find_spec("nvidia")
         wheels = list(spec.submodule_search_locations or ()) if spec else []
@@ -77,7 +78,7 @@ class CudaCompiler:
 
 
 def _library_folders() -> list[str]:
-    """Returns the folders of the CUDA libraries that this process has loaded."""
+    """Returns the directories of the CUDA libraries that this process has loaded."""
     with open("/proc/self/maps") as maps:  # noqa: PTH123 - read line by line
         paths = {line.split(None, 5)[5].strip() for line in maps if "/" in line}
     return sorted({os.path.dirname(path) for path in paths if Path(path).name.startswith("libnv")})  # noqa: PTH120

@@ -1,11 +1,12 @@
 """Copies and fills: between host and device, and within the device; ranges, and rows at a pitch.
 
-Rows go to the driver as one 2-D copy, unless they are dense (then it is a range), farther apart than the device's
-greatest pitch (then each is a separate copy: there cannot be many), or very many (then it is several 2-D copies).
+Rows are one 2-D copy for the driver, with three exceptions: contiguous rows are copied as a range; rows farther apart
+than the device's maximum pitch are copied one by one (there cannot be many); a very large number of rows is split into
+several 2-D copies.
 
-The driver fills with 1, 2 and 4-byte values. A longer pattern is written as interleaved 4-byte columns (a 2-D set one
-value wide, with the pattern's length as pitch) over a first piece, which is then copied onto the bytes behind it, twice
-as much each time, at the speed of a copy. No kernel has to be compiled for it.
+The driver fills with 1, 2 and 4-byte values. A longer pattern is written as interleaved 4-byte columns (2-D memsets
+that are one value wide, with the pattern's length as pitch) over a first piece. That piece is then copied to the bytes
+after it, doubling the filled part each time, at the speed of a copy. No kernel has to be compiled.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from hearthd.device.cuda.streams import Stream
 from hearthd.device.resources.host_pool import PinnedBuffer
 
 MAX_ROWS = 1 << 20
-"""Rows of one 2-D copy. The driver refuses very tall ones without documenting where it begins to."""
+"""Largest number of rows of one 2-D copy. The driver refuses very tall copies, and does not document the limit."""
 
 FIRST_PIECE = 32 << 10
-"""Bytes of a long pattern that are set rather than copied."""
+"""Number of bytes of a long pattern that are set rather than copied."""
 
 TO_DEVICE = runtime.memcpyHostToDevice
 TO_HOST = runtime.memcpyDeviceToHost
@@ -31,13 +32,13 @@ WITHIN = runtime.memcpyDeviceToDevice
 
 
 class CudaCopies:
-    """Enqueues copies and fills on streams, and copies ordinary host memory at once."""
+    """Enqueues copies and fills on streams, and copies ordinary host memory synchronously."""
 
     def __init__(self) -> None:
         self._max_pitch = 0
-        """Bytes; 0 before the first query."""
+        """Maximum pitch of the device in bytes; 0 before the first query."""
         self._side = 0
-        """The stream of `write_now` and `read_now`; 0 before the first."""
+        """The stream of `write_now` and `read_now`; 0 before their first call."""
 
     def upload(self, destination: int, source: PinnedBuffer, offset: int, size: int, stream: Stream) -> None:
         _copy(destination, source.address + offset, size, TO_DEVICE, stream.pointer)
@@ -73,7 +74,7 @@ class CudaCopies:
         self._rows(destination, destination_pitch, source, source_pitch, width, rows, WITHIN, stream.pointer)
 
     def write_now(self, destination: int, pitch: int, data: memoryview, width: int, rows: int) -> None:
-        """Copies on a separate stream, which has no other work, and does not wait for other streams."""
+        """Copies on a separate stream that has no other work, so that the copy does not wait for other streams."""
         self._rows(destination, pitch, _address(data), width, width, rows, TO_DEVICE, self._own_stream())
         self._settle()
 
@@ -113,7 +114,7 @@ class CudaCopies:
             ) from error
 
     def _own_stream(self) -> int:
-        """Returns the separate stream; creates it at the first use. It lives as long as the process."""
+        """Returns the separate stream, which is created at the first use and never destroyed."""
         if not self._side:
             try:
                 self._side = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
@@ -122,7 +123,7 @@ class CudaCopies:
         return self._side
 
     def _settle(self) -> None:
-        """Waits for the copy, which goes through page-locked memory of the driver: about 0.1 ms a chunk."""
+        """Waits for the copy, which goes through page-locked memory of the driver: about 0.1 ms for each chunk."""
         try:
             runtime.streamSynchronize(self._side)
         except CudaError as error:
@@ -138,8 +139,8 @@ def _copy(destination: int, source: int, size: int, kind: int, stream: int) -> N
 
 
 def _address(memory: memoryview) -> int:
-    """Returns the address of the bytes, also those of an immutable object."""
-    import numpy as np  # only copies of ordinary memory need it
+    """Returns the address of the bytes, which may belong to an immutable object."""
+    import numpy as np  # needed only for copies of ordinary memory
 
     data: Any = np.frombuffer(memory, np.uint8)
     return int(data.ctypes.data)
@@ -153,7 +154,7 @@ def _shortest(pattern: bytes) -> bytes:
 
 
 def _fill(address: int, pattern: bytes, size: int, stream: int) -> None:
-    """Enqueues a fill. `size` and `address` are multiples of the pattern's length. Raises CudaError."""
+    """Enqueues a fill. `size` and `address` must be multiples of the pattern's length. Raises CudaError."""
     if not size:
         return
     unit = _shortest(pattern)

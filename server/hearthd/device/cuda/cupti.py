@@ -1,8 +1,10 @@
-"""CUPTI's kernel activity, by the `cupti-python` package: when each kernel ran, its registers, its shared memory.
+"""CUPTI's kernel activity, through the `cupti-python` package: start and end of each kernel, its registers, its shared
+memory.
 
-Collected while a trace runs, and not at all otherwise. Each command's number is pushed as an external correlation id
-while the command is given to the driver; CUPTI's records tie it to the launches made meanwhile (all kernels of a graph
-to the launch of the graph), and these to their kernels. Records without a number belong to commands without a trace.
+Collected only while a trace runs. The number of each command is pushed as an external correlation id while the command
+is submitted to the driver. CUPTI's records relate that id to the launches made in the meantime (the launch of a graph
+stands for all kernels of the graph), and the launches to their kernels. Records without a number belong to commands
+that are not traced.
 """
 
 from __future__ import annotations
@@ -16,17 +18,18 @@ from typing import Any
 from hearthd.device.profiling.annotations import KernelTiming
 
 BUFFER_BYTES = 8 << 20
-"""Size of one buffer of records, as in NVIDIA's samples; CUPTI requests another when it has filled one."""
+"""Size in bytes of one buffer of records, as in NVIDIA's samples; CUPTI requests another buffer when one is full."""
 
 FORCED = 1
-"""CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: buffers with records of what still runs come as well."""
+"""CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: also delivers buffers with records of kernels that are still running."""
 
 MAX_KERNELS = 1_000_000
-"""Kernels kept between two collects; what comes beyond is not kept."""
+"""Largest number of kernels kept between two collects; further kernels are dropped."""
 
 
 class KernelActivity:
-    """`hearthd.device.profiling.annotations.KernelActivitySource` by CUPTI. CUPTI calls back on a separate thread."""
+    """Implements `hearthd.device.profiling.annotations.KernelActivitySource` with CUPTI. CUPTI calls back on a separate
+    thread."""
 
     def __init__(self, cupti: Any, warn: Callable[[str], None]) -> None:
         self._cupti = cupti
@@ -41,19 +44,19 @@ class KernelActivity:
         self._kernels: list[tuple[int, KernelTiming]] = []
         self._seen: dict[int, list[KernelTiming]] = {}
         kinds = cupti.ActivityKind
-        # External correlation comes only with the records of the calls that it is pushed around.
+        # External correlation records come only if records of the API calls inside the push and pop are enabled, too.
         self._kinds = (kinds.CONCURRENT_KERNEL, kinds.EXTERNAL_CORRELATION, kinds.DRIVER, kinds.RUNTIME)
         self._custom = cupti.ExternalCorrelationKind.CUSTOM0
         cupti.activity_register_callbacks(self._requested, self._completed)
 
     def start(self) -> None:
-        """A trace begins: CUPTI is asked from the first one on."""
+        """Begins a trace. The first trace enables CUPTI's records."""
         self._users += 1
         if self._users == 1:
             self._active = self._try(self._enable)
 
     def stop(self) -> None:
-        """A trace has ended, and all of its kernels; its records stay until they are collected."""
+        """Ends a trace, all of whose kernels have ended. Its records stay until they are collected."""
         self._users -= 1
         if not self._users and self._active:
             self._active = False
@@ -81,7 +84,8 @@ class KernelActivity:
             self._cupti.activity_disable(kind)
 
     def _try(self, call: Callable[[], object]) -> bool:
-        """Calls `call`; returns False if CUPTI refuses it, which costs a command or a trace its kernels only."""
+        """Calls `call`; returns False if CUPTI refuses it. The only effect of a refusal is that a command or a trace
+        lacks its kernels."""
         try:
             call()
         except Exception as error:
@@ -92,10 +96,10 @@ class KernelActivity:
         return True
 
     def collect(self, numbers: Iterable[int]) -> list[KernelTiming]:
-        """The kernels of these commands, in the order of their start. Waits for CUPTI's thread; any thread.
+        """Returns the kernels of these commands, in the order of their start. Waits for CUPTI's thread; any thread.
 
-        While another trace runs, buffers with records of kernels that still run stay with CUPTI, and with them what
-        else they hold; forced out, those records would be lost to the other trace.
+        While another trace runs, CUPTI keeps buffers with records of kernels that are still running, with all other
+        records in them; if they were forced out, those records would be lost to the other trace.
         """
         alone = not self._users
         self._cupti.activity_flush_all(FORCED if alone else 0)
@@ -114,7 +118,7 @@ class KernelActivity:
         return BUFFER_BYTES, 0  # 0: as many records as fit
 
     def _completed(self, activities: list[Any]) -> None:
-        """Keeps what is needed of the records: they are gone when this returns."""
+        """Copies the needed fields of the records, which are invalid after this method returns."""
         try:
             with self._lock:
                 for activity in activities:
@@ -122,7 +126,7 @@ class KernelActivity:
                         self._external[activity.correlation_id] = activity.external_id
                     elif activity.kind == self._kinds[0] and activity.end and len(self._kernels) < MAX_KERNELS:
                         self._kernels.append((activity.correlation_id, self._kernel(activity)))
-        except Exception as error:  # CUPTI's thread has no handler
+        except Exception as error:  # nothing catches an exception on CUPTI's thread
             self._warn(f"a record of CUPTI could not be read: {type(error).__name__}: {error}")
 
     def _kernel(self, activity: Any) -> KernelTiming:
@@ -138,7 +142,7 @@ class KernelActivity:
         )
 
     def _match(self) -> None:
-        """Gives kernels to the commands that launched them; the two kinds of records come in no fixed order."""
+        """Assigns kernels to the commands that launched them. The two kinds of records arrive in no fixed order."""
         kernels, self._kernels = self._kernels, []
         for correlation, kernel in kernels:
             number = self._external.get(correlation)
@@ -151,7 +155,8 @@ class KernelActivity:
 def make_activity(
     warn: Callable[[str], None], load: Callable[[str], Any] = importlib.import_module
 ) -> KernelActivity | None:
-    """CUPTI, where it is installed and works with this driver; else None, with a warning that says why not."""
+    """Returns CUPTI's source of kernel activity if it is installed and works with this driver; otherwise None, with a
+    warning that gives the reason."""
     try:
         return KernelActivity(load("cupti.cupti"), warn)
     except Exception as error:

@@ -1,8 +1,8 @@
-"""CUDA's error codes as refusals and device faults.
+"""Conversion of CUDA's error codes to refusals and device faults.
 
-Runtime and driver share their numbers (cudaError and CUresult, CUDA 10.1 and newer), so one table serves both. The
-codes in `FATAL` are those of which the CUDA headers say that the process must be terminated and relaunched, and those
-that only a lost device gives: every later call would fail as well.
+Runtime and driver use the same numbers (cudaError and CUresult, CUDA 10.1 and newer), so one table serves both. The
+codes in `FATAL` are those after which, according to the CUDA headers, the process must be terminated and relaunched,
+and those that only a lost device gives: every later call would fail as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.server import DeviceFault
 
 CudaError: tuple[type[RuntimeError], ...] = (runtime.CUDARuntimeError, cu.CUDADriverError)
-"""Exceptions of CuPy for failed calls; both have `status`, the code."""
+"""CuPy's exceptions for failed calls; both have the code as `status`."""
 
 INVALID_VALUE = 1
 OUT_OF_MEMORY = 2
@@ -49,7 +49,7 @@ FATAL: Mapping[int, str] = {
 
 
 def is_fatal(status: int) -> bool:
-    """True if the device process cannot survive the code."""
+    """True if the device process cannot survive an error with this code."""
     return status in FATAL
 
 
@@ -63,8 +63,8 @@ def translate(
 ) -> Exception:
     """Returns the exception for `error`, which CuPy raised while `doing` ("allocating 4096 bytes").
 
-    A fatal code makes a `DeviceFault`, any other a `Refusal`: `OUT_OF_MEMORY` where the device ran out of it, else
-    `reason`.
+    The exception is a `DeviceFault` for a fatal code, otherwise a `Refusal`: `OUT_OF_MEMORY` if the device ran out of
+    memory, else `reason`.
     """
     status = int(getattr(error, "status", 0))
     if status in FATAL:
@@ -82,7 +82,7 @@ def translate(
 
 
 def raise_status(status: int, doing: str, reason: Reason = Reason.INTERNAL) -> None:
-    """Raises for any status but success."""
+    """Raises the exception of `translate` for any status except success."""
     if status:
         try:
             runtime.check_status(status)
@@ -91,7 +91,8 @@ def raise_status(status: int, doing: str, reason: Reason = Reason.INTERNAL) -> N
 
 
 def checked(result: tuple[object, ...]) -> tuple[object, ...]:
-    """Returns the results of a function of `cuda.bindings`, without its status; raises as CuPy's functions do."""
+    """Returns the results of a function of `cuda.bindings` without its status. Raises CuPy's exceptions for an error
+    status."""
     status = int(result[0])  # type: ignore[call-overload]
     if status:
         cu.check_status(status)

@@ -1,9 +1,10 @@
 """CUDA graphs, captured from the calls that would run outside a graph.
 
-Capturing makes nodes of the same calls that run outside graphs, with the same checks, attributes and limits; there is
-no second description of a copy or a fill. One call captures the whole graph, on a stream that only captures use: no
-other stream's work and no other call can invalidate the capture. The captured graph is kept beside the executable that
-was instantiated from it: an update of kernel parameters names the node of the captured graph.
+Capturing makes nodes from the same calls that run outside graphs, with the same checks, attributes and limits; there is
+no second description of a copy or a fill. One call captures the whole graph, on a stream that is used only for
+captures, so that neither another stream's work nor another call can invalidate the capture. The captured graph is kept
+together with the executable graph instantiated from it, because an update of kernel parameters refers to the node of
+the captured graph.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hearthd.device.cuda.streams import CudaStreams, Stream
 
 
 class Graph:
-    """A captured graph and its executable; both pointers are 0 once they are destroyed."""
+    """A captured graph and its executable; both pointers are 0 after they have been destroyed."""
 
     __slots__ = ("captured", "executable", "kernels", "nodes")
 
@@ -32,22 +33,23 @@ class Graph:
         self.captured = captured
         self.executable = executable
         self.nodes = [isinstance(node, KernelNode) for node in nodes]
-        """True for each node, in order, that launches a kernel."""
+        """One entry for each node, in order: True if the node launches a kernel."""
         self.kernels: list[Any] | None = None
         """The driver's kernel nodes, in order; looked up at the first update."""
 
 
 class CudaGraphs:
-    """Creates graphs, updates and launches them. `enqueues` makes the calls that a capture records."""
+    """Creates, updates and launches graphs. `enqueues` makes the calls that a capture records."""
 
     def __init__(self, enqueues: Enqueues, streams: CudaStreams) -> None:
         self._enqueues = enqueues
         self._streams = streams
         self._recorder: Stream | None = None
-        """The stream that is captured; None before the first graph."""
+        """The stream for captures; None before the first graph."""
 
     def create(self, nodes: Sequence[GraphNode]) -> Graph:
-        """Captures in relaxed mode: other threads of the process (compiles, page locks) may call CUDA meanwhile."""
+        """Creates a graph by capturing in relaxed mode, in which other threads of the process (compiles, page locks)
+        may call CUDA at the same time."""
         if self._recorder is None:
             self._recorder = self._streams.create()
         stream = self._recorder
@@ -57,7 +59,7 @@ class CudaGraphs:
             try:
                 replay(self._enqueues, nodes, stream)
             except BaseException:
-                with suppress(*CudaError):  # the stream leaves the capture also where that was spoiled
+                with suppress(*CudaError):  # the stream ends the capture even if the capture was invalidated
                     captured = runtime.streamEndCapture(stream.pointer)
                 raise
             captured = runtime.streamEndCapture(stream.pointer)
@@ -77,7 +79,7 @@ class CudaGraphs:
         return Graph(nodes, captured, executable)
 
     def launch(self, graph: Graph, stream: Stream, times: int = 1) -> None:
-        """The driver orders it behind earlier launches of the same graph."""
+        """Enqueues launches of the graph. The driver runs each after earlier launches of the same graph."""
         executable, pointer = graph.executable, stream.pointer
         try:
             for _ in range(times):
@@ -86,13 +88,13 @@ class CudaGraphs:
             raise translate(error, "launching a graph", Reason.LAUNCH_FAILED) from error
 
     def update(self, graph: Graph, index: int, node: KernelNode) -> None:
-        """Earlier launches keep their parameters (cuGraphExecKernelNodeSetParams)."""
+        """Changes a kernel node's parameters. Earlier launches keep theirs (cuGraphExecKernelNodeSetParams)."""
         function = node.function
         if node.shared_mem > function.dynamic_limit:
             function.allow_shared(node.shared_mem)
         block = ctypes.create_string_buffer(bytes(node.params), max(1, len(node.params)))
         start = ctypes.addressof(block)
-        # An array of addresses rather than the block as a whole, which cooperative kernels do not take.
+        # An array of addresses, because cooperative kernels do not accept the whole block.
         addresses = (ctypes.c_void_p * max(1, len(function.parameters)))(
             *(start + offset for offset, _ in function.parameters)
         )
@@ -117,7 +119,7 @@ class CudaGraphs:
             ) from error
 
     def destroy(self, graph: Graph) -> None:
-        """The driver frees a graph that still runs once it is done. A second call has no effect."""
+        """Destroys the graph; if it is still running, the driver frees it afterwards. Further calls have no effect."""
         captured, executable = graph.captured, graph.executable
         graph.captured = graph.executable = 0
         graph.kernels = None
@@ -134,9 +136,10 @@ def _destroy(captured: int, executable: int) -> None:
 
 
 def _kernel_nodes(graph: Graph) -> list[Any]:
-    """The kernel nodes in the order in which they run: a stream's capture is a chain.
+    """Returns the kernel nodes in the order in which they run: the capture of one stream is a chain.
 
-    Copies and fills make nodes of other kinds, some of them several, so that the n-th kernel node is the n-th launch.
+    Copies and fills make nodes of other types, possibly several for one call, so the n-th kernel node is the n-th
+    launch.
     """
     (roots, *_) = checked(driver.cuGraphGetRootNodes(graph.captured, 1))
     count = checked(driver.cuGraphGetEdges(graph.captured))[-1]

@@ -1,4 +1,4 @@
-"""Kernel output: collects what kernels have printed."""
+"""Kernel output: collects the text that kernels have printed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _LIBC = ctypes.CDLL(None)
 
 
 class KernelOutput:
-    """Has the driver write the output of kernels that have ended to the standard output of the process.
+    """Makes the driver write the output of completed kernels to the standard output of the process.
 
-    The driver writes it at a synchronization, not when an event is queried (CUDA C++ Programming Guide, "Formatted
-    Output"). The synchronization here is with an event and a stream that have been idle since they were created: the
-    driver writes, and does not wait.
+    The driver writes at a synchronization, not when an event is queried (CUDA C++ Programming Guide, "Formatted
+    Output"). This class synchronizes with an event and a stream that have been idle since their creation, so the driver
+    writes and does not wait.
     """
 
     def __init__(self) -> None:
@@ -25,14 +25,14 @@ class KernelOutput:
         self._event = 0
 
     def flush(self) -> None:
-        """Writes the output. Does not wait for kernels."""
+        """Writes the output of completed kernels. Does not wait for running ones."""
         try:
             if not self._event:
                 self._stream = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
                 self._event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
                 eventRecord(self._event, self._stream)
             if eventQuery(self._event) != 0:
-                return  # recorded on an idle stream just now: it is done at the next flush
+                return  # just recorded on an idle stream: complete by the next flush
             runtime.eventSynchronize(self._event)
             runtime.streamSynchronize(self._stream)
         except CudaError as error:

@@ -23,29 +23,30 @@ from hearthd.device.cuda.streams import Stream
 
 _LOG_BYTES = 16 << 10
 _LISTED = 16
-"""Names that a refusal lists."""
+"""Largest number of names that a refusal lists."""
 
 _LOADED_AT_ONCE = 1024
-"""Kernels of a module that are loaded with it; a further kernel of a larger library is loaded at its first use."""
+"""Largest number of kernels loaded together with their module; in a larger module, further kernels are loaded at first
+use."""
 
-# cuda.h: how cuLaunchKernel's `extra` says where the parameter block is
+# cuda.h: keys of cuLaunchKernel's `extra` array, which locates the parameter block
 _PARAM_END, _PARAM_POINTER, _PARAM_SIZE = 0, 1, 2
 
 
 _DEFAULT_STACK = 1 << 10
-"""Local memory of a thread for which a new context has room, in bytes (cudaLimitStackSize)."""
+"""Local memory of a thread, in bytes, that a new context provides for (cudaLimitStackSize)."""
 
 DEFAULT_SHARED = 48 << 10
-"""Shared memory of a block without opting in to more, in bytes (CUDA C++ Programming Guide, "Shared Memory")."""
+"""Shared memory of a block, in bytes, without opting in to more (CUDA C++ Programming Guide, "Shared Memory")."""
 
 
 class CudaFunction:
-    """A kernel. Its construction loads its code, so that the first launch does not have to."""
+    """A kernel. The constructor loads its code, so that the first launch does not have to."""
 
     __slots__ = ("attributes", "dynamic_limit", "module", "name", "parameters", "pointer")
 
     def __init__(self, module: CudaModule, name: str, pointer: int) -> None:
-        self.module = module  # the code lives as long as its functions
+        self.module = module  # the code stays loaded as long as its functions exist
         self.name = name
         self.pointer = pointer
         self.parameters = _parameters(pointer)
@@ -57,11 +58,11 @@ class CudaFunction:
             max_threads_per_block=_attribute(cu.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, pointer),
         )
         self.dynamic_limit = DEFAULT_SHARED - self.attributes.static_shared_bytes
-        """Dynamic shared memory that a launch may use without a further opt-in, in bytes."""
+        """Dynamic shared memory in bytes that a launch may use without a further opt-in."""
 
     def allow_shared(self, size: int) -> None:
-        """Opts in to `size` bytes, which a function has to do above 48 KiB (CUDA C++ Programming Guide, "Shared
-        Memory"); once for the largest."""
+        """Opts in to `size` bytes of dynamic shared memory, which is required above 48 KiB (CUDA C++ Programming Guide,
+        "Shared Memory"). Called only when a launch needs more than any launch before."""
         try:
             cu.funcSetAttribute(self.pointer, cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
         except CudaError as error:
@@ -81,7 +82,7 @@ class CudaFunction:
 
 
 class CudaModule:
-    """A module in the device's context. Name expressions stand for the names that the compiler gave them."""
+    """A module in the device's context. Name expressions are translated to the names that the compiler gave them."""
 
     def __init__(self, image: Image, pointer: int) -> None:
         self.pointer = pointer
@@ -108,14 +109,15 @@ class CudaModule:
         try:
             address, size = checked(driver.cuModuleGetGlobal(self.pointer, lowered.encode()))
         except CudaError as error:
-            if getattr(error, "status", 0) == NOT_FOUND or not lowered:  # CUDA calls an empty name an invalid value
+            # CUDA reports an empty name as an invalid value
+            if getattr(error, "status", 0) == NOT_FOUND or not lowered:
                 raise self._missing(Reason.GLOBAL_NOT_FOUND, "global variable", name, self.globals) from error
             raise translate(error, f"looking for the global variable {name}") from error
         return int(address), int(size)  # type: ignore[call-overload]
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Functions that `function` can find, with name expressions in place of their compiled names."""
+        """Names of the functions that `function` can find, with name expressions in place of their compiled names."""
         if self._listed is None:
             expressions = {lowered: expression for expression, lowered in self._names.items()}
             try:
@@ -127,7 +129,7 @@ class CudaModule:
         return self._listed
 
     def load_functions(self) -> None:
-        """Loads the kernels' code to the device now. Raises CudaError."""
+        """Loads the kernels' code to the device immediately. Raises CudaError."""
         for handle in self.handles()[:_LOADED_AT_ONCE]:
             checked(driver.cuFuncLoad(handle))
 
@@ -141,7 +143,7 @@ class CudaModule:
 
     @property
     def globals(self) -> tuple[str, ...]:
-        """Variables that were requested by name expression: the driver does not list a module's variables."""
+        """Variables that were requested by name expression, because the driver does not list a module's variables."""
         return tuple(sorted(name[1:] for name in self._names if name.startswith("&")))
 
     def _missing(self, reason: Reason, kind: str, name: str, names: tuple[str, ...]) -> Refusal:
@@ -159,7 +161,7 @@ class CudaLauncher:
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self._capability = capability
-        # cuLaunchKernel copies the parameters before it returns, so that one block at a fixed address serves all.
+        # cuLaunchKernel copies the parameters before it returns, so one block at a fixed address serves all launches.
         block = (ctypes.c_ubyte * MAX_PARAMETER_BYTES)()
         self._block = memoryview(block).cast("B")
         self._block_at = ctypes.addressof(block)
@@ -173,8 +175,8 @@ class CudaLauncher:
         self._keep = (block, extra)
 
     def first_launch_waits(self, function: CudaFunction, prints: bool) -> bool:
-        """True if the first launch waits for all kernels: the driver does so when it makes room for more local memory a
-        thread than any kernel before had, and when it makes the buffer that kernels print to (measured with CUDA 13 on
+        """True if the first launch would wait for all kernels. The driver waits when it provides more local memory per
+        thread than any kernel before needed, and when it creates the buffer for kernel output (measured with CUDA 13 on
         an H200)."""
         return function.attributes.local_bytes > self._local_bytes or (prints and not self._printed)
 
@@ -183,9 +185,10 @@ class CudaLauncher:
         self._printed = self._printed or prints
 
     def load(self, image: Image) -> CudaModule:
-        """Loads a module with all its kernels. The driver would load each kernel at its first use, and wait then for
-        running work (CUDA Programming Guide, "Lazy Loading": concurrent execution); the caller of this method has made
-        sure that there is none. CUDA_MODULE_LOADING=EAGER would load every kernel of NCCL, too."""
+        """Loads a module with all its kernels. Otherwise the driver would load each kernel at its first use, and wait
+        for running work (CUDA Programming Guide, "Lazy Loading": concurrent execution); the caller of this method has
+        ensured that no work is running. CUDA_MODULE_LOADING=EAGER is not used, because it would also load every kernel
+        of NCCL."""
         image_headers.check(image.code, self._capability)
         pointer = 0
         try:
@@ -212,7 +215,7 @@ class CudaLauncher:
             ) from error
 
     def unload(self, module: CudaModule) -> None:
-        """Unloads a module whose last launch has ended. A second call has no effect."""
+        """Unloads a module whose last launch has ended. Further calls have no effect."""
         pointer, module.pointer = module.pointer, 0
         if pointer:
             try:
@@ -229,7 +232,7 @@ class CudaLauncher:
         stream: Stream,
         params: bytearray,
     ) -> Callable[[], object]:
-        # A separate block: nothing is copied into place, and no Python code runs but the call itself.
+        # A separate block, so that nothing has to be copied and no Python code runs except the call itself.
         size = len(params)
         block_of_parameters = (ctypes.c_ubyte * size).from_buffer_copy(params)
         block_size = ctypes.c_size_t(size)
@@ -265,7 +268,7 @@ class CudaLauncher:
                 if attributes.cluster is not None:
                     allow_cluster(function.pointer, attributes.cluster)
                 config = launch_config(grid, block, shared_mem, stream.pointer, driver_attributes(attributes))
-                # Addresses of the parameters: cooperative launches do not take the block as a whole.
+                # Addresses of the parameters, because cooperative launches do not accept the whole block.
                 places = [self._block_at + offset for offset, _ in function.parameters]
                 addresses = (ctypes.c_void_p * max(1, len(places)))(*places)
                 checked(driver.cuLaunchKernelEx(config, function.pointer, ctypes.addressof(addresses), 0))
@@ -297,7 +300,8 @@ def _attribute(attribute: int, pointer: int) -> int:
 
 
 def _parameters(pointer: int) -> tuple[tuple[int, int], ...]:
-    """Returns the (offset, size) of each parameter; the driver answers "invalid value" for the first index beyond."""
+    """Returns the (offset, size) of each parameter in bytes. The driver answers "invalid value" for the first index out
+    of range."""
     found: list[tuple[int, int]] = []
     while True:
         status, offset, size = driver.cuFuncGetParamInfo(pointer, len(found))
@@ -308,7 +312,8 @@ def _parameters(pointer: int) -> tuple[tuple[int, int], ...]:
 
 
 def _load_log(code: bytes) -> str:
-    """Returns the log of the driver's compiler for `code` (PTX); empty where it has none. Compiles once more."""
+    """Returns the log of the driver's compiler for `code` (PTX), which it compiles once more; empty if there is no
+    log."""
     log = bytearray(_LOG_BYTES)
     options = [
         driver.CUjit_option.CU_JIT_ERROR_LOG_BUFFER,

@@ -1,9 +1,9 @@
 """Device memory.
 
-Device memory comes from a CUDA memory pool of our own (`cudaMallocFromPoolAsync`): an allocation and a free are points
-in a stream, neither waits for the device, and what one stream has freed serves every other one as soon as that free
-has happened. CuPy's `MemoryPool`, which keeps an arena per stream and gives memory from one to another only by way of
-`cudaFree` (which waits for the whole device), serves where the driver has no memory pools (some vGPUs).
+Device memory comes from a separate CUDA memory pool (`cudaMallocFromPoolAsync`): an allocation and a free are points in
+a stream, neither waits for the device, and memory freed by one stream is available to every other stream as soon as
+that free has been executed. If the driver has no memory pools (some vGPUs), CuPy's `MemoryPool` is used. It keeps an
+arena per stream, and moves memory from one to another only through `cudaFree`, which waits for the whole device.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hearthd.device.cuda.streams import Stream
 from hearthd.device.resources.budget import out_of_memory, rounded
 
 GRAIN = 32 << 20
-"""Bytes; a memory pool of the driver grows by multiples of this (`cudaMemPoolAttrReservedMemCurrent`)."""
+"""Granularity in bytes by which a memory pool of the driver grows (`cudaMemPoolAttrReservedMemCurrent`)."""
 
 
 class CudaMemory:
-    """A device allocation. `reserved` is its size as `rounded` says; empty ones have address 0."""
+    """A device allocation. `reserved` is its size after `rounded`; empty allocations have address 0."""
 
     __slots__ = ("address", "owner", "reserved", "size")
 
@@ -38,7 +38,7 @@ class CudaMemory:
 
 
 class Pool(ABC):
-    """Base of the two pools: the limit, the retry when memory runs out, and the numbers in that refusal."""
+    """Base of the two pools: checks the limit, retries when memory runs out, and reports sizes in that refusal."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -48,14 +48,15 @@ class Pool(ABC):
 
     @abstractmethod
     def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
-        """Returns the address and the owner of `size` bytes, which are `rounded`. Raises CudaError or MemoryError."""
+        """Returns the address and the owner of `size` bytes; `size` is a result of `rounded`. Raises CudaError or
+        MemoryError."""
 
     @abstractmethod
     def _give(self, memory: CudaMemory, stream: Stream) -> None: ...
 
     @abstractmethod
     def reserved(self) -> int:
-        """Returns the bytes that the pool holds of the device, used or not."""
+        """Returns the bytes of device memory that the pool holds, used or not."""
 
     @abstractmethod
     def release_unused(self) -> None:
@@ -69,25 +70,25 @@ class Pool(ABC):
             raise translate(error, "giving unused memory back to the device") from error
 
     def held(self) -> tuple[int, int]:
-        """Returns the bytes that the pool holds of the device, used or not, and the bytes in use."""
+        """Returns the bytes of device memory that the pool holds, used or not, and the bytes in use."""
         try:
             return self.reserved() + self._outside, self._held
         except CudaError as error:
             raise translate(error, "asking for what the pool holds") from error
 
     def check(self, size: int, reserved: int) -> None:
-        """Raises Refusal(OUT_OF_MEMORY) where the limit leaves no room for `reserved` bytes beside the pool's."""
+        """Raises Refusal(OUT_OF_MEMORY) if `reserved` more bytes would exceed the limit."""
         if self._limit and self._held + reserved > self._limit:
             raise out_of_memory(size, self.info(), self._limit)
 
     def count(self, more: int) -> None:
-        """Counts `more` further bytes, or fewer, as held outside of the pool."""
+        """Adds `more` bytes, which may be negative, to the memory held outside of the pool."""
         self._held += more
         self._outside += more
 
     def allocate(self, size: int, stream: Stream) -> CudaMemory:
         """Allocates memory. Raises Refusal(OUT_OF_MEMORY) after one trim and one more attempt,
-        Refusal(INVALID_ARGUMENT) below 0."""
+        Refusal(INVALID_ARGUMENT) for a negative size."""
         if size <= 0:
             if size < 0:
                 raise Refusal(Reason.INVALID_ARGUMENT, f"An allocation of {size} bytes was asked for; 0 is the least.")
@@ -107,7 +108,7 @@ class Pool(ABC):
         return memory
 
     def free(self, memory: CudaMemory, stream: Stream) -> None:
-        """Frees memory in the stream's order. A second free of the same memory has no effect."""
+        """Frees memory in the stream's order. Freeing the same memory again has no effect."""
         if self._live.get(memory.address) is not memory:
             return
         del self._live[memory.address]
@@ -138,7 +139,7 @@ class Pool(ABC):
         """Frees memory outside any stream."""
 
     def _again(self, error: RuntimeError | MemoryError, size: int, reserved: int, stream: Stream) -> tuple[int, Any]:
-        """Tries the allocation again after `error`."""
+        """Tries the allocation again after `error`, with unused memory returned to the device first."""
         if isinstance(error, RuntimeError) and getattr(error, "status", 0) != OUT_OF_MEMORY:
             raise translate(error, f"allocating {size} bytes") from error
         try:
@@ -166,7 +167,8 @@ class StreamOrderedPool(Pool):
             )
         )
         self._freed_on: set[Stream] = set()
-        # By default a pool returns unused memory at each synchronization; kept memory costs no driver call.
+        # By default a pool returns unused memory at each synchronization; memory that is kept can be allocated without
+        # a driver call.
         keep = limit or (1 << 64) - 1
         runtime.memPoolSetAttribute(self._pool, runtime.cudaMemPoolAttrReleaseThreshold, keep)
 
@@ -184,10 +186,10 @@ class StreamOrderedPool(Pool):
         return int(runtime.memPoolGetAttribute(self._pool, runtime.cudaMemPoolAttrReservedMemCurrent))
 
     def release_unused(self) -> None:
-        # The driver counts a free as done only once something has been synchronized with it, a query is not enough.
-        # Synchronizing a stream that is idle does not wait.
+        # The driver counts a free as complete only after a synchronization, a query is not enough. Synchronizing an
+        # idle stream does not wait.
         for stream in list(self._freed_on):
-            with suppress(AttributeError):  # destroyed meanwhile
+            with suppress(AttributeError):  # the stream was destroyed in the meantime
                 if runtime.streamQuery(stream.pointer):  # 0 is success
                     continue
                 runtime.streamSynchronize(stream.pointer)
@@ -203,7 +205,8 @@ class StreamOrderedPool(Pool):
 
 
 class ArenaPool(Pool):
-    """CuPy's pool of `cudaMalloc` memory, an arena per stream. `release_unused` waits for the device (see above)."""
+    """CuPy's pool of `cudaMalloc` memory, with an arena per stream. `release_unused` waits for the device (see
+    above)."""
 
     def __init__(self, limit: int = 0) -> None:
         super().__init__(limit)

@@ -1,4 +1,4 @@
-"""NCCL's communicators: one per group of devices, one rank per device process."""
+"""NCCL's communicators: one for each group of devices, with one rank in each device process."""
 
 from __future__ import annotations
 
@@ -26,35 +26,38 @@ _IN_PROGRESS = 7
 _CLOSE_SECONDS = 5.0
 
 _CONNECT_SECONDS = 60.0
-"""Seconds for the first exchange with every other rank on the device, behind other work there."""
+"""Timeout in seconds of the first exchange with every other rank on the device, which may be queued after other work
+there."""
 _CONNECT_CHECK_SECONDS = 0.001
 
 _SCRATCH_BYTES = 512
 _SENT, _RECEIVED = 128, 256
-"""Offsets of the bytes for connecting in the scratch memory; those of barriers are at its beginning."""
+"""Offsets in the scratch memory of the bytes for connecting; those of barriers are at its beginning."""
 
 _SETTINGS = {
-    # NCCL connects ranks when a collective first needs it, inside the call: that would make the device-handle thread
-    # wait for a peer. With 0 it connects what collectives use in `join`, on a helper thread.
+    # NCCL connects ranks when a collective first needs the connection, inside the call: the device-handle thread would
+    # then wait for a peer. With 0, the connections of collectives are made in `join`, on a helper thread.
     "NCCL_RUNTIME_CONNECT": "0",
-    # Work of a large group reaches the kernels through a ring buffer, and the call waits for the device where that is
-    # full. 1,024 operations (hearthd.device.collectives.request) of about 100 bytes for each of 100 ranks fit 16 MiB.
+    # Work of a large group reaches the kernels through a ring buffer, and the call waits for the device if the buffer
+    # is full. 1,024 operations (hearthd.device.collectives.request) of about 100 bytes for each of 100 ranks fit 16
+    # MiB.
     "NCCL_WORK_FIFO_BYTES": str(16 << 20),
-    # NVLink multicast: programs that use it have put GPUs out of service that others share. The machine's owner may set
-    # it in the daemon's environment (1, or 2 for where NCCL finds it); NCCL's own files of settings come second.
+    # NVLink multicast: programs that use it have put GPUs out of service that others share. The machine's owner may
+    # enable it in the daemon's environment (1, or 2 to let NCCL decide); NCCL's own files of settings come second.
     "NCCL_NVLS_ENABLE": "0",
 }
-"""Variables that NCCL reads when it is first used; what the daemon's environment says stays."""
+"""Environment variables that NCCL reads at its first use. Values from the daemon's environment have precedence."""
 
 _FAILURES: tuple[type[Exception], ...] = (nccl.NcclError, KeyError) if nccl.available else (KeyError,)
-"""Exceptions of CuPy for failures of NCCL: a KeyError for the codes that it has no text for."""
+"""CuPy's exceptions for failures of NCCL; KeyError stands for codes that CuPy has no text for."""
 
 _REFUSED: tuple[type[Exception], ...] = (*_FAILURES, ValueError, TypeError, AssertionError)
 """`_FAILURES`, and the exceptions for an invalid id."""
 
 
 class NcclCommunicator:
-    """Communicator of one rank. Once `abort` is under way, no other call uses the communicator: NCCL frees it there."""
+    """Communicator of one rank. After `abort` has begun, no other call may use the communicator, because NCCL frees
+    it."""
 
     def __init__(self, communicator: Any, device: int, rank: int, ranks: int, scratch: int) -> None:
         self._communicator = communicator
@@ -78,7 +81,7 @@ class NcclCommunicator:
         failure = self._failure
         if failure:
             raise self._refusal(named(operations), failure)
-        # All of them are made first: an error in between would leave the peers with half of a group.
+        # All calls are prepared first: an error in between would leave the peers with an incomplete group.
         made = calls(operations, self._rank, self._ranks, self._scratch)
         try:
             issue(self._communicator, made, stream.pointer)
@@ -89,7 +92,7 @@ class NcclCommunicator:
             raise self._refusal(named(operations), _why(error)) from error
 
     def failed(self) -> str:
-        with self._lock:  # so that `abort` does not free the communicator while it is asked
+        with self._lock:  # so that `abort` does not free the communicator during the query
             if not self._failure:
                 try:
                     self._communicator.check_async_error()
@@ -99,7 +102,8 @@ class NcclCommunicator:
             return self._failure
 
     def stop(self) -> None:
-        """ncclCommRevoke: its kernels end, and nothing more can be enqueued; it returns when all have."""
+        """Calls ncclCommRevoke: running kernels of the communicator end, and no more can be enqueued. Returns when all
+        have ended."""
         revoke = _revoke_function()
         assert revoke is not None
         with self._lock:
@@ -117,17 +121,17 @@ class NcclCommunicator:
                 return
             self._aborted = True
             self._failure = self._failure or "the communicator was aborted"
-        with suppress(*CudaError):  # the device is lost; so is the communicator
+        with suppress(*CudaError):  # if the device is lost, the communicator is lost, too
             runtime.setDevice(self._device)
             self._communicator.abort()
 
     def connect(self) -> None:
-        """Exchanges a byte with every other rank, and waits until all have. Helper threads only, before anything else
-        is enqueued; all ranks do it.
+        """Exchanges a byte with every other rank, and waits until all have done so. Called on a helper thread by every
+        rank, before anything else is enqueued.
 
-        NCCL connects two ranks at the first send between them, inside the call, by a conversation of the two: done
-        here, it is no call of the device-handle thread that waits for a peer. The byte's way is the one of all sizes.
-        Raises what CuPy raises.
+        NCCL connects two ranks at the first send between them, inside the call, with messages between the two.
+        Connecting here ensures that no call on the device-handle thread waits for a peer. Sends of all sizes use the
+        same connection as this byte. Raises CuPy's exceptions, Refusal(COMMUNICATOR_FAILED).
         """
         made: list[Call] = []
         for peer in range(self._ranks):
@@ -144,7 +148,7 @@ class NcclCommunicator:
             runtime.streamDestroy(stream)
 
     def _wait(self, stream: int) -> None:
-        """Polls the stream: CUDA's wait would not end where a peer is gone."""
+        """Polls the stream until its work is done, because CUDA's own wait would never end if a peer is gone."""
         deadline = time.monotonic() + _CONNECT_SECONDS
         while (status := runtime.streamQuery(stream)) == NOT_READY:
             failure = self.failed()
@@ -163,10 +167,12 @@ class NcclCommunicator:
 
 
 class NcclCommunicators:
-    """`join` and `unique_id` run on helper threads, everything else on the device-handle thread."""
+    """Factory of NCCL communicators. `join` and `unique_id` run on helper threads, all other methods on the
+    device-handle thread."""
 
     def __init__(self, device: int, capability: tuple[int, int]) -> None:
-        """Makes no use of NCCL that could load what it needs of a device: most processes never have a group."""
+        """Sets NCCL's environment variables. Makes no NCCL call that would allocate on the device, because most
+        processes never have a group."""
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         self._device = device
@@ -193,11 +199,11 @@ class NcclCommunicators:
         return unique if isinstance(unique, bytes) else bytes(number & 0xFF for number in unique)
 
     def forget(self, unique_id: bytes) -> None:
-        """Does nothing: NCCL keeps no state for an id."""
+        """Does nothing, because NCCL keeps no state for an id."""
 
     def join(self, unique_id: bytes, rank: int, ranks: int) -> NcclCommunicator:
-        """Returns when all ranks have joined and are connected, each with each; NCCL gives no way to end the wait for
-        the others from outside."""
+        """Joins a communicator. Returns when all ranks have joined and are connected pairwise; NCCL provides no way to
+        cancel the wait for the other ranks."""
         self._require()
         identity: object = unique_id
         if int(cupy.__version__.partition(".")[0]) < 14:
@@ -229,19 +235,19 @@ class NcclCommunicators:
         try:
             joined.connect()
         except BaseException:
-            joined.abort()  # otherwise the collection of the object would destroy it
+            joined.abort()  # otherwise garbage collection of the object would call ncclCommDestroy
             raise
 
     def _scratch_memory(self) -> int:
-        """Returns the memory of barriers and of connecting: one block for all communicators of the process, whose
-        contents are never read. It is never freed: that would wait for the device."""
+        """Returns the memory for barriers and for connecting: one block for all communicators of the process, whose
+        contents are never read. It is never freed, because that would wait for the device."""
         with self._lock:
             if not self._scratch:
                 self._scratch = runtime.malloc(_SCRATCH_BYTES)
             return self._scratch
 
     def close(self) -> None:
-        """Aborts what is left, for at most a few seconds. Never raises."""
+        """Aborts the remaining communicators; waits at most 5 seconds. Never raises."""
         with self._lock:
             joined, self._joined = self._joined, []
         threads = [threading.Thread(target=each.abort, name="nccl-abort", daemon=True) for each in joined]
@@ -261,8 +267,8 @@ class NcclCommunicators:
 
 
 def issue(communicator: Any, made: Sequence[Call], stream: int) -> None:
-    """Makes the calls, as one group where there are more than one. Raises what CuPy raises for the first that failed;
-    ncclGroupEnd is reached whatever happens, since the thread's next calls would go to the group otherwise."""
+    """Makes the calls, as one group if there is more than one. Raises CuPy's exception for the first call that failed.
+    Always calls ncclGroupEnd, because the thread's next calls would otherwise belong to the group."""
     if len(made) == 1:
         ((name, arguments),) = made
         getattr(communicator, name)(*arguments, stream)
@@ -275,7 +281,7 @@ def issue(communicator: Any, made: Sequence[Call], stream: int) -> None:
             getattr(communicator, name)(*arguments, stream)
     except BaseException:
         with suppress(*_FAILURES):
-            nccl.groupEnd()  # NCCL has noted which call failed, and launches none
+            nccl.groupEnd()  # NCCL has recorded the failed call, and launches none
         raise
     nccl.groupEnd()
 
@@ -290,7 +296,7 @@ def _why(error: Exception) -> str:
 
 
 def _raise_fault(stream: int, doing: str) -> None:
-    """NCCL only says that CUDA failed; a sticky error shows on the stream."""
+    """Raises the sticky CUDA error of the stream, if there is one: NCCL reports only that CUDA failed."""
     status: int = runtime.streamQuery(stream)
     if status not in (0, NOT_READY):
         raise_status(status, f"running {doing}", Reason.COMMUNICATOR_FAILED)
@@ -298,7 +304,8 @@ def _raise_fault(stream: int, doing: str) -> None:
 
 @functools.cache
 def _revoke_function() -> Callable[[int, int], int] | None:
-    """ncclCommRevoke, which CuPy does not bind, of the library that CuPy has loaded; None before NCCL 2.28.7."""
+    """Returns ncclCommRevoke of the library that CuPy has loaded, because CuPy does not bind it; None before NCCL
+    2.28.7."""
     try:
         found = ctypes.CDLL("libnccl.so.2", os.RTLD_NOLOAD | os.RTLD_NOW).ncclCommRevoke
     except (OSError, AttributeError):

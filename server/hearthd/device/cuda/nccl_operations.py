@@ -1,4 +1,4 @@
-"""NCCL calls of a collective. Pure: it imports neither CuPy nor CUDA."""
+"""NCCL calls of a collective. Pure: imports neither CuPy nor CUDA."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hearth_proto.collectives import PEERED, REDUCING
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
 
-# nccl.h: ncclDataType_t and ncclRedOp_t. CuPy hands these numbers on as they are.
+# nccl.h: ncclDataType_t and ncclRedOp_t. CuPy passes these numbers on unchanged.
 DTYPES = {
     "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5, "float16": 6, "float32": 7, "float64": 8,
     "bfloat16": 9, "float8_e4m3fn": 10, "float8_e5m2": 11,
@@ -17,22 +17,24 @@ OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 BYTES = DTYPES["uint8"]
 
 FP8_VERSION = 22400
-"""NCCL 2.24, as ncclGetVersion writes it: the first that reduces 8-bit floats."""
+"""NCCL 2.24, in the form of ncclGetVersion: the first version that reduces 8-bit floats."""
 FP8_CAPABILITY = (9, 0)
-"""The least compute capability of a device that NCCL reduces them on ("begins with sm90 capable devices")."""
+"""Lowest compute capability of devices on which NCCL reduces 8-bit floats ("begins with sm90 capable devices")."""
 
 Call = tuple[str, tuple[int, ...]]
-"""A method of CuPy's NcclCommunicator and its arguments but for the last, the stream."""
+"""A method of CuPy's NcclCommunicator and its arguments, except the last one, which is the stream."""
 
 
 def reducible(version: int, capability: tuple[int, int]) -> tuple[str, ...]:
-    """The dtypes that this version of NCCL (22803 is 2.28.3) can reduce on a device of that compute capability."""
+    """Returns the dtypes that this version of NCCL (22803 is 2.28.3) can reduce on a device of that compute
+    capability."""
     narrow = version >= FP8_VERSION and capability >= FP8_CAPABILITY
     return tuple(name for name in DTYPES if narrow or not name.startswith("float8"))
 
 
 def check(kind: str, dtype: str, op: str, allowed: Sequence[str]) -> None:
-    """Raises Refusal(UNSUPPORTED) that names what NCCL has. What does not reduce moves bytes, of whatever dtype."""
+    """Raises Refusal(UNSUPPORTED), which lists what NCCL supports. Operations that do not reduce move bytes and accept
+    any dtype."""
     if kind not in _CALLS:
         raise _unsupported(f"NCCL has no {kind or 'unnamed operation'}", kind, tuple(_CALLS), "use one of these")
     if kind not in REDUCING:
@@ -47,12 +49,12 @@ def check(kind: str, dtype: str, op: str, allowed: Sequence[str]) -> None:
 
 
 def calls(operations: Sequence[CollectiveExchange], rank: int, ranks: int, scratch: int) -> list[Call]:
-    """The calls of `rank` that do all of `operations`, in an order that goes together with that of the other ranks.
+    """Returns the calls of `rank` for all of `operations`, in an order that matches that of the other ranks.
 
-    More than one of them belong between ncclGroupStart and ncclGroupEnd. NCCL pairs the sends and receives of two ranks
-    in the order of their calls. Ranks agree on the order of the operations, but for sends and receives, which they may
-    have anywhere among them: those come first, so that none meets a part of an all_to_all, a gather or a scatter.
-    `scratch`: memory for four bytes, which are never read.
+    Several calls must be made between ncclGroupStart and ncclGroupEnd. NCCL pairs the sends and receives of two ranks
+    in the order of their calls. All ranks have the same order of operations, except for sends and receives, which may
+    be anywhere among them. Their calls therefore come first, so that none is paired with a part of an all_to_all, a
+    gather or a scatter. `scratch`: address of four bytes whose contents are never read.
     """
     made: list[Call] = []
     for each in operations:
@@ -65,7 +67,7 @@ def calls(operations: Sequence[CollectiveExchange], rank: int, ranks: int, scrat
 
 
 def named(operations: Sequence[CollectiveExchange]) -> str:
-    """Returns names for messages: "all_reduce", "a batch of 3 (all_gather, recv, send)"."""
+    """Returns a name for messages: "all_reduce", "a batch of 3 (all_gather, recv, send)"."""
     if len(operations) == 1:
         return operations[0].kind
     return f"a batch of {len(operations)} ({', '.join(sorted({each.kind for each in operations}))})"
@@ -84,7 +86,8 @@ def _reduce_scatter(it: CollectiveExchange, rank: int, ranks: int, scratch: int)
 
 
 def _broadcast(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
-    # NCCL reads the source of the root only, and writes the destination of all: a root that names one buffer keeps it.
+    # NCCL reads the source only at the root, and writes the destination of every rank: at a root that names one buffer,
+    # its contents stay.
     yield "broadcast", (it.source or it.destination, it.destination or it.source, it.count, BYTES, it.root)
 
 
@@ -100,8 +103,8 @@ def _recv(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterat
     yield "recv", (it.destination, it.count, BYTES, it.peer)
 
 
-# A rank's part to itself goes by a send and a receive, too, which NCCL copies in the kernel that moves the other parts:
-# at the same time as they move, and in one launch. A separate copy would come before them.
+# A rank's part for itself is also a send and a receive, which NCCL copies in the kernel that moves the other parts:
+# concurrently with them, and in one launch. A separate copy would precede them.
 
 
 def _all_to_all(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:

@@ -1,4 +1,4 @@
-"""CUDA C++ to CUBIN with NVRTC. Runs in compile workers: needs no context, no driver and no CuPy."""
+"""Compiler from CUDA C++ to CUBIN with NVRTC. Runs in compile workers: needs no context, no driver and no CuPy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXHAUSTED = re.compile(r"catastrophic error: out of memory|Loop in catastrophic
 
 
 class NvrtcError(Exception):
-    """A call failed; `status` is its nvrtcResult."""
+    """A failed call of NVRTC; `status` is its nvrtcResult."""
 
     def __init__(self, status: nvrtc.nvrtcResult) -> None:
         self.status = status
@@ -31,7 +31,7 @@ class NvrtcError(Exception):
 
 
 class NvrtcCompiler:
-    """NVRTC for one device. `compute_capability` is (major, minor); `includes` are the folders of CUDA's headers.
+    """NVRTC for one device. `compute_capability` is (major, minor); `includes` are the directories of CUDA's headers.
 
     The library is loaded at the first use.
     """
@@ -42,7 +42,7 @@ class NvrtcCompiler:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders of CUDA's own headers."""
+        """The directories of CUDA's own headers."""
         return include_folders() if self._folders is None else self._folders
 
     def identity(self) -> bytes:
@@ -104,11 +104,12 @@ class NvrtcCompiler:
 
     @functools.cached_property
     def _library(self) -> tuple[str, str, bool, str]:
-        """NVRTC's version, what it compiles for, whether that gives CUBIN, and why it cannot be used."""
+        """NVRTC's version, the target architecture, True if the result is CUBIN, and the reason why NVRTC cannot be
+        used (empty if it can)."""
         try:
             major, minor = _call(nvrtc.nvrtcVersion)
             supported = tuple(_call(nvrtc.nvrtcGetSupportedArchs))
-        except Exception as error:  # missing or too old: modules can still be loaded, not compiled
+        except Exception as error:  # missing or too old: modules can still be loaded, but not compiled
             return "", "", False, str(error) or type(error).__name__
         return f"{major}.{minor}", *architecture(self._capability, supported), ""
 
@@ -116,8 +117,9 @@ class NvrtcCompiler:
 def architecture(compute_capability: tuple[int, int], supported: tuple[int, ...]) -> tuple[str, bool]:
     """Returns the architecture to compile for, and True if its code is CUBIN.
 
-    From 9.0 on the architecture-specific variant ("sm_90a"), with all features of the device: the code runs on this
-    device only. A device newer than NVRTC gets PTX for the newest architecture that both know.
+    From compute capability 9.0 on, this is the architecture-specific variant ("sm_90a"), with all features of the
+    device; such code runs on this device only. For a device newer than NVRTC, it is PTX for the newest architecture
+    that both support.
     """
     major, minor = compute_capability
     number = 10 * major + minor
@@ -129,10 +131,10 @@ def architecture(compute_capability: tuple[int, int], supported: tuple[int, ...]
 
 @functools.cache
 def include_folders() -> tuple[str, ...]:
-    """Returns the folders of cuda_fp16.h, cooperative_groups.h and libcu++; empty where there are none.
+    """Returns the directories of cuda_fp16.h, cooperative_groups.h and libcu++; empty if there are none.
 
-    NVRTC's headers come first (cuda-pathfinder searches site-packages, Conda, then the toolkit), else CuPy's copy of
-    the half-precision headers; libcu++ and CUB from beside them, else from CuPy.
+    NVRTC's headers come first (cuda-pathfinder searches site-packages, Conda, then the toolkit), otherwise CuPy's copy
+    of the half-precision headers. libcu++ and CUB are taken from the same place, otherwise from CuPy.
     """
     cupy = _package("cupy")
     bundle = cupy / "_core" / "include" / "cupy" if cupy else None
@@ -175,7 +177,7 @@ def _package(name: str) -> Path | None:
 
 
 def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """Returns the values of a call without its status. Raises NvrtcError."""
+    """Returns the results of a call without its status. Raises NvrtcError."""
     status, *values = function(*arguments)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise NvrtcError(status)
@@ -184,7 +186,7 @@ def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
 
 def _read(program: Any, measure: Callable[..., tuple[Any, ...]], get: Callable[..., tuple[Any, ...]]) -> bytes:
     size: int = _call(measure, program)
-    if size <= 1:  # Python has but one object for each byte, which must not be written to
+    if size <= 1:  # Python has a single object for each one-byte string, which must not be written to
         return b""
     data = bytes(size)
     _call(get, program, data)
@@ -211,7 +213,7 @@ def _explained(error: NvrtcError, log: str, version: str) -> Refusal:
 
 
 def _first(log: str) -> str:
-    """The first line that says what is wrong."""
+    """Returns the first line of the log that describes an error."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "NVRTC gives no reason")
 

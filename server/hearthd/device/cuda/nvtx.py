@@ -1,6 +1,6 @@
-"""NVTX ranges around commands, as Nsight Systems shows them: by the `nvtx` package, or by CuPy's own binding.
+"""NVTX ranges around commands, as shown by Nsight Systems: through the `nvtx` package, or through CuPy's own binding.
 
-Without either, or without a tool that listens, the device process works the same.
+Without either of them, or without a tool that records the ranges, the device process works the same.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Callable
 
 DOMAIN = "hearth"
 MAX_LABEL = 256
-"""Characters of a range's label: the nvtx package keeps every label that it has seen."""
+"""Largest number of characters of a range's label: the nvtx package keeps every label that it has seen."""
 
 Push = Callable[[str, int], object]
 Pop = Callable[[], object]
 
 
 def label(name: str) -> str:
-    """A label that every tool shows: printable, not empty, bounded."""
+    """Returns a label that every tool can show: printable, not empty, limited in length."""
     text = "".join(character if character.isprintable() else "?" for character in name[:MAX_LABEL])
     return text or "command"
 
 
 class Ranges:
-    """`hearthd.device.profiling.annotations.RangeMarker` by NVTX. A push that fails is not popped, and ends the
-    ranges for good."""
+    """Implements `hearthd.device.profiling.annotations.RangeMarker` with NVTX. A push that fails is not popped, and
+    turns ranges off permanently."""
 
     def __init__(self, push: Push, pop: Pop, warn: Callable[[str], None]) -> None:
         self._push = push
@@ -48,11 +48,13 @@ class Ranges:
                 self.active = False
                 self._warn(f"NVTX ranges are off from here on: {type(error).__name__}: {error}")
             return False
-        return not (isinstance(depth, int) and depth < 0)  # nvtxRangePush answers with the depth; below 0: no range
+        # nvtxRangePush returns the depth; a negative value means that there is no range
+        return not (isinstance(depth, int) and depth < 0)
 
 
 def make_ranges(warn: Callable[[str], None], load: Callable[[str], object] = importlib.import_module) -> Ranges | None:
-    """Ranges by whatever is installed; None, with a warning, where nothing is. `load` imports a module by name."""
+    """Returns ranges through whichever package is installed; None, with a warning, if none is. `load` imports a module
+    by name."""
     try:
         nvtx = load("nvtx")
         push_range, pop_range = nvtx.push_range, nvtx.pop_range  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Occupancy: the blocks and clusters of a function that the device holds at once.
+"""Occupancy: the blocks and clusters of a function that the device holds at the same time.
 
-The driver computes it on the host and waits for no work.
+The driver computes the values on the host and does not wait for work on the device.
 """
 
 from __future__ import annotations

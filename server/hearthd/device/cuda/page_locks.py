@@ -1,7 +1,7 @@
-"""Page locks: host memory that a CUDA device copies from and to directly.
+"""Page locks: host memory that a CUDA device can access directly for copies.
 
 Covers the locking, not the buffers: `hearthd.device.resources.host_pool` divides the locked memory among copies.
-Locking takes milliseconds, and may wait for kernels that run.
+Locking takes milliseconds, and may wait for running kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PORTABLE = 1
 class PageLocks:
     """Page-locks host memory in the context of one device. Any thread.
 
-    Each method makes the device current first: on a thread without a current device, CUDA would create a context on
+    Each method first makes the device current: on a thread without a current device, CUDA would create a context on
     device 0, which takes half a gigabyte of that device.
     """
 
@@ -31,11 +31,11 @@ class PageLocks:
         return int(runtime.hostAlloc(size, runtime.hostAllocPortable))
 
     def register(self, address: int, size: int) -> None:
-        """Page-locks memory that is mapped here. Raises CudaError."""
+        """Page-locks memory that is mapped in this process. Raises CudaError."""
         runtime.setDevice(self._device)
         runtime.hostRegister(address, size, _PORTABLE)
 
     def unregister(self, address: int, size: int) -> None:
-        """Unlocks exactly what one `register` locked. Raises CudaError."""
+        """Unlocks exactly the range that one `register` locked. Raises CudaError."""
         runtime.setDevice(self._device)
         runtime.hostUnregister(address)

@@ -23,23 +23,25 @@ from hearthd.device.cuda.nccl import NcclCommunicators
 from hearthd.device.cuda.page_locks import PageLocks
 from hearthd.device.cuda.shared_memory import SharedAllocations
 from hearthd.device.cuda.streams import CudaStreams, HostSignals
-from hearthd.device.cuda.tensor_maps import TensorMapEncoder
+from hearthd.device.cuda.tensor_maps import TensorMapEncoder, tensor_map_features
 from hearthd.device.resources.host_pool import HostPool
 from hearthd.shared.device_spec import DeviceSpec
 
 _OLDEST_DRIVER = 12040
-"""CUDA 12.4 (driver 550): cuFuncGetParamInfo and cuModuleEnumerateFunctions, on which launch checks rest."""
+"""Oldest supported CUDA version of the driver, 12.4 (driver 550): it has cuFuncGetParamInfo and
+cuModuleEnumerateFunctions, which launch checks need."""
 
 MEMORY_ALIGNMENT = 256
-"""Bytes, of every address that the driver allocates (CUDA C++ Programming Guide, "Device Memory Accesses")."""
+"""Alignment in bytes of every address that the driver allocates (CUDA C++ Programming Guide, "Device Memory
+Accesses")."""
 
 
 class CudaServer:
-    """An NVIDIA GPU. Implements `ComputeServer`: each operation is the bound method of the part that serves it, so that
-    a launch or a copy is one call.
+    """An NVIDIA GPU. Implements `ComputeServer`: each operation is bound to the method of the part that implements it,
+    so that a launch or a copy is a single call.
 
     The device's primary context becomes current on the calling thread. Only that thread may call the server, except for
-    `compiler`, `register_host`, `unregister_host` and the blocking half of `communicators`.
+    `compiler`, `register_host`, `unregister_host` and the blocking methods of `communicators`.
     """
 
     loading_waits = True
@@ -48,8 +50,8 @@ class CudaServer:
     def __init__(
         self, spec: DeviceSpec, host_pool: Callable[[int, Callable[[], None]], HostPool] | None = None
     ) -> None:
-        """Opens device `spec.index`. `host_pool` makes the pool of host memory for copies from its cap and its
-        `on_grown`; by default its memory is page-locked.
+        """Opens device `spec.index`. `host_pool` creates the pool of host memory for copies from its limit in bytes and
+        its `on_grown`; by default the memory is page-locked.
 
         Raises Refusal(DEVICE_NOT_FOUND), Refusal(DEVICE_UNAVAILABLE), DeviceFault.
         """
@@ -167,20 +169,21 @@ class CudaServer:
         return self._communicators
 
     def on_progress(self, wake: Callable[[], None] | None) -> bool:
-        """Events are polled: CUDA reports one only to a thread that waits, or to a host function, which holds the
-        stream up. `wake` is called when host memory for copies arrives."""
+        """Registers `wake`, which is called when more host memory for copies is available. Returns False because events
+        must be polled: CUDA reports an event only to a thread that waits, or to a host function, which would block the
+        stream."""
         self._wake = wake if wake is not None else lambda: None
         return False
 
     def close(self) -> None:
-        """Frees what can be freed and never raises. The context lives as long as the process: others may hold it."""
+        """Frees what can be freed; never raises. The context is not destroyed, because other users may hold it."""
         for end in (self._communicators.close, self._streams.close, self._pool.close, self._host.close):
             with suppress(Exception):
                 end()
 
     def _progress(self) -> None:
         """Wakes the device-handle thread. Any thread."""
-        self._wake()  # looked up at each call: `on_progress` replaces it
+        self._wake()  # read at each call, because `on_progress` replaces it
 
 
 def _properties(index: int) -> node_pb2.DeviceProperties:
@@ -190,7 +193,8 @@ def _properties(index: int) -> node_pb2.DeviceProperties:
     if props["cooperativeLaunch"]:
         features.append("cooperative_launch")
     if major >= 9:
-        features += ["clusters", "tensor_maps"]
+        features.append("clusters")
+    features += tensor_map_features(major)
     return node_pb2.DeviceProperties(
         name=props["name"].decode(errors="replace"),
         backend="cuda",
@@ -218,8 +222,8 @@ def _properties(index: int) -> node_pb2.DeviceProperties:
 
 
 def _uuid(index: int) -> str:
-    """Returns the UUID in the form of nvidia-smi and NVML. CuPy's property ends at the first zero byte, so this calls
-    the driver."""
+    """Returns the UUID in the form of nvidia-smi and NVML. Calls the driver, because CuPy's property ends at the first
+    zero byte."""
     ask = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
     (device,) = checked(driver.cuDeviceGet(index))
     (uuid,) = checked(ask(device))
@@ -228,7 +232,7 @@ def _uuid(index: int) -> str:
 
 
 def _version(number: int) -> str:
-    """CUDA writes 13.2 as 13020."""
+    """Returns a CUDA version as text: 13020 is "13.2"."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

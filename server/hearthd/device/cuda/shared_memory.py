@@ -1,8 +1,8 @@
-"""Memory that other processes map: CUDA's virtual memory management, its handles passed as open files.
+"""Memory that other processes map: CUDA's virtual memory management, with handles passed as open files.
 
-Legacy CUDA IPC (`cudaIpcGetMemHandle`) takes `cudaMalloc` memory alone and dies with the process that exported it;
-physical memory of `cuMemCreate` lives as long as any process maps it, and each chooses its access: sessions that
-attach may only read, so that a kernel that writes all the same faults, in its own process.
+Legacy CUDA IPC (`cudaIpcGetMemHandle`) supports only `cudaMalloc` memory, which is freed with the process that exported
+it. Physical memory of `cuMemCreate` lives as long as any process maps it, and each process chooses its access: other
+sessions may only read, so that a kernel that writes nevertheless faults in its own process.
 
 None of these calls is documented to wait for work on the device. They do take the driver's lock and edit page tables:
 some hundreds of microseconds for each GiB, on the device-handle thread.
@@ -27,7 +27,7 @@ _SUPPORTED = (
 
 
 class CudaSharedMemory:
-    """A mapped allocation. `handle` is None where another process created it: the mapping alone keeps it alive."""
+    """A mapped allocation. `handle` is None if another process created it: the mapping alone keeps it alive."""
 
     __slots__ = ("address", "counted", "handle", "protected", "reserved", "size")
 
@@ -38,18 +38,19 @@ class CudaSharedMemory:
         self.handle = handle
         self.protected = protected
         self.counted = False
-        """True while it counts as memory of this process."""
+        """True while the allocation counts as memory of this process."""
 
 
 class SharedAllocations:
-    """Allocations of one device that other processes map, accounted for in its pool."""
+    """Allocations of one device that other processes can map, counted in the device's pool."""
 
     def __init__(self, device: int, pool: Pool) -> None:
         self._device = device
         self._pool = pool
 
     def create(self, size: int, *, writable: bool = False) -> CudaSharedMemory:
-        """`writable` has no effect: each process that maps the memory chooses its own access."""
+        """Creates an allocation. `writable` has no effect, because each process that maps the memory chooses its own
+        access."""
         device = self._device
         self._check_supported()
         try:
@@ -61,7 +62,7 @@ class SharedAllocations:
             except CudaError as error:
                 if is_fatal(int(getattr(error, "status", 0))):
                     raise
-                self._pool.release_unused()  # the device may lack what the pool keeps unused
+                self._pool.release_unused()  # the device may lack memory that the pool holds unused
                 (handle,) = checked(driver.cuMemCreate(reserved, properties, 0))
         except CudaError as error:
             raise translate(error, f"creating {size} bytes to be shared", details={"requested": size}) from error
@@ -96,7 +97,7 @@ class SharedAllocations:
             try:
                 address = _map(handle, reserved)
             finally:
-                checked(driver.cuMemRelease(handle))  # the mapping keeps it
+                checked(driver.cuMemRelease(handle))  # the mapping keeps the allocation alive
         except CudaError as error:
             raise translate(error, f"mapping {size} bytes of another process") from error
         try:
@@ -125,7 +126,7 @@ class SharedAllocations:
                 self._pool.count(-memory.reserved)
 
     def _check_supported(self) -> None:
-        """Raises Refusal(UNSUPPORTED) where the device lacks virtual memory management or shareable handles."""
+        """Raises Refusal(UNSUPPORTED) if the device lacks virtual memory management or shareable handles."""
         for attribute in _SUPPORTED:
             (device,) = checked(driver.cuDeviceGet(self._device))
             (has,) = checked(driver.cuDeviceGetAttribute(attribute, device))
@@ -179,7 +180,8 @@ def _allow(address: int, size: int, index: int, *, write: bool) -> None:
 
 
 def _protect(address: int, size: int, index: int) -> bool:
-    """Makes the memory readable and no more; False where the driver has no such access, and it is writable as well."""
+    """Makes the memory read-only and returns True. If the driver has no such access, makes the memory writable and
+    returns False."""
     try:
         _allow(address, size, index, write=False)
     except CudaError as error:

@@ -1,5 +1,7 @@
-"""CUDA streams, events, and signals to the host. Events are pooled: creating one costs several times what recording it
-does."""
+"""CUDA streams, events, and signals to the host.
+
+Events are pooled, because creating one costs several times as much as recording it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ _SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_M
 
 
 class Stream:
-    """A non-blocking CUDA stream. `CudaStreams.destroy` deletes `pointer`: a later use is an AttributeError rather than
-    work on the legacy default stream."""
+    """A non-blocking CUDA stream. `CudaStreams.destroy` deletes `pointer`, so that a later use raises AttributeError
+    instead of submitting work to the legacy default stream."""
 
     __slots__ = ("pointer",)
 
@@ -26,7 +28,7 @@ class Stream:
 
 
 class Event:
-    """A CUDA event on loan from the pool; `pointer` is 0 once it is released."""
+    """A CUDA event lent from the pool; `pointer` is 0 after its release."""
 
     __slots__ = ("pointer", "timing")
 
@@ -36,7 +38,7 @@ class Event:
 
 
 class CudaStreams:
-    """Creates the streams of the device, and records events on them. Each client operation calls `record`, `wait` and
+    """Creates the device's streams, and records events on them. Every client operation calls `record`, `wait` and
     `done`."""
 
     def __init__(self) -> None:
@@ -47,7 +49,7 @@ class CudaStreams:
         """Unused events with timing."""
 
     def create(self, priority: int = 0) -> Stream:
-        """The driver clamps `priority` to what the device has; lower is more urgent."""
+        """Creates a stream. The driver clamps `priority` to the device's range; lower values are more urgent."""
         try:
             stream = Stream(runtime.streamCreateWithPriority(runtime.streamNonBlocking, priority))
         except CudaError as error:
@@ -56,7 +58,7 @@ class CudaStreams:
         return stream
 
     def destroy(self, stream: Stream) -> None:
-        """The driver completes submitted work before it frees the stream. A second call has no effect."""
+        """Destroys the stream; the driver completes submitted work first. Further calls have no effect."""
         if stream not in self._streams:
             return
         self._streams.discard(stream)
@@ -95,7 +97,7 @@ class CudaStreams:
         return False
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
-        """CUDA measures with a resolution of about 0.5 us (cudaEventElapsedTime)."""
+        """Returns the time between two events. CUDA's resolution is about 0.5 us (cudaEventElapsedTime)."""
         try:
             milliseconds: float = runtime.eventElapsedTime(start.pointer, end.pointer)
         except CudaError as error:
@@ -103,8 +105,8 @@ class CudaStreams:
         return round(milliseconds * 1e6)
 
     def release_event(self, event: Event) -> None:
-        """Returns the event to the pool. It may still be pending, and streams may still wait for it: a new record does
-        not change what they wait for. A second call has no effect."""
+        """Returns the event to the pool. It may still be pending, and streams may still wait for it, because recording
+        it again does not change what they wait for. Further calls have no effect."""
         if event.pointer:
             (self._timers if event.timing else self._events).append(event.pointer)
             event.pointer = 0
@@ -123,14 +125,14 @@ class CudaStreams:
 
 
 class HostSignals:
-    """Writes signals: 8-byte values in page-locked host memory, behind the work of a stream."""
+    """Writes signals: 8-byte values in page-locked host memory, written after the preceding work of a stream."""
 
     def __init__(self) -> None:
         self._supported: bool | None = None
-        """True if streams of the device can write 64-bit values; None before the first query."""
+        """True if the device's streams can write 64-bit values; None before the first query."""
 
     def address(self, address: int) -> int:
-        """Returns the device address of page-locked host memory; 0 where the device cannot write signals."""
+        """Returns the device address of page-locked host memory; 0 if the device cannot write signals."""
         try:
             if self._supported is None:
                 (device,) = checked(driver.cuCtxGetDevice())
@@ -144,8 +146,8 @@ class HostSignals:
         return int(pointer)
 
     def write(self, address: int, value: int, stream: Stream) -> None:
-        """Enqueues the write of 8 bytes at `address`, which `address()` returned."""
+        """Enqueues a write of 8 bytes at `address`, a result of `address()`."""
         try:
-            checked(driver.cuStreamWriteValue64(stream.pointer, address, value, 0))  # 0: behind a memory barrier
+            checked(driver.cuStreamWriteValue64(stream.pointer, address, value, 0))  # flags 0: after a memory barrier
         except CudaError as error:
             raise translate(error, "writing a signal") from error

@@ -1,7 +1,7 @@
-"""Dispatch cache: the plan of the first dispatch serves later ones that differ only in their inputs and values.
+"""Dispatch cache: the plan of the first dispatch serves later dispatches that differ only in inputs and values.
 
-A client that calls a kernel repeatedly changes the bytes of its inputs, and perhaps values among its parameters; the
-rest of the command is the same, and is not decoded, checked and packed again.
+A client that calls a kernel repeatedly changes the bytes of its inputs, and possibly values among its parameters. The
+rest of the command is the same, and need not be decoded, checked and packed again.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from hearthd.device.launch.arguments import dim, pack_arguments
 from hearthd.device.session.launch_plan import plan_key
 
 MOST = 256
-"""Dispatches in the cache."""
+"""Most dispatches in the cache."""
 
 LONGEST = 2 << 10
-"""Largest command in the cache, in bytes without its inputs."""
+"""Largest cached command, in bytes without its inputs."""
 
 Likeness = tuple[bytes, tuple[int, ...]]
 """Cache key: the command's bytes without inputs and values, and the sizes of the inputs."""
 
 
 class KnownDispatch(NamedTuple):
-    """Plan of a dispatch. It refers to objects by their handles alone, and so serves every session."""
+    """Plan of a dispatch. It refers to objects by handle only, so it can serve every session."""
 
     plan: DispatchPlan
     first: Record
     """Launch record of the first dispatch."""
     key: bytes
-    """Key of the launch's plan."""
+    """Key of the launch plan."""
     read_only: tuple[bool, ...]
-    """True for each of the kernel's pointers that it only reads through."""
+    """True for each pointer parameter that the kernel only reads through."""
     values: tuple[tuple[int, int, int], ...]
-    """Binding, place in the parameter block, and size of each value that comes as bytes."""
+    """(binding index, offset in the parameter block, size) of each value that is given as bytes."""
 
     def record(self, command: commands_pb2.Dispatch, stream: int) -> Record:
-        """Returns the launch record of a command with the same likeness."""
+        """Returns the launch record for a command with the same likeness."""
         params = bytearray(self.first.params)
         for binding, at, size in self.values:
             params[at : at + size] = command.bindings[binding].value.raw
@@ -49,17 +49,19 @@ class KnownDispatch(NamedTuple):
 class KnownDispatches:
     """The cache. Device-handle thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
+        """`most`: dispatches in the cache."""
+        self._most = most
         self._known: dict[Likeness, KnownDispatch] = {}
 
     def find(self, command: commands_pb2.Dispatch, inputs: Sequence[bytes]) -> tuple[Likeness, KnownDispatch | None]:
-        """Returns the likeness of the command, to learn it by, and the known dispatch with that likeness."""
+        """Returns the command's likeness, which `learn` takes, and the known dispatch with that likeness or None."""
         likeness = _likeness(command, inputs)
         return likeness, self._known.get(likeness)
 
     def learn(self, likeness: Likeness, command: commands_pb2.Dispatch, plan: DispatchPlan) -> KnownDispatch:
-        """Adds a command without faults to the cache. Raises Refusal(LAUNCH_INVALID) where its parameters take too many
-        bytes."""
+        """Adds a valid command to the cache, and returns its entry. Raises Refusal(LAUNCH_INVALID) if its parameters
+        are too large."""
         layout, handles, params = pack_arguments(plan.arguments)
         record = Record(
             function=command.function,
@@ -75,7 +77,7 @@ class KnownDispatches:
         )
         places = unpack_layout(layout)
         known = KnownDispatch(
-            plan._replace(arguments=[]),  # the arguments keep the whole command in memory
+            plan._replace(arguments=[]),  # without the arguments, which would keep the whole command in memory
             record,
             plan_key(pack(record), record),
             tuple(place.read_only for place in places if place.pointer),
@@ -85,8 +87,8 @@ class KnownDispatches:
                 if argument.HasField("raw")
             ),
         )
-        if len(likeness[0]) <= LONGEST and not plan.transfers:  # transfers have a new number each time
-            if len(self._known) >= MOST:
+        if len(likeness[0]) <= LONGEST and not plan.transfers:  # transfers have a new number in each command
+            if len(self._known) >= self._most:
                 self._known.clear()
             self._known[likeness] = known
         return known

@@ -23,7 +23,8 @@ class DispatchCommands:
         self._known = KnownDispatches()
 
     def dispatch(self, origin: Origin, command: commands_pb2.Dispatch) -> Operation:
-        """Returns the operation. Raises one Refusal for all faults that show without the kernel."""
+        """Returns the operation of a dispatch. Raises one Refusal with all faults that can be found without the
+        kernel."""
         try:
             return self._operation(origin, command)
         except Refusal as refusal:
@@ -79,8 +80,8 @@ class DispatchCommands:
         return operation
 
     def _give_up(self, session: DeviceSession, transfers: Sequence[int], refusal: Refusal) -> None:
-        """Ends the transfers that the refused command names, and notifies their other ends; leaves those that another
-        command has claimed."""
+        """Ends the transfers that a refused command names, and notifies their other ends. Transfers that another
+        command has claimed are left alone."""
         for number in transfers:
             flow = session.uploads.get(number) or session.downloads.get(number)
             if number not in session.over and (flow is None or not flow.claimed):
@@ -93,7 +94,7 @@ def _pointers(
     slots: dict[int, TransientSlot],
     failures: list[BindingFailure],
 ) -> list[Pointer]:
-    """Returns the targets of the kernel's pointers, in order; adds unknown handles to the failures."""
+    """Returns the targets of the kernel's pointers, in order. Appends unknown handles to `failures`."""
     pointers: list[Pointer] = []
     for binding, handle, tensor_map in pointed:
         if binding in slots:

@@ -5,14 +5,14 @@ A binding is one kernel parameter. All but `ROLE_VALUE` get a transient buffer o
 ============ =========================== =========================== =====================================
 role         before the launch           afterwards                  fields
 ============ =========================== =========================== =====================================
-INPUT        filled with the input       forgotten                   `size`, `data` or `upload`
-OUTPUT       cleared, all of it          its range comes back        `size`, range, `download`
-INPUT_OUTPUT filled with the input       its range comes back        `size`, `data` or `upload`, range,
+INPUT        filled with the input       discarded                   `size`, `data` or `upload`
+OUTPUT       cleared completely          its range is returned       `size`, range, `download`
+INPUT_OUTPUT filled with the input       its range is returned       `size`, `data` or `upload`, range,
                                                                      `download`
 ============ =========================== =========================== =====================================
 
-An input is as long as its buffer; an output's range defaults to the whole. An empty input needs neither data nor an
-upload.
+An input is as long as its buffer; an output's range defaults to the whole buffer. An empty input needs neither data
+nor an upload.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BindingFailure(NamedTuple):
 
 
 class TransientBuffer(NamedTuple):
-    """A buffer that lives as long as the dispatch. Sizes and offsets in bytes; a transfer of 0: inline."""
+    """A buffer that exists only during the dispatch. Sizes and offsets are in bytes; transfer number 0 means inline."""
 
     binding: int
     """Index of the binding."""
@@ -50,34 +50,35 @@ class TransientBuffer(NamedTuple):
 
 
 class PointerTarget(NamedTuple):
-    """Target of one of the kernel's pointers."""
+    """Target of one pointer parameter of the kernel."""
 
     binding: int
     handle: int
-    """Handle of a buffer or a tensor map; 0: the binding's transient buffer."""
+    """Handle of a buffer or a tensor map; 0: the transient buffer of the binding."""
     tensor_map: bool = False
 
 
 class DispatchPlan(NamedTuple):
-    """The bindings of a dispatch, checked. `arguments`: for the parameter block; a transient's names no buffer yet."""
+    """The checked bindings of a dispatch. `arguments` are for the parameter block; the argument of a transient buffer
+    names no buffer yet."""
 
     arguments: list[commands_pb2.Argument]
     transients: list[TransientBuffer]
     pointed: list[PointerTarget]
-    """Targets in the order of the parameters."""
+    """Targets of the pointers, in the order of the parameters."""
     iterations: int
 
     @property
     def transfers(self) -> list[int]:
-        """Numbers of the transfers that it names."""
+        """Numbers of the transfers that the dispatch names."""
         return [number for slot in self.transients for number in (slot.upload, slot.download) if number]
 
 
 def read_bindings(
     command: commands_pb2.Dispatch, inputs: Sequence[bytes], max_inline_bytes: int
 ) -> tuple[DispatchPlan, list[BindingFailure]]:
-    """Returns the plan, and the faults of the command; a plan with faults must not run. `inputs` has the `data` of each
-    binding: each access to the message would copy it."""
+    """Returns the plan and the faults of the command; a plan with faults must not run. `inputs` has the `data` of each
+    binding, because each access to the message would copy the bytes."""
     failures: list[BindingFailure] = []
     arguments: list[commands_pb2.Argument] = []
     transients: list[TransientBuffer] = []
@@ -121,12 +122,14 @@ def read_bindings(
 
 
 def named_transfers(command: commands_pb2.Dispatch) -> list[int]:
-    """Returns every transfer that a command names, also invalid ones: a client may wait at the other end."""
+    """Returns every transfer that a command names, including those of invalid bindings, because a client may wait at
+    the other end."""
     return [number for binding in command.bindings for number in (binding.upload, binding.download) if number]
 
 
 def refuse(kernel: str, failures: Sequence[BindingFailure], details: dict[str, object] | None = None) -> Refusal:
-    """Returns the refusal of one dispatch: the first failure decides the reason, the message names all."""
+    """Returns the refusal of a dispatch: the first failure determines the reason, and the message lists all
+    failures."""
     return Refusal(
         failures[0].reason,
         f"dispatch of {kernel}: " + "; ".join(failure.text for failure in failures),
@@ -136,7 +139,7 @@ def refuse(kernel: str, failures: Sequence[BindingFailure], details: dict[str, o
 
 
 def is_plain(binding: Binding, data: bytes) -> bool:
-    """True if a quick check finds no fault in the binding, which is by far the most frequent case."""
+    """True if a quick check finds no fault in the binding, by far the most frequent case."""
     role, ranged = binding.role, binding.range_offset or binding.HasField("range_size")
     if role == Binding.ROLE_VALUE:
         surplus = ranged or data or binding.size or binding.upload or binding.download
@@ -151,7 +154,7 @@ def is_plain(binding: Binding, data: bytes) -> bool:
 
 
 def check_binding(index: int, binding: Binding, data: bytes) -> list[BindingFailure]:
-    """Returns every fault of the binding, in words that name its index."""
+    """Returns every fault of the binding, as texts that contain its index."""
     try:
         role = Binding.Role.Name(binding.role)
     except ValueError:
@@ -205,7 +208,7 @@ _AN = {"INPUT": "an", "OUTPUT": "an", "INPUT_OUTPUT": "an"}
 
 
 def _given(binding: Binding, data: bytes) -> set[str]:
-    """Returns the names of the fields that are set; the two of a range as one."""
+    """Returns the names of the fields that are set; both fields of a range count as "range"."""
     given = {"value"} if binding.HasField("value") else set()
     if binding.range_offset or binding.HasField("range_size"):
         given.add("range")

@@ -1,14 +1,14 @@
-"""A dispatch under way, with its transient memory.
+"""Execution of a dispatch, with its transient memory.
 
-It is one operation, which holds its place in its stream until all of it has been submitted to the device:
+A dispatch is one operation, which keeps its position in its stream until all of it has been submitted to the device:
 
-    prepare   the module is there; every check; all transient buffers, or none
-    upload    outputs cleared, inline inputs copied, chunks of the others as they arrive
-    launch    as often as asked for, back to back
-    download  inline outputs copied, chunks of the others as the client takes them
+  prepare   waits for the module, makes every check, allocates all transient buffers or none
+  upload    clears outputs, copies inline inputs, copies chunks of other inputs as they arrive
+  launch    launches the kernel as often as requested, back to back
+  download  copies inline outputs, copies chunks of other outputs as the client receives them
 
-Transient buffers are in no table. They are freed in the stream's order, behind their last use. Errors free them as
-well, and end the transfers. A failure is answered to the caller and leaves nothing on the stream.
+Transient buffers are in no table. They are freed in the order of the stream, behind their last use. An error also frees
+them, and ends the transfers. A failure is answered to the caller and leaves no error on the stream.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from hearthd.device.transfers.transfers import Transfers
 CLEAR = b"\0"
 
 ASK_FROM = 16 << 20
-"""Size from which the free memory of the device is checked before an allocation, in bytes: for a smaller one, the check
-costs more than it can save, as the pool refuses a reservation as a whole."""
+"""Smallest size, in bytes, for which the free memory of the device is checked before an allocation. For smaller sizes
+the check costs more than it can save, as the pool refuses a reservation as a whole."""
 
 
 class TransientSlot:
     """A transient buffer: its binding, its memory, and the paths of its bytes.
 
-    `into` and `out_of` serve where there is no page-locked memory.
+    `into` and `out_of` are used if there is no page-locked memory.
     """
 
     __slots__ = ("buffer", "data", "download", "into", "out_of", "output", "upload", "what")
@@ -60,7 +60,7 @@ class TransientSlot:
     def __init__(self, device: DeviceContext, origin: Origin, what: TransientBuffer, data: bytes) -> None:
         self.what = what
         self.data = data
-        """The input, if it came inside the message."""
+        """The input, if it was sent inside the message; otherwise empty."""
         self.buffer = Buffer(0, what.size)
         self.upload: UploadFlow | None = None
         self.download: DownloadFlow | None = None
@@ -69,7 +69,7 @@ class TransientSlot:
         self.out_of = DirectCopies(device, origin, self.buffer, RowLayout(what.offset, what.length))
 
     def place(self, reservation: Reservation, offset: int) -> None:
-        """Places the buffer in its reservation."""
+        """Assigns the buffer its reservation and its address."""
         self.buffer.reservation = reservation
         self.buffer.address = self.into.address = reservation.memory.address + offset
         self.out_of.address = self.buffer.address + self.what.offset
@@ -86,7 +86,7 @@ class DispatchResources(NamedTuple):
 
 
 class DispatchRun:
-    """A dispatch under way. A stage that cannot continue returns False and is called again."""
+    """A dispatch under way. A stage that cannot continue returns False and is called again later."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class DispatchRun:
         self._incoming = slots
         self._outgoing = [slot for slot in slots if slot.what.returns]
         self._fetched: list[tuple[TransientSlot, HostBuffer]] = []
-        """Outputs on their way to the host, for whose end no callback is registered yet."""
+        """Outputs that are being copied to the host, for whose completion no callback is registered yet."""
         self._allocation: DeferredAllocation | None = DeferredAllocation(
             device, means.memory.reservations, origin.session, self._reserve
         )
@@ -127,7 +127,7 @@ class DispatchRun:
         self._handed_ns = 0
 
     def claim_transfers(self) -> None:
-        """Claims all transfers that the dispatch names, or none."""
+        """Claims all transfers that the dispatch names, or none. Raises Refusal."""
         session, transfers = self._origin.session, self._means.transfers
         try:
             for slot in self._slots:
@@ -147,8 +147,7 @@ class DispatchRun:
         return True
 
     def let_go(self, refusal: Refusal) -> None:
-        """Ends a dispatch that will not continue: frees all that it holds, and ends the transfers that are still
-        open."""
+        """Ends a dispatch that will not continue: frees all memory that it holds, and ends its open transfers."""
         self._stages.clear()
         self._allocation = None
         self._keep_soon()
@@ -163,10 +162,11 @@ class DispatchRun:
     # ---- the stages ----
 
     def _prepare(self) -> bool:
-        """Allocates every buffer, or raises without any."""
+        """Waits for the module, checks the launch, and allocates all transient buffers or raises without any."""
         if self._entry.module.pending or self._track.full:
             return False
-        plan = self._means.binder.check(self._entry, self._record, self._pointers, self._key)  # before there is memory
+        # Checked before memory is allocated.
+        plan = self._means.binder.check(self._entry, self._record, self._pointers, self._key)
         assert self._allocation is not None
         try:
             if not self._allocation.run():
@@ -181,12 +181,12 @@ class DispatchRun:
                 details={**refusal.details, "buffers": len(self._slots)},
                 retry_after_s=refusal.retry_after_s,
             ) from refusal
-        self._allocation = None  # which refers to this, as this to it
+        self._allocation = None  # breaks a reference cycle between both objects
         self._bound = self._means.binder.fill(self._entry, plan, self._record, self._pointers)
         return True
 
     def _reserve(self) -> None:
-        """Takes one reservation for all buffers: they are allocated together or not at all."""
+        """Takes one reservation for all buffers, so that they are allocated together or not at all."""
         if not self._slots:
             return
         device = self._device
@@ -208,7 +208,7 @@ class DispatchRun:
         return not self._incoming
 
     def _bring(self, slot: TransientSlot) -> bool:
-        """Fills the buffer; True once all of it is filled."""
+        """Fills the buffer. Returns True once it is filled completely."""
         what = slot.what
         if slot.upload is not None:
             put = partial(self._put, slot)
@@ -240,7 +240,7 @@ class DispatchRun:
         device.telemetry.fills += 1
 
     def _host(self, size: int, direct: DirectCopies) -> HostBuffer | None:
-        """Returns page-locked memory for a copy; None: wait, or copy without it."""
+        """Returns page-locked memory for a copy; None if the copy must wait or be made without it."""
         return None if direct.asked else self._device.staging.find(size, self._origin.session)
 
     def _without(self, size: int, direct: DirectCopies) -> bool:
@@ -255,7 +255,7 @@ class DispatchRun:
         assert bound is not None
         if self._track.closed:
             return False
-        if self._timed:  # waiting for other streams is no time of the kernel
+        if self._timed:  # waiting for other streams must not count as time of the kernel
             self._device.tracks.before(self._track, bound.writes, bound.reads)
         turn = TURN
         try:
@@ -280,18 +280,18 @@ class DispatchRun:
         finally:
             self._down.stop()
         if self._outgoing:
-            self._keep_soon()  # the other outputs may wait for their memory
+            self._keep_soon()  # the remaining outputs may be waiting for this memory
             return False
         self._handed_ns = time.perf_counter_ns()
         pending_outcomes = self._device.tracks.pending_outcomes
         outcomes = [each for slot in self._slots for each in pending_outcomes.about(slot.buffer.usage)]
         if outcomes:
-            self._keep_soon()  # the outcomes may take long
+            self._keep_soon()  # the outcomes may take long to become known
         self._device.tracks.on_complete(self._track, both(outcomes, partial(self._answer, outcomes)))
         return True
 
     def _fetch(self, slot: TransientSlot) -> bool:
-        """Enqueues the copy of an output to the host; True once all of it is enqueued."""
+        """Submits the copy of an output to the host. Returns True once all of it is submitted."""
         what = slot.what
         if slot.download is not None:
             take = partial(self._take, slot)
@@ -320,7 +320,7 @@ class DispatchRun:
         self._means.copies.download(self._origin, slot.buffer, address, host, size)
 
     def _keep_soon(self) -> None:
-        """Copies outputs out of page-locked memory once they are there, which may be before the answer."""
+        """Copies outputs out of page-locked memory as soon as they have arrived, possibly before the answer."""
         fetched, self._fetched = self._fetched, []
         if fetched:
             self._device.tracks.on_complete(self._track, partial(self._keep, fetched))
@@ -330,13 +330,13 @@ class DispatchRun:
             slot.output = bytes(host.view[: slot.what.length])
             self._device.staging.release(host)
 
-    # ---- the end ----
+    # ---- completion ----
 
     def _release(self, slot: TransientSlot) -> None:
         self._means.memory.release(self._origin.session, slot.buffer)
 
     def _answer(self, outcomes: Sequence[PendingOutcome]) -> None:
-        """Answers the dispatch. `outcomes` are those of collectives whose results its kernel used."""
+        """Answers the dispatch. `outcomes` belong to collectives whose results its kernel used."""
         self._keep(self._fetched)
         failure = next((each.failure for each in outcomes if each.failure is not None), None)
         if failure is not None:

@@ -1,4 +1,4 @@
-"""Durable buffer: the state of a buffer with copies in the host's memory, and refusals of buffers without."""
+"""Durable buffer: the state of a buffer with copies in host memory, and the refusals for buffers without copies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hearthd.device.session.session import DeviceSession
 
 
 class DurableBuffer:
-    """A buffer that has copies in the host's memory. `areas` is None until the front has granted them."""
+    """A buffer that has copies in host memory. `areas` is None until the front has granted them."""
 
     __slots__ = ("_on_end", "areas", "buffer", "ended", "key", "line", "refusal", "session", "writes")
 
@@ -24,17 +24,17 @@ class DurableBuffer:
         self.buffer = buffer
         self.areas: SnapshotAreas | None = None
         self.refusal: Refusal | None = None
-        """Reason why the front has refused the areas."""
+        """Reason why the front refused the areas; None if it did not."""
         self.line: deque[object] = deque()
-        """Snapshots (`hearthd.device.durable.snapshot.Snapshot`) in the order of their points: the first is under
-        way."""
+        """Snapshots (`hearthd.device.durable.snapshot.Snapshot`) of the buffer, in the order of the stream; the first
+        is under way."""
         self.writes = 0
-        """Number of writes of its copies that are under way to the file."""
+        """Number of writes to the file, under way, of the buffer's copies."""
         self.ended = False
         self._on_end = on_end
 
     def end(self) -> None:
-        """Ends the durability of the buffer, which is freed, or no longer to be durable. A second call has no
+        """Ends the durability of the buffer, because it is freed or should no longer be durable. A second call has no
         effect."""
         if not self.ended:
             self.ended = True

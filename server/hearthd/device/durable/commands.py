@@ -1,4 +1,5 @@
-"""Durable buffers: SetDurable and Checkpoint, and what the device process and the front's vault say to each other."""
+"""Durable buffers: the commands SetDurable and Checkpoint, and the messages between the device process and the front's
+store of copies."""
 
 from __future__ import annotations
 
@@ -26,14 +27,15 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import PooledStream
 
 AHEAD = 4
-"""Limit of snapshots whose copies are submitted before the stream has reached their points; each needs a separate
+"""Most snapshots whose copies are submitted before the stream has reached their position; each needs a separate
 track."""
 
 GENERATIONS = 32
-"""Keys of copies are numbers of this process above its generation, so that no two processes' are the same."""
+"""Number of low bits in the key of a copy; the process's generation is above them, so that keys of two processes never
+collide."""
 
 Answer = Callable[[dict[str, Any], Refusal | None], None]
-"""Called with the front's answer, or its refusal."""
+"""Called with the front's answer, or with its refusal."""
 
 
 class SnapshotCommands:
@@ -55,7 +57,7 @@ class SnapshotCommands:
         self._keys = itertools.count((device.spec.generation << GENERATIONS) + 1)
         self._ids = itertools.count(1)
         self._answers: dict[DeviceSession, dict[int, Answer]] = {}
-        """Callbacks for answers of the front, by the number of the request."""
+        """Callbacks for answers of the front, by request number."""
         self._file_of = SessionFiles(self._files, lambda: device.kick(None))
         self._shared: PooledStream | None = None
         self._spare: list[PooledStream] = []
@@ -63,7 +65,7 @@ class SnapshotCommands:
         self._served = False
 
     def listen(self, descriptors: DescriptorSocket | None) -> None:
-        """Takes the files of sessions from now on."""
+        """Registers the handler for the sessions' files."""
         self._served = descriptors is not None
         if descriptors is not None:
             descriptors.on("snapshot", self._file_of.received)
@@ -71,7 +73,8 @@ class SnapshotCommands:
     # ---- commands ----
 
     def set_durable(self, origin: Origin, command: commands_pb2.SetDurable) -> Operation | None:
-        """Marks buffers from now on, and takes the first copy at this point of the stream; or lets them go."""
+        """Makes buffers durable and takes their first copies at this position of the stream, or ends their
+        durability."""
         session = origin.session
         buffers = list({handle: session.buffers.find(handle) for handle in command.buffers}.values())
         if not buffers:
@@ -93,7 +96,7 @@ class SnapshotCommands:
         return None
 
     def checkpoint(self, origin: Origin, command: commands_pb2.Checkpoint) -> None:
-        """New copies of durable buffers; without handles, of all that the session has."""
+        """Takes new copies of the named durable buffers, or of all the session's durable buffers if none is named."""
         session = origin.session
         durables: list[DurableBuffer] = []
         for handle in dict.fromkeys(command.buffers):
@@ -119,7 +122,7 @@ class SnapshotCommands:
             origin.reply()
 
     def _check(self, buffer: Buffer) -> None:
-        """Raises Refusal for what cannot be brought back."""
+        """Raises Refusal for a buffer that could not be restored."""
         if not self._served:
             raise Refusal(
                 Reason.UNSUPPORTED, "this device process has no way to the front's files", fix="use hearthd serve"
@@ -151,7 +154,7 @@ class SnapshotCommands:
             request=origin.request,
             call=origin.call,
         )
-        beside.batch = None  # it is executed, as far as its batch goes, when its point is noted
+        beside.batch = None  # for its batch, the command counts as executed when its position in the stream is recorded
         if origin.record is not None:
             origin.record.drop()
             origin.record = None
@@ -175,12 +178,12 @@ class SnapshotCommands:
             origin.reply()
             return True
 
-        # Behind earlier snapshots that have not begun.
+        # Runs behind earlier snapshots that have not begun.
         operation = Operation(origin, run, writes=(origin.stream, *buffers))
         operation.on_failure = end
         return operation
 
-    # ---- what snapshots need; see `hearthd.device.durable.snapshot.SnapshotStore` ----
+    # ---- services for snapshots; see `hearthd.device.durable.snapshot.SnapshotStore` ----
 
     def file(self, session: DeviceSession) -> int | None:
         return self._file_of.get(session.channel)
@@ -214,7 +217,7 @@ class SnapshotCommands:
     # ---- the front ----
 
     def answered(self, session: DeviceSession, frame: Frame) -> None:
-        """The front's answer to what was asked under the frame's id."""
+        """Handles the front's answer to the request with the frame's id."""
         waiting = self._answers.get(session, {})
         answer = waiting.pop(frame.id, None)
         if answer is None:
@@ -227,7 +230,8 @@ class SnapshotCommands:
         answer(body, refusal)
 
     def restore(self, session: DeviceSession, frame: Frame) -> None:
-        """Brings back what the session had in a process that was lost; answered when all of it is there."""
+        """Restores the buffers that the session had in a lost process; answered when all of them are restored or have
+        failed."""
         copies = [
             (self._durable(session, key, handle, size), SnapshotAreas(offset, span, which))
             for key, handle, size, offset, span, which in json.loads(frame.payload)["copies"]
@@ -255,7 +259,7 @@ class SnapshotCommands:
         self._device.outbox.put(Kind.SNAPSHOT, payload, channel=session.channel, id=ident)
 
     def _granted(self, durables: list[DurableBuffer], body: dict[str, Any], refusal: Refusal | None) -> None:
-        """Places for these buffers, or why there are none."""
+        """Sets the areas of these buffers, or the reason why the front granted none."""
         if refusal is not None:
             for durable in durables:
                 durable.refusal = refusal
@@ -283,11 +287,11 @@ class SnapshotCommands:
     # ---- the end of a session ----
 
     def close(self, session: DeviceSession) -> None:
-        """The session's snapshots come to nothing, and its file is closed behind what is being written."""
+        """Abandons the session's snapshots, and closes its file behind the writes under way."""
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before its snapshot was complete")
         for snapshot in list(session.snapshots):
             if snapshot.track is not None:
-                session.touch(snapshot.track)  # the session is over when the last of its copies is
+                session.touch(snapshot.track)  # the session's work is over only when the last of these copies is done
             snapshot.give_up(gone)
-        self._answers.pop(session, None)  # its frames are not handled any more
+        self._answers.pop(session, None)  # frames for the session are no longer handled
         self._file_of.close(session.channel)

@@ -1,8 +1,8 @@
-"""Reads and writes of files in memory, one after another, beside the device-handle thread.
+"""Reads and writes files in memory, one request after another, on a thread beside the device-handle thread.
 
-Filling a page for the first time takes longer than the device takes to deliver it, so it happens on a separate thread.
-`pwrite` rather than a mapping: the system's refusals come as errors, not as SIGBUS, and no kernel of the CPU backend
-can write there by mistake.
+Filling a page for the first time takes longer than the device takes to deliver its bytes, so it is done on a separate
+thread. `pwrite` is used instead of a mapping, because the system then reports refusals as errors instead of SIGBUS, and
+because no kernel of the CPU backend can write to the file by mistake.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from queue import SimpleQueue
 from typing import Any
 
 Done = Callable[[OSError | None], None]
-"""Called on the device-handle thread, with what went wrong."""
+"""Called on the device-handle thread with the error, or None on success."""
 
 
 class FileThread:
-    """Called from the device-handle thread alone. The memory given stays the thread's until `done` is called."""
+    """The thread that reads and writes files. Its methods must be called on the device-handle thread. The memory of a
+    request belongs to the thread until `done` is called."""
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
         self._post = post
@@ -28,7 +29,7 @@ class FileThread:
         self._started = False
 
     def write(self, file: int, data: memoryview, offset: int, done: Done) -> None:
-        """Writes all of `data` to the file, from `offset` on."""
+        """Writes all of `data` to the file at `offset`, then calls `done`."""
 
         def work() -> None:
             self._tell(done, lambda: _write(file, data, offset))
@@ -36,7 +37,7 @@ class FileThread:
         self._put(work)
 
     def read(self, file: int, into: memoryview, offset: int, done: Done) -> None:
-        """Fills `into` from `offset` on; OSError where the file ends before."""
+        """Fills `into` from the file at `offset`, then calls `done`; with an OSError if the file ends earlier."""
 
         def work() -> None:
             self._tell(done, lambda: _read(file, into, offset))
@@ -67,7 +68,7 @@ class FileThread:
 
 
 class SessionFiles:
-    """The file of each session, by its channel: files come over a separate socket, before or after the commands that
+    """The file of each session, by its channel. Files arrive over a separate socket, before or after the commands that
     need them."""
 
     def __init__(self, thread: FileThread, on_file: Callable[[], None]) -> None:
@@ -76,10 +77,10 @@ class SessionFiles:
         self._files: dict[int, int] = {}
         self.get = self._files.get
         self._closed: deque[int] = deque(maxlen=1024)
-        """Channels that were closed before their file came."""
+        """Channels that were closed before their file arrived."""
 
     def received(self, body: dict[str, Any], files: list[int]) -> None:
-        """A message from the front."""
+        """Handles a message of the front that carries a session's file."""
         channel = int(body.get("channel", 0))
         keep = None if channel in self._closed or channel in self._files or not files else files.pop()
         for file in files:
@@ -89,7 +90,7 @@ class SessionFiles:
             self._on_file()
 
     def close(self, channel: int) -> None:
-        """The session is over: its file is closed behind what is being written."""
+        """Closes the file of a closed session, behind the writes under way."""
         file = self._files.pop(channel, None)
         if file is not None:
             self._thread.close(file)

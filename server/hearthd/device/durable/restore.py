@@ -1,5 +1,5 @@
-"""Restore of durable buffers: memory under their former handles, filled from the session's file, before any other work
-of the process."""
+"""Restore of durable buffers: allocates memory under their previous handles, and fills it from the session's file,
+before any other work of the process."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class RestoreResources(NamedTuple):
     files: FileThread
     allowance: StagingAllowance
     file: Callable[[], int | None]
-    """Returns the session's file; None: it has not arrived."""
+    """Returns the session's file; None if it has not arrived."""
 
 
 class Restore:
-    """Restore of all durable buffers of one session. `done` is called at the end with the buffers that could not be
-    restored, and the reasons, by key."""
+    """Restore of all durable buffers of one session. At the end, `done` is called with the reasons for all buffers that
+    could not be restored, by key."""
 
     def __init__(self, means: RestoreResources, origin: Origin, done: Callable[[dict[int, str]], None]) -> None:
         self._means = means
@@ -61,7 +61,8 @@ class Restore:
 
 
 class RestoreChunk(NamedTuple):
-    """Bytes from `at` on that have been read into `host`, or into `data` where there is no page-locked memory."""
+    """Bytes, starting at byte `at`, that are being read into `host`, or into `data` if there is no page-locked
+    memory."""
 
     at: int
     size: int
@@ -97,7 +98,7 @@ class BufferRestore:
         self._over = False
 
     def operations(self) -> tuple[Operation, Operation]:
-        """The first has its memory, the second its contents."""
+        """Returns two operations: the first allocates the memory, the second fills it."""
         allocate = Operation(self._origin, self._allocate, writes=(LATE, self._buffer))
         fill = Operation(self._origin, self._fill, writes=(self._buffer,))
         allocate.on_failure = fill.on_failure = self._fail
@@ -130,7 +131,8 @@ class BufferRestore:
         return self._over
 
     def _step(self) -> bool:
-        """Reads and uploads what there is room for; whether all has been given to the device."""
+        """Reads and uploads as much as there is room for. Returns True once all bytes have been submitted to the
+        device."""
         while self._read:
             if not self._put(self._read[0]):
                 return False
@@ -149,7 +151,8 @@ class BufferRestore:
         data = bytearray()
         if host is None:
             self._give_back(size)
-            if staging.refusal(size) is None or self._asked > self._given:  # directly: one at a time
+            # Without page-locked memory, one chunk at a time.
+            if staging.refusal(size) is None or self._asked > self._given:
                 return False
             data = bytearray(size)
         chunk = RestoreChunk(self._asked, size, host, data)
@@ -161,7 +164,7 @@ class BufferRestore:
         return True
 
     def _arrived(self, chunk: RestoreChunk, error: OSError | None) -> None:
-        """A chunk has been read."""
+        """Handles the end of a read from the file."""
         if error is not None:
             self._fail(Refusal(Reason.BUFFER_LOST, f"its copy in the host's memory cannot be read: {error}"))
         if self._over:
@@ -171,7 +174,7 @@ class BufferRestore:
             self._device.kick(self._session)
 
     def _put(self, chunk: RestoreChunk) -> bool:
-        """Gives a chunk to the device; False: not yet."""
+        """Submits a chunk to the device. Returns False if the chunk has to wait."""
         device, track = self._device, self._track
         if chunk.host is None:
             return self._direct.write(chunk.at, memoryview(chunk.data))
@@ -193,10 +196,11 @@ class BufferRestore:
         if self._means.allowance.give(size, ahead=False):
             self._device.kick(None)
 
-    # ---- the end ----
+    # ---- completion ----
 
     def _fail(self, refusal: Refusal) -> None:
-        """The handle lives, and says why there is nothing behind it."""
+        """Ends the restore of the buffer with a failure. The handle stays valid and carries the reason why it has no
+        memory."""
         if self._over:
             return
         buffer = self._buffer
@@ -218,4 +222,4 @@ class BufferRestore:
         if not self._over:
             self._over = True
             self._done(refusal)
-            self._device.kick(self._session)  # its operations have nothing more to do
+            self._device.kick(self._session)  # so that the remaining operations end

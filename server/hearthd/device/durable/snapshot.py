@@ -1,9 +1,9 @@
-"""Snapshot: durable buffers copied to the host at one point of a stream, all of them or none.
+"""Snapshot: copies durable buffers to the host at one position of a stream, all of them or none.
 
-Two operations carry it. The first holds its place in the stream for a moment, to record the point. The second reads the
-buffers, so that only their later writers wait, until the last of their bytes has been submitted to the device; the
-stream continues meanwhile. The copies run on a separate track, chunk by chunk through the staging memory into the
-session's file (see `hearthd.device.durable.file_io`), and are valid when the front has confirmed them.
+A snapshot consists of two operations. The first briefly holds the stream, to record the position. The second reads the
+buffers until the last of their bytes has been submitted to the device; meanwhile only later writers of these buffers
+wait, and the stream continues. The copies run on a separate track, chunk by chunk, through staging memory into the
+session's file (see `hearthd.device.durable.file_io`), and are valid after the front has confirmed them.
 """
 
 from __future__ import annotations
@@ -28,36 +28,37 @@ from hearthd.device.transfers.staged import DirectCopies
 
 
 class SnapshotStore(Protocol):
-    """The front's side of a snapshot; see `hearthd.device.durable.commands`."""
+    """Services that a snapshot uses; implemented in `hearthd.device.durable.commands`."""
 
     def file(self, session: DeviceSession) -> int | None:
-        """Returns the session's file; None: it has not arrived."""
+        """Returns the session's file; None if it has not arrived."""
         ...
 
     def lend(self) -> PooledStream | None:
-        """Returns a track for copies that are submitted ahead of their point; None: they have to wait for it."""
+        """Returns a track for copies that are submitted before the stream has reached the snapshot's position. Returns
+        None if none is free, so that the copies must wait for that position."""
         ...
 
     def give_back(self, track: PooledStream) -> None: ...
     def track(self) -> PooledStream:
-        """Returns the track for copies that wait for no other work: all snapshots share it."""
+        """Returns the track, shared by all snapshots, for copies that need not wait for other work."""
         ...
 
     def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, Which]]) -> None:
-        """Reports these copies to the front as complete, and passes its answer to the snapshot."""
+        """Reports these copies to the front as complete, and passes the front's answer to the snapshot."""
         ...
 
     def written(self, durable: DurableBuffer) -> None:
-        """Takes note that a write of one of its copies has ended."""
+        """Records that a write of one of the buffer's copies has ended."""
         ...
 
     def over(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
-        """Runs the callbacks of a snapshot that has ended, after its failure, if any, has been recorded."""
+        """Runs the callbacks of an ended snapshot, after its failure, if any, has been recorded."""
         ...
 
 
 class BufferSnapshot:
-    """Copy of one buffer; `given` bytes of it have been submitted."""
+    """Copy of one buffer; `given` is the number of its bytes that have been submitted."""
 
     __slots__ = ("areas", "direct", "durable", "given", "which")
 
@@ -92,21 +93,21 @@ class Snapshot:
         self._durables = durables
         self._track: PooledStream | None = None
         self._lent: PooledStream | None = None
-        """The track, where the copies may be submitted before the point is reached."""
+        """The separate track, if the copies may be submitted before the position is reached; otherwise None."""
         self._reached = False
         self._parts: list[BufferSnapshot] | None = None
         self._sent: list[BufferSnapshot] = []
-        """Parts whose areas wait for the front's decision."""
+        """Copies that have been reported to the front and wait for its decision."""
         self._verdicts: dict[PendingOutcome, None] = {}
         """Outcomes of collectives that the buffers' contents depend on."""
         self._given = False
         self._under_way = 0
-        """Chunks that the device or the file has not completed."""
+        """Number of chunks that the device or the file has not completed."""
         self._behind: list[Callable[[], None]] = []
 
     def operations(self, first: Origin) -> tuple[Operation, Operation]:
-        """Returns both operations. `first` is in the stream's order, and part of its batch; the snapshot's origin
-        belongs to the second."""
+        """Returns both operations. `first` is the origin of the first one, which is ordered in the stream and belongs
+        to the batch; the snapshot's own origin belongs to the second."""
         buffers = tuple(durable.buffer for durable in self._durables)
         point = Operation(first, self._note, writes=(self.stream, self), reads=buffers, needs=buffers)
         copy = Operation(self._origin, self._copy, reads=(self, *buffers))
@@ -115,7 +116,7 @@ class Snapshot:
 
     @property
     def track(self) -> PooledStream | None:
-        """The track of its copies; None: it has not begun."""
+        """The track of the snapshot's copies; None before they begin."""
         return self._track
 
     def then(self, callback: Callable[[], None]) -> None:
@@ -125,7 +126,7 @@ class Snapshot:
         else:
             self._behind.append(callback)
 
-    # ---- the point in the stream ----
+    # ---- position in the stream ----
 
     def _note(self) -> bool:
         for durable in self._durables:
@@ -155,10 +156,10 @@ class Snapshot:
         self._reached = True
         self._device.kick(self.session)
 
-    # ---- the copies ----
+    # ---- copies ----
 
     def _copy(self) -> bool:
-        """Submits the copies that the device may have by now; True if all are submitted."""
+        """Submits the copies that the device may have by now. Returns True once all are submitted."""
         if self.over:
             return True
         if self._parts is None and not self._begin():
@@ -176,7 +177,8 @@ class Snapshot:
         return True
 
     def _begin(self) -> bool:
-        """Takes the areas for its copies, once the copies before are done with them."""
+        """Takes the areas for the copies, once earlier snapshots no longer use them. Returns False if it has to
+        wait."""
         if self._track is None and not self._reached:
             return False
         live = [durable for durable in self._durables if not durable.ended]
@@ -225,7 +227,7 @@ class Snapshot:
         return True
 
     def _chunk_directly(self, file: int, part: BufferSnapshot, size: int) -> bool:
-        """Copies a chunk without page-locked memory: see `DirectCopies`."""
+        """Copies a chunk without page-locked memory; see `DirectCopies`."""
         data = part.direct.read(part.given, size)
         if data is None:
             return False
@@ -244,7 +246,7 @@ class Snapshot:
         telemetry.checkpointed_bytes += size
 
     def _arrived(self, file: int, part: BufferSnapshot, host: HostBuffer, size: int, place: int, ahead: bool) -> None:
-        """Writes a chunk that the device has copied to the host's memory."""
+        """Writes a chunk to the file after the device has copied it to host memory."""
         if self.over or part.durable.ended:
             self._done(host, size, ahead)
         else:
@@ -261,7 +263,7 @@ class Snapshot:
         self._done(host, size, ahead)
 
     def _done(self, host: HostBuffer | None, size: int, ahead: bool) -> None:
-        """Ends a chunk."""
+        """Releases the memory of a chunk, and counts the chunk as completed."""
         if host is not None:
             self._device.staging.release(host)
             self._give_back(size, ahead)
@@ -272,13 +274,13 @@ class Snapshot:
         if self._allowance.give(size, ahead):
             self._device.kick(None)
 
-    # ---- the end ----
+    # ---- completion ----
 
     def _settle(self) -> None:
-        """Has the front confirm the copies, once they are complete."""
+        """Reports the copies to the front for confirmation, once they are complete."""
         if self.over or not self._given or self._under_way:
             return
-        self._given = False  # once
+        self._given = False  # reports only once
         failure = next((each.failure for each in self._verdicts if each.failure is not None), None)
         if failure is not None:
             self.fail(failure.cause.refusal)
@@ -294,7 +296,7 @@ class Snapshot:
             self.committed(None)
 
     def committed(self, refusal: Refusal | None) -> None:
-        """Takes the front's confirmation, or its refusal."""
+        """Handles the front's confirmation (None) or refusal."""
         for part in self._sent:
             if refusal is None:
                 part.areas.commit()
@@ -308,13 +310,13 @@ class Snapshot:
             self._origin.reply()
 
     def fail(self, refusal: Refusal) -> None:
-        """Fails the snapshot; the earlier copies stay valid."""
+        """Fails the snapshot and answers its command; earlier copies stay valid."""
         if not self.over:
             self.give_up(refusal)
             self._origin.fail(refusal)
 
     def give_up(self, _refusal: Refusal) -> None:
-        """Ends a snapshot whose failure is answered by the caller."""
+        """Ends a snapshot whose failure the caller answers."""
         if not self.over:
             for part in self._parts or ():
                 part.areas.fail()

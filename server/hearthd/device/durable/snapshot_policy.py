@@ -1,8 +1,8 @@
-"""Copies of durable buffers: where the next one goes, and how much host memory copies under way may hold.
+"""Copies of durable buffers: chooses the area for the next copy, and limits the host memory used by copies under way.
 
-A buffer's copies alternate between two areas of a file. Which of them holds the last complete copy is known for sure
-only when the front has said so: the report of a process that ends while it is on the way may be lost. So an area is
-written to only when the front is known to count on the other one, and whatever happens there is a whole copy.
+A buffer's copies alternate between two areas of a file. Only the front's confirmation makes it certain which area holds
+the last complete copy, because a report of a process that ends while the report is being sent may be lost. Therefore an
+area is written only when the front is known to rely on the other area, so that one complete copy exists at any time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Literal
 Which = Literal[0, 1]
 
 CHUNK = 4 << 20
-"""Bytes of one copy out of a buffer, or into it: some 0.1 ms of the bus, a millisecond of a helper thread."""
+"""Size, in bytes, of one chunk of a copy out of or into a buffer: about 0.1 ms of bus time, and 1 ms of a helper
+thread."""
 
 
 class SnapshotAreas:
-    """The two areas of one buffer, `span` bytes each, the first at `offset` of the file."""
+    """The two areas of one buffer, of `span` bytes each; the first starts at `offset` of the file."""
 
     __slots__ = ("_committed", "_sent", "_writing", "offset", "span")
 
@@ -29,7 +30,7 @@ class SnapshotAreas:
 
     @property
     def committed(self) -> Which | None:
-        """The area whose copy the front would bring back; None: none is complete."""
+        """The area whose copy the front would restore; None if no copy is complete."""
         return self._committed
 
     @property
@@ -38,35 +39,35 @@ class SnapshotAreas:
         return self._writing is None
 
     def at(self, which: Which) -> int:
-        """Returns the start of an area."""
+        """Returns the file offset of an area."""
         return self.offset + which * self.span
 
     def begin(self) -> Which:
-        """A new copy begins: the area that it goes to. Only when idle."""
+        """Begins a new copy, and returns the area for it. Only allowed while `idle`."""
         assert self._writing is None, "a copy is under way"
         self._writing = 1 if self._committed == 0 else 0
         return self._writing
 
     def send(self) -> None:
-        """Marks the copy as complete, and reported to the front."""
+        """Marks the copy as complete and reported to the front."""
         assert self._writing is not None, "there is no copy"
         self._sent = True
 
     def commit(self) -> None:
-        """Marks the copy as confirmed by the front: the area of the one before is free."""
+        """Marks the copy as confirmed by the front, so that the area of the previous copy becomes free."""
         assert self._sent, "the front was not told"
         self._committed, self._writing, self._sent = self._writing, None, False
 
     def fail(self) -> None:
-        """Ends a copy that failed; the one before stays valid."""
+        """Ends a copy that failed; the previous copy stays valid."""
         self._writing, self._sent = None, False
 
 
 class StagingAllowance:
-    """Limit of the host memory for copies (`cap` bytes) that snapshots may hold together.
+    """Limits the staging memory (`cap` bytes in total) that all snapshots together may hold.
 
-    A quarter, so that other transfers always have most of it; and a sixteenth of the whole for copies whose point in
-    the stream has not been reached: they hold it for as long as the work before them takes.
+    Snapshots may hold a quarter, so that other transfers always have most of it. Copies whose position in the stream
+    has not been reached may hold a sixteenth of the total, because they hold it as long as the work before them takes.
     """
 
     def __init__(self, cap: int) -> None:
@@ -78,13 +79,14 @@ class StagingAllowance:
         """True if a copy waits for memory to be returned."""
 
     def chunk(self, pinned: int = 0) -> int:
-        """Returns the size of one copy, where a session may hold `pinned` of host memory (0: no limit)."""
+        """Returns the size of one chunk, in bytes, for a session that may hold `pinned` bytes of host memory (0: no
+        limit)."""
         size = max(min(CHUNK, self._most), 1)
         return max(min(size, pinned // 2), 1) if pinned else size
 
     def take(self, size: int, ahead: bool) -> bool:
-        """Takes `size` bytes for a copy, if it may have them now; one may always go alone, once its point is
-        reached."""
+        """Takes `size` bytes for a chunk. Returns False if it has to wait. A single chunk is always allowed while
+        nothing else is held, unless it is `ahead` of its position in the stream."""
         fits = not self.held or self.held + size <= self._most
         if not fits or (ahead and self._ahead + size > self._most_ahead):
             self.denied = True
@@ -95,7 +97,7 @@ class StagingAllowance:
         return True
 
     def give(self, size: int, ahead: bool) -> bool:
-        """Ends one `take`; True if a copy has been waiting for it."""
+        """Ends one `take`. Returns True if a copy has been waiting for memory."""
         self.held -= size
         if ahead:
             self._ahead -= size

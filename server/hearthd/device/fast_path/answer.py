@@ -1,4 +1,4 @@
-"""Answers of inline copies and reads, sent on completion and ahead of accounting."""
+"""Answers of inline copies and reads. Each answer is sent on completion, before the accounting."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hearthd.device.streams.stream_pool import NEVER, PooledStream
 
 
 class InlineAnswer:
-    """The pending answer of one inline command. The acknowledgement of its batch is sent with it, unless the answer is
-    delayed."""
+    """The pending answer of one inline command. The acknowledgement of the batch is sent together with the answer,
+    unless the answer is delayed."""
 
     __slots__ = ("_batch", "_device", "_replies", "_request", "_stream", "_then", "_told", "over", "refusal", "size")
 
@@ -32,33 +32,34 @@ class InlineAnswer:
         request: bytes,
         size: int,
     ) -> None:
-        """`request` is the number under which the command is answered, in its encoded form."""
+        """`request` is the command's request number, as an encoded varint. `size` is the number of bytes that are
+        copied."""
         self._device = device
         self._replies = replies
         self._batch = batch
         self._stream = stream
         self._request = request
         self._told = False
-        """True once the ack has been sent."""
+        """True once the acknowledgement has been sent."""
         self._then: Callback | None = None
-        """Callback for the end of the command, of a command that waits for nothing else."""
+        """Callback that is called after the answer; used by a Sync that waits for nothing else."""
         self.over = False
         self.size = size
-        """Bytes that are copied."""
+        """Number of bytes that are copied."""
         self.refusal: Refusal | None = None
-        """The error for which the driver has not taken all of the copy."""
+        """The error because of which the driver did not accept the whole copy; None if it did."""
 
-    @abstractmethod  # checked by mypy only: `isinstance` of an ABC would cost more in every inline sync
+    @abstractmethod  # Checked by mypy only: `isinstance` with an ABC would cost more in every inline sync.
     def _release(self) -> None:
-        """Releases the host memory of the command. The device must be done with it."""
+        """Releases the host memory of the command. The device must have finished with it."""
 
     @property
     def track(self) -> PooledStream:
         return self._stream.track
 
     def follow(self, then: Callback) -> bool:
-        """Calls `then` as soon as this command is answered, so that both answers go in one message. Returns False where
-        it has another follower, or is over."""
+        """Calls `then` as soon as this command is answered, so that one message carries both answers. Returns False if
+        the command already has a follower, or is over."""
         if self.over or self._then is not None:
             return False
         self._then = then
@@ -77,13 +78,12 @@ class InlineAnswer:
             self._then()
 
     def take_its_time(self) -> None:
-        """Acknowledges the batch, which has been executed, ahead of the answer: other frames may be sent between
-        them."""
+        """Acknowledges the executed batch ahead of the answer, so that other frames may be sent in between."""
         self._told = True
         self._batch.acknowledge(self._device.outbox)
 
     def fail(self, refusal: Refusal) -> None:
-        """Answers with a refusal. The driver may have taken a part of the copy, which is still under way."""
+        """Answers with a refusal. The part of the copy that the driver accepted may still be under way."""
         self.over = True
         self._device.tracks.on_complete(self._stream.track, self._release)
         self._batch.origin(self._replies, self._stream, self.name, self._request).fail(refusal)
@@ -91,8 +91,8 @@ class InlineAnswer:
 
 
 def latest(track: PooledStream, position: int) -> InlineAnswer | None:
-    """Returns the inline command whose end is the end of all work on the track; `position` is that of the last
-    command."""
+    """Returns the inline command that ends together with all work on the track, or None. `position` is the track's last
+    position."""
     if not track.pending or track.pending[-1][0] != position:  # the track has later work
         return None
     found = getattr(track.pending[-1][2], "__self__", None)
@@ -100,8 +100,7 @@ def latest(track: PooledStream, position: int) -> InlineAnswer | None:
 
 
 def untroubled(device: DeviceContext, stream: LogicalStream, buffer: Buffer, offset: int, size: int) -> bool:
-    """True if a copy of these bytes of the buffer has no effect on other commands' errors, and need not wait for a
-    turn."""
+    """True if a copy of these bytes of the buffer involves no error of an earlier command, and needs no time slice."""
     return not (
         stream.starting
         or buffer.failure is not None

@@ -1,4 +1,4 @@
-"""Sync commands on the inline path: answered on completion and ahead of accounting."""
+"""Sync commands on the inline path. Each is answered on completion, before the accounting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from hearthd.device.session.stream import LogicalStream
 
 
 class InlineSync:
-    """A Sync whose batch has run. The acknowledgement is sent with the answer, unless the answer is delayed."""
+    """A Sync whose batch has run. The acknowledgement is sent together with the answer, unless the answer is
+    delayed."""
 
     __slots__ = ("_answer", "_batch", "_began", "_device", "_index", "_origin", "_plain", "_replies", "_stream", "over",
                  "signalled")  # fmt: skip
@@ -30,7 +31,7 @@ class InlineSync:
         plain: PlainBatch,
         index: int,
     ) -> None:
-        """`index` is the command's place in the batch."""
+        """`index` is the index of the Sync in the batch."""
         self._device = device
         self._replies = replies
         self._batch = batch
@@ -42,20 +43,20 @@ class InlineSync:
         self._began = time.perf_counter_ns()
         self.over = False
         self.signalled: Segment | None = None
-        """The segment in which the device signals the end of the work."""
+        """The segment in which the device signals the end of the work; None without a signal."""
 
     @property
     def stream(self) -> LogicalStream:
-        """The stream that is waited for; with all streams, any of them."""
+        """The stream that the Sync waits for; if it waits for all streams, any of them."""
         return self._stream
 
     @property
     def request(self) -> bytes:
-        """Number under which the command is answered, in its encoded form."""
+        """Request number of the Sync, as an encoded varint."""
         return self._plain.request
 
     def end(self) -> None:
-        """Answers the command: the work that it waited for is done."""
+        """Answers the command, because the work that it waited for is done."""
         self.over = True
         device, stream, session = self._device, self._stream, self._batch.session
         failed: Iterable[LogicalStream] = ()
@@ -77,6 +78,7 @@ class InlineSync:
             self.signalled.drop()
 
     def take_its_time(self) -> None:
-        """Switches to the queued path: other frames may be sent before the answer."""
+        """Switches to a delayed answer: acknowledges the batch now, so that other frames may be sent before the
+        answer."""
         self._batch.acknowledge(self._device.outbox)
         self._origin = self._batch.origin(self._replies, self._stream, "sync", self._plain.request, self._index)

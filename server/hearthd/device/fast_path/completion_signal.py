@@ -1,9 +1,9 @@
 """Completion signal: the device writes the number of the waiting request into memory that the client shares, as soon as
-a copy is done. The client reads it before this process has seen that the device is done.
+a copy is done. The client reads the number before this process has noticed the completion.
 
-A signal reports success, and cannot be revoked. So it is written only for a request that waits for one track, of a
-session without other work under way, where no error but that of the device itself is possible, which then writes
-nothing. The answer follows the signal as usual.
+A signal reports success and cannot be revoked. Therefore it is used only for a request that waits for one track, in a
+session without other work under way, where only an error of the device itself is possible; in that case the device
+writes nothing. The answer follows the signal as usual.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from hearthd.device.session.stream import LogicalStream
 
 
 def signal(device: DeviceContext, batch: InlineBatch, stream: LogicalStream, request: bytes) -> Segment | None:
-    """Has the device signal that all work of the stream so far is done, under `request` in its encoded form. Returns
-    None where it will not; otherwise the segment, to be dropped when the track has completed the work before a callback
-    registered after this call."""
+    """Makes the device signal that all work of the stream so far is done, under `request`, an encoded varint.
+
+    Returns None if the device will not signal; otherwise the segment. The caller must drop the segment after the track
+    has completed this work, in a callback registered after this call.
+    """
     session, lane = batch.session, batch.lane
     signals = session.signals
     if (
@@ -35,7 +37,7 @@ def signal(device: DeviceContext, batch: InlineBatch, stream: LogicalStream, req
     segment = signals.segment
     try:
         device.server.signal(signals.address, plain_batch.number(request), stream.track.stream)
-    except Refusal:  # the driver cannot write it: the answer suffices
+    except Refusal:  # the driver cannot write there; the answer alone is sufficient
         session.signals = None
         return None
     segment.hold()

@@ -1,8 +1,8 @@
 """Inline copies between buffers and memory that a client shares: one command, issued and answered at once.
 
-Operands are parsed once for each distinct command, by its bytes. The plain case only: rows, pending failures, pageable
-memory and copies beyond the budget of the stream are left to `hearthd.device.transfers.registered`, which has the same
-result.
+The operands of each distinct command are parsed once, and looked up by the command's bytes afterwards. Covers the plain
+case only: copies by rows, pending failures, pageable memory and copies beyond the stream's budget are left to
+`hearthd.device.transfers.registered`, which has the same result.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from hearthd.device.transfers.registered import DOWN, UP
 from hearthd.device.transfers.segments import Segments
 
 MOST = 512
-"""Commands that are known by their bytes."""
+"""Most commands whose operands are cached."""
 
 LONGEST = 128
-"""Largest known command, in bytes: it carries no data."""
+"""Largest cached command, in bytes; such a command carries no data."""
 
 
 class SegmentOperands(NamedTuple):
-    """Operands of a Write or Read of shared memory: handles, and sizes in bytes."""
+    """Operands of a Write or Read of shared memory: handles, and sizes and offsets in bytes."""
 
     writes: bool
     stream: int
@@ -46,11 +46,11 @@ class SegmentOperands(NamedTuple):
     size: int
     segment: int
     start: int
-    """Place of the bytes in the segment."""
+    """Offset of the bytes in the segment."""
     parts: int
     """Number of driver calls for the copy."""
     answer: bytes
-    """The fields of its Result, except for its number."""
+    """The encoded fields of the command's Result, except for the request number."""
 
 
 class InlineCopies:
@@ -60,32 +60,34 @@ class InlineCopies:
         self._device = device
         self._segments = segments
         self._replies = replies
+        self.most = MOST
+        """Commands that are known by their bytes."""
         self.resolved: dict[bytes, SegmentOperands] = {}
         self._began = 0.0
-        """Time at which the latest copy was submitted."""
+        """Time at which the latest copy was submitted, in seconds."""
         self._alone = False
-        """True if its stream was idle before."""
+        """True if the stream was idle before the latest copy."""
 
     def known(self, found: LoneCopy) -> SegmentOperands | None:
-        """Returns the operands of a command that has come before."""
+        """Returns the cached operands of the command; None if the command is not cached or has no request number."""
         return self.resolved.get(found.rest) if found.request else None
 
     def learn(self, found: LoneCopy, command: commands_pb2.Command) -> SegmentOperands | None:
-        """Returns the operands of a plain copy from or to shared memory, and remembers them; None for other commands.
+        """Caches and returns the operands of a plain copy from or to shared memory; returns None for other commands.
         `command` is the decoded command."""
         copy = command.write if found.kind == "write" else command.read
         if not found.request or len(found.rest) > LONGEST or not copy.HasField("shared"):
             return None
         named = _named(commands_pb2.Command.FromString(found.rest))
         if named is not None:
-            if len(self.resolved) >= MOST:
+            if len(self.resolved) >= self.most:
                 self.resolved.clear()
             self.resolved[found.rest] = named
         return named
 
     def give(self, batch: InlineBatch, request: bytes, named: SegmentOperands) -> InlineCopy | None:
-        """Submits the copy, where no other command of the session waits; None, with no effect, where it takes more than
-        the plain case."""
+        """Submits the copy; no other command of the session may be waiting. Returns None, without effect, for anything
+        but the plain case."""
         session = batch.session
         stream = session.streams.items.get(named.stream)
         buffer = session.buffers.items.get(named.buffer)
@@ -112,7 +114,7 @@ class InlineCopies:
         return copy
 
     def _give(self, buffer: Buffer, segment: Segment, track: PooledStream, named: SegmentOperands) -> Refusal | None:
-        """Submits the copy; returns the error for which the driver has not taken all of it."""
+        """Submits the copy. Returns the error because of which the driver did not accept all of it; None if it did."""
         tracks, server, stream = self._device.tracks, self._device.server, track.stream
         writes, reads = ((buffer.usage,), ()) if named.writes else ((), (buffer.usage,))
         at, left, address = named.start, named.size, buffer.address + named.offset
@@ -136,7 +138,7 @@ class InlineCopies:
         return None
 
     def _note(self, copy: InlineCopy, named: SegmentOperands) -> None:
-        """Counts a copy that has been submitted."""
+        """Updates the metrics and the forecast for a submitted copy."""
         telemetry, size = self._device.telemetry, named.size
         if self._alone:
             way = UP if named.writes else DOWN
@@ -159,7 +161,7 @@ class InlineCopies:
 
 
 class InlineCopy(InlineAnswer):
-    """A copy that has been submitted."""
+    """A submitted inline copy."""
 
     __slots__ = ("_answer", "_began", "_segment", "foreseen", "name", "signalled")
 
@@ -181,7 +183,7 @@ class InlineCopy(InlineAnswer):
         self.name = _kind(named)
         self.foreseen: CopyForecast | None = None
         self.signalled: Segment | None = None
-        """The segment in which the device signals the end of the copy."""
+        """The segment in which the device signals the end of the copy; None without a signal."""
         segment.hold()
 
     def end(self) -> None:
@@ -201,7 +203,7 @@ class InlineCopy(InlineAnswer):
 
 
 def _parts(start: int, size: int) -> int:
-    """Returns the number of driver calls for `size` bytes of a segment."""
+    """Returns the number of driver calls for `size` bytes of a segment from offset `start`."""
     return (start + size - 1) // PART - start // PART + 1 if size else 0
 
 

@@ -1,4 +1,4 @@
-"""A batch on the inline path, and the channel that its answer takes."""
+"""A batch on the inline path, and the channel over which its answer is sent."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ class InlineBatch(NamedTuple):
     backlog: Backlog
     """The session's backlog."""
     lane: LaneSink | None
-    """The lane that it came over; None: the front passed it on."""
+    """The lane that the batch came over; None if it came over the link from the front."""
     seq: int
     size: int
-    """Size in bytes."""
+    """Size of the batch in bytes."""
     began: int
-    """Time at which it was taken, in nanoseconds of `time.perf_counter_ns`."""
+    """Time at which execution began, in nanoseconds (`time.perf_counter_ns`)."""
 
     def came(self) -> None:
-        """Takes the batch: from here on it is the session's latest."""
+        """Accepts the batch: its number becomes the last one of the session."""
         self.session.last_seq = self.seq
         if self.lane is not None:
             self.lane.came(self.seq, self.size)
 
     def answer(self, outbox: Outbox, answer: bytes) -> None:
-        """Sends an answer with the ack, over the channel that the batch came over."""
+        """Sends an answer together with the acknowledgement, over the channel that the batch came over."""
         if self.lane is not None:
             outbox.inline(self.lane, self.seq, answer)
         else:
             outbox.straight_linked(self.session.channel, self.seq, answer)
 
     def acknowledge(self, outbox: Outbox) -> None:
-        """Queues the ack: other frames may be sent before the answer."""
+        """Queues the acknowledgement, so that other frames may be sent before the answer."""
         outbox.put(ACK, channel=self.session.channel, id=self.seq)
 
     def origin(self, replies: ReplySink, stream: LogicalStream, name: str, request: bytes, index: int = 0) -> Origin:
-        """Returns the origin of the command that is answered under `request`, in its encoded form, for the queued
+        """Returns the origin of the command with the request number `request`, an encoded varint, for the queued
         path."""
         return Origin(
             replies,

@@ -1,10 +1,12 @@
-"""The inline path: a plain batch is executed in the turn of the loop in which it arrives.
+"""Inline path: a plain batch is executed in the loop iteration in which it arrives.
 
 A client that launches and waits in a loop pays for every step in between. While its session is alone on the device,
 with no other work, no trace and no queued command, such a batch is neither queued nor decoded into messages, and its
-answer is written on completion and ahead of accounting. Covers launches with a Sync, single copies
-(`hearthd.device.fast_path.copies`) and the batches of `hearthd.device.fast_path.mixed_batch`. A batch that does not fit
-takes the queued path, from its beginning or from the first command that does not fit.
+answer is written on completion, before the accounting.
+
+Covers launches with a Sync, single copies (`hearthd.device.fast_path.copies`) and the batches of
+`hearthd.device.fast_path.mixed_batch`. Other batches take the queued path, from the beginning or from the first command
+that the inline path cannot execute.
 """
 
 from __future__ import annotations
@@ -39,15 +41,15 @@ from hearthd.device.streams.stream_pool import PooledStream
 from hearthd.device.transfers.segments import Segments
 
 HERE_S = 2e-5
-"""Seconds for which the end of the work is polled without a check of the sockets: no longer than a turn of the loop
-takes."""
+"""Seconds for which completion is polled without checking the sockets; no longer than one loop iteration takes."""
 
 SOON = 512 << 10
-"""Largest copy that may be done within that time, in bytes."""
+"""Largest copy, in bytes, that may complete within `HERE_S`."""
 
 
 class BatchExecutor(CommandRunner, ReplySink, Protocol):
-    """The executor (`hearthd.device.process.executor.Executor`), which runs and answers the queued path."""
+    """The methods of the executor (`hearthd.device.process.executor.Executor`) that run and answer commands on the
+    queued path."""
 
     def session(self, channel: int) -> DeviceSession | None: ...
     @property
@@ -68,7 +70,7 @@ class InlinePath:
         segments: Segments,
         at_once: Mapping[str, AtOnce],
     ) -> None:
-        """`at_once` maps a kind of command to the function that is tried first."""
+        """`at_once` maps a kind of command to the function that is tried before the queued path."""
         self._device = device
         self._executor = executor
         self._launches = launches
@@ -76,18 +78,23 @@ class InlinePath:
         self._at_once = at_once
         self.copies = InlineCopies(device, segments, executor)
         self.reads = InlineReads(device, executor)
+        self.here_s = HERE_S
+        """Seconds for which the end of the work is polled without a check of the sockets."""
         self.answered = False
-        """True if a command was answered in the turn in which it arrived, since the last reset."""
+        """True if a command was answered in the loop iteration in which it arrived, since the caller last reset the
+        attribute."""
 
     def take(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
-        """Executes a batch from a lane without a backlog. Returns False, with nothing done, for the queued path."""
+        """Executes a batch from a lane that has no backlog. Returns False, without effect, if the batch must take the
+        queued path."""
         session = self._executor.session(lane.channel)
         return session is not None and seq == session.last_seq + 1 and self._take(session, lane, payload)
 
     def take_linked(self, channel: int, payload: bytes) -> bool:
-        """Executes a batch from the front without another frame beside it, as `take` does."""
+        """Executes a batch that came over the link as the only frame. Returns False as `take` does."""
         session = self._executor.session(channel)
-        if session is None or channel in self._device.outbox.lanes:  # else batches from the lane may go before it
+        # With a lane, earlier batches may still arrive over it.
+        if session is None or channel in self._device.outbox.lanes:
             return False
         return self._take(session, None, payload)
 
@@ -105,7 +112,7 @@ class InlinePath:
             found = plain_batch.lone_copy(payload, seq)
             if found is not None:
                 return self._copy(batch, found)
-            if plain_batch.only_launches(payload, seq):  # the client waits for them later
+            if plain_batch.only_launches(payload, seq):  # the client does not wait for these launches now
                 return False
         mixed = mixed_batch.read(payload, seq)
         if mixed is not None:
@@ -136,17 +143,18 @@ class InlinePath:
         batch.came()
         index, entry = self._issue(session, plain.records) if plain.records else (0, None)
         busy = self._busy(session, stream, plain.all_streams)
-        if busy is None or (entry is not None and session.deferred):  # the former: it waits for more than one track
+        # If `busy` is None, the Sync waits for more than one track or for marked streams.
+        if busy is None or (entry is not None and session.deferred):
             self._go_on(session, _sync_of(plain), "sync", entry, index)
             self._went(batch, index)
             return True
         if entry is not None:
-            session.batches.clear()  # it has run
+            session.batches.clear()  # the batch has run
         self._wait(batch, InlineSync(self._device, self._executor, batch, stream, plain, index), busy, index)
         return True
 
     def _wait(self, batch: InlineBatch, wait: InlineSync, busy: list[PooledStream], launches: int) -> None:
-        """Waits for the end of one track, if any."""
+        """Answers the Sync at once if no track is busy; otherwise waits for the one busy track."""
         device = self._device
         device.telemetry.sync_points += 1
         if not busy:
@@ -163,7 +171,8 @@ class InlinePath:
             if wait.signalled is None and copy is not None and copy.follow(wait.end):
                 tracks.expect()
             else:
-                tracks.on_complete(track, wait.end)  # first of all: the device may be done any moment
+                # Done before anything else, because the device may complete at any moment.
+                tracks.on_complete(track, wait.end)
             self._given(batch, wait, track, launches, launches, not tracks.notified)
         device.telemetry.count("sync")
 
@@ -176,12 +185,12 @@ class InlinePath:
         launches: int,
         soon: bool,
     ) -> None:
-        """Accounts for submitted commands, some of them launches. `soon`: the awaited work may be done any moment, and
-        is polled first."""
+        """Accounts for submitted commands, of which `launches` are launches. If `soon`, the awaited work may complete
+        at any moment, and is polled first."""
         tracks, sharing, since = self._device.tracks, self._sharing, time.perf_counter()
         lone = not sharing.active
         if soon:
-            tracks.ask(track, HERE_S)
+            tracks.ask(track, self.here_s)
         if waiting.over and lone and not tracks.live:
             sharing.came_and_went(batch.backlog, since, commands)
         else:
@@ -193,7 +202,8 @@ class InlinePath:
         self._ran(batch, launches)
 
     def _issue(self, session: DeviceSession, records: bytes) -> tuple[int, BatchEntry | None]:
-        """Returns the number of launches, and the batch entry where they were not all in the replay cache."""
+        """Runs the launches. Returns their number, and the batch entry, which is None if the replay cache contained all
+        of them."""
         if self._launches.again(session, records):
             return 1, None
         entry = BatchEntry(session.last_seq)
@@ -201,7 +211,7 @@ class InlinePath:
         return self._launches.run_records(session, records, entry, 0)[0], entry
 
     def _ran(self, batch: InlineBatch, launches: int) -> None:
-        """Counts a batch that has run."""
+        """Updates the metrics for a batch that has run."""
         telemetry = self._device.telemetry
         if launches:
             telemetry.count("launch", launches)
@@ -209,21 +219,21 @@ class InlinePath:
         telemetry.batch_execution.observe(time.perf_counter_ns() - batch.began)
 
     def _went(self, batch: InlineBatch, launches: int) -> None:
-        """Counts a batch that has run, with work under way on the device."""
+        """Accounts for a batch that has run and left work on the device."""
         self._sharing.went(batch.backlog)
         self._ran(batch, launches)
 
-    # ---- copies, and more than launches ----
+    # ---- copies, and mixed batches ----
 
     def _copy(self, batch: InlineBatch, found: LoneCopy) -> bool:
-        """Executes a single Write or Read. No turn is needed: no other session has work."""
+        """Executes a single Write or Read. No time slice is needed, because no other session has work."""
         named, command = self.copies.known(found), None
         if named is None:
             try:
                 command = commands_pb2.Command.FromString(found.data)
             except DecodeError:
                 return False
-            if command.WhichOneof("kind") != found.kind:  # there are more fields
+            if command.WhichOneof("kind") != found.kind:  # the command has more fields
                 return False
             named = self.copies.learn(found, command)
         if named is not None:
@@ -264,7 +274,7 @@ class InlinePath:
         self._went(batch, launches)
 
     def _before(self, session: DeviceSession, mixed: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
-        """Runs the commands without an answer, or defers them; returns their number, each launch counted, and the
+        """Runs or defers the commands without an answer. Returns their number, in which each launch counts, and the
         number of launches."""
         index = launches = 0
         for kind, command in mixed.before:
@@ -280,7 +290,7 @@ class InlinePath:
         return index, launches
 
     def _copied(self, batch: InlineBatch, copy: InlineAnswer, launches: int) -> None:
-        """Handles a copy that has been submitted, in whole or in part."""
+        """Accounts for a copy that was submitted completely or in part."""
         self._device.telemetry.count(copy.name)
         if copy.refusal is not None:
             self._went(batch, launches)
@@ -289,10 +299,11 @@ class InlinePath:
         soon = copy.size <= SOON and len(copy.track.pending) == 1 and not self._device.tracks.notified
         self._given(batch, copy, copy.track, launches + 1, launches, soon)
 
-    # ---- both ----
+    # ---- common ----
 
     def _busy(self, session: DeviceSession, stream: LogicalStream, all_streams: bool) -> list[PooledStream] | None:
-        """Returns the track to wait for, if any; None: there are several."""
+        """Returns the one track to wait for, or an empty list; None if there are several, or if streams have marks such
+        as errors."""
         tracks, track = self._device.tracks, stream.track
         if not all_streams:
             return [] if tracks.idle(track) else [track]
@@ -303,8 +314,8 @@ class InlinePath:
     def _go_on(
         self, session: DeviceSession, last: commands_pb2.Command, kind: str, entry: BatchEntry | None, index: int
     ) -> None:
-        """Executes the last command, if there is one, on the queued path: earlier commands have to wait, or it waits
-        for more than them."""
+        """Executes the last command, if the batch has one, on the queued path, because earlier commands have to wait or
+        the command waits for other work."""
         if entry is None:
             entry = BatchEntry(session.last_seq)
             session.batches.append(entry)
@@ -316,7 +327,7 @@ class InlinePath:
 
 
 def _free(session: DeviceSession, handle: int) -> LogicalStream | None:
-    """Returns the stream, if the inline path can use it."""
+    """Returns the stream if the inline path can use it; otherwise None."""
     stream = session.streams.items.get(handle)
     return None if stream is None or stream.capture is not None or stream.flights else stream
 

@@ -1,4 +1,5 @@
-"""Mixed batch: a few commands without an answer, and perhaps a Sync or a Read that the client waits for. Pure."""
+"""Mixed batch: a few commands without an answer, optionally followed by a Sync or a Read that the client waits for.
+Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ MOST = 16
 """Largest number of commands."""
 
 LONGEST = 16 << 10
-"""Largest batch, in bytes: a longer one takes its time anyway."""
+"""Largest batch, in bytes. For a longer batch the inline path saves too little."""
 
 _BEFORE = frozenset(("launches", "allocate", "free", "fill", "write"))
 
@@ -23,17 +24,17 @@ class MixedBatch(NamedTuple):
     before: tuple[tuple[str, commands_pb2.Command], ...]
     """The commands without an answer, by kind."""
     kind: str
-    """Kind of the last command: "sync" or "read"; empty: there is none."""
+    """Kind of the last command: "sync" or "read"; empty if no command has an answer."""
     last: commands_pb2.Command
-    """The command with an answer, which carries the bytes of a Read."""
+    """The command with an answer. The answer of a Read carries its bytes."""
 
 
 _NONE = commands_pb2.Command()
 
 
 def read(data: bytes, seq: int) -> MixedBatch | None:
-    """Returns the batch in `data`, an ExecuteRequest, if it is a mixed batch with this number whose last command has an
-    answer; None: it may be any message."""
+    """Returns the batch in `data`, an encoded ExecuteRequest, if it is a mixed batch numbered `seq` whose last command
+    has an answer; otherwise None: `data` may be any message."""
     if len(data) > LONGEST:
         return None
     try:
@@ -57,12 +58,12 @@ def read(data: bytes, seq: int) -> MixedBatch | None:
 
 
 def alone(kind: str, command: commands_pb2.Command) -> MixedBatch:
-    """Returns a batch of one command."""
+    """Returns a batch that consists of this command."""
     if kind == "read" and command.request and _inside(command.read):
         return MixedBatch((), kind, command)
     return MixedBatch(((kind, command),), "", _NONE)
 
 
 def _inside(read: commands_pb2.Read) -> bool:
-    """True if the bytes of the read come with the answer, in one range."""
+    """True if the bytes of the Read are returned in the answer, as one range."""
     return not (read.transfer or read.HasField("shared") or read.HasField("rows"))

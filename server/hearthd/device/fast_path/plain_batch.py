@@ -1,9 +1,9 @@
-"""Plain batch, the most frequent one of a client that launches and waits in a loop: launches and a Sync, a Sync alone,
-or one copy. Pure.
+"""Plain batch: launches and a Sync, a Sync alone, or one copy; the most frequent batch of a client that launches and
+waits in a loop. Pure.
 
-Decoded and answered without message objects, which would take longer than the launch. The encoding is protobuf's
-(https://protobuf.dev/programming-guides/encoding/); the tests compare both directions with the generated classes. Other
-encodings of the same message are left to those.
+Such a batch is decoded and answered without message objects, which would take longer than the launch. The encoding is
+that of protobuf (https://protobuf.dev/programming-guides/encoding/); the tests compare both directions with the
+generated classes. Other encodings of the same messages are left to the generated classes.
 """
 
 from __future__ import annotations
@@ -17,52 +17,51 @@ _SEQ = _REQUEST = 0x08  # Batch.seq and Command.request, varints
 _STREAM = 0x10  # Command.stream, varint
 _LAUNCHES = 0x1A  # Command.launches, length-delimited
 _SYNCS = {b"\xc2\x01\x00": False, b"\xc2\x01\x02\x08\x01": True}
-"""Command.sync; True: of all streams."""
+"""Encodings of Command.sync; True: the Sync waits for all streams."""
 
 _COPIES = {0x32: "write", 0x3A: "read"}
-"""Command.write and Command.read, length-delimited."""
+"""Tags of Command.write and Command.read, length-delimited."""
 
 ENDS = tuple(_SYNCS)
 """Possible ends of a plain batch."""
 
 _DONE = b"\x1a\x00"  # Result.done
 _RESULTS = tuple(bytes((0x1A, size + 3, 0x08)) for size in range(11))
-"""ExecuteResponse.result up to the number in Result.request, by the bytes that this has."""
+"""Prefix of an ExecuteResponse.result up to Result.request, indexed by the encoded size of the request number."""
 
 _SHORT = 0x80
-"""A length below this has one byte."""
+"""Lengths below this value are encoded in one byte."""
 
 _MOST = 9
-"""Longest number that is decoded here, in bytes."""
+"""Longest encoded number that is decoded here, in bytes."""
 
 
 class LoneCopy(NamedTuple):
-    """A Write or a Read that is the only command of its batch; the bytes of the Command are in `data`."""
+    """A Write or Read that is the only command of its batch. `data` is the encoded Command."""
 
     kind: str
-    """Kind of the command, by its first field: more fields may follow."""
+    """Kind of the command, by its first field; more fields may follow."""
     data: bytes
     request: bytes
-    """Number under which it is answered, in its encoded form; empty: there is none, or it is too long to decode
-    here."""
+    """Request number, as an encoded varint; empty if there is none, or if it is too long to be decoded here."""
     rest: bytes
-    """The Command without that number."""
+    """The encoded Command without the request number."""
 
 
 class PlainBatch(NamedTuple):
     """A decoded plain batch."""
 
     records: bytes
-    """Packed launches, at least one; empty: there are none."""
+    """Packed launches; empty if there are none."""
     request: bytes
-    """Number under which the Sync is answered, in its encoded form."""
+    """Request number of the Sync, as an encoded varint."""
     stream: int
     all_streams: bool
 
 
 def read(data: bytes, seq: int) -> PlainBatch | None:
-    """Returns the batch in `data`, an ExecuteRequest, if it is a plain batch with this number; None: it may be any
-    message."""
+    """Returns the batch in `data`, an encoded ExecuteRequest, if it is a plain batch numbered `seq`; otherwise None:
+    `data` may be any message."""
     try:
         at = _commands(data, seq)
         records = b""
@@ -81,13 +80,13 @@ def read(data: bytes, seq: int) -> PlainBatch | None:
         if data[at] != _REQUEST or at + size != len(data):
             return None
         return _sync(data, at + 1, records)
-    except IndexError:  # also where the data are no such message at all
+    except IndexError:  # raised also if the data are no such message at all
         return None
 
 
 def lone_copy(data: bytes, seq: int) -> LoneCopy | None:
-    """Returns the only Command of the batch in `data`, an ExecuteRequest, if the batch has this number and the command
-    is a Write or a Read; None: it may be any message."""
+    """Returns the only command of the batch in `data`, an encoded ExecuteRequest, if the batch is numbered `seq` and
+    the command is a Write or Read; otherwise None: `data` may be any message."""
     try:
         start = rest = at = _only(data, seq)
         request = b""
@@ -110,8 +109,8 @@ def lone_copy(data: bytes, seq: int) -> LoneCopy | None:
 
 
 def _only(data: bytes, seq: int) -> int:
-    """Returns the place of the only command. Raises IndexError if the data are no batch with this number, or have more
-    commands."""
+    """Returns the offset of the only command. Raises IndexError if the data are not a batch numbered `seq`, or if the
+    batch has several commands."""
     at = _commands(data, seq)
     size, at = data[at], at + 1
     if size >= 0x80:
@@ -122,8 +121,9 @@ def _only(data: bytes, seq: int) -> int:
 
 
 def _commands(data: bytes, seq: int) -> int:
-    """Returns the place of the first command's length. Raises IndexError if the data are no batch with this number."""
-    # Lengths have one byte or two here: longer batches are not decoded here.
+    """Returns the offset of the first command's length. Raises IndexError if the data are not a batch numbered
+    `seq`."""
+    # Only lengths of one or two bytes are decoded here; longer batches take the queued path.
     size, at = data[1], 2
     if size >= 0x80:
         size, at = size & 0x7F | data[2] << 7, 3
@@ -144,11 +144,12 @@ def _commands(data: bytes, seq: int) -> int:
 
 
 def _sync(data: bytes, start: int, records: bytes) -> PlainBatch | None:
-    """Decodes the Sync that ends the data, from its number on. Raises IndexError where the data end inside of it."""
+    """Decodes the Sync at the end of the data, starting with its request number. Raises IndexError if the data end too
+    early."""
     at = start
     while data[at] >= 0x80:
         at += 1
-    if at - start >= _MOST or not data[at]:  # 0: no answer
+    if at - start >= _MOST or not data[at]:  # 0: the Sync has no answer
         return None
     at += 1
     request = data[start:at]
@@ -163,7 +164,7 @@ def _sync(data: bytes, start: int, records: bytes) -> PlainBatch | None:
 
 
 def number(request: bytes) -> int:
-    """Returns the number in its decoded form."""
+    """Decodes a request number from an encoded varint."""
     value = 0
     for place, byte in enumerate(request):
         value |= (byte & 0x7F) << 7 * place
@@ -171,18 +172,18 @@ def number(request: bytes) -> int:
 
 
 def only_sync(request: bytes, stream: int, all_streams: bool) -> PlainBatch:
-    """Returns a batch of a Sync alone."""
+    """Returns a batch that consists of one Sync."""
     return PlainBatch(b"", request, stream, all_streams)
 
 
 def done(request: bytes) -> bytes:
-    """Returns the ExecuteResponse with a Done result of this number."""
+    """Returns the encoded ExecuteResponse with a Done result for this request."""
     return _RESULTS[len(request)] + request + _DONE
 
 
 def answered(request: bytes, rest: bytes) -> bytes:
-    """Returns the ExecuteResponse with the Result of this number, in its encoded form, before the `rest` of its
-    fields."""
+    """Returns the encoded ExecuteResponse with a Result for this request. `request` and `rest`, the other fields of the
+    Result, are encoded already. Raises ValueError if the Result is too large."""
     size = len(request) + len(rest) + 1
     if size >= _SHORT:
         raise ValueError(f"a result of {size} bytes; the most is {_SHORT - 1}")
@@ -190,8 +191,8 @@ def answered(request: bytes, rest: bytes) -> bytes:
 
 
 def read_answer(request: bytes, data: bytes | memoryview) -> bytes:
-    """Returns the ExecuteResponse with the Result of this number, in its encoded form, and the bytes of a Read, at
-    least one."""
+    """Returns the encoded ExecuteResponse with the Result of a Read, which contains `data`, at least one byte.
+    `request` is encoded already."""
     size = varint(len(data))
     inner = 2 + 2 * len(size) + len(data)
     read = varint(inner)
@@ -200,8 +201,8 @@ def read_answer(request: bytes, data: bytes | memoryview) -> bytes:
 
 
 def only_launches(data: bytes, seq: int) -> bool:
-    """True if the ExecuteRequest in `data` is a batch with this number of packed launches alone. Data longer than 16
-    KiB are not decoded."""
+    """True if the ExecuteRequest in `data` is a batch numbered `seq` that consists of packed launches. Always False for
+    data longer than 16 KiB."""
     try:
         return data[_only(data, seq)] == _LAUNCHES
     except IndexError:

@@ -1,6 +1,7 @@
-"""Inline reads: few bytes, copied at once and returned in the answer.
+"""Inline reads: small reads that are copied at once and returned in the answer.
 
-The plain case only: everything else is left to `hearthd.device.transfers.copy_commands`, which has the same result.
+Covers the plain case only: every other read is left to `hearthd.device.transfers.copy_commands`, which has the same
+result.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hearthd.device.operation import ReplySink, internal_error
 from hearthd.device.session.stream import LogicalStream
 
 LARGEST = 64 << 10
-"""Largest inline read, in bytes: for more, the copy outweighs the steps that are saved."""
+"""Largest inline read, in bytes. For larger reads the time of the copy exceeds the time that is saved."""
 
 
 class InlineReads:
@@ -31,8 +32,8 @@ class InlineReads:
     def give(
         self, batch: InlineBatch, stream: LogicalStream, request: bytes, read: commands_pb2.Read
     ) -> InlineRead | None:
-        """Submits a Read that `mixed_batch` has decoded, as the last command of its batch, where no other command of
-        the session waits; None, with no effect, where it takes more than the plain case."""
+        """Submits a Read that `mixed_batch` has decoded as the last command of its batch; no other command of the
+        session may be waiting. Returns None, without effect, for anything but the plain case."""
         device, track = self._device, stream.track
         size, offset = read.size, read.offset
         session = batch.session
@@ -66,7 +67,7 @@ class InlineReads:
 
 
 class InlineRead(InlineAnswer):
-    """A read that has been submitted."""
+    """A submitted inline read."""
 
     __slots__ = ("_host",)
 

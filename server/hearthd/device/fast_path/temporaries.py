@@ -1,8 +1,9 @@
-"""Temporaries: allocations, fills, writes and frees of buffers at once, where nothing else of the session is going on.
+"""Temporaries: allocations, fills, writes and frees of buffers that are executed at once, while no other command of the
+session is waiting.
 
-A command that may have to wait, is traced or answered takes an origin and an operation, which cost more than an
-allocation from the pool. A command without any of these needs neither: its effects are those of the queued path
-(`hearthd.device.memory.commands`, `hearthd.device.transfers.copy_commands`), or none at all, and then the queued path
+A command that may have to wait, is traced or is answered needs an origin and an operation, which cost more than an
+allocation from the pool. A command without these needs has the same effects here as on the queued path
+(`hearthd.device.memory.commands`, `hearthd.device.transfers.copy_commands`), or no effect, and then the queued path
 executes it.
 """
 
@@ -26,7 +27,7 @@ from hearthd.device.transfers.copy_commands import PATTERN_SIZES
 
 
 class Temporaries:
-    """Executes plain commands at once. Device-handle thread only."""
+    """Executes simple commands at once. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, memory: MemoryCommands, replies: ReplySink) -> None:
         self._device = device
@@ -39,10 +40,11 @@ class Temporaries:
             "fill": (self.fill, 1),
             "write": (self.write, 1),
         }
-        """Handlers by the name of the command's field."""
+        """Handlers by name of the command's field. Each returns False, without effect, if the queued path must execute
+        the command."""
 
     def allocate(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
-        """Allocates one buffer, which is new and not empty."""
+        """Allocates one new, non-empty buffer."""
         stream = _plain(session, command, "allocate")
         if stream is None:
             return False
@@ -60,11 +62,11 @@ class Temporaries:
         return True
 
     def free(self, session: DeviceSession, command: commands_pb2.Command, batch: BatchEntry, index: int) -> bool:
-        """Frees a few buffers, each of which is alone in its reservation and has no other holder."""
+        """Frees a few buffers, each of which is the only one in its reservation and has no other holder."""
         stream = _plain(session, command, "free")
         if stream is None:
             return False
-        handles = command.free.buffers[:]  # a list: iteration over the field takes twice as long
+        handles = command.free.buffers[:]  # a list, because iteration over the protobuf field takes twice as long
         items = session.buffers.items
         found = list(map(items.get, handles))
         if not 0 < len(found) <= FEW or (len(found) > 1 and len(set(handles)) < len(found)):
@@ -86,14 +88,14 @@ class Temporaries:
                 give(session, buffer)
             except DeviceFault:
                 raise
-            except Exception as error:  # the others are freed all the same
+            except Exception as error:  # the remaining buffers are freed nevertheless
                 failure = failure or (error if isinstance(error, Refusal) else internal_error("free", error))
         if failure is not None:
             Origin(self._replies, session, stream, "free", batch=batch, index=index).fail(failure)
         return True
 
     def fill(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
-        """Fills a range of a buffer without failures."""
+        """Fills a range of a buffer that has no failures."""
         stream = _plain(session, command, "fill")
         if stream is None:
             return False
@@ -112,7 +114,7 @@ class Temporaries:
         except DeviceFault:
             raise
         except Exception:
-            return False  # the queued path meets the error again, and reports it
+            return False  # the queued path repeats the call and reports the error
         telemetry = device.telemetry
         telemetry.fills += 1
         telemetry.filled_bytes += size
@@ -120,7 +122,7 @@ class Temporaries:
         return True
 
     def write(self, session: DeviceSession, command: commands_pb2.Command, _batch: BatchEntry, _index: int) -> bool:
-        """Writes bytes that came with the command into one range of a buffer without failures."""
+        """Writes bytes that came with the command into one range of a buffer that has no failures."""
         stream = _plain(session, command, "write")
         if stream is None:
             return False
@@ -146,7 +148,7 @@ class Temporaries:
         except Exception:
             return False
         finally:
-            staging.drop(track, host)  # behind what the driver has taken of it
+            staging.drop(track, host)  # released behind the part that the driver has accepted
         telemetry = device.telemetry
         telemetry.host_to_device_bytes += size
         telemetry.host_to_device_operations += 1
@@ -156,7 +158,7 @@ class Temporaries:
 
 
 def _plain(session: DeviceSession, command: commands_pb2.Command, kind: str) -> LogicalStream | None:
-    """Returns the command's stream, if the command has no answer and nothing to wait for."""
+    """Returns the command's stream if the command has no answer and need not wait; otherwise None."""
     if command.request or session.deferred or session.trace is not None:
         return None
     permissions = session.permissions
@@ -167,7 +169,8 @@ def _plain(session: DeviceSession, command: commands_pb2.Command, kind: str) -> 
 
 
 def _writable(session: DeviceSession, stream: LogicalStream, handle: int, offset: int, size: int) -> Buffer | None:
-    """Returns the buffer, if the stream takes a command that writes these bytes of it, and no failure is involved."""
+    """Returns the buffer if the stream accepts a write of these bytes now and no failure is involved; otherwise
+    None."""
     if not size or stream.starting or stream.track.full:
         return None
     buffer = session.buffers.items.get(handle)
@@ -183,7 +186,7 @@ def _writable(session: DeviceSession, stream: LogicalStream, handle: int, offset
 
 
 def _given(tracks: StreamPool, track: PooledStream, usage: Usage) -> None:
-    """Orders a write to a buffer on the track, as `before` does; short for the most frequent case, in which no other
+    """Orders a write to a buffer on the track, as `before` does, with a shortcut for the most frequent case: no other
     track has used the buffer."""
     if usage.track == track.index and usage.reads is None and not tracks.pending_outcomes.open:
         usage.position = tracks.step(track)

@@ -1,4 +1,4 @@
-"""A segment: memory that a client shares with this process, and ranges of it."""
+"""Segment: memory that a client shares with this process, and ranges of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hearth_proto.reasons import Refusal
 from hearthd.device.backend.server import ComputeServer
 
 WORD = 8
-"""Bytes of a completion signal, at the segment's start."""
+"""Size of a completion signal, in bytes; it lies at the segment's start."""
 
 
 class SessionRef(Protocol):
-    """A session (`hearthd.device.session.session.DeviceSession`), as the layers below it know it."""
+    """A session (`hearthd.device.session.session.DeviceSession`), as far as the layers below it need it."""
 
     channel: int
     id: str
@@ -23,9 +23,10 @@ class SessionRef(Protocol):
 
 
 class Segment:
-    """`size` bytes. Copies go from and to it as with a `HostBuffer`: `address` and `view` are good while it is mapped.
+    """`size` bytes of shared memory. Copies use it like a `HostBuffer`; `address` and `view` are valid while it is
+    mapped.
 
-    `retire` is called once, when its client names it no longer and its last use has ended.
+    `retire` is called once, after the client has released the segment and its last use has ended.
     """
 
     __slots__ = ("_retire", "_users", "address", "ident", "locked", "over", "ready", "session", "signals", "size",
@@ -38,26 +39,26 @@ class Segment:
         self.address = 0
         self.view = memoryview(b"")
         self.signals = False
-        """True if it is for completion signals: see `hearthd.device.fast_path.completion_signal`."""
+        """True if the segment is for completion signals; see `hearthd.device.fast_path.completion_signal`."""
         self.locked = 0
         """Number of leading bytes that are page-locked."""
         self.ready = self.over = False
-        """`ready`: commands may name it. `over`: no later command may."""
+        """`ready`: commands may use the segment. `over`: later commands may not use it any more."""
         self._retire = retire
-        self._users = 1  # the client
+        self._users = 1  # the client counts as one user
 
     @property
     def pinned(self) -> bool:
-        """True if the device copies from and to it directly."""
+        """True if the whole segment is page-locked, so that the device can copy from and to it directly."""
         return self.locked >= self.size
 
     def mapped(self, address: int, locked: int) -> None:
-        """Sets the mapping of the segment."""
+        """Sets the address of the mapping, and the number of page-locked bytes."""
         self.address, self.locked = address, locked
         self.view = memoryview((ctypes.c_ubyte * self.size).from_address(address)).cast("B")
 
     def hold(self) -> None:
-        """Adds a use of the segment, until `drop`."""
+        """Adds a use of the segment, which ends with `drop`."""
         self._users += 1
 
     def drop(self) -> None:
@@ -66,14 +67,14 @@ class Segment:
             self._retire(self)
 
     def end(self) -> None:
-        """Ends the naming of the segment by commands. A second call has no effect."""
+        """Prevents use of the segment by later commands. A second call has no effect."""
         if not self.over:
             self.over = True
             self.drop()
 
 
 class SegmentSlice:
-    """A slice of a segment, as host memory of a copy."""
+    """A slice of a segment, usable as the host memory of a copy."""
 
     __slots__ = ("address", "size", "view")
 
@@ -84,24 +85,25 @@ class SegmentSlice:
 
 
 class SegmentRange(NamedTuple):
-    """`size` bytes of a segment from `start` on, the memory of one transfer. A stored range holds the segment."""
+    """`size` bytes of a segment, starting at byte `start`: the memory of one transfer. Code that stores a range must
+    `hold` the segment."""
 
     segment: Segment
     start: int
     size: int
 
     def part(self, at: int, size: int) -> SegmentSlice:
-        """Returns `size` bytes, from the transfer's byte `at` on."""
+        """Returns `size` bytes, starting at the transfer's byte `at`."""
         return SegmentSlice(self.segment.address + self.start + at, size, self.view(at, size))
 
     def view(self, at: int, size: int) -> memoryview:
-        """Returns the same bytes as `part`, for access by the host."""
+        """Returns the same bytes as `part`, as a view for the host."""
         return self.segment.view[self.start + at : self.start + at + size]
 
 
 class CompletionSignals:
     """Destination of a session's completion signals. A pending signal holds the segment until the device has written
-    it."""
+    the signal."""
 
     __slots__ = ("address", "segment")
 
@@ -111,7 +113,8 @@ class CompletionSignals:
 
 
 def signals_in(segment: Segment, server: ComputeServer) -> CompletionSignals | None:
-    """Returns the signals in a segment; None where it is too short, or the device writes none."""
+    """Returns the destination of signals in a segment; None if the segment is too short, or if the device cannot write
+    signals."""
     if segment.size < WORD:
         return None
     try:

@@ -1,4 +1,5 @@
-"""Memory that clients share with a device process: what is taken of it, and how a copy from or to it is cut. Pure."""
+"""Memory that clients share with a device process: which segments are accepted, and how a copy from or to a segment is
+divided. Pure."""
 
 from __future__ import annotations
 
@@ -8,23 +9,23 @@ from collections.abc import Iterator
 from hearth_proto.reasons import Reason, Refusal
 
 PART = 16 << 20
-"""Bytes. A segment is page-locked in parts of this size, and no copy crosses the border of one: of what two calls have
-locked, CUDA does not promise that one copy may span it. A part is page-locked in about a millisecond, during which CUDA
-may block other threads, and copied in a third of one: others get their turns between. A smaller one would show in
-the time of a copy: the device takes a microsecond or two from one to the next."""
+"""Size, in bytes, of the parts in which a segment is page-locked. No copy crosses a border between parts, because CUDA
+does not promise that one copy may span memory that two calls have locked. Locking a part takes about a millisecond,
+during which CUDA may block other threads, and copying it a third of that, so that other sessions can run in between.
+Smaller parts would slow the copy down: the device takes one or two microseconds between two copies."""
 
 MOST = 256
-"""Segments of one session, those that are on their way in or out among them."""
+"""Most segments of one session, including those that are being mapped or unmapped."""
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""Required seals: no process can take pages away from under a copy, which would end this process by SIGBUS."""
+"""Required seals, so that no process can remove pages during a copy, which would end this process by SIGBUS."""
 
 _FIX = "make it with memfd_create(MFD_ALLOW_SEALING), ftruncate it, and add F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL"
 
 
 def check_sealed(seals: int) -> None:
-    """`seals`: what F_GET_SEALS says of the file; -1: that it is none that has any. Raises Refusal(INVALID_ARGUMENT)
-    for anything but a memfd whose size is for ever."""
+    """Raises Refusal(INVALID_ARGUMENT) unless the file is a memfd with a permanently fixed size. `seals` is the result
+    of F_GET_SEALS; -1: the file cannot have seals."""
     if seals < 0:
         raise Refusal(Reason.INVALID_ARGUMENT, "a segment's descriptor is no memfd", fix=_FIX)
     if seals & SEALS != SEALS:
@@ -44,7 +45,8 @@ def check_sealed(seals: int) -> None:
 
 
 def check_size(announced: object, size: int) -> int:
-    """The size of a segment that its client says to have `announced` bytes. Raises Refusal(INVALID_ARGUMENT)."""
+    """Returns the size of a segment for which the client announced `announced` bytes. Raises Refusal(INVALID_ARGUMENT)
+    if that differs from the file's size."""
     if type(announced) is not int or announced <= 0 or announced != size:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
@@ -56,8 +58,8 @@ def check_size(announced: object, size: int) -> int:
 
 
 def check_room(size: int, held: int, most: int, number: int) -> None:
-    """Raises Refusal(QUOTA_EXCEEDED) where one more segment may not be taken: all together have `held` of `most` bytes,
-    and the session has `number` of them."""
+    """Raises Refusal(QUOTA_EXCEEDED) if a segment of `size` bytes may not be added: all segments together have `held`
+    of `most` bytes, and the session has `number` segments."""
     if number >= MOST:
         raise Refusal(
             Reason.QUOTA_EXCEEDED,
@@ -76,7 +78,7 @@ def check_room(size: int, held: int, most: int, number: int) -> None:
 
 
 def check_range(what: str, segment: int, segment_size: int, offset: int, size: int) -> None:
-    """Raises Refusal(OUT_OF_BOUNDS) where `size` bytes at `offset` are not all in the segment."""
+    """Raises Refusal(OUT_OF_BOUNDS) unless all `size` bytes at `offset` are in the segment."""
     if offset + size > segment_size:
         raise Refusal(
             Reason.OUT_OF_BOUNDS,
@@ -87,11 +89,11 @@ def check_range(what: str, segment: int, segment_size: int, offset: int, size: i
 
 
 def parts(size: int, part: int = PART) -> Iterator[tuple[int, int]]:
-    """(start, length) of each part of a segment."""
+    """Yields (start, length) of each part of a segment."""
     for start in range(0, size, part):
         yield start, min(part, size - start)
 
 
 def step(offset: int, left: int, part: int = PART) -> int:
-    """Returns how many of `left` bytes from `offset` of a segment on one copy takes."""
+    """Returns the number of bytes for one copy: at most `left`, from `offset` of a segment to the end of that part."""
     return min(left, part - offset % part)

@@ -1,4 +1,4 @@
-"""State of transfers over stripes: the chunks that have arrived or been sent, and the choice of the next stripe.
+"""State of transfers over stripes: the chunks that have arrived or have been sent, and the choice of the next stripe.
 Device-handle thread only."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hearthd.device.flows.stripe_window import StripeStaging, StripeWindow
 
 
 class StripeLike(Protocol):
-    """Interface of a stripe for transfers."""
+    """Interface of a stripe (`hearthd.device.channels.stripe.Stripe`) for transfers."""
 
     def grant(self, transfer: int, host: HostBuffer) -> None: ...
     def revoke(self, transfer: int) -> list[HostBuffer]: ...
@@ -34,7 +34,7 @@ class Striped:
         self.dropped = False
 
     def begin(self, size: int) -> None:
-        """Sets the size of the transfer, when its command has its turn. A second call has no effect."""
+        """Sets the size of the transfer when its command runs. A second call has no effect."""
         if not self.begun:
             self.begun = True
             self.cut = StripeCut(size, self.chunk)
@@ -44,24 +44,24 @@ class Striped:
         self.windows.setdefault(stripe, StripeWindow())
 
     def abort(self, status: bytes) -> None:
-        """Sends the client the reason why the transfer ends early; payload: a Status."""
+        """Sends the client the reason why the transfer ends early; `status` is an encoded Status."""
         frame = HEADER.pack(len(status), Kind.ABORT, 0, 0, self.transfer) + status
         for stripe in self.windows:
             stripe.put(frame)
 
     def next_stripe(self) -> StripeLike | None:
-        """Returns the stripe with the most room; None: no stripe has any."""
+        """Returns the stripe with the most room; None if no stripe has room."""
         best = max(self.windows.items(), key=lambda each: each[1].room, default=None)
         return best[0] if best is not None and best[1].room > 0 else None
 
     @property
     def under_way(self) -> int:
-        """Chunks that wait for the network."""
+        """Number of chunks that wait for the network."""
         return sum(window.under_way for window in self.windows.values())
 
     @property
     def room(self) -> bool:
-        """True if the memory of one more chunk may wait for the network."""
+        """True if memory of one more chunk may be lent to wait for the network."""
         return self.stripe_staging.room(self.chunk, alone=not self.under_way)
 
 
@@ -76,7 +76,7 @@ class StripedUpload(Striped):
 
     @property
     def wanted(self) -> int:
-        """Number of credits that would bring a chunk: those that are out may bring the others."""
+        """Number of further credits that are needed to receive all chunks; credits already given are subtracted."""
         return self.cut.count - len(self._got) - self.under_way
 
     def grant(self, stripe: StripeLike, host: HostBuffer) -> None:
@@ -86,8 +86,8 @@ class StripedUpload(Striped):
         stripe.grant(self.transfer, host)
 
     def arrived(self, stripe: StripeLike, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
-        """Takes a chunk that has arrived in its memory; drops one that had arrived before. Raises ValueError for an
-        invalid chunk."""
+        """Accepts a chunk that has arrived in its memory; drops a chunk that had arrived before. Raises ValueError for
+        an invalid chunk."""
         window = self.windows.get(stripe)
         if window is not None:
             window.done(seconds)
@@ -104,17 +104,17 @@ class StripedUpload(Striped):
         self.landed.append((offset, host, size))
 
     def complete(self) -> None:
-        """Reports on every stripe that all chunks have arrived: the TAKEN of a chunk may be lost with the stripe that
-        brought it, and no credit follows by which the client could send it again."""
+        """Reports on every stripe that all chunks have arrived. The TAKEN message of a chunk may be lost with the
+        stripe that brought the chunk, and no credit follows with which the client could send it again."""
         for stripe in self.windows:
             stripe.put(taken(self.transfer, self.cut.size))
 
     def lose(self, stripe: StripeLike) -> None:
-        """Removes a stripe that broke; the reporter frees its memory."""
+        """Removes a broken stripe; the caller frees the stripe's memory."""
         self.windows.pop(stripe, None)
 
     def drop(self) -> None:
-        """Ends the transfer over stripes. A second call has no effect."""
+        """Ends the transfer over stripes, and frees its memory. A second call has no effect."""
         self.dropped = True
         for stripe in self.windows:
             for host in stripe.revoke(self.transfer):
@@ -144,7 +144,7 @@ class StripedDownload(Striped):
         return self.begun and len(self._taken) == self.cut.count
 
     def peek(self) -> int | None:
-        """Returns the chunk that is sent next; None: all are on their way."""
+        """Returns the index of the chunk to be sent next; None if all are under way."""
         while self._again and self._again[0] in self._taken:
             self._again.popleft()
         if self._again:
@@ -152,7 +152,7 @@ class StripedDownload(Striped):
         return self._next if self._next < self.cut.count else None
 
     def issue(self, stripe: StripeLike, host: HostBuffer) -> None:
-        """Takes the next chunk for this stripe, from this memory."""
+        """Assigns the next chunk to this stripe and this memory."""
         if self._again:
             index = self._again.popleft()
         else:
@@ -170,13 +170,15 @@ class StripedDownload(Striped):
             stripe.put_chunk(self.transfer, offset, host, size)
 
     def sent(self, stripe: StripeLike, seconds: float) -> None:
-        """Takes note that a chunk has been written to the stripe; it may still have to be sent again."""
+        """Records that a chunk has been written to the stripe; it may still have to be sent again if the stripe
+        breaks."""
         window = self.windows.get(stripe)
         if window is not None:
             window.done(seconds)
 
     def taken(self, stripe: StripeLike, offset: int) -> None:
-        """Takes note that the client has a chunk. Raises ValueError for a chunk that was not sent to it."""
+        """Records that the client has received a chunk. Raises ValueError if the chunk was not sent over this
+        stripe."""
         index = self.cut.index(offset, self.cut.span(offset // self.chunk)[1])
         out = self._out.get(stripe)
         if out is None or index not in out:
@@ -185,12 +187,12 @@ class StripedDownload(Striped):
         self._taken.add(index)
 
     def lose(self, stripe: StripeLike) -> None:
-        """Removes a stripe that broke: its chunks are sent again, unless the client has reported them."""
+        """Removes a broken stripe. Its chunks are sent again, unless the client has confirmed them."""
         self.windows.pop(stripe, None)
         self._again.extend(sorted(self._out.pop(stripe, ())))
 
     def drop(self) -> None:
-        """Ends the transfer over stripes. Chunks under way are sent all the same."""
+        """Ends the transfer over stripes. Chunks under way are still sent."""
         self.dropped = True
         self.windows.clear()
         self._out.clear()

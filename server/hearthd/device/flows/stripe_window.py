@@ -1,7 +1,7 @@
-"""Staging memory lent to stripes: bounded, as a client may take any time to send or to read.
+"""Staging memory lent to stripes: bounded, because a client may take any time to send or to read.
 
-That is half of it, so that copies without a network wait find some. A transfer that has none of it may get one
-chunk beyond: a client that is slow can delay others, but not for good.
+At most half of the staging memory is lent, so that copies without a network find some. A transfer that has none of it
+may receive one chunk beyond that limit, so that slow clients can delay other transfers, but not block them forever.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from hearthd.device.backend.resources import HostBuffer
 
 FAST_S = 0.25
-"""A chunk that comes, or goes, within this time is followed by several at once."""
+"""If a chunk takes at most this time, in seconds, several chunks are sent or granted at once afterwards."""
 
 WINDOW = 4
-"""Chunks of one transfer that may be under way on one stripe, where it is fast; else one."""
+"""Most chunks of one transfer under way on one fast stripe; on a slow stripe, one."""
 
 
 class UnpinnedSlot:
@@ -29,7 +29,7 @@ class UnpinnedSlot:
 
 
 class StripeStaging:
-    """Staging memory that waits for the network. Device-handle thread only."""
+    """Staging memory that is lent to stripes and waits for the network. Device-handle thread only."""
 
     def __init__(self, cap: int, release: Callable[[HostBuffer], None], on_room: Callable[[], None]) -> None:
         self._cap = cap
@@ -40,19 +40,19 @@ class StripeStaging:
         self.bytes = 0
 
     def room(self, size: int, alone: bool) -> bool:
-        """True if `size` more bytes may wait; `alone`: for a transfer that has no chunk yet."""
+        """True if `size` more bytes may be lent. `alone`: the transfer has no other chunk under way."""
         if not self.bytes or self.bytes + size <= self._cap * (1 + alone):
             return True
         self._starved = True
         return False
 
     def lend(self, host: HostBuffer) -> None:
-        """Counts memory as waiting for the network."""
+        """Counts memory as lent."""
         self._lent.add(host)
         self.bytes += host.size
 
     def take(self, host: HostBuffer) -> None:
-        """Takes memory back from the network, for the caller. A second call has no effect."""
+        """Counts memory as returned, for use by the caller. A second call has no effect."""
         if host in self._lent:
             self._lent.remove(host)
             self.bytes -= host.size
@@ -61,7 +61,7 @@ class StripeStaging:
                 self._on_room()
 
     def give_back(self, host: HostBuffer) -> None:
-        """Frees the memory. A second call has no effect."""
+        """Returns memory and releases it. A second call has no effect."""
         self.take(host)
         self._release(host)
 
@@ -80,6 +80,6 @@ class StripeWindow:
         return self.limit - self.under_way
 
     def done(self, seconds: float) -> None:
-        """Ends one chunk of the window, which took `seconds`."""
+        """Ends one chunk, which took `seconds`, and adapts the limit of the window."""
         self.under_way -= 1
         self.limit = WINDOW if seconds < FAST_S else 1

@@ -1,4 +1,4 @@
-"""Transfers under way: bytes that have arrived for a Write, and chunks of a Read on their way out."""
+"""Transfers under way: bytes that have arrived for a Write, and chunks of a Read that are being sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hearthd.device.streams.pending_outcomes import PendingOutcome
 
 
 class FinishedTransfers:
-    """Numbers of transfers that have ended, bounded: their last messages may still arrive."""
+    """Numbers of the last `REMEMBERED` transfers that have ended, because late messages of them may still arrive."""
 
     REMEMBERED = 1024
 
@@ -22,13 +22,14 @@ class FinishedTransfers:
         return transfer in self._sizes
 
     def add(self, transfer: int, size: int | None = None) -> None:
-        """Records a transfer that has ended. `size` is that of a complete upload, whose client may not know yet."""
+        """Records a transfer that has ended. `size` is the size of a complete upload, which the client may not know to
+        be complete."""
         self._sizes[transfer] = size
         if len(self._sizes) > self.REMEMBERED:
             del self._sizes[next(iter(self._sizes))]
 
     def uploaded(self, transfer: int) -> int | None:
-        """The bytes of an upload that has come whole; None: it has not."""
+        """Returns the size of a completed upload, in bytes; None if it did not complete."""
         return self._sizes.get(transfer)
 
 
@@ -42,12 +43,13 @@ class UploadFlow:
         self.error: Refusal | None = None
         self.written = 0
         self.striped: StripedUpload | None = None
-        """Set while the bytes come over stripes."""
+        """Set while the bytes arrive over stripes."""
         self.placed: SegmentRange | None = None
-        """Place of the bytes in memory that the client shares."""
+        """Location of the bytes in memory that the client shares; None if they are not there."""
 
     def unstripe(self) -> None:
-        """Ends the use of stripes and of shared memory: the transfer has ended, or all its bytes come by Upload."""
+        """Ends the use of stripes and of shared memory, because the transfer has ended, or all its bytes arrive over
+        Upload."""
         if self.striped is not None:
             self.striped.drop()
             self.striped = None
@@ -59,7 +61,7 @@ class UploadFlow:
 
 
 class DownloadFlow:
-    """A download: chunks of a Read on their way out."""
+    """A download: chunks of a Read that are being sent."""
 
     def __init__(self) -> None:
         self.credits = 0
@@ -67,17 +69,18 @@ class DownloadFlow:
         self.claimed = False
         self.aborted = False
         self.refused = False
-        """True if it was answered with an error after some of it had been submitted to the device."""
+        """True if it was answered with an error after a part of it had been submitted to the device."""
         self.queued = 0
         self.striped: StripedDownload | None = None
-        """Set while the bytes go over stripes."""
+        """Set while the bytes are sent over stripes."""
         self.placed: SegmentRange | None = None
-        """Place for the bytes in memory that the client shares."""
+        """Location for the bytes in memory that the client shares; None if they do not go there."""
         self.outcomes: dict[PendingOutcome, None] = {}
         """Outcomes of collectives that the copied bytes depended on."""
 
     def unstripe(self) -> None:
-        """Ends the use of stripes and of shared memory: the transfer has ended, or all its bytes go by Download."""
+        """Ends the use of stripes and of shared memory, because the transfer has ended, or all its bytes are sent over
+        Download."""
         if self.striped is not None:
             self.striped.drop()
             self.striped = None

@@ -1,7 +1,8 @@
-"""Capture of a graph: the nodes so far, the buffers and modules that they use, and the commands that could not be
+"""Capture of a graph: the recorded nodes, the buffers and modules that they use, and the commands that could not be
 recorded.
 
-Commands are checked when they are recorded, in the stream's order; their buffers and modules are held from then on.
+Commands are checked when they are recorded, in the order of the stream; their buffers and modules are held from then
+on.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from hearthd.device.streams.stream_errors import StreamErrors, StreamFailure
 from hearthd.device.streams.stream_pool import WINDOW
 
 MAX_NODES = 4096
-"""Limit of the nodes of one graph: its instantiation is one call, during which no other session is served."""
+"""Most nodes of one graph. Instantiation is a single driver call, during which no other session is served."""
 
 
 class GraphEntry(LaunchProgram):
-    """A client's graph: in recording, ready, or failed."""
+    """A client's graph, which is being recorded, ready, or failed."""
 
     __slots__ = ("failures", "graph", "kernels", "nodes", "order")
 
-    turn = 2 * TURN  # a command in a graph takes the driver a third of the time of a single one
+    turn = 2 * TURN  # for the driver, a command in a graph takes a third of the time of a single command
 
     def __init__(self, handle: int, holdings: Holdings, order: CaptureOrder) -> None:
         super().__init__(handle, holdings)
         self.order = order
         self.nodes: list[GraphNode] = []
         self.kernels: list[str] = []
-        """The kernel of each node; empty for copies and fills."""
+        """Kernel name of each node; empty for copies and fills."""
         self.failures = StreamErrors()
-        """Failures of commands that were to be recorded. They are reported when the capture ends, and only fail the
+        """Failures of commands that were to be recorded. They are reported at the end of the capture, and fail only the
         graph."""
         self.graph: Graph | None = None
-        """The instantiated graph; None also for an empty one."""
+        """The instantiated graph; None before instantiation, and for an empty graph."""
 
     @property
     def name(self) -> str:
@@ -67,7 +68,8 @@ class GraphEntry(LaunchProgram):
 
     @property
     def cost(self) -> int:
-        # What a launch takes of the driver's queue is not documented; a node is taken for a command, up to a window.
+        # CUDA does not document how much of the driver's queue a graph launch takes. Each node counts as one command,
+        # up to one window.
         return min(len(self.nodes), WINDOW)
 
     @property
@@ -77,29 +79,29 @@ class GraphEntry(LaunchProgram):
 
 
 class Capture:
-    """A recording under way: the value of `LogicalStream.capture` until EndCapture."""
+    """A recording in progress: the value of `LogicalStream.capture` until EndCapture."""
 
     def __init__(self, stream: LogicalStream, entry: GraphEntry) -> None:
         self._stream = stream
         self.entry = entry
 
     def admit(self, origin: Origin) -> None:
-        """Decides on a command of the stream: recorded, executed as usual, or refused."""
+        """Decides about a command of the stream: it is recorded, executed as usual, or refused with Refusal."""
         try:
             recorded = self.entry.order.records(origin.name)
         except Refusal:
-            if origin.answered:  # the client receives the refusal, and may complete the recording
+            if origin.answered:  # the client receives this refusal, so the recording may continue
                 origin.capture = None
             raise
         if not recorded:
             origin.capture = None
 
     def failed(self, failure: StreamFailure) -> None:
-        """Records that a command is missing: the graph cannot be made."""
+        """Records that a command is missing, so that the graph cannot be created."""
         self.entry.failures.add(failure)
 
     def add_launch(self, bound: BoundLaunch) -> None:
-        """Adds a node for each iteration of the launch."""
+        """Adds one node for each iteration of the launch."""
         plan = bound.plan
         check_plan(bound)
         self._check_room(plan.iterations, f"launch of {plan.name}")
@@ -108,7 +110,7 @@ class Capture:
             self._add(node, plan.name, uses)
 
     def add_launches(self, launches: Sequence[BoundLaunch], count: int) -> None:
-        """Adds a prepared list `count` times, with a node for each of its launches; all of them or none."""
+        """Adds a prepared list `count` times, with one node for each of its launches; adds all nodes or none."""
         self._check_room(count * len(launches), "the prepared list")
         for bound in launches:
             check_plan(bound)
@@ -118,7 +120,7 @@ class Capture:
                 self._add(node, kernel, uses)
 
     def add_copy(self, destination: Buffer, source: Buffer, node: CopyNode) -> None:
-        """Adds a copy; `node` has the addresses of ranges in the two buffers."""
+        """Adds a copy; `node` has the addresses of the ranges in the two buffers."""
         if not node.width or not node.rows:
             return
         self._check_room(1, "the copy")
@@ -134,7 +136,7 @@ class Capture:
         self._add(node, "", uses)
 
     def add_fill(self, buffer: Buffer, node: FillNode) -> None:
-        """Adds a fill; `node` has the address of a range in the buffer."""
+        """Adds a fill; `node` has the address of the range in the buffer."""
         if not node.size:
             return
         self._check_room(1, "the fill")
@@ -143,7 +145,7 @@ class Capture:
         self._add(node, "", uses)
 
     def discard(self, session: DeviceSession) -> None:
-        """Drops the recording; the stream runs its commands again."""
+        """Drops the recording; the stream executes its commands again."""
         self.entry.order.abort()
         self._stream.capture = None
         session.graphs.items.pop(self.entry.handle, None)
@@ -166,20 +168,21 @@ class Capture:
 
 
 def kernel_node(bound: BoundLaunch) -> KernelNode:
-    """Returns a bound launch as a node."""
+    """Returns a graph node for a bound launch."""
     plan = bound.plan
     return KernelNode(plan.function, plan.grid, plan.block, plan.shared_mem, bytes(bound.params), plan.attributes)
 
 
 def uses_of(bound: BoundLaunch) -> Uses:
-    """Returns the buffers and modules of a bound launch."""
+    """Returns the buffers and modules that a bound launch uses."""
     written, read = bound.buffers[: len(bound.writes)], bound.buffers[len(bound.writes) :]
     modules = (bound.module, *modules_of(*bound.buffers))
     return Uses(tuple(written), tuple(read), modules, tuple(bound.buffers))
 
 
 def check_record(parsed: ResolvedRecord) -> None:
-    """Refuses launches in which the host takes part: they cannot be kept and repeated."""
+    """Raises Refusal(CAPTURE_INVALID) for a launch in which the host takes part, because it cannot be stored and
+    repeated."""
     record = parsed.record
     what = (
         'mode="validate"'
@@ -198,7 +201,7 @@ def check_record(parsed: ResolvedRecord) -> None:
 
 
 def modules_of(*buffers: Buffer) -> tuple[ModuleEntry, ...]:
-    """Returns the modules whose variables are among the buffers."""
+    """Returns the modules whose global variables are among the buffers."""
     return tuple(buffer.module for buffer in buffers if buffer.module is not None)
 
 

@@ -1,7 +1,8 @@
 """Capture policy: the commands that a stream accepts while it records a graph, and the order of begin and end.
 
-Between BeginCapture and EndCapture a stream's launches, copies within the device and fills are recorded. Commands
-without stream work run as usual; all others are refused with no effect, so that the recording can still be completed.
+Between BeginCapture and EndCapture, a stream's launches, fills and copies within the device are recorded. Commands
+without stream work are executed as usual. All other commands are refused without effect, so that the recording can
+still be completed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ TRANSITIONS = frozenset({"begin_capture", "end_capture"})
 
 BESIDE = frozenset(
     {
-        # Creation and destruction of handles. A client's garbage collector destroys them at any time; the recording
-        # keeps the objects that it uses.
+        # Creation and destruction of handles. A client's garbage collector may destroy handles at any time; the
+        # recording holds the objects that it uses.
         "free", "create_stream", "destroy_stream", "destroy_event", "load_module", "unload_module", "get_function",
         "get_global", "create_tensor_map", "destroy_tensor_map", "destroy_graph", "prepare", "destroy_prepared",
         # Queries that involve no stream.
@@ -24,7 +25,7 @@ BESIDE = frozenset(
         "memory_cleanup", "set_allocation_mode", "start_trace", "end_trace",
     }
 )  # fmt: skip
-"""Kinds of commands without stream work, which run as usual."""
+"""Kinds of commands without stream work, which are executed as usual."""
 
 REASONS = {
     "allocate": "a graph allocates no memory: what it uses is allocated before",
@@ -49,10 +50,10 @@ FIX = "do it on another stream, or before or after the recording"
 
 
 class CaptureOrder:
-    """State of the recording on one logical stream: none, or one graph.
+    """State of the recording on one logical stream: no graph, or one graph.
 
-    Each step either succeeds, or raises Refusal(CAPTURE_INVALID) with no effect; `abort` returns to the initial state
-    from any other.
+    Each step either succeeds, or raises Refusal(CAPTURE_INVALID) without effect. `abort` returns to the initial state
+    from any state.
     """
 
     __slots__ = ("graph", "stream")
@@ -60,7 +61,7 @@ class CaptureOrder:
     def __init__(self, stream: int) -> None:
         self.stream = stream
         self.graph = 0
-        """Handle of the graph in recording; 0: none."""
+        """Handle of the graph that is being recorded; 0: none."""
 
     @property
     def recording(self) -> bool:
@@ -77,7 +78,7 @@ class CaptureOrder:
         self.graph = graph
 
     def end(self, graph: int) -> None:
-        """Ends the recording of `graph`, to keep or to discard it."""
+        """Ends the recording of `graph`, which is then kept or discarded."""
         if not self.recording:
             raise self._refusal(f"stream {self.stream} records no graph", "begin the capture on this stream", graph)
         if graph != self.graph:
@@ -89,12 +90,13 @@ class CaptureOrder:
         self.graph = 0
 
     def abort(self) -> int:
-        """Ends any recording; returns the handle of its graph, or 0."""
+        """Ends any recording. Returns the handle of its graph, or 0."""
         graph, self.graph = self.graph, 0
         return graph
 
     def records(self, kind: str) -> bool:
-        """True if a command of this kind is recorded now, rather than run. Raises for a command that can be neither."""
+        """Returns True if a command of this kind is recorded now, and False if it is executed. Raises
+        Refusal(CAPTURE_INVALID) for any other command."""
         if not self.recording or kind in BESIDE or kind in TRANSITIONS:
             return False
         if kind in RECORDED:

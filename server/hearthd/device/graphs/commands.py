@@ -1,6 +1,7 @@
-"""Graph commands: a stream's commands are recorded instead of run, and then launched as one, any number of times.
+"""Graph commands: a stream's commands are recorded instead of executed, and then launched as one unit, any number of
+times.
 
-A capture belongs to one logical stream, from the arrival of its BeginCapture to that of its EndCapture; see `capture`.
+A capture belongs to one logical stream, from the arrival of BeginCapture to that of EndCapture; see `capture`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class GraphCommands:
     # ---- recording ----
 
     def begin(self, origin: Origin, command: commands_pb2.BeginCapture) -> None:
-        """Begins a recording: the stream's commands are recorded from the arrival of this one on."""
+        """Begins a recording: the stream's commands are recorded from the arrival of this command on."""
         session, stream = origin.session, origin.stream
         session.graphs.check_new(command.graph)
         order = CaptureOrder(stream.handle) if stream.capture is None else stream.capture.entry.order
@@ -46,7 +47,7 @@ class GraphCommands:
         origin.reply()
 
     def end(self, origin: Origin, command: commands_pb2.EndCapture) -> Operation:
-        """Ends a recording behind the commands that are still to be recorded: a launch may wait for its compile."""
+        """Ends a recording, behind the commands that are still to be recorded: a launch may wait for its compile."""
         session, stream = origin.session, origin.stream
         capture = stream.capture
         if capture is None:
@@ -133,7 +134,7 @@ class GraphCommands:
         self._device.telemetry.graph_launches += count
 
     def update(self, origin: Origin, command: commands_pb2.UpdateGraph) -> Operation:
-        """Updates a node behind earlier launches of the graph; later ones have the new arguments."""
+        """Updates a node, behind earlier launches of the graph; later launches use the new arguments."""
         entry: GraphEntry = origin.session.graphs.find(command.graph)
         entry.check()
         parsed = self._binder.parse(origin.session, command.launch)
@@ -187,7 +188,7 @@ class GraphCommands:
         session.graphs.pop(command.graph)
         return self._ending(origin, entry)
 
-    # ---- the end ----
+    # ---- end of streams and sessions ----
 
     def abandon(self, session: DeviceSession, stream: LogicalStream) -> None:
         """Discards the recording of a stream that is destroyed."""
@@ -202,8 +203,8 @@ class GraphCommands:
             self._release(entry)
 
     def _release(self, entry: GraphEntry) -> None:
-        """Releases the graph, and the buffers and modules that it holds, behind the launches that use them. A second
-        call has no effect."""
+        """Releases the graph, with its buffers and modules, behind the launches that use them. A second call has no
+        effect."""
         entry.holdings.release()
         entry.nodes.clear()
         entry.kernels.clear()
@@ -215,7 +216,8 @@ class GraphCommands:
 
 
 def _check_same(entry: GraphEntry, index: int, node: KernelNode, bound: BoundLaunch) -> None:
-    """Raises Refusal where an update changes a node's function or attributes, which must stay the same."""
+    """Raises Refusal(INVALID_ARGUMENT) if an update changes a node's function or attributes, which must stay the
+    same."""
     plan = bound.plan
     wrong = []
     if plan.function is not node.function:

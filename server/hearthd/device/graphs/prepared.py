@@ -1,6 +1,6 @@
-"""Prepared launches: a list that is checked and bound once, then run by one small command.
+"""Prepared launches: a list that is checked and bound once, and then run by one small command.
 
-A run needs no look-ups: only the order among streams, once for the list, and the driver's calls.
+A run needs no lookups, only the ordering of streams, once for the list, and the driver calls.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
 
 MAX_LAUNCHES = 65_536
-"""Launches of one list, each of its iterations counted."""
+"""Most launches in one list, counting each iteration."""
 
 LISTED = 16
-"""Failures of one list that its refusal names."""
+"""Most failures of a list that its refusal names."""
 
 
 class PreparedEntry(LaunchProgram):
-    """A client's list of launches: `launches` repeats each for its iterations."""
+    """A client's list of launches; `launches` contains each launch once per iteration."""
 
     __slots__ = ("launches", "seconds")
 
@@ -39,7 +39,7 @@ class PreparedEntry(LaunchProgram):
         super().__init__(handle, holdings)
         self.launches: tuple[BoundLaunch, ...] = ()
         self.seconds: tuple[float, ...] = ()
-        """Time limit of each launch, in seconds; empty where none is limited."""
+        """Time limit of each launch, in seconds; empty if no launch has a limit."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class PreparedEntry(LaunchProgram):
 
     @property
     def cost(self) -> int:
-        return 1  # a round is one launch
+        return 1  # one round is one launch
 
     @property
     def names(self) -> list[str]:
@@ -68,7 +68,8 @@ class PreparedCommands:
         self._keepers = keepers
 
     def prepare(self, origin: Origin, command: commands_pb2.Prepare) -> Operation:
-        """Prepares a list. A list that cannot be prepared keeps its handle, with the reason, until it is destroyed."""
+        """Prepares a list. A list that cannot be prepared keeps its handle, with the reason, until the handle is
+        destroyed."""
         session = origin.session
         session.prepared.check_new(command.prepared)
         entry = PreparedEntry(command.prepared, Holdings(session, self._keepers))
@@ -95,7 +96,7 @@ class PreparedCommands:
         return operation
 
     def _parse(self, session: DeviceSession, entry: PreparedEntry, data: bytes) -> list[ResolvedRecord]:
-        """Returns the records of the list with resolved handles. Raises one Refusal for all faulty records."""
+        """Returns the records of the list with resolved handles. Raises one Refusal that lists all faulty records."""
         found: list[ResolvedRecord] = []
         wrong: dict[int, Refusal] = {}
         records = split_records(data)
@@ -143,7 +144,7 @@ class PreparedCommands:
         return True
 
     def launch(self, origin: Origin, command: commands_pb2.LaunchPrepared) -> Operation:
-        """Launches the list on the command's stream, whatever streams the records name."""
+        """Launches the list on the command's stream, regardless of the streams in its records."""
         entry: PreparedEntry = origin.session.prepared.find(command.prepared)
         check_count(command.count, entry.name)
         entry.check()
@@ -153,7 +154,7 @@ class PreparedCommands:
 
     @staticmethod
     def _record(origin: Origin, entry: PreparedEntry, count: int) -> bool:
-        """Adds the launches as nodes to the graph in capture."""
+        """Adds the launches as nodes to the graph that is being captured."""
         entry.check()
         assert origin.capture is not None
         origin.capture.add_launches(entry.launches, count)
@@ -184,7 +185,7 @@ class PreparedCommands:
 
 
 class _Run:
-    """Run of a list, for the count of one command."""
+    """Runs a list `count` times, for one command."""
 
     def __init__(
         self, device: DeviceContext, watchdog: Watchdog, stream: LogicalStream, entry: PreparedEntry, count: int
@@ -199,7 +200,7 @@ class _Run:
 
     def run(self) -> bool:
         entry = self._entry
-        if self._rounds is None:  # the number of launches is known only now
+        if self._rounds is None:  # the number of launches is not known earlier
             entry.check()
             left = self._count * len(entry.launches)
             limit = self._next if entry.seconds else None
@@ -225,7 +226,7 @@ class _Run:
 
 
 def split_records(data: bytes) -> list[bytes]:
-    """Divides packed records. Raises Refusal(MALFORMED_MESSAGE) where one does not end within the data."""
+    """Divides packed records. Raises Refusal(MALFORMED_MESSAGE) if a record extends beyond the data."""
     records: list[bytes] = []
     at = 0
     while at < len(data):
@@ -244,7 +245,8 @@ def split_records(data: bytes) -> list[bytes]:
 
 
 def _refusal(entry: PreparedEntry, records: int, wrong: dict[int, Refusal]) -> Refusal:
-    """Returns the refusal of a list with all its faults, by the number of each launch; the first decides the reason."""
+    """Returns the refusal of a list with all its faults, by the index of each launch; the first fault determines the
+    reason."""
     index, first = next(iter(wrong.items()))
     listed = "; ".join(f"launch {number}: {refusal.message}" for number, refusal in list(wrong.items())[:LISTED])
     more = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""

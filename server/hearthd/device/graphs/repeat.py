@@ -1,7 +1,7 @@
 """Repetition: launches a graph, or a list of prepared launches, many times with one command.
 
 The driver blocks a thread that submits too much to a stream, so rounds are submitted in slices for which the track has
-room. Until there is more room, the operation waits like any other, and other sessions are served.
+room. Until the track has more room, the operation waits like any other, and other sessions are served.
 """
 
 from __future__ import annotations
@@ -19,56 +19,57 @@ from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import WINDOW
 
 TURN = 2 * WINDOW
-"""Limit of one session in a turn of the loop, in launches: well below a millisecond's work of the driver."""
+"""Most launches of one session in one iteration of the loop; the driver handles that many in well below a
+millisecond."""
 
 
 NAMED = 16
-"""Kernels that are named when the device is lost while they run."""
+"""Most kernels that are named if the device is lost while they run."""
 
 
 class LaunchProgram(ABC):
-    """Launches that run as a whole: `GraphEntry`, `PreparedEntry`."""
+    """Launches that run as a unit; the base class of `GraphEntry` and `PreparedEntry`."""
 
     __slots__ = ("error", "handle", "holdings", "unsettled", "usage")
 
     turn = TURN
-    """Limit of what one turn of the loop submits of the program, in commands."""
+    """Most commands of the program that are submitted in one iteration of the loop."""
 
     def __init__(self, handle: int, holdings: Holdings) -> None:
         self.handle = handle
         self.holdings = holdings
         self.usage = Usage()
-        """Orders its launches on several streams, also where they share no buffer."""
+        """Orders the program's launches on several streams, even if they share no buffer."""
         self.error: Refusal | None = None
-        """Reason why there is no program to launch under the handle."""
+        """Reason why the handle has no program to launch; None if it has."""
         self.unsettled = 0
-        """Commands under way that decide what it uses."""
+        """Number of pending commands that determine which objects the program uses."""
 
     def check(self) -> None:
-        """Raises what stands against its use."""
+        """Raises Refusal if the program cannot be launched."""
         if self.error is not None:
             raise self.error
 
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """True where a launch has no effect."""
+        """True if a launch has no effect."""
 
     @property
     @abstractmethod
     def cost(self) -> int:
-        """Room that one round takes of a track, in commands."""
+        """Number of commands of a track's budget that one round takes."""
 
     @property
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """Names of the kernels, `NAMED` at most: the report of a lost device lists them as running."""
+        """Names of the kernels, at most `NAMED`; the report of a lost device lists them as running."""
 
 
 class Rounds:
-    """A program `left` times on a stream; `issue(n)` gives the driver the next n rounds.
+    """Launches a program `left` times on a stream. `issue(n)` submits the next n rounds to the driver.
 
-    `limit`, where there are time limits: the name of what comes next, and how many seconds it may take (0: any).
+    `limit` returns the name of the next round and its time limit in seconds (0: no limit); None if there are no limits.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Rounds:
         self._limit = limit
 
     def run(self) -> bool:
-        """Gives the track what it has room for; whether that was all."""
+        """Submits as many rounds as the track has room for. Returns True if all rounds are submitted."""
         program = self._program
         program.check()
         if program.empty:
@@ -99,7 +100,8 @@ class Rounds:
         device, track, summary = self._device, self._stream.track, program.holdings.summary
         tracks, cost, names = device.tracks, program.cost, program.names
         turn = min(program.turn, track.room)
-        while self._left and not track.closed and turn > 0:  # in this order: the check of `closed` queues it for a turn
+        # The order of the conditions matters, because checking `closed` requests a time slice.
+        while self._left and not track.closed and turn > 0:
             count = min(self._left, max(1, min(track.budget, turn) // cost)) if self._limit is None else 1
             tracks.before(track, (program.usage, *summary.writes), summary.reads)
             device.begin(self._stream)
@@ -114,7 +116,7 @@ class Rounds:
             self._left -= count
             turn -= count * cost
         if self._left and turn <= 0 and not track.closed:
-            device.again()  # otherwise the device would be idle until the end of these is noticed
+            device.again()  # otherwise the device would be idle until completion of these rounds is noticed
         return not self._left
 
     def _give(self, count: int) -> None:
@@ -127,7 +129,7 @@ class Rounds:
 
 
 class ProgramLaunch(Operation):
-    """The launch of a program. What it needs is known for certain only when its turn has come."""
+    """The launch of a program. The objects that the launch needs are known for certain only when the launch runs."""
 
     __slots__ = ("_program",)
 
@@ -138,7 +140,7 @@ class ProgramLaunch(Operation):
             run,
             writes=(origin.stream, *summary.written),
             reads=(program, *summary.read),
-            # While it is not known what the program uses, nothing can be said to be out of its way.
+            # Until the used objects are known, the launch must be ordered against every command.
             barrier=bool(program.unsettled),
         )
         self._program = program
@@ -152,7 +154,7 @@ class ProgramLaunch(Operation):
 
 
 def check_count(count: int, what: str) -> None:
-    """Raises for a launch of nothing."""
+    """Raises Refusal(INVALID_ARGUMENT) if `count` is 0."""
     if not count:
         raise Refusal(
             Reason.INVALID_ARGUMENT,

@@ -1,4 +1,4 @@
-"""Export of published buffers to other processes: the copy that they can map, and its hand-over to the front."""
+"""Export of published buffers to other processes: the copy that these can map, and its hand-over to the front."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE = "published"
 
 
 class _Copy:
-    """Holds the new memory until it has its first holder."""
+    """Holder of the new memory until it has its first real holder."""
 
 
 class Exporting:
@@ -47,7 +47,7 @@ class Exporting:
         self.descriptors: DescriptorSocket | None = None
 
     def export(self, call: int, number: int, file: int) -> None:
-        """Hands the buffer over as soon as it can be mapped."""
+        """Sends the buffer's memory to the front as soon as the memory can be mapped by other processes."""
         shared = self._known.get(number)
         if shared is None or shared.publisher is None:
             raise gone()
@@ -62,7 +62,7 @@ class Exporting:
                 self._begin(shared, memory_request)
 
     def _begin(self, shared: PublishedBuffer, memory_request: MemoryRequest) -> None:
-        """Copies the buffer as soon as there is room for it: the front may have to grant more first."""
+        """Copies the buffer as soon as there is room for the copy; the front may have to grant memory first."""
         if shared.publisher is None:
             self._give_up(shared, gone())
             return
@@ -95,7 +95,7 @@ class Exporting:
         tracks.before(track, (place.usage,), (old.usage,))
         try:
             server.copy(place.address, old.address, shared.size, track.stream)
-            if memory.reserved > shared.size:  # clears the data of earlier users
+            if memory.reserved > shared.size:  # clears data of earlier users
                 server.fill(place.address + shared.size, b"\0", memory.reserved - shared.size, track.stream)
         except Refusal:
             place.leave(copy)
@@ -126,8 +126,8 @@ class Exporting:
                 self._refuse(call, refusal)
 
     def _follow(self, session: DeviceSession, buffer: Buffer, place: MappedAllocation) -> bool:
-        """Moves a buffer to the copy, behind its work under way. A buffer that a graph holds stays: the graph has its
-        address."""
+        """Moves a buffer to the copy, behind its work under way. A buffer that a graph holds is not moved, because the
+        graph contains its address."""
         old: SharedAllocation = buffer.place
         if place.holders and buffer in old.holders and not buffer.holders and old is not place:
             buffer.place, buffer.address, buffer.usage = place, place.address, place.usage

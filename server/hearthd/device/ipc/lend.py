@@ -1,12 +1,12 @@
-"""Buffers that are exported to other processes on this host (ExportIpc): their memory as an open file, to map.
+"""Buffers that are exported to other processes of this host (ExportIpc): their memory as a file that can be mapped.
 
-A buffer's memory is a part of the pool's, beside other buffers; a process maps an allocation as a whole. So an exported
-buffer is moved, the first time, into a separate allocation, of which the rest is cleared: no data of other sessions,
-nor of another buffer of the same session, are ever in it, and it is freed to the driver, not to the pool. Writes from
-outside are the responsibility of the session.
+A buffer's memory is part of the pool, beside other buffers, but a process maps an allocation as a whole. Therefore an
+exported buffer is moved, the first time, to a separate allocation whose remaining bytes are cleared. The allocation
+never contains data of other sessions or of other buffers of the same session, and is freed to the driver instead of the
+pool. The session is responsible for writes by other processes.
 
-The memory stays for as long as the buffer, one of its exports, or a process that maps it does. The last is the driver's
-to know: physical memory is freed with its last mapping, so that a process may be killed on either side.
+The memory is kept as long as the buffer, any of its exports, or a process that maps it exists. The driver tracks the
+mappings: physical memory is freed with its last mapping, so that processes on either side may be killed.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from hearthd.device.streams.ordering import Usage
 from hearthd.device.streams.stream_pool import PooledStream
 
 FILE = "lent"
-"""The kind of the messages that carry memory to the front."""
+"""Kind of the messages that carry memory to the front."""
 
 MOST = 4096
-"""Exports of one session: each costs the process that has it mapped, and this one, an address range."""
+"""Most exports of one session. Each export takes an address range in the process that maps it, and in this one."""
 
 Key = tuple[int, int]
-"""Channel, and the client's number of an export."""
+"""Channel, and the number of the export that the client chose."""
 
 
 class LentBuffer:
-    """An export of a buffer: a holder of its memory."""
+    """An export of a buffer, which is one holder of the buffer's memory."""
 
     __slots__ = ("place", "session")
 
     def __init__(self, session: DeviceSession) -> None:
         self.session = session
         self.place: MappedAllocation | None = None
-        """The allocation that the export holds; None: the export has not run."""
+        """The allocation that the export holds; None until the export has run."""
 
 
 class Lending:
-    """Exports of the process. Device-handle thread only."""
+    """All exports of the process. Device-handle thread only."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class Lending:
         self.descriptors: DescriptorSocket | None = None
 
     def __len__(self) -> int:
-        """Exports that there are."""
+        """Returns the number of exports."""
         return len(self._lent)
 
     def lend(self, call: int, session: DeviceSession | None, handle: int, number: int, file: int) -> None:
-        """Hands the buffer's memory over as soon as what it was used for before is done."""
+        """Sends the buffer's memory to the front as soon as all earlier work on the buffer is done. Raises Refusal."""
         if session is None:
             raise closed()
         if self.descriptors is None:
@@ -91,17 +91,17 @@ class Lending:
         origin = Origin(
             FrontReplies(partial(self._failed, key, lent)), session, session.streams.items[0], "export", call=call
         )
-        origin.capture = None  # it is no part of what the stream records
+        origin.capture = None  # the export is not part of a recording on the stream
         memory_request = MemoryRequest(self._device.grants, lambda: self._device.kick(session))
         run = partial(self._run, call, key, lent, buffer, memory_request, file)
         submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
 
     def release(self, channel: int, number: int) -> None:
-        """The export is over; one that there is not, is."""
+        """Ends an export; no effect if it does not exist."""
         self._end(self._lent.pop((channel, number), None))
 
     def close(self, session: DeviceSession) -> None:
-        """The session is over, and so are its exports."""
+        """Ends all exports of a closed session."""
         for key in [key for key, lent in self._lent.items() if lent.session is session]:
             self.release(*key)
 
@@ -128,11 +128,11 @@ class Lending:
     def _run(
         self, call: int, key: Key, lent: LentBuffer, buffer: Buffer, memory_request: MemoryRequest, file: int
     ) -> bool:
-        """Runs an export, behind all earlier commands of the buffer."""
+        """Runs an export, behind all earlier commands of the buffer. Returns False if it has to wait."""
         if self._lent.get(key) is not lent:
             raise _released()
         if self._device.tracks.pending_outcomes.about(buffer.usage):
-            return False  # what a collective leaves in it may turn out to be worth nothing
+            return False  # the buffer's contents may prove invalid when the outcome of a collective is known
         check_exportable(buffer)
         if not is_lent(buffer):
             try:
@@ -148,7 +148,7 @@ class Lending:
         return True
 
     def _move(self, buffer: Buffer, session: DeviceSession) -> None:
-        """Moves a buffer into separate memory, behind its use so far; later commands use it there."""
+        """Moves a buffer to a separate allocation, behind its work under way; later commands use the new memory."""
         server, tracks, size = self._device.server, self._device.tracks, buffer.size
         self._reservations.check_quota(session, size)
         self._device.grants.make_room(size)
@@ -157,7 +157,7 @@ class Lending:
         place.join(buffer, session)
         old: SharedAllocation | None = buffer.place
         usage = buffer.usage if old is None else old.usage
-        track = tracks.acquire()  # not one for all: other moves must not wait for this one
+        track = tracks.acquire()  # a separate track for each move, so that other moves need not wait
         tracks.before(track, (place.usage,), (usage,))
         try:
             server.copy(place.address, buffer.address, size, track.stream)
@@ -174,8 +174,8 @@ class Lending:
             old.join(buffer, session)
             buffer.reservation = None
         buffer.place, buffer.address, buffer.usage = place, place.address, place.usage
-        session.replay_cache.forget()  # launches that know the address
-        # Not before: to give it back, the stream that it was allocated on waits for all its users.
+        session.replay_cache.forget()  # forgets launches with the old address
+        # The old memory is freed only now, because the stream on which it was allocated would wait for all its users.
         tracks.on_complete(track, partial(self._moved, track, old, buffer))
 
     def _moved(self, track: PooledStream, old: SharedAllocation, buffer: Buffer) -> None:
@@ -210,7 +210,7 @@ class Lending:
             place, lent.place = lent.place, None
             place.leave(lent)
 
-    # ---- the end of the memory ----
+    # ---- release of memory ----
 
     def _unmap(self, place: MappedAllocation) -> None:
         def unmap() -> None:
@@ -220,13 +220,13 @@ class Lending:
         self._behind(place.usage, unmap)
 
     def _behind(self, usage: Usage, callback: Callable[[], None]) -> None:
-        """`callback` when every use so far is over."""
+        """Calls `callback` when all work submitted so far with `usage` is done."""
         tracks = self._device.tracks
         tracks.after_all([tracks.all[index] for index in usage.tracks()], callback)
 
 
 def check_exportable(buffer: Buffer) -> None:
-    """Raises Refusal for what cannot be exported, or not now."""
+    """Raises Refusal if the buffer cannot be exported, or not at present."""
     buffer.range(0, 0, "export")
     if buffer.read_only is not None:
         why, fix = buffer.read_only.why, "export a copy: who maps memory can write to it"

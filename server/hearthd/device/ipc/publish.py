@@ -1,13 +1,13 @@
-"""Published buffers in one process: EXPORT frames of publishers (or lenders: `lend`), IMPORT frames of sessions that
-attach.
+"""Published buffers in one process: handles EXPORT frames for publishers (and for exports, see `lend`), and IMPORT
+frames for sessions that attach.
 
 Within the process, a published buffer is shared in place. When the first session of another process attaches it, its
-contents are copied, once, into memory that other processes can map; the handles of this process follow one by one, each
-behind its session's work under way, and the last one frees the old memory. No session writes meanwhile, so both copies
-are the same, and neither waits for the other.
+contents are copied once into memory that other processes can map. The handles of this process follow one by one, each
+behind its session's work under way, and the last of them frees the old memory. No session writes meanwhile, so both
+copies are equal, and neither waits for the other.
 
-The front knows the holders and says when a publication is over (`forget`); this module counts the holders of this
-process only.
+The front knows all holders and sends `forget` when a publication has ended; this module counts only the holders of this
+process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Publishing:
         self._session_of = session_of
         self._known: dict[int, PublishedBuffer] = {}
         self._attachments: dict[object, int] = {}
-        """The number of each attached buffer of this process."""
+        """Number of the attachment for each attached buffer of this process."""
         self._exporting = Exporting(
             device,
             self._known,
@@ -58,13 +58,13 @@ class Publishing:
             device, reservations, partial(self._answer, Kind.EXPORTED), partial(self._refuse, Kind.EXPORTED)
         )
         self.files: dict[int, int] = {}
-        """Files that have come before the frame that needs them, by number."""
+        """Files that arrived before the frame that needs them, by number."""
         self._expected: dict[int, Frame] = {}
 
     def listen(
         self, control: Callable[[Kind, Callable[[Frame], None]], None], descriptors: DescriptorSocket | None
     ) -> None:
-        """Registers for the front's frames, and the files beside them."""
+        """Registers the handlers of the front's frames, and of the files that are sent separately."""
         control(Kind.EXPORT, self._export_frame)
         control(Kind.IMPORT, self._import_frame)
         self._exporting.descriptors = self._lending.descriptors = descriptors
@@ -79,7 +79,7 @@ class Publishing:
         }
 
     def close(self, session: DeviceSession) -> None:
-        """Ends the publications and the exports of a session that has ended; attachments stay."""
+        """Ends the publications and exports of a session that has ended; attachments by other sessions remain."""
         self._lending.close(session)
         ended = [shared for shared in self._known.values() if shared.publisher is session]
         for shared in ended:
@@ -124,21 +124,22 @@ class Publishing:
         buffer = session.buffers.find(handle)
         replies = FrontReplies(partial(self._refuse, Kind.EXPORTED))
         origin = Origin(replies, session, session.streams.items[0], "publish", call=frame.id)
-        origin.capture = None  # it is no part of what the stream records
+        origin.capture = None  # the publication is not part of a recording on the stream
         run = partial(self._name, frame.id, session, buffer, number, name)
         submit(Operation(origin, run, writes=(buffer,), needs=(buffer,)))
 
     def _published(self, channel: int, number: int, handle: int) -> bool:
-        """True if this buffer of the session is published under the number."""
+        """True if this buffer of the session is published under this number."""
         session, shared = self._session_of(channel), self._known.get(number)
         if session is None or shared is None:
             return False
         return shared.publisher is session and session.buffers.get(handle) is shared.buffer
 
     def _name(self, call: int, session: DeviceSession, buffer: Buffer, number: int, name: str) -> bool:
-        """Publishes a buffer, behind all earlier commands of it; it is read-only from now on."""
+        """Publishes a buffer, behind all earlier commands that use it. The buffer is read-only from then on. Returns
+        False if the command has to wait."""
         if self._device.tracks.pending_outcomes.about(buffer.usage):
-            return False  # its contents depend on the outcome of a collective
+            return False  # the buffer's contents depend on the outcome of a collective
         check_publishable(buffer)
         if buffer.place is None:
             buffer.place = PoolAllocation(self._reservations, buffer.reservation, session, buffer)
@@ -155,12 +156,12 @@ class Publishing:
             "unpublish it, and have those free it that attached it, or write to a copy",
         )
         session.shares = True
-        session.replay_cache.forget()  # launches that wrote to it
+        session.replay_cache.forget()  # forgets launches that write to the buffer
         self._behind(place.usage, partial(self._answer, Kind.EXPORTED, call, {"size": buffer.size}))
         return True
 
     def _forget(self, number: int) -> None:
-        """Ends a publication without a name and attachments: the publisher may write to the buffer again."""
+        """Ends a publication that has neither a name nor attachments; the publisher may write to the buffer again."""
         shared = self._known.pop(number, None)
         if shared is None:
             return
@@ -171,7 +172,7 @@ class Publishing:
             shared.place.leave(shared)
 
     def _bear(self, number: int) -> None:
-        """Counts the memory with this process from now on."""
+        """Accounts the memory to this process from now on."""
         shared = self._known.get(number)
         if shared is not None and isinstance(shared.place, MappedAllocation) and shared.place.bearer is None:
             if shared.place.memory is not NOTHING:
@@ -185,7 +186,7 @@ class Publishing:
         body = json.loads(frame.payload)
         file = body.get("file")
         if file and file not in self.files:
-            self._expected[file] = frame  # the two sockets keep no order between them
+            self._expected[file] = frame  # the order of the two sockets is not defined
             return
         descriptor = self.files.pop(file, -1) if file else -1
         try:
@@ -215,7 +216,7 @@ class Publishing:
         shared = self._known.get(number)
         there = session.buffers.get(handle)
         if there is not None and there in self._attachments and there.place.number == number:
-            # Asked again: the answer was lost with its connection.
+            # The client asks again, because the first answer was lost with its connection.
             self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(there.place), "again": True})
             return
         session.buffers.check_new(handle)
@@ -235,7 +236,7 @@ class Publishing:
         session.shares = True
         self._answer(Kind.IMPORTED, frame.id, {"protected": _protected(place)})
 
-    # ---- the end ----
+    # ---- release of memory ----
 
     def _map_place(
         self, memory: SharedMemory, shared: PublishedBuffer, bearer: DeviceSession | None
@@ -266,7 +267,7 @@ class Publishing:
         self._behind(place.usage, unmap)
 
     def _behind(self, usage: Usage, callback: Callable[[], None]) -> None:
-        """Calls `callback` when every use so far is over."""
+        """Calls `callback` when all work submitted so far with `usage` is done."""
         tracks = self._device.tracks
         tracks.after_all([tracks.all[index] for index in usage.tracks()], callback)
 
@@ -280,7 +281,8 @@ class Publishing:
             self._answer(kind, call, {"error": to_text(refusal)})
 
     def _tell(self, **news: list[int]) -> None:
-        """Reports to the front what has ended here: attachments, names, or all holders of a memory."""
+        """Reports to the front what has ended in this process: attachments, publications, or all holders of a
+        memory."""
         self._answer(Kind.IMPORTED, 0, news)
 
 

@@ -1,4 +1,4 @@
-"""A published buffer in one process, and the check of publishable buffers."""
+"""Published buffer in one process, and the check whether a buffer can be published."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ ATTACHED = ReadOnly("is attached, and an attached published buffer is read-only"
 
 
 class PublishedBuffer:
-    """A published buffer, as this process has it."""
+    """A published buffer, as seen by this process."""
 
     __slots__ = ("buffer", "number", "place", "publisher", "size", "waiting")
 
     place: SharedAllocation
-    """Allocation for the next attachment."""
+    """Allocation that the next attachment uses."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
         self.publisher: DeviceSession | None = None
-        """Session of the publisher; None: another process's, or it has ended."""
+        """Session of the publisher; None if the publisher is in another process, or has ended."""
         self.buffer: Buffer | None = None
-        """The publisher's buffer."""
+        """The publisher's buffer; None if the publisher is in another process."""
         self.waiting: list[tuple[int, int]] = []
-        """Call and file of those that wait until it can be mapped."""
+        """(call, file number) of the exports that wait until the memory can be mapped."""
 
 
 class FrontReplies:
-    """Reply sink of operations for the front: answers go to the front, not to the client."""
+    """Reply sink for operations on behalf of the front: answers are sent to the front instead of the client."""
 
     def __init__(self, refuse: Callable[[int, Refusal], None] = lambda call, refusal: None) -> None:
         self._refuse = refuse
@@ -49,7 +49,7 @@ class FrontReplies:
 
 
 def check_publishable(buffer: Buffer) -> None:
-    """Raises Refusal for what cannot be published, or not now."""
+    """Raises Refusal if the buffer cannot be published, or not at present."""
     buffer.range(0, 0, "publish")
     if buffer.read_only is ATTACHED:
         why, fix = ATTACHED.why, "publish a copy of it"

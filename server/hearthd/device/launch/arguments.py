@@ -1,4 +1,4 @@
-"""Arguments: packs typed protobuf arguments, the readable form of a launch, into a parameter block."""
+"""Packs typed protobuf arguments, the readable form of a launch, into a parameter block."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SCALARS = {
 
 
 def dim(message: commands_pb2.Dim3) -> tuple[int, int, int]:
-    """Returns a grid, block or cluster; axes that are left out are 1, except for x."""
+    """Returns a grid, block or cluster; y and z are 1 if they are not set, x is not defaulted."""
     return message.x, message.y or 1, message.z or 1
 
 
 def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, tuple[int, ...], bytes]:
-    """Returns the layout, the handles of buffers and tensor maps, and the block.
+    """Returns the packed layout, the handles of buffers and tensor maps, and the parameter block.
 
-    Every argument starts at a multiple of 8: the plan moves it to its place.
+    Every argument starts at a multiple of 8 bytes; the launch plan moves it to the offset that the kernel expects.
     """
     layout: list[Place] = []
     buffers: list[int] = []

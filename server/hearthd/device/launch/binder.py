@@ -1,7 +1,6 @@
-"""Binder: turns a launch record into a call of the driver. It resolves handles, makes every check, and fills in
-addresses.
+"""Binder: turns a launch record into a driver call. It resolves handles, makes every check, and fills in addresses.
 
-The caller (commands of `launch`, `graphs` or `dispatch`) binds here and decides when, and whether, to issue.
+The commands of `launch`, `graphs` and `dispatch` bind a record here and decide when, and whether, to issue the launch.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.ordering import Usage
 
 MAX_PLANS = 256
-"""Checked launches in the cache of a function."""
+"""Most checked launch plans that are cached per function."""
 
 Pointer = Buffer | TensorMapEntry
 
 
 class ResolvedRecord(NamedTuple):
-    """A record with its handles looked up."""
+    """A launch record with its handles resolved to objects."""
 
     record: Record
     stream: LogicalStream
@@ -56,7 +55,7 @@ class ResolvedRecord(NamedTuple):
 
 
 class BoundLaunch:
-    """A launch that has passed every check, ready for any number of driver calls."""
+    """A launch that has passed every check and may be issued any number of times."""
 
     __slots__ = ("buffers", "module", "params", "plan", "reads", "writes")
 
@@ -84,8 +83,8 @@ class Binder:
         self._watchdog = watchdog
 
     def parse(self, session: DeviceSession, data: bytes) -> ResolvedRecord:
-        """Resolves one packed record. Raises Refusal(MALFORMED_MESSAGE), or Refusal(INVALID_HANDLE) that names every
-        unknown handle."""
+        """Resolves the handles of one packed record. Raises Refusal(MALFORMED_MESSAGE) for a malformed record, and
+        Refusal(INVALID_HANDLE), which names every unknown handle."""
         try:
             (record,) = unpack(data)
         except (RecordError, ValueError) as error:
@@ -118,14 +117,14 @@ class Binder:
         return ResolvedRecord(record, stream, entry, pointers, grid_buffer, plan_key(data, record))
 
     def bind(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> BoundLaunch:
-        """Makes the checks that have not been made yet, and fills in the addresses; the module must be ready.
+        """Makes the checks that are not cached yet, and fills in the addresses. The module must be loaded.
 
-        Raises one Refusal with all faults.
+        Raises one Refusal that lists all faults.
         """
         return self.fill(entry, self.check(entry, record, pointers, key), record, pointers)
 
     def check(self, entry: FunctionEntry, record: Record, pointers: Sequence[Pointer], key: bytes = b"") -> LaunchPlan:
-        """Makes the checks of `bind`; not all of the pointers need memory yet."""
+        """Makes the checks of `bind` and returns the launch plan. The buffers need not have addresses yet."""
         plan = entry.plans.get(key)
         places = addresses(unpack_layout(record.layout)) if plan is None else plan.addresses
         outside = _outside(record, places, pointers)
@@ -139,7 +138,7 @@ class Binder:
             raise Refusal(refusal.reason, message, fix=refusal.fix, details=refusal.details) from refusal
         for pointer in pointers:
             buffer = pointer.buffer if isinstance(pointer, TensorMapEntry) else pointer
-            buffer.range(0, 0, f"launch of {entry.name}")  # raises where there is no memory behind it
+            buffer.range(0, 0, f"launch of {entry.name}")  # raises if the buffer has no memory
         if outside:
             raise Refusal(
                 Reason.OUT_OF_BOUNDS,
@@ -150,7 +149,7 @@ class Binder:
         return plan
 
     def fill(self, entry: FunctionEntry, plan: LaunchPlan, record: Record, pointers: Sequence[Pointer]) -> BoundLaunch:
-        """Fills in the addresses of a checked launch, as `bind` does."""
+        """Fills the buffers' addresses into the parameters of a checked launch."""
         params = plan.params_of(record.params)
         for (patch, _), pointer in zip(plan.pointers, pointers, strict=True):
             if isinstance(pointer, TensorMapEntry):
@@ -161,10 +160,11 @@ class Binder:
         return BoundLaunch(plan, params, written, read, entry.module)
 
     def issue(self, stream: LogicalStream, bound: BoundLaunch, times: int | None = None) -> None:
-        """Hands the launch to the driver, behind earlier users of its buffers; `times`: by default, all of its
-        iterations.
+        """Submits the launch to the driver, ordered behind earlier users of its buffers. `times` is the number of
+        driver calls; None: one per iteration of the launch.
 
-        The caller has checked that the stream's track is not full; more than a window has to come in slices.
+        The caller has checked that the stream's track is not full. More iterations than a window holds must be
+        submitted in several calls.
         """
         device = self._device
         plan = bound.plan
@@ -191,7 +191,8 @@ class Binder:
         device.telemetry.launched += plan.weight
 
     def plan(self, entry: FunctionEntry, record: Record, key: bytes = b"") -> LaunchPlan:
-        """Makes every check that does not depend on the buffers, once per geometry and layout."""
+        """Returns the plan for the record's geometry and layout. A new plan makes every check that does not depend on
+        the buffers; plans are cached."""
         key = key or plan_key(pack(record), record)
         plan = entry.plans.get(key)
         if plan is None:
@@ -202,7 +203,8 @@ class Binder:
         return plan
 
     def _check(self, entry: FunctionEntry, record: Record) -> LaunchPlan:
-        """Checks flags, arguments, geometry, cluster and residency, in this order; all faults in one refusal."""
+        """Checks flags, arguments, geometry, cluster and residency, in this order. Raises one Refusal that lists all
+        faults."""
         function = entry.resolve()
         if record.flags & ~KNOWN_FLAGS:
             raise Refusal(
@@ -224,16 +226,16 @@ class Binder:
         plan = LaunchPlan(function, entry.name, record, given)
         plan.weight = weigh(plan.threads, self._occupancy(function, record))
         if entry.module.prints is not None:
-            plan.length = -1  # the output has to be attributed to a session
+            plan.length = -1  # disables the inline path: the output has to be attributed to a session
         return plan
 
     def _occupancy(self, function: Function, record: Record) -> int | None:
-        """Returns the occupancy of a multiprocessor with it, as a part of `tally.FULL`; None where it is unknown."""
+        """Returns the occupancy of a multiprocessor by the launch, as a fraction of `tally.FULL`; None if unknown."""
         limits = self._device.limits
         limit = limits.max_threads_per_multiprocessor
         threads = residency.product(record.block)
         if threads > limits.max_threads_per_block or record.shared_mem > limits.shared_mem_per_block_optin:
-            return None  # unchecked, and no launch
+            return None  # an unchecked launch, which the driver will refuse
         try:
             blocks = self._device.server.blocks_per_multiprocessor(function, threads, record.shared_mem)
         except Refusal:
@@ -270,8 +272,8 @@ class Binder:
 
 
 def _outside(record: Record, places: Sequence[tuple[int, int]], pointers: Sequence[Pointer]) -> list[str]:
-    """Returns the offsets that lie beyond the end of their buffers; `places` are those of the pointers, from
-    `launch_plan.addresses`."""
+    """Returns messages for the pointer arguments that start beyond the end of their buffers. `places` are the positions
+    of the pointers, from `launch_plan.addresses`."""
     wrong: list[str] = []
     for (index, at), pointer in zip(places, pointers, strict=False):
         if at >= 0 and isinstance(pointer, Buffer) and at + Q.size <= len(record.params):
@@ -284,8 +286,8 @@ def _outside(record: Record, places: Sequence[tuple[int, int]], pointers: Sequen
 
 
 def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Buffer], list[Buffer]]:
-    """Returns the buffers behind pointers, each once: those that may be written, and those that are only read,
-    including every read-only buffer."""
+    """Returns the buffers behind the pointers, each once: first those that may be written, then those that are only
+    read, including every read-only buffer."""
     written: dict[Buffer, None] = {}
     read: dict[Buffer, None] = {}
     for index, pointer in enumerate(pointers):
@@ -296,7 +298,7 @@ def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Bu
 
 
 def check_arguments(function: Function, given: Sequence[Place], record: Record) -> list[str]:
-    """Returns the faults of the arguments' count, sizes and places."""
+    """Returns the faults in the number, sizes and offsets of the arguments."""
     if len(record.params) > MAX_PARAMETER_BYTES:
         return [f"the arguments take {len(record.params)} bytes; the most is {MAX_PARAMETER_BYTES}"]
     if sum(place.pointer for place in given) != len(record.buffers):

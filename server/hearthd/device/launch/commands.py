@@ -1,7 +1,7 @@
-"""Launch commands: packed records, executed by the driver.
+"""Launch commands: packed records, submitted to the driver.
 
-A launch whose function has seen this geometry and layout before takes the inline path: one dictionary look-up replaces
-all checks but those on the buffers. Any other launch becomes an operation that may wait, and goes through `Binder`.
+A launch whose function has a plan for this geometry and layout takes the inline path: one dictionary lookup replaces
+all checks except those of the buffers. Any other launch becomes an operation that may wait, and goes through `Binder`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,12 @@ class LaunchCommands:
         most: int = NEVER,
         stops: Callable[[LogicalStream], bool] | None = None,
     ) -> tuple[int, int]:
-        """Runs records of one `launches` field in order, from byte `at` on, at most about `most` of them; returns their
-        number, and the byte at which the rest starts. `stops` is called for a record whose stream is full, or has many
-        waiting commands; True: end before it, False: defer it."""
+        """Runs the records of one `launches` field in order, from byte `at` on, at most about `most` of them. Returns
+        the number of records that were run, and the byte offset of the next record.
+
+        `stops` is called for a record whose stream is full, or has many waiting commands. If it returns True, the run
+        ends before that record; otherwise the record is deferred.
+        """
         functions = session.functions.items
         streams = session.streams.items
         deferred = session.deferred
@@ -78,14 +81,14 @@ class LaunchCommands:
                 count += 1
                 break
             if known and not deferred and not traced:
-                if not last or not data.startswith(last, at):  # a record equal to the one before needs no look-up
+                if not last or not data.startswith(last, at):  # a record equal to the previous one needs no lookup
                     last = data[at : at + LENGTH.unpack_from(data, at)[0]]
                     again = known.get(last)
                 if again is not None and self._repeat(again):
                     at += len(last)
                     found += 1
                     continue
-                last = b""  # this record may change the cache
+                last = b""  # the following code may change the cache
             head = unpack_header(data, at)
             length = head[0]
             if length < HEADER.size or length & 7 or length > size - at:
@@ -122,8 +125,8 @@ class LaunchCommands:
         return count + found, at
 
     def again(self, session: DeviceSession, record: bytes) -> bool:
-        """Runs the only launch in `record` from the replay cache, where no command of the session waits; False, with no
-        effect, where it takes more than that."""
+        """Runs the single launch in `record` from the replay cache; no command of the session may be waiting. Returns
+        False, without effect, if the launch is not in the cache or cannot be issued now."""
         replay_cache = session.replay_cache
         known = replay_cache.known.get(record)
         if known is None or not self._repeat(known):
@@ -132,7 +135,8 @@ class LaunchCommands:
         return True
 
     def _repeat(self, known: KnownLaunch) -> bool:
-        """Repeats a launch whose record is equal to an earlier one; False, with no effect, where it has to wait."""
+        """Repeats a launch whose record equals an earlier one byte for byte. Returns False, without effect, if the
+        launch has to wait."""
         stream, track, plan = known.stream, known.track, known.plan
         if stream.starting or stream.capture is not None or track.held:
             return False
@@ -150,14 +154,14 @@ class LaunchCommands:
             again()
         except (Refusal, RuntimeError):
             known.again = None
-            return False  # the queued path meets the error again, and reports it
+            return False  # the queued path repeats the call and reports the error
         device.telemetry.launched += plan.weight
         return True
 
     def _launch_again(
         self, session: DeviceSession, stream: LogicalStream, plan: LaunchPlan, data: bytes, at: int, remember: bool
     ) -> bool:
-        """Launches on the inline path; False, with no effect, where a buffer needs further checks."""
+        """Launches on the inline path. Returns False, without effect, if a buffer needs further checks."""
         device = self._device
         buffers = session.buffers.items
         params = plan.params(data, at)
@@ -184,7 +188,7 @@ class LaunchCommands:
         try:
             device.server.launch(plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, params)
         except Refusal:
-            return False  # the queued path meets the error again, and reports it
+            return False  # the queued path repeats the call and reports the error
         if remember:
             for usage in (*usages, *reads):
                 usage.replayable = True
@@ -194,16 +198,17 @@ class LaunchCommands:
 
     @staticmethod
     def _readers(session: DeviceSession, plan: LaunchPlan, data: bytes, at: int) -> Sequence[bool]:
-        """Returns True for each buffer that is only read: by the client's layout, or because it is read-only."""
+        """Returns True for each buffer that is only read, because the client's layout says so or because the buffer is
+        read-only."""
         buffers = session.buffers.items
         handles = plan.handles.unpack_from(data, at + plan.handles_at)
         shared = [buffers[handle].read_only is not None for handle in handles]
         return [one or other for one, other in zip(shared, plan.readers, strict=True)] if plan.readers else shared
 
     def launch(self, origin: Origin, command: commands_pb2.Launch) -> None:
-        """Executes the readable form: converts it to a record."""
+        """Executes the readable form of a launch: converts it to a record and submits that."""
         if origin.record is not None:
-            origin.record.drop()  # the launch itself has a record
+            origin.record.drop()  # the record's operation has its own trace record
         layout, buffers, params = pack_arguments(command.arguments)
         record = Record(
             function=command.function,
@@ -246,12 +251,13 @@ class LaunchCommands:
         request: int = 0,
         call: int = 0,
     ) -> None:
-        """Takes the queued path: makes every check, and an operation that can wait for its module, its buffers or for
-        room."""
+        """Submits a record on the queued path: resolves it, and creates an operation that makes every check and can
+        wait for its module, its buffers or room on its track."""
         stream, name = self._whose(session, data)
         origin = Origin(self._replies, session, stream, name, batch=batch, index=index, request=request, call=call)
         try:
-            if session.permissions is not None:  # without the right there is no function: such launches come this way
+            # A session without the right to launch has no functions, so its launches always arrive here.
+            if session.permissions is not None:
                 permissions.check(self._device.outbox, session, "launches")
             parsed = self._binder.parse(session, data)
         except Refusal as refusal:
@@ -276,7 +282,7 @@ class LaunchCommands:
 
     @staticmethod
     def _whose(session: DeviceSession, data: bytes) -> tuple[LogicalStream, str]:
-        """Returns the stream and the name of a record, as far as its handles are known."""
+        """Returns the stream and the command name of a record, or defaults if its handles are unknown."""
         head = HEADER.unpack_from(data)
         entry = session.functions.get(head[3])
         stream = session.streams.get(head[4])
@@ -287,7 +293,7 @@ class LaunchCommands:
 
     @staticmethod
     def _named(session: DeviceSession, data: bytes) -> list[Buffer]:
-        """Returns the buffers that a refused record names, where its function is known."""
+        """Returns the buffers that a refused record names; empty if the record or its function is invalid."""
         try:
             (record,) = unpack(data)
         except (RecordError, ValueError):
@@ -299,7 +305,7 @@ class LaunchCommands:
 
 
 def _full(session: DeviceSession, stream: LogicalStream) -> bool:
-    """True if a launch would have to wait for others of its stream."""
+    """True if a launch would have to wait for other launches of its stream."""
     deferred = session.deferred
     return stream.track.budget <= 0 or (len(deferred) >= WINDOW and deferred.holds(stream))
 
@@ -325,7 +331,7 @@ def _extension(command: commands_pb2.Launch) -> Extension | None:
 
 
 def asked_for_launches(_origin: Origin, _records: bytes) -> None:
-    """Refuses packed launches outside a batch, or with a request number, which would never be answered."""
+    """Refuses packed launches outside a batch, or with a request number, because their answer would never be sent."""
     raise Refusal(
         Reason.INVALID_ARGUMENT,
         "packed launches are one way: they take no request number",

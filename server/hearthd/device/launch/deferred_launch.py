@@ -1,5 +1,5 @@
-"""Deferred launch: a launch on the queued path, which may wait for its module, its grid or room, and is then validated,
-recorded or issued."""
+"""Deferred launch: a launch on the queued path. It may wait for its module, its grid or room on its track, and is then
+validated, recorded or issued."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from hearthd.device.streams.stream_pool import WINDOW
 
 
 class LaunchRun:
-    """State of a launch on the queued path. A step that cannot continue returns False and is called again."""
+    """State of a launch on the queued path. `step` and `record` return False if they cannot continue, and are called
+    again later."""
 
     def __init__(self, device: DeviceContext, binder: Binder, origin: Origin, parsed: ResolvedRecord) -> None:
         self._device = device
@@ -30,9 +31,10 @@ class LaunchRun:
         self._left = 0
         self._grid: DynamicGrid | None = None
         self._rested: bool | Refusal = False
-        """True once the device was idle for it, or need not be; a Refusal where that was refused."""
+        """True once the device was idle for the launch, or the launch does not need an idle device; a Refusal if the
+        wait was refused."""
         self._waiting: Waiting | None = None
-        """The queued job that waits, or has waited, for an idle device."""
+        """The queued idle work of this launch, pending or done; None if there is none."""
         self._plea = MemoryRequest(device.grants, lambda: device.kick(origin.session))
         self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
         extension = parsed.record.extension
@@ -41,7 +43,7 @@ class LaunchRun:
 
     def step(self) -> bool:
         if isinstance(self._rested, Refusal):
-            raise self._rested  # before any other wait
+            raise self._rested  # takes precedence over any other wait
         parsed = self._parsed
         stream = parsed.stream
         if parsed.entry.module.pending or stream.track.closed:
@@ -73,8 +75,8 @@ class LaunchRun:
             return False
 
     def _rests(self, bound: BoundLaunch) -> bool:
-        """Hands the first launch of some kernels to the driver while no other kernel runs, as the driver would wait for
-        them."""
+        """Returns True if the launch may be issued. The driver would wait for other kernels in the first launch of some
+        kernels, so that launch is issued while no kernel runs."""
         if self._rested is False:
             self._look_for_rest(bound)
         if isinstance(self._rested, Refusal):
@@ -84,7 +86,8 @@ class LaunchRun:
     def _look_for_rest(self, bound: BoundLaunch) -> None:
         device = self._device
         if not device.server.first_launch_waits(bound.plan.function, bound.module.prints is not None):
-            if self._waiting is not None:  # another launch has made the allocations that this one waited for
+            # Another launch has made the driver's allocations that this launch waited for.
+            if self._waiting is not None:
                 device.idle_work.drop(self._waiting)
             self._rested = True
             return
@@ -104,12 +107,12 @@ class LaunchRun:
         self._device.kick(self._origin.session)
 
     def give_up(self, _refusal: Refusal) -> None:
-        """Gives up the launch, which will not run (its session has ended, for example)."""
+        """Releases what the launch holds, because it will not run, for example after the end of its session."""
         self._left = 0
         if self._waiting is not None:
             self._device.idle_work.drop(self._waiting)
         if self._bound is not None and self._rested is not True:
-            self._parsed.entry.plans.clear()  # the next launch may be the first, and is checked again
+            self._parsed.entry.plans.clear()  # the next launch may be the first one again, and must be checked again
 
     def _issue_at_rest(self, bound: BoundLaunch) -> None:
         self._device.server.first_launch_made(bound.plan.function, bound.module.prints is not None)
@@ -123,7 +126,7 @@ class LaunchRun:
         self._device.kick(self._origin.session)
 
     def record(self) -> bool:
-        """Records the launch, in place of `step`, where the stream is in capture."""
+        """Records the launch in the stream's capture; called in place of `step`."""
         parsed = self._parsed
         if parsed.entry.module.pending:
             return False
@@ -139,7 +142,7 @@ class LaunchRun:
         return True
 
     def _read_grid(self, grid: DynamicGrid) -> bool:
-        """Replaces the grid by the one read from the buffer; False: the grid is empty."""
+        """Replaces the launch's grid by the one read from the buffer. Returns False if the grid is empty."""
         extension = self._record.extension
         if self._bound is None and extension is not None:
             self._record = self._record._replace(

@@ -1,5 +1,5 @@
-"""Dynamic grid: a launch's grid in a device buffer, read without blocking. It is copied to the host behind earlier
-work, and the launch continues when it has arrived. Only later commands on the same stream wait."""
+"""Dynamic grid: a launch's grid that a kernel wrote to a device buffer, read without blocking. The grid is copied to
+the host behind earlier work, and the launch continues after the copy. Only later commands on the same stream wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer
 
 GRID = struct.Struct("<3I")
-"""Format that a kernel writes: three uint32."""
+"""Format that a kernel writes: three uint32 (x, y, z), little-endian."""
 
 
 class DynamicGrid:
@@ -29,8 +29,11 @@ class DynamicGrid:
         self.known = False
 
     def ready(self) -> bool:
-        """True once `value` is known; the first call starts the copy. Raises Refusal(OUT_OF_BOUNDS,
-        INVALID_ARGUMENT)."""
+        """True once `value` is known; the first call starts the copy. Returns False also while no staging memory is
+        free.
+
+        Raises Refusal(OUT_OF_BOUNDS) or Refusal(INVALID_ARGUMENT) for a wrong offset.
+        """
         if self._asked:
             return self.known
         if self._offset % 4:

@@ -1,11 +1,10 @@
-"""Memory checker: launches in `validate` mode, in which every buffer among the arguments is replaced by a copy between
-red zones.
+"""Memory checker: launches in `validate` mode, in which every buffer argument is replaced by a copy between red zones.
 
-The kernel runs on the copies. Its writes inside them are copied back, and its writes beside them are reported with
-kernel and buffer. Nothing outside the buffers is changed, as long as the kernel writes within the zones. Addresses that
-a kernel reads from memory (a buffer of pointers) are not replaced.
+The kernel runs on the copies. Its writes inside the copies are copied back; its writes to the red zones are reported
+with the kernel and the buffer. Nothing outside the buffers is changed, as long as the kernel writes within the zones.
+Addresses that a kernel reads from memory (a buffer of pointers) are not replaced.
 
-A race in the kernel's shared memory fails the launch as well, where the backend checks for races.
+If the backend checks for races, a race in the kernel's shared memory fails the launch as well.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from hearthd.device.session.launch_plan import Q
 
 
 class _Guarded(NamedTuple):
-    """A buffer's copy between zones."""
+    """A buffer and its copy between two red zones."""
 
     buffer: Buffer
     plan: Shadow
@@ -35,7 +34,8 @@ class _Guarded(NamedTuple):
 
 
 class Validation:
-    """A launch between red zones. `pointers` are its pointer arguments, in order. Device-handle thread only."""
+    """A launch on copies between red zones. `pointers` are its pointer arguments, in order. Device-handle thread
+    only."""
 
     def __init__(
         self, device: DeviceContext, binder: Binder, origin: Origin, bound: BoundLaunch, pointers: Sequence[Pointer]
@@ -56,7 +56,8 @@ class Validation:
             self._buffers.append(pointer)
 
     def run(self) -> bool:
-        """Submits all of the launch, and answers it; False where there is no host memory for the zones."""
+        """Submits the whole launch, which is answered when it is done. Returns False if there is no staging memory for
+        the zones."""
         device = self._device
         track = self._origin.stream.track
         plans = {buffer: shadow(buffer.size) for buffer in self._bound.buffers}
@@ -79,7 +80,7 @@ class Validation:
             if isinstance(device.server, ChecksRaces):
                 self._race = device.server.race_refusal(track.stream)
             self._bring_back(guarded, host)
-        except Refusal:  # some of it may be under way
+        except Refusal:  # some of the copies may already run
             device.staging.drop(track, host)
             raise
         finally:
@@ -99,7 +100,7 @@ class Validation:
                 device.server.copy(memory.address + plan.inside, buffer.address, buffer.size, track.stream)
 
     def _onto(self, guarded: Mapping[Buffer, _Guarded]) -> BoundLaunch:
-        """Returns the launch with the copies' addresses in place of the buffers'."""
+        """Returns the launch with the addresses of the copies in place of those of the buffers."""
         bound = self._bound
         params = bytearray(bound.params)
         for patch, buffer in zip(bound.plan.patches, self._buffers, strict=True):
@@ -126,7 +127,7 @@ class Validation:
             self._device.server.free(each.memory, self._origin.stream.track.stream)
 
     def _look(self, guarded: Sequence[_Guarded], host: HostBuffer) -> None:
-        """Checks the zones, and answers: the launch is done."""
+        """Checks the zones of the completed launch, and answers the command."""
         found: list[tuple[Buffer, Damage]] = []
         at = 0
         for each in guarded:
@@ -145,12 +146,12 @@ class Validation:
 
 
 def _zones(plan: Shadow) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Returns (start, size) of both zones."""
+    """Returns (start, size) of each zone, in bytes."""
     return (0, plan.zone), (plan.behind, plan.total - plan.behind)
 
 
 def refuse(kernel: str, found: Sequence[tuple[Buffer, Damage]]) -> Refusal:
-    """Returns the refusal of a kernel that wrote outside its buffers."""
+    """Returns the refusal for a kernel that wrote outside its buffers."""
     said = [
         f"{hurt.count} bytes {_where(hurt, buffer.size)} buffer {buffer.handle}, which has {buffer.size} "
         f"(bytes [{hurt.first}..{hurt.last + 1}) from its start)"

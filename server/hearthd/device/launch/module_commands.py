@@ -1,4 +1,5 @@
-"""Modules, functions and globals of sessions: compiled elsewhere, loaded here, kept while they are used."""
+"""Modules, functions and globals of sessions. Modules are compiled by compile workers, loaded here, and kept while they
+are in use."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ class ModuleCommands:
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
         self._waiting: dict[ModuleEntry, tuple[Job, Callback]] = {}
-        """Modules whose code is being compiled or assembled."""
+        """Modules whose code is being compiled or assembled, with the job and its callback."""
         self._resting: dict[ModuleEntry, Waiting] = {}
-        """Modules whose code waits to be loaded until no kernel runs."""
+        """Modules whose code waits to be loaded while no kernel runs."""
 
     def load(self, origin: Origin, command: commands_pb2.LoadModule) -> Operation | None:
         session = origin.session
@@ -60,8 +61,8 @@ class ModuleCommands:
         self._submit(session, entry, source)
 
     def _assemble(self, session: DeviceSession, entry: ModuleEntry, code: bytes) -> None:
-        """Loads code as it is, or after assembling it. The driver's assembler would stall the device for all sessions,
-        and is used only where there is no other."""
+        """Loads binary code directly, or has it assembled first. The driver's assembler would stall the device for all
+        sessions, so it is used only if no other assembler is available."""
         as_it_is = Compiled(Image(code=code), None, False, 0)
         try:
             assembly = self._device.server.compiler.assembly(code)
@@ -114,8 +115,8 @@ class ModuleCommands:
         self._at_rest(session, entry, outcome.image)
 
     def _at_rest(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
-        """Loads the module when no kernel runs. After the time limit, the commands that wait for it are refused, and
-        later ones wait again."""
+        """Loads the module when no kernel runs. If that takes longer than the time limit, the commands that wait for
+        the module are refused, and later commands try again."""
 
         idle_work = self._device.idle_work
 
@@ -137,7 +138,7 @@ class ModuleCommands:
             self._resting[entry] = waiting
 
     def _bring_in(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
-        """Loads the module, unless its handle and its last holder are gone."""
+        """Loads the module, unless its handle has been destroyed and nothing holds it any more."""
         self._resting.pop(entry, None)
         entry.pending = False
         if entry.released and not entry.holders:
@@ -150,8 +151,8 @@ class ModuleCommands:
         self._device.kick(session)
 
     def unload(self, origin: Origin, command: commands_pb2.UnloadModule) -> Operation:
-        """Unloads behind waiting launches; a running kernel keeps the code until it is done. Abandons a compile under
-        way: the commands that wait for it came before."""
+        """Unloads the module behind waiting launches; a running kernel keeps the code until it is done. Abandons a
+        compile that is under way: the commands that waited for it were submitted earlier."""
         session = origin.session
         entry = session.modules.pop(command.module)
         for handle in [h for h, function in session.functions.items.items() if function.module is entry]:
@@ -165,21 +166,23 @@ class ModuleCommands:
             return True
 
         operation = Operation(origin, run, writes=(entry, *entry.variables.values()))
-        operation.on_failure = lambda _refusal: self.release(session, entry)  # the session ends; its handle has gone
+        # The session ends, and the handle has already been removed.
+        operation.on_failure = lambda _refusal: self.release(session, entry)
         return operation
 
     def release(self, session: DeviceSession, entry: ModuleEntry) -> None:
-        """Unloads the code of a module whose handle is destroyed, behind its last launch, once no holder is left."""
+        """Marks the module's handle as destroyed, and unloads its code if no holder is left, behind its last launch."""
         entry.released = True
         if not entry.holders:
             self._unload(session, entry)
 
     def hold(self, entry: ModuleEntry) -> None:
-        """Keeps the code loaded until `let_go`, also when the handle is destroyed: for graphs and prepared launches."""
+        """Keeps the code loaded until `let_go`, even after the handle is destroyed. Used by graphs and prepared
+        launches."""
         entry.holders += 1
 
     def let_go(self, session: DeviceSession, entry: ModuleEntry) -> None:
-        """Ends one `hold`; `session` is the module's."""
+        """Ends one `hold`. `session` is the session that owns the module."""
         entry.holders -= 1
         if entry.released and not entry.holders:
             self._unload(session, entry)
@@ -196,7 +199,8 @@ class ModuleCommands:
         if module is not None:
             server = self._device.server
             self._device.telemetry.modules_unloaded += 1
-            # Behind its running kernels, which may be those of graphs; no client waits for the unload.
+            # Unloaded behind the running kernels, including those of graphs; not urgent, because no client waits for
+            # the unload.
             self._device.tracks.after_all(
                 session.tracks(), lambda: self._device.idle_work.run(lambda: server.unload(module), urgent=False)
             )
@@ -221,7 +225,8 @@ class ModuleCommands:
         return self._when_ready(origin, entry, answer)
 
     def get_function(self, origin: Origin, command: commands_pb2.GetFunction) -> Operation | None:
-        """Creates the function. It is resolved at its first use, so that this command does not wait for the compile."""
+        """Creates the function handle. The function is resolved at its first use, so that this command does not wait
+        for the compile."""
         session = origin.session
         module = session.modules.find(command.module)
         entry = session.functions.add(command.function, FunctionEntry(command.function, module, command.name))
@@ -272,7 +277,8 @@ class ModuleCommands:
                 variable.lost = refusal
                 raise
             result = commands_pb2.Result()
-            getattr(result, "global").size = variable.size  # a keyword in Python, and a field in every other language
+            # "global" is a keyword in Python, but a normal field name in other languages.
+            getattr(result, "global").size = variable.size
             origin.reply(result)
             return True
 

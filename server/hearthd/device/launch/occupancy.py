@@ -1,4 +1,4 @@
-"""Occupancy: the number of blocks and clusters of a function that fit the device at once."""
+"""Occupancy: the number of blocks and clusters of a function that fit on the device at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OccupancyCommands:
         self._device = device
 
     def occupancy(self, origin: Origin, command: commands_pb2.Occupancy) -> Operation:
-        """Answers when the module is loaded. The numbers are those of the launch checks."""
+        """Answers when the module is loaded. The result uses the same numbers as the checks of a launch."""
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, "occupancy needs a request number", fix="set Command.request")
         entry = origin.session.functions.find(command.function)

@@ -1,11 +1,11 @@
-"""Red zones: patterns before and behind a buffer during a validated launch, and the detection of writes to them."""
+"""Red zones: patterns before and after a buffer during a validated launch, and the detection of writes to them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 PATTERN = b"\xfa\xce\xd0\x0d\xbe\xef\xca\xfe"
-"""A value that is no small number, no zero and no usual float: writes beyond a buffer rarely equal it."""
+"""Contents of the zones: neither a small number, nor zero, nor a common float, so that stray writes rarely equal it."""
 
 SMALLEST = 4 << 10
 LARGEST = 1 << 20
@@ -14,20 +14,20 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class Shadow:
-    """Layout of a buffer's copy between its zones, in bytes from the start of the shadow's memory."""
+    """Layout of a buffer's copy between its two zones. Offsets are in bytes from the start of the copy's memory."""
 
     size: int
     zone: int
 
     @property
     def inside(self) -> int:
-        """Start of the buffer's bytes."""
+        """Offset of the buffer's bytes."""
         return self.zone
 
     @property
     def behind(self) -> int:
-        """Start of the zone behind the buffer: at the very end of its bytes, so that a write one byte too far is
-        found."""
+        """Offset of the second zone: directly after the buffer's last byte, so that a write one byte too far is
+        detected."""
         return self.zone + self.size
 
     @property
@@ -36,14 +36,14 @@ class Shadow:
 
 
 def shadow(size: int) -> Shadow:
-    """Returns the layout with zones of an eighth of the buffer, from 4 KiB to 1 MiB: wide enough for one row too many
-    of a usual shape."""
+    """Returns the layout for a buffer of `size` bytes. Each zone is an eighth of the buffer, at least 4 KiB and at most
+    1 MiB: wide enough to detect one row too many of a usual shape."""
     zone = min(max(size // 8, SMALLEST), LARGEST)
     return Shadow(size, -(-zone // ALIGNMENT) * ALIGNMENT)
 
 
 def pattern(start: int, size: int) -> bytes:
-    """Returns the contents of a zone that starts `start` bytes into the shadow."""
+    """Returns the contents of `size` bytes of a zone that starts `start` bytes into the copy's memory."""
     phase = start % len(PATTERN)
     whole = PATTERN * (size // len(PATTERN) + 2)
     return whole[phase : phase + size]
@@ -51,7 +51,8 @@ def pattern(start: int, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class Damage:
-    """Overwritten bytes of a zone: the first and the last, relative to the buffer's start, and their number."""
+    """Overwritten bytes of a zone: the offsets of the first and the last, relative to the buffer's start, and their
+    number."""
 
     first: int
     last: int
@@ -59,7 +60,7 @@ class Damage:
 
 
 def damage(zone: bytes | memoryview, start: int, plan: Shadow) -> Damage | None:
-    """Returns the damage to a zone that starts `start` bytes into the shadow; None where it is intact."""
+    """Returns the damage to a zone that starts `start` bytes into the copy's memory; None if the zone is intact."""
     expected = pattern(start, len(zone))
     if zone == expected:
         return None

@@ -1,4 +1,4 @@
-"""Stream and event commands, and the commands that a client waits for: sync, flush."""
+"""Stream and event commands, and the commands that a client waits for: sync and flush."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hearthd.device.streams.pending_outcomes import both
 from hearthd.device.streams.stream_errors import StreamFailure, surface
 
 GRACE_S = 1e-3
-"""Seconds after which an event is answered as not done: an event that was just recorded on an idle stream counts as
-done, as with cudaStreamQuery."""
+"""Seconds after which an event query is answered as not done. An event that was just recorded on an idle stream is
+thereby reported as done, as with cudaStreamQuery."""
 
 
 class StreamCommands:
-    """Executes the commands of streams and events. No command blocks the device-handle thread: answers are sent when
-    events are done."""
+    """Executes the commands of streams and events. No command blocks the device-handle thread: answers are sent from
+    completion callbacks."""
 
     def __init__(self, device: DeviceContext, profiles: ProfileCommands) -> None:
         self._device = device
@@ -51,7 +51,8 @@ class StreamCommands:
                 stream.capture.discard(session)
             stream.hand_over(session.streams.items[0])
             self._profiles.forget(session, stream)
-            # Buffers allocated here are freed on this track, so its next user is ordered behind the frees.
+            # Buffers allocated on this stream are freed on its track, so the track's next user is ordered behind the
+            # frees.
             self._device.tracks.release(stream.track)
             origin.reply()
             return True
@@ -69,7 +70,7 @@ class StreamCommands:
 
         def run() -> bool:
             track = origin.stream.track
-            if track.budget <= 0:  # needs no turn: it takes no device time
+            if track.budget <= 0:  # an event needs no time slice, because it takes no device time
                 return False
             if event.event is not None:
                 self._device.tracks.retire(event.event)
@@ -87,7 +88,7 @@ class StreamCommands:
         def run() -> bool:
             if origin.stream.track.budget <= 0:
                 return False
-            if event.event is not None:  # as in CUDA, an event that was never recorded is no wait
+            if event.event is not None:  # as in CUDA, waiting for an event that was never recorded has no effect
                 self._device.tracks.follow(origin.stream.track, event.event)
             origin.reply()
             return True
@@ -176,12 +177,14 @@ class StreamCommands:
         flights = [flight for each in session.streams.marked for flight in each.flights]
         answer = self._timed(origin, lambda: session.streams.marked)
         answer = _behind_snapshots(session, None, answer) if session.snapshots else answer
-        busy = tracks.busy(session.tracks())  # an event on each of many tracks costs
+        # Recording an event on each of many tracks is expensive, so idle tracks are skipped.
+        busy = tracks.busy(session.tracks())
         tracks.after_all(busy, both(flights, answer) if flights else answer)
         return True
 
     def _timed(self, origin: Origin, streams: Callable[[], Iterable[LogicalStream]]) -> Callable[[], None]:
-        """Returns a callback that answers with the failures on these streams by then, and measures the wait."""
+        """Returns a callback that answers with the failures that these streams have when it is called, and measures the
+        wait."""
         telemetry = self._device.telemetry
         telemetry.sync_points += 1
         began = time.perf_counter_ns()
@@ -208,7 +211,7 @@ class StreamCommands:
 
 
 def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
-    """Answers a waiting command: with the unreported failures of these streams, or that it is done."""
+    """Answers a waiting command with the unreported failures of these streams, or with success if there are none."""
     failures: list[StreamFailure] = []
     for stream in streams:
         if stream.errors:
@@ -223,8 +226,8 @@ def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
 def _behind_snapshots(
     session: DeviceSession, stream: LogicalStream | None, callback: Callable[[], None]
 ) -> Callable[[], None]:
-    """Returns a function that calls `callback` once it has been called and the snapshots now under way, on `stream` or
-    (None) on any, are done."""
+    """Returns a function that calls `callback` after the function has been called and all snapshots now under way are
+    done: those of `stream`, or of any stream if `stream` is None."""
     snapshots = [each for each in session.snapshots if stream is None or each.stream is stream]
     if not snapshots:
         return callback

@@ -1,8 +1,8 @@
-"""Tensor maps: encoded from a buffer once, passed to kernels any number of times.
+"""Tensor maps: each is encoded from a buffer once, and passed to kernels any number of times.
 
-A tensor map keeps the memory that it describes, as a graph does: freeing the buffer destroys its handle, and the memory
-is freed with the last tensor map of it (and counts as in use until then). The description is checked here, before the
-call of the driver; a tensor map that could not be encoded stays a handle that no launch can use.
+A tensor map holds the memory that it describes, as a graph does: freeing the buffer destroys its handle, but the memory
+counts as used and is freed only with its last tensor map. The description is checked here, before the driver is called.
+A tensor map that could not be encoded remains a handle that no launch can use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend import tensor_map
-from hearthd.device.backend.tensor_map import Im2col, TensorMapSpec, Tile
+from hearthd.device.backend.tensor_map import Im2col, Im2colWide, TensorMapSpec, Tile
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
@@ -21,20 +21,20 @@ from hearthd.device.streams.stream_errors import poisoned
 
 
 class TensorMapCommands:
-    """Belongs to the device-handle thread."""
+    """Executes the tensor map commands. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, keepers: Keepers) -> None:
         self._device = device
         self._keepers = keepers
 
     def create(self, origin: Origin, command: commands_pb2.CreateTensorMap) -> Operation:
-        """Creates the handle at once, and the tensor map when the buffer has its address."""
+        """Creates the handle at once, and encodes the tensor map when the buffer has an address."""
         session = origin.session
         session.tensor_maps.check_new(command.tensor_map)
         buffer = session.buffers.find(command.buffer)
         entry = session.tensor_maps.add(command.tensor_map, TensorMapEntry(command.tensor_map, buffer))
         self._hold(buffer)
-        # Launches with the map are ordered on its buffer: each comes behind this.
+        # Launches with the map are ordered by its buffer, so each of them runs behind this operation.
         operation = Operation(origin, partial(self._create, origin, command, entry), writes=(buffer,))
         operation.on_failure = entry.lose
         return operation
@@ -46,11 +46,11 @@ class TensorMapCommands:
             entry.lose(buffer.lost)
             origin.skip(because, ())
             return True
-        if "tensor_maps" not in device.limits.features:
-            raise tensor_map.not_served(f"device {device.spec.ordinal} ({device.spec.backend})")
+        spec = spec_of(command)
+        served_by = f"device {device.spec.ordinal} ({device.spec.backend})"
+        tensor_map.check_features(spec, device.limits.features, served_by)
         what = f"tensor map of buffer {buffer.handle}"
         address = buffer.range(0, 0, what)
-        spec = spec_of(command)
         wrong = tensor_map.check(spec, address, command.offset, buffer.size)
         if wrong:
             more = {"buffer": buffer.handle, "offset": command.offset, "buffer_size": buffer.size}
@@ -79,7 +79,7 @@ class TensorMapCommands:
 
     def _hold(self, buffer: Buffer) -> None:
         self._keepers.memory.hold(buffer)
-        if buffer.module is not None:  # a variable's memory is its module's
+        if buffer.module is not None:  # the memory of a module's global variable belongs to the module
             self._keepers.modules.hold(buffer.module)
 
     def _release(self, session: DeviceSession, buffer: Buffer) -> None:
@@ -89,8 +89,8 @@ class TensorMapCommands:
 
 
 def spec_of(command: commands_pb2.CreateTensorMap) -> TensorMapSpec:
-    """Returns the command's description, defaults filled in."""
-    access: Tile | Im2col | None = None
+    """Returns the tensor map's description from the command, with defaults filled in."""
+    access: Tile | Im2col | Im2colWide | None = None
     kind = command.WhichOneof("access")
     if kind == "tile":
         access = Tile(tuple(command.tile.box))
@@ -99,6 +99,12 @@ def spec_of(command: commands_pb2.CreateTensorMap) -> TensorMapSpec:
         access = Im2col(
             tuple(given.lower_corner), tuple(given.upper_corner), given.channels_per_pixel, given.pixels_per_column
         )
+    elif kind == "im2col_wide":
+        wide = command.im2col_wide
+        access = Im2colWide(
+            wide.lower_corner_width, wide.upper_corner_width, wide.channels_per_pixel, wide.pixels_per_column,
+            wide.mode or "w",
+        )  # fmt: skip
     return TensorMapSpec(
         dtype=command.dtype,
         shape=tuple(command.shape),

@@ -1,7 +1,7 @@
-"""Watchdog: time limits of kernels. A running kernel cannot be stopped, so its process is.
+"""Watchdog: time limits of kernels. A running kernel cannot be stopped, so the process is ended instead.
 
-A limited launch stands between two markers on its track. Its clock runs from the completion of the first marker (all
-earlier work has ended) to that of the second.
+A launch with a limit is submitted between two markers on its track. Its time is measured from the completion of the
+first marker (all earlier work is done) to the completion of the second.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 CHECK_S = 0.01
-"""Interval at which limits are checked while any launch has one, in seconds."""
+"""Interval, in seconds, at which limits are checked while any launch has one."""
 
 
 def shorter(wanted: float, default: float) -> float:
-    """Returns the seconds that a session's launches may run: the session's wish, at most the daemon's default; 0: no
-    limit."""
+    """Returns the time limit for a session's launches, in seconds: the limit that the session asked for, capped by the
+    daemon's default; 0: no limit."""
     return min(wanted, default) if wanted and default else wanted or default
 
 
@@ -33,7 +33,7 @@ class TimeLimit:
 
 
 class Watchdog:
-    """Limits of the launches under way. Device-handle thread only."""
+    """Time limits of the launches under way. Device-handle thread only."""
 
     def __init__(self, tracks: StreamPool) -> None:
         self._tracks = tracks
@@ -41,7 +41,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def limit(self, track: PooledStream, kernel: str, seconds: float, session: str = "") -> Iterator[None]:
-        """Limits the work that is submitted to the track inside to `seconds`."""
+        """Context manager: limits the work that is submitted to the track inside the block to `seconds`."""
         limit = TimeLimit(kernel, seconds, session)
 
         def started() -> None:
@@ -53,14 +53,15 @@ class Watchdog:
         self._tracks.on_complete(track, lambda: self._limits.discard(limit))
 
     def expired(self) -> TimeLimit | None:
-        """Returns a limit that has been exceeded, if any."""
+        """Returns a limit that has been exceeded; None if there is none."""
         if not self._limits:
             return None
         now = time.monotonic()
         return next((limit for limit in self._limits if limit.deadline is not None and now > limit.deadline), None)
 
     def sleep(self, wanted: float | None) -> float | None:
-        """Returns how long the loop may sleep: at most `wanted`, and at most until the next check of limits."""
+        """Returns how long the loop may sleep, in seconds: at most `wanted`, and at most until the next check of
+        limits."""
         if not self._limits:
             return wanted
         return sooner(CHECK_S, wanted)

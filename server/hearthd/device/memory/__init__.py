@@ -1,4 +1,4 @@
-"""Allocation, reservation and deferred release of device memory.
+"""Allocation, reservation and deferred free of device memory.
 
 Above: `hearthd.device.transfers`. Below: `hearthd.device.profiling`.
 """

@@ -1,4 +1,4 @@
-"""Allocate and free: the device memory of a session, its allocation modes and its usage."""
+"""Memory commands: allocation and free of a session's device memory, its allocation modes and its usage."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class MemoryCommands:
         self.deferred_free = self.reservations.deferred_free
 
     def allocate(self, origin: Origin, command: commands_pb2.Allocate) -> Operation | None:
-        """Allocates at once, also while the stream waits: no earlier command can refer to the buffers. An allocation
-        that does not fit yet waits for memory that is being freed."""
+        """Allocates at once, even if the stream has waiting commands: no earlier command can refer to the buffers. An
+        allocation that does not fit yet waits for memory that is being freed."""
         session = origin.session
         buffers = _named(session, command)
         for buffer in buffers:
@@ -41,13 +41,14 @@ class MemoryCommands:
             for buffer in buffers:
                 buffer.lost = refusal
 
-        if not session.late_allocations:  # else it would take what an earlier one waits for
+        if not session.late_allocations:  # otherwise it would take memory that an earlier allocation waits for
             try:
                 reserve()
             except Refusal as refusal:
                 if not may_wait(refusal):
                     lost(refusal)
-                    origin.fail(refusal, buffers)  # what is done to them next is skipped, and not reported beside it
+                    # Later commands on the buffers are skipped, and not reported separately.
+                    origin.fail(refusal, buffers)
                     return None
             else:
                 origin.reply()
@@ -69,7 +70,7 @@ class MemoryCommands:
         return operation
 
     def _reserve(self, session: DeviceSession, track: PooledStream, buffers: Sequence[Buffer]) -> None:
-        """Takes one reservation for all buffers, each at the next multiple of the device's alignment."""
+        """Takes one reservation for all buffers, and places each at the next multiple of the device's alignment."""
         alignment = self._device.server.properties.memory_alignment
         spaced = (-(-buffer.size // alignment) * alignment for buffer in buffers[:-1])
         places = list(accumulate(spaced, initial=0))
@@ -79,11 +80,12 @@ class MemoryCommands:
             buffer.address = reservation.memory.address + place
 
     def free(self, origin: Origin, command: commands_pb2.Free) -> Operation | None:
-        """Destroys the handles now, and frees the memory when the work that uses it is done; large numbers of buffers
-        in pieces."""
+        """Destroys the handles now, and frees the memory when the work that uses it is done. Large numbers of buffers
+        are freed in pieces."""
         session = origin.session
         found, unknown = session.buffers.pop_all(command.buffers)
-        # Of later commands, only programs that hold a buffer can still use it, and they do not use its handle.
+        # Among later commands, only graphs and prepared launches that hold a buffer can still use it, without its
+        # handle.
         ahead = tuple(buffer for buffer in found if session.deferred.holds(buffer)) if session.deferred else ()
         free_queue: FreeQueue[Buffer] | None = None
         session.last_free = number = session.last_free + 1
@@ -93,7 +95,8 @@ class MemoryCommands:
             nonlocal free_queue
             if free_queue is None:
                 free_queue = self._clear(session, found)
-                free_queue.then(lambda: self._device.kick(session))  # this, and an allocation that may wait for it
+                # Tries this free again, and an allocation that may wait for it.
+                free_queue.then(lambda: self._device.kick(session))
             if not free_queue.over:
                 return False
             del session.frees[number]
@@ -106,7 +109,8 @@ class MemoryCommands:
         operation = Operation(origin, run, writes=ahead)
 
         def given_up(_: Refusal) -> None:
-            # The session closes before the command's turn. The buffers are in no table any more: `close` misses them.
+            # The session closes before the command runs. The buffers are no longer in a table, so `close` does not find
+            # them.
             session.frees.pop(number, None)
             if free_queue is None:
                 self._clear(session, found)
@@ -115,13 +119,14 @@ class MemoryCommands:
         return operation
 
     def _clear(self, session: DeviceSession, buffers: list[Buffer]) -> FreeQueue[Buffer]:
-        """Starts to release the buffers, and empties the list."""
+        """Starts to free the buffers, and empties the list."""
         free_queue = self.deferred_free.begin(session, buffers, _home, partial(self.release, session))
         buffers.clear()
         return free_queue
 
     def release(self, session: DeviceSession, buffer: Buffer) -> None:
-        """Releases a buffer whose handle is destroyed: frees the memory behind its last use, once no holder is left."""
+        """Releases a buffer whose handle is destroyed. The memory is freed behind its last use, once no holder is
+        left."""
         buffer.freed = True
         if buffer.durable is not None:
             buffer.durable.end()
@@ -129,11 +134,11 @@ class MemoryCommands:
             self._give_back(session, buffer)
 
     def hold(self, buffer: Buffer) -> None:
-        """Keeps the memory until `let_go`, also when the handle is freed: for graphs and prepared launches."""
+        """Keeps the memory until `let_go`, even after the handle is freed. Used by graphs and prepared launches."""
         buffer.holders += 1
 
     def let_go(self, session: DeviceSession, buffer: Buffer) -> None:
-        """Ends one `hold`; `session` is the buffer's."""
+        """Ends one `hold`. `session` is the session that owns the buffer."""
         buffer.holders -= 1
         if buffer.freed and not buffer.holders:
             self._give_back(session, buffer)
@@ -147,8 +152,8 @@ class MemoryCommands:
             self.reservations.give(session, reservation, buffer)
 
     def close(self, session: DeviceSession) -> None:
-        """Frees all memory of the session behind its work under way, in pieces; `deferred_free` reports the end. Held
-        memory is freed when its holders let go."""
+        """Frees all memory of the session behind its work under way, in pieces; `deferred_free` reports when that is
+        done. Held memory is freed when its holders release it."""
         self.reservations.close(session)
         buffers = session.buffers.items
         for buffer in [each for each in buffers.values() if each.place is not None or each.durable is not None]:
@@ -159,8 +164,8 @@ class MemoryCommands:
     # ---- allocation modes and usage ----
 
     def set_allocation_mode(self, origin: Origin, command: commands_pb2.SetAllocationMode) -> None:
-        """Sets the mode at once, like an allocation. Raises Refusal(INVALID_ARGUMENT) for an unknown mode, or a window
-        that is not open."""
+        """Sets the mode at once, like an allocation. Raises Refusal(INVALID_ARGUMENT) for an unknown mode, or if AUTO
+        closes a window that is not open."""
         persistent = origin.session.persistent
         if command.mode == commands_pb2.ALLOCATION_MODE_PERSISTENT:
             persistent.enter()
@@ -183,7 +188,7 @@ class MemoryCommands:
         return self._cleared(origin, self._trim)
 
     def _cleared(self, origin: Origin, answer: Callable[[Origin], None]) -> Operation | None:
-        """Answers as soon as all memory that the session is freeing has been counted."""
+        """Answers as soon as all memory that the session is freeing has been accounted for."""
         free_queue = self.deferred_free.latest(origin.session)
         if free_queue is None:
             answer(origin)
@@ -227,7 +232,7 @@ def _home(buffer: Buffer) -> PooledStream | None:
 
 
 def _named(session: DeviceSession, command: commands_pb2.Allocate) -> list[Buffer]:
-    """Returns the buffers that an allocation names, at least one. Raises Refusal with no effect on the session."""
+    """Returns the buffers that an allocation creates, at least one. Raises Refusal without effect on the session."""
     if not command.parts:
         session.buffers.check_new(command.buffer)
         return [Buffer(command.buffer, command.size)]

@@ -1,4 +1,5 @@
-"""Deferred allocations: an allocation that does not fit waits for frees ahead of it, and fails only behind them."""
+"""Deferred allocations: an allocation that does not fit waits for earlier frees, and fails only if they do not
+suffice."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ LATE = "late allocation"
 
 
 def may_wait(refusal: Refusal) -> bool:
-    """True if the allocation was refused because of memory that is in use now, and may succeed later."""
+    """True if the allocation was refused because of memory that is in use now, so that it may succeed later."""
     return refusal.details.get("fits") == "not now"
 
 
 class DeferredAllocation:
-    """An allocation that was refused once. Device-handle thread only."""
+    """An allocation that has been refused once. Device-handle thread only."""
 
     def __init__(
         self, device: DeviceContext, reservations: Reservations, session: DeviceSession, reserve: Callable[[], None]
@@ -30,13 +31,14 @@ class DeferredAllocation:
         self._session = session
         self._reserve = reserve
         self._behind = session.last_free
-        """The latest free that was submitted before it."""
+        """Number of the latest free that was submitted before the allocation."""
         self._asked = False
         self._settled = False
         self._plea: MemoryRequest | None = None
 
     def run(self) -> bool:
-        """Tries again; False while more memory may become free. Raises the Refusal once none is."""
+        """Tries to allocate again. Returns False while more memory may become free. Raises the Refusal when no more
+        will."""
         try:
             self._reserve()
         except Refusal as refusal:
@@ -54,7 +56,7 @@ class DeferredAllocation:
         return not self._settled
 
     def _might_be_granted(self, refusal: Refusal) -> bool:
-        """Requests memory that other processes hold unused from the front, after all else has failed."""
+        """Requests memory from the front that other processes hold unused, after everything else has failed."""
         if "granted" not in refusal.details:
             return False
         if self._plea is None:
@@ -62,6 +64,6 @@ class DeferredAllocation:
         return self._plea.waits(refusal)
 
     def _again(self) -> None:
-        """Tries once more, for the last time, after all freed memory has returned."""
+        """Tries the allocation one last time, after all freed memory has returned to the pool."""
         self._settled = True
         self._device.kick(self._session)

@@ -1,6 +1,6 @@
-"""Deferred free: large amounts go back to the pool a piece at a time, so that other commands are not delayed.
+"""Deferred free: large amounts of memory are freed in pieces, so that other commands are not delayed.
 
-Small amounts are freed at once. Queues of one session are processed in order, those of several sessions in turn.
+Small amounts are freed at once. The queues of one session are processed in order, those of several sessions in turn.
 """
 
 from __future__ import annotations
@@ -17,37 +17,38 @@ from hearthd.device.streams.stream_pool import PooledStream
 T = TypeVar("T")
 
 STRETCH_S = 2e-4
-"""Time for which a pump may keep this thread, in seconds."""
+"""Time, in seconds, for which one `pump` may occupy this thread."""
 
 PIECE = 16
-"""Items between two readings of the clock."""
+"""Number of items between two readings of the clock."""
 
 FEW = 64
 """Largest number of items that are freed at once."""
 
 
 class FreeQueue(Generic[T]):
-    """Items to free, in order. `give` frees one, on the stream that `home` returns, if any."""
+    """Items to free, in order. `give` frees one item on the stream that `home` returns; `home` may return None."""
 
     __slots__ = ("_give", "_home", "_left", "_then", "failure", "over")
 
     def __init__(
         self, things: Iterable[T], home: Callable[[T], PooledStream | None], give: Callable[[T], None]
     ) -> None:
-        self._left = deque(things)  # each item is dropped when it has been freed, not all together
+        self._left = deque(things)  # each item is dropped when it has been freed, instead of all at the end
         self._home = home
         self._give = give
         self._then: list[Callable[[], None]] = []
         self.over = False
         self.failure: Refusal | None = None
-        """The first refusal of a free; the other items were freed all the same."""
+        """The first refusal of a free; None if there was none. The other items were freed nevertheless."""
 
     def __len__(self) -> int:
         return len(self._left)
 
     @property
     def blocked(self) -> bool:
-        """True while the stream of the next item has no budget: the driver blocks a thread that frees beyond it."""
+        """True while the stream of the next item has no budget: the driver would block a thread that frees beyond the
+        budget."""
         track = self._home(self._left[0]) if self._left else None
         return track is not None and track.budget <= 0
 
@@ -59,7 +60,7 @@ class FreeQueue(Generic[T]):
             self._then.append(callback)
 
     def advance(self, most: int, *, heed: bool = True) -> bool:
-        """Frees up to `most` items; returns True if none is left. `heed`: respects the budgets of streams."""
+        """Frees up to `most` items. Returns True if none is left. `heed`: stops at a stream without budget."""
         left, give = self._left, self._give
         for _ in range(min(most, len(left))):
             if heed and self.blocked:
@@ -94,24 +95,24 @@ class DeferredFree:
         home: Callable[[T], PooledStream | None],
         give: Callable[[T], None],
     ) -> FreeQueue[T]:
-        """Frees items behind those that the session is freeing already; a small number at once."""
+        """Frees items behind those that the session is already freeing; a small number at once. Returns the queue."""
         free_queue = FreeQueue(things, home, give)
         if len(things) > FEW or not free_queue.advance(FEW, heed=False):
             self._lines.setdefault(session, deque()).append(free_queue)
         return free_queue
 
     def latest(self, session: DeviceSession) -> FreeQueue[Any] | None:
-        """The last free queue of the session; None: all is freed."""
+        """Returns the last free queue of the session; None if everything is freed."""
         line = self._lines.get(session)
         return line[-1] if line else None
 
     def blocked(self, session: DeviceSession) -> bool:
-        """True if the next item of the session waits for the device."""
+        """True if the session has a queue whose next item waits for the device."""
         line = self._lines.get(session)
         return line is not None and line[0].blocked
 
     def after(self, session: DeviceSession, callback: Callable[[], None]) -> None:
-        """Calls `callback` when all queues that the session has now are empty; at once if it has none."""
+        """Calls `callback` when all present queues of the session are empty; at once if there are none."""
         latest = self.latest(session)
         if latest is None:
             callback()
@@ -119,7 +120,8 @@ class DeferredFree:
             latest.then(callback)
 
     def after_all(self, callback: Callable[[], None]) -> bool:
-        """Calls `callback` when the queues of all sessions are empty. Returns False without a call if none has any."""
+        """Calls `callback` when the present queues of all sessions are empty. Returns False, without calling it, if
+        there are none."""
         left = len(self._lines)
         if not left:
             return False
@@ -141,11 +143,11 @@ class DeferredFree:
 
     @property
     def more(self) -> bool:
-        """True if an item could be freed at once."""
+        """True if an item could be freed immediately."""
         return bool(self._lines) and any(not line[0].blocked for line in self._lines.values())
 
     def pump(self) -> None:
-        """Frees items for a limited time."""
+        """Frees items for a bounded short time, `STRETCH_S`."""
         if not self._lines:
             return
         until = self._clock() + STRETCH_S
@@ -167,7 +169,7 @@ class DeferredFree:
                 return
 
     def _rotate(self, session: DeviceSession) -> None:
-        """Moves the session that was served last behind the others."""
+        """Moves the session that was served last behind the other sessions."""
         line = self._lines.pop(session, None)
         if line is not None:
             self._lines[session] = line

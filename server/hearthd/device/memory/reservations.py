@@ -1,6 +1,6 @@
 """Reservations: the accounting of each session's device memory, and its allocation from the pool.
 
-A reservation is one allocation of the pool; it has a part for each buffer in it, and is freed with the last of them.
+A reservation is one allocation from the pool. It contains one or more buffers, and is freed with the last of them.
 Every reservation is backed by memory: the pool never grants the same bytes twice.
 """
 
@@ -21,7 +21,7 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class Reservation:
-    """An allocation of the pool. `home` is the track on which it is allocated and freed."""
+    """An allocation from the pool. `home` is the track on which it is allocated and freed."""
 
     __slots__ = ("home", "last", "memory", "parts", "payer", "persistent", "tenant")
 
@@ -30,16 +30,16 @@ class Reservation:
         self.home = home
         self.persistent = persistent
         self.payer: DeviceSession | None = None
-        """The session that it counts with; None: the session that took it."""
+        """The session that it is accounted to; None: the session that allocated it."""
         self.tenant = ""
         self.parts = 0
-        """Buffers in it that have not been freed."""
+        """Number of its buffers that have not been freed."""
         self.last: dict[int, int] = {}
-        """Last position of every track that used it, for an unused reservation or its free parts."""
+        """Last position, on every track that used it, of its freed buffers or of an unused reservation."""
 
     @property
     def alone(self) -> bool:
-        """True if the reservation is freed with its only buffer, and counts with the session that took it."""
+        """True if the reservation is freed with its only buffer and is accounted to the session that allocated it."""
         return self.parts == 1 and not (self.last or self.persistent or self.payer is not None)
 
 
@@ -49,22 +49,23 @@ class Reservations:
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
         self._held: dict[str, int] = {}
-        """Bytes of the pool that each tenant has, including those that its sessions keep."""
+        """Pool memory, in bytes, of each tenant, including unused memory that its sessions keep."""
         self._most = device.spec.memory_limit or device.server.properties.total_memory
         self._freed_at: dict[PooledStream, int] = {}
-        """Position of the last free of each track, until it is known to be done."""
+        """Position of the last free on each track, until it is known to be done."""
         self.deferred_free = DeferredFree()
         """Memory that is being freed in pieces."""
 
     def held(self, tenant: str) -> int:
-        """Bytes of the pool that the sessions of `tenant` hold, with what they keep unused."""
+        """Returns the pool memory, in bytes, that the sessions of `tenant` hold, including unused memory that they
+        keep."""
         return self._held.get(tenant, 0)
 
     def take(self, session: DeviceSession, size: int, track: PooledStream, buffers: Sequence[Buffer]) -> Reservation:
-        """Takes memory for `buffers`, `size` bytes together, usable by `track` at once and by other tracks behind it.
+        """Takes memory of `size` bytes for all `buffers`; `track` may use it at once, other tracks behind this point.
 
-        The caller places the buffers in it. Raises Refusal(OUT_OF_MEMORY) or Refusal(QUOTA_EXCEEDED) if it does not fit
-        even after the session's unused memory has been freed and the pool trimmed.
+        The caller places the buffers in the reservation. Raises Refusal(OUT_OF_MEMORY) or Refusal(QUOTA_EXCEEDED) if
+        the size does not fit even after the session's unused memory has been freed and the pool trimmed.
         """
         device = self._device
         reservation = session.persistent.take(rounded(size)) if size else None
@@ -76,8 +77,8 @@ class Reservations:
             reservation = Reservation(self._allocate(session, size, track), track, session.persistent.window)
             reservation.tenant = session.tenant
             self._held[session.tenant] = self._held.get(session.tenant, 0) + reservation.memory.reserved
-        # An allocation is a write on its track, at a separate position: memory of the pool may be in use until
-        # the track reaches it, by work before an earlier free on the track, or by work that this free waited for.
+        # An allocation is a write on its track, at a separate position: pool memory may be in use until the track
+        # reaches that position, by work before an earlier free on the track, or by work that the free waited for.
         device.tracks.before(track, [buffer.usage for buffer in buffers])
         reservation.parts = len(buffers)
         session.bytes_reserved += reservation.memory.reserved
@@ -89,8 +90,8 @@ class Reservations:
         return reservation
 
     def take_at_once(self, session: DeviceSession, buffer: Buffer, track: PooledStream) -> bool:
-        """Takes memory for one new buffer, and places it, in the plain case. Returns False, with no effect, where the
-        session keeps memory, or little is left of its quota or of the pool."""
+        """Takes memory for one new buffer, and places the buffer, in the plain case. Returns False, without effect, if
+        the session keeps persistent memory, or if its quota or the pool may not suffice."""
         size, persistent, tenant = buffer.size, session.persistent, session.tenant
         if persistent.bytes or persistent.window or not 0 < size <= self._most:
             return False
@@ -104,7 +105,7 @@ class Reservations:
             position = device.tracks.step(track)
         except DeviceFault:
             raise
-        except Exception:  # `take` meets the error again, and handles it
+        except Exception:  # `take` meets and handles the error again
             if memory is not None:
                 device.server.free(memory, track.stream)
             return False
@@ -126,7 +127,7 @@ class Reservations:
         return True
 
     def give(self, session: DeviceSession, reservation: Reservation, buffer: Buffer) -> None:
-        """Frees one buffer of a reservation; the last one frees the memory, behind every use of it."""
+        """Frees one buffer of a reservation. With the last buffer, the memory is freed behind every use of it."""
         session.allocations -= 1
         session.bytes_in_use -= buffer.size
         self._device.telemetry.frees += 1
@@ -142,7 +143,7 @@ class Reservations:
             self._free(reservation)
 
     def give_at_once(self, session: DeviceSession, buffer: Buffer) -> None:
-        """Frees a buffer that is `alone` in its reservation, as `give` does, and removes it from the reservation."""
+        """Frees a buffer that is `alone` in its reservation, as `give` does, and clears the buffer's reservation."""
         reservation: Reservation = buffer.reservation
         memory, home, usage = reservation.memory, reservation.home, buffer.usage
         reserved, size = memory.reserved, buffer.size
@@ -161,25 +162,25 @@ class Reservations:
         self._freed_at[home] = tracks.step(home)
 
     def check_quota(self, session: DeviceSession, more: int) -> None:
-        """Raises Refusal(QUOTA_EXCEEDED) if the session's tenant may not have `more` bytes in addition."""
+        """Raises Refusal(QUOTA_EXCEEDED) if the session's tenant may not have `more` additional bytes."""
         quota, held = session.device_bytes, self._held.get(session.tenant, 0)
         if quota and held + rounded(more) > quota:
             raise over_quota(more, quota, held)
 
     def count(self, tenant: str, more: int) -> None:
-        """Adds `more` bytes outside of the pool, or removes them, to the tenant's total."""
+        """Adds `more` bytes outside the pool to the tenant's total; a negative number subtracts."""
         self._held[tenant] = self._held.get(tenant, 0) + more
 
     def pass_on(self, reservation: Reservation, session: DeviceSession) -> None:
-        """Makes a reservation count with another session, and its tenant."""
+        """Transfers the accounting of a reservation to another session and its tenant."""
         size = reservation.memory.reserved
         self.count(reservation.tenant, -size)
         self.count(session.tenant, size)
         reservation.tenant, reservation.payer, reservation.persistent = session.tenant, session, False
 
     def when_settled(self, callback: Callable[[], None]) -> bool:
-        """Calls `callback` when all freed memory is usable by every stream, including memory whose free is pending;
-        False: it is already."""
+        """Calls `callback` when all freed memory, including memory whose free is pending, can be used by every stream.
+        Returns False, without calling it, if that is already the case."""
 
         def cleared() -> None:
             if not self._when_freed(callback):
@@ -194,17 +195,18 @@ class Reservations:
         return bool(self._freed_at)
 
     def clear(self, session: DeviceSession) -> None:
-        """Frees the memory that the session keeps unused, in pieces."""
+        """Frees the unused memory that the session keeps, in pieces."""
         self._free_all(session, session.persistent.clear())
 
     def cleanup(self, session: DeviceSession) -> None:
-        """Frees the memory that the session keeps unused, and returns the pool's unused memory to the device."""
+        """Frees the unused memory that the session keeps, at once, and returns the pool's unused memory to the
+        device."""
         for reservation in session.persistent.clear():
             self._free(reservation)
         self._device.server.trim()
 
     def close(self, session: DeviceSession) -> None:
-        """Ends the session: frees what it keeps, and keeps nothing from now on."""
+        """Frees the unused memory of a closing session, in pieces; memory that is freed later is not kept."""
         self._free_all(session, session.persistent.close())
 
     def _allocate(self, session: DeviceSession, size: int, track: PooledStream) -> Memory:
@@ -231,7 +233,8 @@ class Reservations:
         tracks.settle(home, _usage(reservation.last))
         self._device.server.free(reservation.memory, home.stream)
         self._held[reservation.tenant] -= reservation.memory.reserved
-        self._freed_at[home] = tracks.step(home)  # a separate step: the work before the free may be done long before it
+        # A separate step, because the work before the free may be done long before the free.
+        self._freed_at[home] = tracks.step(home)
 
 
 def _home(reservation: Reservation) -> PooledStream:

@@ -1,7 +1,7 @@
-"""Shared ownership of an allocation among the handles of one process, and its accounting.
+"""Shared ownership of an allocation among several handles of one process, and its accounting.
 
-An allocation has holders: buffers of sessions, and the name that it is published under. It counts with one session,
-that of the oldest holder, and passes to the next when that holder leaves; the last holder frees it.
+An allocation has holders: buffers of sessions, and the name under which it is published. It is accounted to the session
+of its oldest holder, and passes to the next session when that holder leaves. The last holder frees it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hearthd.device.streams.ordering import Usage
 
 
 class _Nothing:
-    """Memory of no bytes, which takes no mapping."""
+    """Memory of zero bytes, which needs no mapping."""
 
     address = size = reserved = 0
     protected = True
@@ -27,35 +27,35 @@ NOTHING: SharedMemory = _Nothing()
 
 
 class SharedAllocation(ABC):
-    """An allocation with several holders. Its `usage` is that of every buffer in it, so that all sessions of the
-    process are ordered against each other."""
+    """An allocation with several holders. All buffers in it share its `usage`, so that all sessions of the process are
+    ordered against each other."""
 
     def __init__(self, address: int, size: int, usage: Usage, bearer: DeviceSession | None) -> None:
         self.address = address
         self.size = size
         self.usage = usage
         self.bearer = bearer
-        """The session that it counts with; None: it counts with another process."""
+        """The session that it is accounted to; None if it is accounted to another process."""
         self.holders: dict[object, DeviceSession] = {}
-        """Oldest first."""
+        """Holders and their sessions, oldest first."""
         self.number = 0
         """Number of the publication."""
         self.lent = False
         """True once another process of this host may read and write the memory. That cannot be revoked, so the memory
         is not shared with any further process."""
         self.on_leave: Callable[[SharedAllocation, object], None] = lambda place, holder: None
-        """Called for each holder that leaves, before the last one frees the memory."""
+        """Called for each holder that leaves, before the last holder frees the memory."""
 
     @property
     def shared(self) -> SharedMemory | None:
-        """The memory, where other processes can map it."""
+        """The memory, if other processes can map it; otherwise None."""
         return None
 
     def join(self, holder: object, session: DeviceSession) -> None:
         self.holders[holder] = session
 
     def leave(self, holder: object) -> None:
-        """Removes a holder; with the last one, the memory is freed behind every use of it."""
+        """Removes a holder. When the last holder leaves, the memory is freed behind every use of it."""
         self._drop(holder)
         self.on_leave(self, holder)
         if not self.holders:
@@ -77,19 +77,19 @@ class SharedAllocation(ABC):
 
     @abstractmethod
     def _count(self, session: DeviceSession, sign: int) -> None:
-        """Adds the memory to the accounting of the session; removes it with a `sign` of -1."""
+        """Adds the memory to the accounting of the session, or subtracts it if `sign` is -1."""
 
     @abstractmethod
     def _release(self) -> None: ...
 
 
 def is_lent(buffer: Buffer) -> bool:
-    """Returns True if another process of this host may write to the buffer."""
+    """True if another process of this host may write to the buffer."""
     return buffer.place is not None and bool(buffer.place.lent)
 
 
 class PoolAllocation(SharedAllocation):
-    """A buffer's part of a reservation of the pool."""
+    """A buffer's part of a reservation from the pool."""
 
     def __init__(
         self, reservations: Reservations, reservation: Reservation, session: DeviceSession, buffer: Buffer
@@ -103,7 +103,8 @@ class PoolAllocation(SharedAllocation):
         session.bytes_in_use += sign * self.size
         session.bytes_peak = max(session.bytes_peak, session.bytes_in_use)
         reservation = self._reservation
-        if sign < 0 and self.bearer is not None and reservation.payer in (None, session):  # with the parts beside it
+        # Together with the other buffers of the reservation.
+        if sign < 0 and self.bearer is not None and reservation.payer in (None, session):
             session.bytes_reserved -= reservation.memory.reserved
             self.bearer.bytes_reserved += reservation.memory.reserved
             self._reservations.pass_on(reservation, self.bearer)
@@ -116,7 +117,7 @@ class PoolAllocation(SharedAllocation):
 
 
 class MappedAllocation(SharedAllocation):
-    """Memory that other processes map as well. `release` frees it, behind the last use."""
+    """Memory that other processes also map. `release` frees it behind its last use."""
 
     def __init__(
         self,
@@ -141,7 +142,8 @@ class MappedAllocation(SharedAllocation):
         return None if self.lent else self.memory
 
     def bear(self) -> None:
-        """Counts the memory here from now on: the process that it counted with has dropped it."""
+        """Accounts the memory to a session of this process from now on, because the process that it was accounted to
+        has dropped it."""
         if self.bearer is None and self.holders:
             self.bearer = next(iter(self.holders.values()))
             self._count(self.bearer, 1)

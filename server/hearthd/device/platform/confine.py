@@ -1,8 +1,8 @@
-"""Confinement of a device process, from before its first thread to its end.
+"""Confinement of a device process, in force from before its first additional thread to its end.
 
-On the CPU backend kernels are native code in this process. From here on it has its sockets, its memory, the system's
-and Python's libraries to read, and the threads that it starts; what else it needs, its broker does (`device.broker`).
-On CUDA the operator chooses (`devices.gpu_confinement`).
+On the CPU backend, kernels are native code in this process. The confined process can use its sockets and its memory,
+read the libraries of the system and of Python, and start threads; for anything else it uses its broker
+(`device.broker`). On CUDA, the operator chooses the confinement (`devices.gpu_confinement`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SYSTEM_READS = (
     "/etc/localtime", "/etc/ssl/openssl.cnf", "/usr/share/zoneinfo", "/dev/urandom", "/proc/cpuinfo", "/proc/meminfo",
     "/proc/sys/kernel/random/boot_id", "/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu",
 )  # fmt: skip
-"""Shared libraries, and what the C library and Python ask of the machine."""
+"""Paths of shared libraries, and of files that the C library and Python read about the machine."""
 
 
 def confine(spec: DeviceSpec, descriptors: Collection[int]) -> str:
-    """Confines this process, which has one thread yet, for good; keeps these `descriptors` and standard input and
-    output. Returns what is in force, "landlock 7, seccomp" for one; empty: nothing.
+    """Confines this process permanently; it must have a single thread. Keeps `descriptors` and standard input and
+    output open. Returns the measures in force, for example "landlock 7, seccomp"; empty if there are none.
 
-    Raises Refusal where the kernel lacks what the specification requires.
+    Raises Refusal(DEVICE_UNAVAILABLE) if the kernel lacks what the specification requires.
     """
     if spec.backend == "cuda":
         return _confine_gpu(spec)
@@ -58,8 +58,8 @@ def confine(spec: DeviceSpec, descriptors: Collection[int]) -> str:
 
 
 def _confine_gpu(spec: DeviceSpec) -> str:
-    """Confines a GPU process, without Landlock: under it, CUDA 13 opens no device (error 304, operating system call
-    failed; measured on an H100)."""
+    """Confines a GPU process, without Landlock: under Landlock, CUDA 13 opens no device (error 304, operating system
+    call failed; measured on an H100)."""
     attributes.no_new_privileges()
     if spec.confinement != "process":
         attributes.leave_no_core()
@@ -73,7 +73,7 @@ def _confine_gpu(spec: DeviceSpec) -> str:
 
 
 def _reads() -> Sequence[str]:
-    """Returns the directories of Python from which modules are imported."""
+    """Returns the readable paths: the system's, and Python's directories from which modules are imported."""
     python = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     packages = [str(Path(place)) for package in (hearthd, hearth_proto) for place in package.__path__]
     installed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]

@@ -1,7 +1,7 @@
-"""The device-handle thread's loop: one epoll over sockets and wake-ups, and the tasks that other threads hand in.
+"""Event loop of the device-handle thread: one epoll over sockets and wake-ups, and tasks posted by other threads.
 
-Everything that touches CUDA or device state runs inside `Loop.run`, on the thread that called it. Other threads reach
-it through `post` alone.
+Everything that uses CUDA or device state runs inside `Loop.run`, on the thread that called it. Other threads reach that
+thread only through `post`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from hearthd.device.platform.spin_policy import SpinPolicy
 Task = Callable[[], object]
 
 SHORT_S = 1e-3
-"""Sleeps below this are naps, in seconds."""
+"""Sleeps shorter than this, in seconds, are naps."""
 
 EXPECTED_S = 1e-4
-"""Time for which the next request of a client that has just been answered is polled for, before anything else, in
-seconds."""
+"""Time, in seconds, for which the loop polls only for the next request of a client that has just been answered."""
 
 
 class Loop:
-    """Runs ready sockets, then posted tasks in order, then `poll` hooks, until `stop`."""
+    """Runs ready sockets, then posted tasks in order, then the `on_poll` hook, until `stop`."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -38,46 +37,48 @@ class Loop:
         self._stopping = False
         self._thread: int | None = None
         self.on_poll: Callable[[], float | None] = lambda: None
-        """Called in each round; returns the seconds that the loop may sleep, None: until an event."""
+        """Called in each iteration. Returns the seconds that the loop may sleep; None: until an event."""
         self.on_nap: Callable[[], bool | None] = lambda: False
-        """Called before the loop sleeps for less than a millisecond. True: start the next round at once. None: call
-        again, after a poll of sockets and tasks."""
+        """Called before the loop sleeps for less than a millisecond. Returns True to start the next iteration at once,
+        False to sleep, and None to be called again after a poll of sockets and tasks."""
         self.on_idle: Callable[[], None] = lambda: None
-        """Called before the loop may sleep: the time to send gathered frames."""
+        """Called before the loop may sleep, to send gathered frames."""
         self.on_served: Callable[[], bool] = lambda: False
-        """Called after one ready socket was served. True: more is expected from it in a moment, and nothing else is to
-        be done before that."""
+        """Called after a single ready socket was served. Returns True if the next request of its client is expected
+        soon, and should be polled for before anything else."""
         self.on_turn: Callable[[int], None] = lambda nanoseconds: None
-        """Called with the nanoseconds of a turn with work, without sleep."""
+        """Called with the duration of each iteration that did work, in nanoseconds, without sleep."""
         self._began = 0
         self._came = False
-        """True if the loop polled for events, and there were some."""
+        """True if the loop polled for events and found some."""
+        self.expected_s = EXPECTED_S
+        """Time for which the next request of a client that has just been answered is polled for, in seconds."""
         self.lingering: SpinPolicy | None = None
-        """Policy of the polls for events after work was done, before the loop sleeps."""
+        """Policy for polling after work was done, before the loop sleeps; None: the loop sleeps at once."""
 
     @property
     def inside(self) -> bool:
-        """True if the caller is on the loop's thread."""
+        """True if the caller runs on the loop's thread."""
         return self._thread == threading.get_ident()
 
     def post(self, task: Task) -> None:
-        """Runs `task` on the loop's thread, after those posted before. Any thread."""
+        """Runs `task` on the loop's thread, after the tasks posted before. May be called on any thread."""
         self._tasks.append(task)
         self.wake()
 
     def wake(self) -> None:
-        """Makes a sleeping loop go round once. Any thread."""
-        if not self._woken:  # a lost race costs one more write, never a lost wake-up
+        """Makes a sleeping loop run one iteration. May be called on any thread."""
+        if not self._woken:  # a race costs one more write, and never loses a wake-up
             self._woken = True
             os.eventfd_write(self._wake_fd, 1)
 
     def add_reader(self, fd: int, callback: Callable[[int], None]) -> None:
-        """`callback(events)` whenever `fd` is readable or has failed. Loop's thread only."""
+        """Calls `callback(events)` whenever `fd` is readable or has failed. Loop's thread only."""
         self._callbacks[fd] = callback
         self._epoll.register(fd, select.EPOLLIN)
 
     def watch(self, fd: int, *, reads: bool = True, writes: bool = False) -> None:
-        """Selects the events of `fd` for its callback: readable, writable. Errors are always delivered."""
+        """Selects the events of `fd` that are delivered to its callback. Errors are always delivered."""
         self._epoll.modify(fd, select.EPOLLIN * reads | select.EPOLLOUT * writes)
 
     def remove_reader(self, fd: int) -> None:
@@ -85,11 +86,12 @@ class Loop:
             self._epoll.unregister(fd)
 
     def stop(self) -> None:
-        """Ends `run` once the tasks posted so far have run. Any thread."""
+        """Ends `run` after the tasks posted so far have run. May be called on any thread."""
         self.post(self._stop)
 
     def run(self) -> None:
-        """Runs until stopped. A task that raises ends the loop: posted tasks have to catch their errors."""
+        """Runs until stopped. An exception in a task ends the loop and is raised, so posted tasks must catch their
+        errors."""
         self._thread = threading.get_ident()
         try:
             while not self._stopping:
@@ -105,18 +107,18 @@ class Loop:
             self._thread = None
 
     def linger(self) -> None:
-        """Takes note that work was done: the next request may come soon. Loop's thread only."""
+        """Starts the spin-wait after work was done, because the next request may arrive soon. Loop's thread only."""
         if self.lingering is not None:
             self.lingering.begin(time.perf_counter())
 
     def close(self) -> None:
-        """Releases the descriptors; after `run` has ended."""
+        """Releases the descriptors. To be called after `run` has ended."""
         self._epoll.close()
         os.close(self._wake_fd)
 
     def turn(self, sleep: float | None) -> None:
-        """Sleeps up to `sleep` seconds (None: without a limit) until a socket is ready or a task is posted, and serves
-        what is there. `run` calls it in a loop. Loop's thread only."""
+        """Runs one iteration: sleeps up to `sleep` seconds (None: without limit) until a socket is ready or a task is
+        posted, then serves the sockets and tasks. Called in a loop by `run`. Loop's thread only."""
         if self.lingering is not None and (sleep is None or sleep >= SHORT_S):
             ready = self._look(self.lingering, sleep)
         elif sleep is None:
@@ -130,7 +132,7 @@ class Loop:
             ready = self._expect()
 
     def _take(self, ready: list[tuple[int, int]]) -> int:
-        """Serves ready sockets and the tasks of other threads; returns the number of tasks."""
+        """Serves ready sockets and the posted tasks. Returns the number of tasks."""
         self._began = time.perf_counter_ns() if ready or self._tasks else 0
         for fd, events in ready:
             if fd == self._wake_fd:
@@ -150,7 +152,7 @@ class Loop:
         return tasks
 
     def _look(self, lingering: SpinPolicy, sleep: float | None) -> list[tuple[int, int]]:
-        """Returns the ready sockets: polls for a while after work was done, then sleeps."""
+        """Returns the ready sockets: polls for a while if work was done before, then sleeps."""
         poll, ready = self._epoll.poll, None
         while lingering.spins(time.perf_counter()):
             ready = poll(0)
@@ -162,22 +164,22 @@ class Loop:
         return ready or []
 
     def _expect(self) -> list[tuple[int, int]]:
-        """Polls for ready sockets for a short time."""
+        """Polls for ready sockets for at most `EXPECTED_S`, and returns them."""
         poll, clock = self._epoll.poll, time.perf_counter
-        until = clock() + EXPECTED_S
+        until = clock() + self.expected_s
         while not (ready := poll(0)) and not self._tasks and clock() < until:
             pass
         return ready
 
     def _nap(self, seconds: float) -> list[tuple[int, int]]:
-        """Returns the ready sockets, at once or after a sleep shorter than those of epoll, which counts
-        milliseconds."""
+        """Returns the ready sockets, after at most `seconds` of sleep. Used for sleeps that epoll, which counts
+        milliseconds, cannot make."""
         poll, nap = self._epoll.poll, self.on_nap
         while (awake := nap()) is None:
             ready = poll(0)
             if ready or self._tasks:
                 return ready
-        if awake or select.select((self._epoll,), (), (), seconds)[0]:  # which sleeps microseconds
+        if awake or select.select((self._epoll,), (), (), seconds)[0]:  # `select` sleeps with microsecond resolution
             return poll(0)
         return []
 

@@ -12,11 +12,11 @@ from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.log import ProcessLog
 
 Receiver = Callable[[dict[str, Any], list[int]], None]
-"""Owns the descriptors that it is given."""
+"""Handles a message (its body and its descriptors), and takes ownership of the descriptors."""
 
 
 class DescriptorSocket:
-    """The device process's end of the socket. Messages name their `kind`; each kind has one receiver."""
+    """The device process's end of the socket. Each message has a `kind`, and each kind has one receiver."""
 
     def __init__(self, end: socket.socket, loop: Loop, journal: ProcessLog) -> None:
         self._end = end
@@ -27,16 +27,16 @@ class DescriptorSocket:
         loop.add_reader(end.fileno(), lambda _events: self.receive())
 
     def on(self, kind: str, receiver: Receiver) -> None:
-        """`receiver` takes the messages of this kind, and owns their descriptors."""
+        """Registers `receiver` for the messages of this kind; the receiver takes ownership of their descriptors."""
         self._receivers[kind] = receiver
 
     def send(self, kind: str, body: dict[str, Any], files: Sequence[int]) -> None:
-        """Sends one message. Raises OSError where the front takes no more just now."""
+        """Sends one message. Raises OSError if the socket currently accepts no more."""
         descriptors.send(self._end, {**body, "kind": kind}, files)
 
     def receive(self) -> None:
-        """Takes all messages that have arrived. The loop does so too; code that has received a later message over
-        another socket calls this for the earlier ones."""
+        """Handles all messages that have arrived. The loop does so too; code that has received a later message over
+        another socket calls this method to handle the earlier ones first."""
         while True:
             try:
                 message = descriptors.receive(self._end)
@@ -45,7 +45,7 @@ class DescriptorSocket:
             except (OSError, ValueError) as error:
                 self._journal.warning("descriptors", error=str(error))
                 return
-            if message is None:  # the link ends as well, and says what that means
+            if message is None:  # the link also ends, and is handled by its reader
                 self._loop.remove_reader(self._end.fileno())
                 return
             body, files = message

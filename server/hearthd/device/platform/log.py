@@ -1,4 +1,4 @@
-"""Log of a device process, in the front's format."""
+"""Log of a device process, in the same format as the front's log."""
 
 from __future__ import annotations
 

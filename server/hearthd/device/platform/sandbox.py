@@ -1,7 +1,8 @@
-"""Sandbox of a process that works for others: file access by Landlock; time, memory and sizes by resource limits.
+"""Sandbox of a process that works for other users: Landlock restricts file access; resource limits bound time, memory
+and file sizes.
 
 Landlock (Linux 5.13; https://docs.kernel.org/userspace-api/landlock.html) needs no privilege and applies to the process
-and its descendants. Where the kernel or a container lacks it, `confine` reports that and changes nothing.
+and its descendants. If the kernel or a container does not offer it, `confine` reports that and changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import stat
 from collections.abc import Iterable
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""System calls, by the same numbers on every architecture (asm-generic/unistd.h)."""
+"""System call numbers, the same on every architecture (asm-generic/unistd.h)."""
 
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
@@ -26,12 +27,12 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
 _TRUNCATE = 1 << 14
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""Number of rights over files in each version; from version 5 on, 16."""
+"""Number of file access rights in each version before 5; from version 5 on, 16."""
 _NET_VERSION, _SCOPE_VERSION = 4, 6
 _NET_RIGHTS = 0b11
-"""Binding and connecting TCP sockets."""
+"""Rights to bind and to connect TCP sockets."""
 _SCOPES = 0b11
-"""Abstract Unix sockets, and signals, of processes outside."""
+"""Scopes: abstract Unix sockets of, and signals to, processes outside the sandbox."""
 
 _READ = _READ_FILE | _READ_DIR | _EXECUTE
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
@@ -47,16 +48,17 @@ class _PathBeneath(ctypes.Structure):
 
 
 def landlock_version() -> int:
-    """Returns the version of the kernel's Landlock; 0 where it has none, or it is disabled."""
+    """Returns the version of the kernel's Landlock; 0 if it is missing or disabled."""
     return max(0, int(_libc().syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)))
 
 
 def confine(read: Iterable[str], write: Iterable[str], *, execute: bool = True) -> str:
-    """Restricts this thread, and the processes that it starts, to files beneath `read` and `write`, and to changes
-    beneath `write`; TCP, abstract sockets and signals of others are shut as far as the kernel can.
+    """Restricts this thread, and the processes that it starts, to reading files beneath `read` and `write`, and to
+    changing files beneath `write`. TCP, abstract sockets, and signals to other processes are blocked as far as the
+    kernel supports that.
 
-    Paths that do not exist are left out. `execute`: programs beneath `read` may be started. Returns the restriction in
-    force, such as "landlock 7"; empty where there is none.
+    Paths that do not exist are ignored. `execute`: programs beneath `read` may be started. Returns the restriction in
+    force, for example "landlock 7"; empty if there is none.
     """
     version = landlock_version()
     if not version:
@@ -84,13 +86,13 @@ def confine(read: Iterable[str], write: Iterable[str], *, execute: bool = True) 
 
 
 def adopt_orphans() -> None:
-    """Makes orphans among this process's descendants its children, for it to wait for, rather than those of an ancestor
-    or of an init, which a container may lack."""
+    """Makes orphaned descendants of this process its children, so that it can wait for them. Otherwise an ancestor or
+    an init process would adopt them, and a container may lack the latter."""
     _libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def limit(*, file_bytes: int, files: int) -> None:
-    """Sets lasting limits: the largest file, the open files, and no core files."""
+    """Sets permanent limits: the size of a file, in bytes, and the number of open files; disables core files."""
     limits = ((resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_NOFILE, files), (resource.RLIMIT_CORE, 0))
     for which, value in limits:
         hard = resource.getrlimit(which)[1]
@@ -99,10 +101,10 @@ def limit(*, file_bytes: int, files: int) -> None:
 
 
 def allot(*, memory: int, seconds: float) -> None:
-    """Sets limits for the next work: address space and processor time beyond the present use of the process.
+    """Sets limits for the next piece of work: bytes of address space and seconds of processor time, beyond the present
+    use of the process.
 
-    Only the soft limits change: they are set again for the next work. Processes that are started meanwhile inherit
-    them.
+    Only the soft limits change, so that they can be set again later. Processes that are started meanwhile inherit them.
     """
     used = resource.getrusage(resource.RUSAGE_SELF)
     _soften(resource.RLIMIT_AS, address_space() + memory)
@@ -110,18 +112,18 @@ def allot(*, memory: int, seconds: float) -> None:
 
 
 def largest_resident() -> int:
-    """The most physical memory that the process has had, in bytes."""
+    """Returns the largest amount of physical memory that the process has used, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def address_space() -> int:
-    """Bytes of address space that this process has mapped (proc(5), statm)."""
+    """Returns the size of the address space that this process has mapped, in bytes (proc(5), statm)."""
     return int(os.pread(_statm(), 256, 0).split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @functools.cache
 def _statm() -> int:
-    """Opened once, before a sandbox closes around the process."""
+    """Returns a descriptor of /proc/self/statm. Opened once, before the process is confined."""
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 

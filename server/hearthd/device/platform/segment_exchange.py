@@ -1,8 +1,8 @@
-"""Exchange of memory segments between processes, by a number that only its holders know.
+"""Exchange of memory segments between processes, by a number that only the holders know.
 
-The process that keeps a segment listens on an abstract Unix socket whose name is a hash of the number (the nonce); a
+The process that keeps a segment listens on an abstract Unix socket whose name is a hash of the number (the nonce). A
 process that knows the number connects and receives the descriptor. Both sides check that the other runs as the same
-user. Device processes do this through their brokers: a confined process opens no socket.
+user. Device processes do this through their brokers, because a confined process cannot open a socket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CREDENTIALS = struct.Struct("=3i")
 
 
 class SegmentExchange:
-    """Keeps segments for others, and fetches theirs. Threads may use it at once."""
+    """Keeps segments for other processes, and fetches segments from them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,8 +30,8 @@ class SegmentExchange:
         self._poll: select.epoll | None = None
 
     def keep(self, nonce: bytes, file: int) -> None:
-        """Hands a copy of `file` to each process that knows the nonce, until `drop`; the caller keeps its own. Raises
-        OSError."""
+        """Hands a copy of `file` to each process that knows the nonce, until `drop`. The caller keeps its descriptor.
+        Raises OSError."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(_address(nonce))
@@ -62,7 +62,8 @@ class SegmentExchange:
 
     @staticmethod
     def fetch(nonce: bytes) -> int:
-        """The descriptor that another process, or this one, keeps. Raises OSError where none does."""
+        """Returns the descriptor that another process, or this one, keeps under the nonce. May block for seconds.
+        Raises OSError if no process keeps it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
             end.settimeout(_PATIENCE_S)
             end.connect(_address(nonce))
@@ -94,7 +95,7 @@ def _address(nonce: bytes) -> str:
 
 
 def _ours(end: socket.socket) -> bool:
-    """True if the other end was opened by a process of this user, or by the superuser."""
+    """True if the socket's other end was opened by a process of this user or of the superuser."""
     raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(raw)
     return user in (0, os.geteuid())

@@ -1,32 +1,35 @@
-"""Spin policy: the time for which the loop of a device process polls before it sleeps, and the length of its sleeps.
-Pure; times are in seconds.
+"""Spin policy: how long the loop of a device process polls before it sleeps, and how long it sleeps. Pure; times are in
+seconds.
 
-Most small kernels end before a sleep would have begun, and a client that waits for one waits for little else. Long
-waits are not worth a spin: each that outlasted the spin by far halves the next spin.
+Most small kernels end before a sleep would have begun, and such a sleep would be a large part of the client's waiting
+time. Long waits are not worth a spin: each wait that was much longer than the spin halves the next spin.
 """
 
 from __future__ import annotations
 
 SPIN_S = 50e-6
-"""Longest spin of one wait, in seconds. After a request was answered, the loop polls for the next one for longer
-(`devices.linger`): a client that works step by step sends it soon, 30 us later over a lane, 400 us over gRPC, and a
-thread that slept meanwhile takes twice as long for it."""
+"""Longest spin of one wait, in seconds.
+
+After a request was answered, the loop polls for the next one for longer (`devices.linger`). A client that works step by
+step sends the next request soon, 30 us later over a lane and 400 us later over gRPC, and a thread that slept meanwhile
+takes twice as long to handle it.
+"""
 
 CORES = 4
-"""Cores below which the loop does not linger: the client may need the core."""
+"""Smallest number of cores with which the loop polls after an answer; with fewer, the client may need the core."""
 
 LEAST_S = 5e-6
-"""Shortest spin, in seconds: a short wait is then still recognized as one."""
+"""Shortest spin, in seconds; it still allows a short wait to be recognized."""
 
 SHORTEST_S, LONGEST_S = 20e-6, 1e-3
-"""Bounds of a sleep between two polls after the spin, in seconds; the longer the wait so far, the longer the sleep."""
+"""Bounds of a sleep between two polls after the spin, in seconds. The sleep grows with the time waited so far."""
 
 _PART = 8
-"""Divisor of the time waited so far, which gives the length of the next sleep."""
+"""The next sleep is the time waited so far, divided by this number."""
 
 
 class SpinPolicy:
-    """Adaptive spin-wait for one source of completions: the last wait predicts the next one."""
+    """Adaptive spin-wait for one source of completions: the length of the last wait predicts the next one."""
 
     __slots__ = ("_most", "_patience", "_since")
 
@@ -35,11 +38,11 @@ class SpinPolicy:
         self._most = self._patience = most
 
     def begin(self, now: float) -> None:
-        """Starts a wait."""
+        """Starts a wait at time `now`."""
         self._since = now
 
     def came(self, now: float) -> None:
-        """Records the end of a wait."""
+        """Records that a wait has ended at time `now`, and adapts the length of the next spin."""
         if now - self._since <= 2 * self._most:
             self._patience = self._most
         else:
@@ -47,7 +50,7 @@ class SpinPolicy:
         self._since = now
 
     def spins(self, now: float) -> bool:
-        """Returns True if the next poll follows without a sleep."""
+        """Returns True if the next poll should follow without a sleep."""
         return now - self._since < self._patience
 
     def sleep(self, now: float) -> float:
@@ -56,5 +59,6 @@ class SpinPolicy:
 
 
 def sooner(seconds: float, asleep: float | None) -> float:
-    """Returns `seconds`, or `asleep` where that is less; None: the loop would otherwise sleep until it is woken."""
+    """Returns `seconds`, or `asleep` if that is less. `asleep` is None if the loop would otherwise sleep until it is
+    woken."""
     return seconds if asleep is None else min(seconds, asleep)

@@ -1,7 +1,7 @@
-"""Three sums in one integer, so that a launch that is counted costs one addition.
+"""Tally: several sums in one integer, so that counting a launch costs one addition.
 
-A launch weighs its threads, its occupancy and itself, each in a separate field; a tally is the sum of weights. Fields
-are so wide that none runs over into the next: 2^48 launches are nine years at a million a second.
+The weight of a launch contains its threads, its occupancy and a count, each in a separate field; a tally is a sum of
+weights. The fields are wide enough not to overflow: 2^48 launches are nine years at a million per second.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 FULL = 10_000
-"""Occupancy of a multiprocessor that is filled, in hundredths of a percent."""
+"""Occupancy of a full multiprocessor, in hundredths of a percent."""
 
 _LAUNCHES = 0
 _MEASURED = 48
@@ -20,7 +20,7 @@ _SUM = (1 << 64) - 1
 
 
 class Tally(NamedTuple):
-    """Decoded sum of weights. `occupancy` is the sum over the `measured` launches, each `FULL` at the most."""
+    """Decoded sum of weights. `occupancy` is the sum over the `measured` launches, each at most `FULL`."""
 
     launches: int
     threads: int
@@ -29,7 +29,8 @@ class Tally(NamedTuple):
 
 
 def weigh(threads: int, occupancy: int | None) -> int:
-    """The weight of one launch: its threads in all (grid times block), and its occupancy where it is known."""
+    """Returns the weight of one launch. `threads` is grid times block; `occupancy` is in units of `FULL`, or None if
+    unknown."""
     weight = 1 << _LAUNCHES | threads << _THREADS
     if occupancy is not None:
         weight += (1 << _MEASURED) + (min(max(occupancy, 0), FULL) << _OCCUPANCY)
@@ -37,7 +38,7 @@ def weigh(threads: int, occupancy: int | None) -> int:
 
 
 def read(tally: int) -> Tally:
-    """The sums behind a tally."""
+    """Decodes a tally."""
     return Tally(
         launches=tally >> _LAUNCHES & _COUNT,
         threads=tally >> _THREADS,

@@ -1,6 +1,7 @@
 """Counters and latencies of one device process, kept on the device-handle thread, so that a snapshot is consistent.
 
-Latencies fall into fixed logarithmic buckets: one integer increment to observe, monotone counts to export.
+Latencies are counted in fixed logarithmic buckets: observing one is a single integer increment, and the exported counts
+never decrease.
 """
 
 from __future__ import annotations
@@ -17,24 +18,26 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.platform.tally import read
 
 BUCKETS = 27
-"""Finite buckets: 1 us, 2 us, 4 us, ... 67.1 s."""
+"""Number of finite buckets: 1 us, 2 us, 4 us, ... 67.1 s."""
 
 BOUNDS_NS: tuple[int, ...] = tuple(1000 << index for index in range(BUCKETS))
-"""Upper bounds, inclusive as Prometheus's `le` is, in nanoseconds; what is longer falls into one more bucket."""
+"""Upper bounds of the buckets in nanoseconds, inclusive like Prometheus's `le`; longer durations fall into one more
+bucket."""
 
 OTHER = "other"
-"""The operation under which a command counts that this daemon does not know: what a client sends makes no label."""
+"""Name under which commands of unknown kinds are counted, so that clients cannot create labels."""
 
 
 def bucket(ns: int) -> int:
-    """The bucket of a duration in nanoseconds; what is below 1 us, a clock's step back among it, into the first."""
+    """Returns the index of the bucket for a duration in nanoseconds. Durations below 1 us, including negative ones
+    after a clock step, belong to the first bucket."""
     return min(((ns - 1) // 1000).bit_length(), BUCKETS) if ns > 0 else 0
 
 
 @dataclass
 class Histogram:
-    """Histogram of latencies. `counts` has the observations of each bucket, not cumulated; the last one is beyond
-    all."""
+    """Histogram of latencies. `counts` has the number of observations in each bucket, not cumulative; the last bucket
+    is unbounded."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (BUCKETS + 1))
     sum_ns: int = 0
@@ -42,13 +45,14 @@ class Histogram:
     def observe(self, ns: int) -> None:
         if ns > 0:
             self.sum_ns += ns
-            at = ((ns - 1) // 1000).bit_length()  # as `bucket` has it, without its cost: this is on every path
+            # Same result as `bucket`, without the cost of a call, because this is on every path.
+            at = ((ns - 1) // 1000).bit_length()
             self.counts[at if at < BUCKETS else BUCKETS] += 1
         else:
             self.counts[0] += 1
 
     def snapshot(self, more_at_once: int = 0) -> dict[str, object]:
-        """Returns the histogram for the front, with `more_at_once` further observations of 0, which were not
+        """Returns the histogram for the front, with `more_at_once` additional observations of 0 that were not
         counted."""
         counts = list(self.counts)
         counts[0] += more_at_once
@@ -56,7 +60,7 @@ class Histogram:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM; 0 where the system does not say."""
+    """Returns the resident memory of this process, in bytes; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -65,20 +69,20 @@ def resident_bytes() -> int:
 
 @dataclass
 class Telemetry:
-    """Counts since the process started. Names end in their unit; `_ns` is exported in seconds.
+    """Counts since the process started. Names end in their unit; `_ns` values are exported in seconds.
 
-    The fields of `int` are counters: they never go down.
+    The fields of type `int` are counters, which never decrease.
     """
 
     batches: int = 0
     device_busy_ns: int = 0
-    """Time in which the device had work of sessions that were known to have some."""
+    """Time during which sessions had work on the device, as far as that was known."""
     slices: int = 0
-    """Pieces of work that were measured because several sessions wanted the device."""
+    """Number of slices that were measured because several sessions used the device."""
     cancelled: int = 0
-    """Calls that were dropped because their clients no longer waited for them."""
+    """Calls that were cancelled because their clients no longer waited for them."""
     launched: int = 0
-    """Launches that were handed to the driver, with their threads and their occupancy; see `tally`."""
+    """Tally of the launches that were submitted to the driver, with their threads and their occupancy; see `tally`."""
     validated_launches: int = 0
     graph_launches: int = 0
     prepared_launches: int = 0
@@ -100,7 +104,7 @@ class Telemetry:
     checkpointed_bytes: int = 0
     restored_buffers: int = 0
     upload_inline_bytes: int = 0
-    """Bytes that clients sent, by path: within the command, in chunks beside it, over stripes, in shared memory."""
+    """Bytes that clients sent, by path: within the command, in chunks over gRPC, over stripes, in shared memory."""
     upload_chunks_bytes: int = 0
     upload_stripes_bytes: int = 0
     upload_shared_memory_bytes: int = 0
@@ -109,7 +113,7 @@ class Telemetry:
     download_stripes_bytes: int = 0
     download_shared_memory_bytes: int = 0
     chunks_in_slots: int = 0
-    """Chunks of downloads that went to the front through memory that it shares with this process."""
+    """Chunks of downloads that were passed to the front through shared memory."""
     out_of_memory: int = 0
     sync_points: int = 0
     timed_dispatches: int = 0
@@ -122,21 +126,21 @@ class Telemetry:
     modules_loaded: int = 0
     modules_unloaded: int = 0
     loads_refused: int = 0
-    """Loads that would have waited for the device to rest for too long."""
+    """Loads that were refused because the device did not become idle in time."""
     compile_cache_hits: int = 0
     compile_cache_misses: int = 0
     compile_failures: int = 0
     compile_crashes: int = 0
     brokers_lost: int = 0
-    """Brokers that ended while the process ran; see `hearthd.device.broker`."""
+    """Brokers that ended while the process was running; see `hearthd.device.broker`."""
     collectives: int = 0
     collective_bytes: int = 0
     collectives_failed: int = 0
-    """Collectives that had been launched, and were given up with their communicator."""
+    """Collectives that had been launched and were aborted together with their communicator."""
     joins_abandoned: int = 0
-    """Communicators that were given up while this process waited for its peers in them."""
+    """Communicators that were abandoned while this process waited for its peers to join."""
     kernel_timeouts: int = 0
-    """Kernels that ran past their limit; one at most, for the process ends with it."""
+    """Kernels that exceeded their time limit; at most one, because the process then ends."""
     profiles: int = 0
     profiles_void: int = 0
     traces: int = 0
@@ -147,13 +151,13 @@ class Telemetry:
     output_unattributed_bytes: int = 0
 
     operations: dict[str, int] = field(default_factory=dict)
-    """Commands that arrived, by their kind."""
+    """Commands that arrived, by kind."""
     errors: dict[str, int] = field(default_factory=dict)
     """Commands that failed, were skipped, or were answered with an earlier failure, by kind."""
     reasons: dict[str, int] = field(default_factory=dict)
     """Commands in `errors` by reason code (`hearth_proto.reasons.Reason`)."""
     quotas: dict[str, int] = field(default_factory=lambda: {"device_bytes": 0, "handles": 0, OTHER: 0})
-    """Commands that a quota refused, by the quota's name where the refusal has it."""
+    """Commands refused because of a quota, by name of the quota if the refusal contains it."""
 
     batch_execution: Histogram = field(default_factory=Histogram)
     queue_delay: Histogram = field(default_factory=Histogram)
@@ -166,18 +170,18 @@ class Telemetry:
     loop_turn: Histogram = field(default_factory=Histogram)
 
     def know(self, operations: Iterable[str]) -> None:
-        """The kinds of commands that are served: they count by name, from 0 on."""
+        """Registers the kinds of commands that are served, which are counted by name, starting at 0."""
         for name in (*operations, "launch", OTHER):
             self.operations.setdefault(name, 0)
             self.errors.setdefault(name, 0)
 
     def count(self, operation: str, times: int = 1) -> None:
-        """Commands have arrived."""
+        """Counts commands that have arrived."""
         operations = self.operations
         operations[operation if operation in operations else OTHER] += times
 
     def failed(self, operation: str, refusal: Refusal) -> None:
-        """A command has failed."""
+        """Counts a failed command, by kind, reason and quota."""
         self.errors[operation if operation in self.errors else OTHER] += 1
         self.reasons[refusal.reason] = self.reasons.get(refusal.reason, 0) + 1
         if refusal.reason is Reason.QUOTA_EXCEEDED:
@@ -185,14 +189,14 @@ class Telemetry:
             self.quotas[quota if quota in self.quotas else OTHER] += 1
 
     def uploaded(self, size: int, *, striped: bool) -> None:
-        """An upload beside its command has come whole."""
+        """Counts a completed upload whose bytes were sent outside the command."""
         if striped:
             self.upload_stripes_bytes += size
         else:
             self.upload_chunks_bytes += size
 
     def dispatched(self, result: commands_pb2.DispatchResult) -> None:
-        """A dispatch is done; its device times count where it has any."""
+        """Counts a completed dispatch, and its device times if they were measured."""
         self.dispatches += 1
         if result.HasField("kernel_ns"):
             self.timed_dispatches += 1
@@ -209,7 +213,7 @@ class Telemetry:
         return sum(self.operations.values())
 
     def counters(self) -> dict[str, int]:
-        """Returns every counter without a label but the device's."""
+        """Returns every counter that has no label other than the device."""
         counters = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.type == "int"}
         tally = read(counters.pop("launched"))
         return {
@@ -224,7 +228,7 @@ class Telemetry:
         }
 
     def snapshot(self, waiting: int = 0) -> dict[str, Any]:
-        """Returns all metrics; `waiting` commands are still waiting, and have no queue delay yet."""
+        """Returns all metrics. `waiting` is the number of commands that still wait and have no queue delay yet."""
         waited = sum(self.queue_delay.counts)
         return {
             "counters": self.counters(),
@@ -234,7 +238,7 @@ class Telemetry:
             "quotas": dict(self.quotas),
             "histograms": {
                 "batch_execution": self.batch_execution.snapshot(),
-                # The delay of a command that runs on arrival is not measured.
+                # The delay of a command that runs on arrival is not measured, and counts as 0.
                 "queue_delay": self.queue_delay.snapshot(max(0, self.commands - waited - waiting)),
                 "launch_completion": self.launch_completion.snapshot(),
                 "compile": self.compile.snapshot(),

@@ -1,7 +1,8 @@
-"""Watch over the broker of a device process: counts losses, and has the process replaced that can get no other broker.
+"""Watch over the broker of a device process: counts losses, and ends a process that can no longer get a broker.
 
-The keeper replaces a broker that ends. Where the keeper itself has ended, a confined process can start neither: it runs
-what is compiled, and compiles nothing more. It ends as soon as nothing is left in it, and the front starts another one.
+The keeper replaces a broker that ends. If the keeper itself has ended, a confined process can start neither of them: it
+runs code that is already compiled, and compiles nothing more. The process ends as soon as it is unused, and the front
+starts another one.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ WHY = "its broker and the keeper of the broker have ended, and nothing more can 
 
 
 class BrokerWatch:
-    """The watch of one device process.
+    """Watches the broker of one device process.
 
     Args:
-        broker: the client of the broker.
-        post: runs a function on the device-handle thread; any thread.
-        unused: returns True if no session is left in the process, nor anything that outlived one. Device-handle thread.
-        end: ends the process; `why` is what the front is told. Device-handle thread.
+      broker: the client of the broker.
+      telemetry: counts the losses.
+      journal: the log of the process.
+      post: runs a function on the device-handle thread; called on any thread.
+      unused: returns True if the process has no session, and no buffer that outlived one. Device-handle thread.
+      end: ends the process; its argument is the reason for the front. Device-handle thread.
     """
 
     def __init__(
@@ -47,11 +50,11 @@ class BrokerWatch:
         broker.on_loss = self._lost
 
     def close(self) -> None:
-        """Ends the watch: the process ends in an orderly way, and its broker with it."""
+        """Ends the watch, because the process ends in an orderly way, and its broker with it."""
         self._stop.set()
 
     def _lost(self, *, replaced: bool) -> None:
-        """Takes note that a broker has ended. The broker's reading thread."""
+        """Called when a broker has ended, on the thread that reads from the broker."""
         if self._stop.is_set():
             return
         self._post(self._count)

@@ -1,4 +1,4 @@
-"""Command registry: the handler of each kind of command, and the construction of the command groups."""
+"""Command registry: constructs the command groups, and maps each kind of command to its handler."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Handler = Callable[[Origin, Any], Operation | None]
 
 
 class CommandRegistry:
-    """Builds the command groups, each with the groups that it needs. Device-handle thread only."""
+    """Constructs the command groups, and passes to each the groups that it depends on. Device-handle thread only."""
 
     def __init__(
         self,
@@ -119,12 +119,12 @@ class CommandRegistry:
             "set_durable": self.snapshots.set_durable,
             "checkpoint": self.snapshots.checkpoint,
         }
-        """Handlers by the name of the command's field."""
+        """Handlers by name of the command's field."""
         self.at_once = Temporaries(device, self.memory, replies).handlers
-        """Functions that are tried first, for commands of batches."""
+        """Functions that are tried before the queued path, for commands in batches."""
 
     def close(self, session: DeviceSession) -> None:
-        """Releases all that the session holds, behind its work under way."""
+        """Releases everything that the session holds, behind its work under way."""
         self._profiles.close(session)
         self.traces.closed(session)
         self._tensor_maps.close(session)
@@ -139,7 +139,7 @@ class CommandRegistry:
             self._modules.release(session, module)
 
     def gauges(self) -> dict[str, int]:
-        """Returns the gauges of all sessions together."""
+        """Returns the gauges over all sessions."""
         return {
             "stripes": self.transfers.stripes(),
             **self.transfers.chunks.gauges(),

@@ -1,4 +1,5 @@
-"""A device process: one loop over the front's link and wake-ups; everything runs on its only busy thread."""
+"""A device process: one event loop over the link to the front, lanes and wake-ups. All commands run on the loop's
+thread, the device-handle thread."""
 
 from __future__ import annotations
 
@@ -52,13 +53,13 @@ from hearthd.shared.device_spec import DeviceSpec
 HEAD = HEADER.size
 RECEIVE_BYTES = 64 << 10
 LONG_RECEIVE_BYTES = 2 << 20
-"""Size of a receive while a frame is under way that is longer than its received part: that much room costs 20 us to
-make."""
+"""Size of a receive, in bytes, while a long frame has been received in part. Other receives use `RECEIVE_BYTES`,
+because allocating this much takes 20 us."""
 
 
 def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer:
-    """The backend that the specification names. With a `broker`, all that it needs of the host's files comes from
-    there."""
+    """Returns the backend that the specification names. If `broker` is given, the backend reads all host files through
+    it."""
     if spec.backend == "cuda":
         from hearthd.device.cuda.server import CudaServer
 
@@ -74,7 +75,7 @@ def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer
 
 
 def own_images(spec: DeviceSpec, server: ComputeServer, journal: ProcessLog) -> ImageSource:
-    """A source of images within this process, for one that has no broker."""
+    """Returns a source of images within this process, for a process without a broker."""
     workers = CompileWorkers(WORKERS[spec.backend], CompileLimits(spec.compile_timeout, spec.compile_memory))
     workers.report = lambda lacking: journal.warning("compile_workers", lacking=lacking)
     workers.serve(server.compiler)
@@ -84,11 +85,11 @@ def own_images(spec: DeviceSpec, server: ComputeServer, journal: ProcessLog) -> 
 
 
 class DeviceProcess:
-    """The loop, the link to the front, and the executor between them."""
+    """The event loop, the link to the front, and the executor."""
 
     _answers_faults = False
     _pinned = False
-    """True once compiles are attributed to a tenant, which is before any work of a session."""
+    """True once compiles are attributed to a tenant, which happens before any work of a session."""
     _broker_watch: BrokerWatch | None = None
 
     def __init__(
@@ -147,7 +148,7 @@ class DeviceProcess:
         tracks.timing.on_done = telemetry.launch_completion.observe
         self.executor = Executor(device, self.loop.post, *_observers(spec, journal))
         self.descriptors = DescriptorSocket(descriptors, self.loop, journal) if descriptors is not None else None
-        """The socket beside the link, where open files are handed over."""
+        """The socket beside the link that passes open files; None without it."""
         self.idle_policy = IdlePolicy(self.executor, tracks, self.outbox, self.loop)
         self.lanes = LaneConnections(self.loop, self.outbox, self.executor, journal, self.descriptors)
         self._segments = SegmentConnections(
@@ -179,11 +180,11 @@ class DeviceProcess:
         self.loop.on_idle = self._send
         if self.descriptors is not None and isinstance(server, KeepsCrashRecord):
             self.descriptors.on(crash_record.FILE, lambda _body, files: self._keep_crash_record(server, files, journal))
-            self.descriptors.receive()  # what the front has sent by now
+            self.descriptors.receive()  # handles the messages that the front has sent already
         self.outbox.put(Kind.READY, properties.SerializeToString())
 
     def watch(self, broker: Broker) -> None:
-        """Counts losses of the broker; see `broker_watch`."""
+        """Starts to count losses of the broker; see `broker_watch`."""
         device, executor = self.device, self.executor
         journal = ProcessLog(self._spec)
         self._broker_watch = BrokerWatch(
@@ -191,7 +192,7 @@ class DeviceProcess:
         )
 
     def capture_output(self) -> None:
-        """Captures standard output as kernel output, for a session that has a process to itself."""
+        """Captures standard output as kernel output, for a process that owns its standard output."""
         self.device.output.capture()
 
     def _keep_crash_record(self, server: KeepsCrashRecord, files: Sequence[int], journal: ProcessLog) -> None:
@@ -199,11 +200,12 @@ class DeviceProcess:
             try:
                 server.keep_crash_record(file)
                 self._send_output_before_end(server)
-            except (OSError, ValueError) as error:  # a crash will go without names, and nothing else
+            except (OSError, ValueError) as error:  # a crash is then reported without kernel names
                 journal.warning("crash_record", error=str(error))
 
     def _send_output_before_end(self, server: KeepsCrashRecord) -> None:
-        """A kernel's fault ends the process when what kernels have printed is with the front."""
+        """Makes the backend wait, when a kernel's fault ends the process, until the front has received the kernels'
+        output."""
         if self._answers_faults:
             return
         self._answers_faults = True
@@ -217,7 +219,8 @@ class DeviceProcess:
         self.loop.add_reader(asked, send)
 
     def run(self) -> None:
-        """Serves until the front says SHUTDOWN or is gone. Does not return from a fault: the process ends."""
+        """Serves until the front sends SHUTDOWN or closes the link. After a fault it does not return; the process
+        ends."""
         self.device.compiler.warm()
         self._collector.begin()
         try:
@@ -231,29 +234,29 @@ class DeviceProcess:
             self._broker_watch.close()
         self.outbox.send_all()
         self.device.compiler.close()
-        if not self.device.tracks.in_flight():  # else to give memory back would wait for kernels that may never end
+        if not self.device.tracks.in_flight():  # otherwise freeing memory would wait for kernels that may never end
             self._server.close()
 
     def control(self, kind: Kind, handler: Callable[[Frame], None]) -> None:
-        """Registers `handler` for the frames of this kind: frames that name a session are handled after all earlier
-        ones of it, others at once."""
+        """Registers `handler` for the frames of this kind. A frame of a session is handled after all earlier frames of
+        that session, any other frame at once."""
         self._controls[kind] = handler
         self.executor.in_order[kind] = lambda _session, frame: handler(frame)
 
     def _change(self, frame: Frame) -> None:
-        """Changes some of the limits with which the process was started."""
+        """Applies changed limits that the process was started with."""
         if frame.channel:
-            return  # of a session that has ended
+            return  # for a session that has ended
         news = json.loads(frame.payload)
         self.device.spec = dataclasses.replace(self.device.spec, launch_timeout=news["launch_timeout"])
         self.device.idle_work.limit = news["load_timeout"]
         log.configure(news["log_level"], news["log_format"])
 
     def _kick(self, session: DeviceSession | None) -> None:
-        self.executor.kick(session)  # made after what calls this
+        self.executor.kick(session)  # indirect, because the executor is created after the objects that call this
 
     def _again(self) -> None:
-        self.executor.again = True  # as above
+        self.executor.again = True  # indirect, for the same reason
 
     def _poll(self) -> float | None:
         device, executor = self.device, self.executor
@@ -261,7 +264,7 @@ class DeviceProcess:
         self.idle_policy.begin()
         progress = tracks.poll()
         if progress:
-            self.outbox.answer()  # answers go out before any other work
+            self.outbox.answer()  # answers are sent before any other work
             executor.kick(None)
             self.loop.linger()
         device.staging.poll()
@@ -270,7 +273,8 @@ class DeviceProcess:
         if self.idle_policy.goes_on():
             return NAP_S
         wake = device.idle_work.poll()
-        idle = not (progress and sharing.several)  # one that others wait for is filled from the sockets first
+        # A slice that other sessions wait for is filled from the sockets before it is closed.
+        idle = not (progress and sharing.several)
         sharing.settle(idle)
         executor.collectives.check()
         expired = executor.watchdog.expired()
@@ -298,13 +302,13 @@ class DeviceProcess:
         try:
             data = self._link.recv(LONG_RECEIVE_BYTES if self._reader.pending > HEAD else RECEIVE_BYTES)
         except BlockingIOError:
-            self.outbox.send()  # woken because there is room again
+            self.outbox.send()  # woken because the socket is writable again
             return
         except OSError:
             data = b""
         if not data:
-            # The front is gone, and with it every client. The process does not wait for work under way, which may
-            # never end.
+            # The front is gone, and with it every client. The process does not wait for work under way, which may never
+            # end.
             os._exit(0)
         try:
             frames = self._reader.feed(data)
@@ -324,11 +328,12 @@ class DeviceProcess:
         if frame.kind == Kind.PING:
             self.outbox.put(Kind.PONG, id=frame.id)
         elif frame.kind == Kind.STATS:
-            self.executor.sharing.meter.tell()  # both reports are of the same time
+            self.executor.sharing.meter.tell()  # so that both reports are of the same time
             self.outbox.put(Kind.STATS, json.dumps(self.executor.snapshot()).encode(), id=frame.id)
         elif frame.kind == Kind.COLLECTIVE:
             self.executor.collectives.message(frame.payload, self.executor.session)
-            self.executor.pump_kicked()  # every device launches collectives in the order of the front's messages
+            # Now, because every device must launch collectives in the order of the front's messages.
+            self.executor.pump_kicked()
         elif frame.kind == Kind.SHUTDOWN:
             self.lanes.close()
             self.stripes.close()
@@ -354,7 +359,7 @@ class DeviceProcess:
 
 
 def _observers(spec: DeviceSpec, journal: ProcessLog) -> tuple[RangeMarker | None, KernelActivitySource | None]:
-    """Returns the observers of every command that the configuration requests and the machine supports."""
+    """Returns the observers of commands that the configuration requests and the machine supports."""
     marks: RangeMarker | None = None
     activity: KernelActivitySource | None = None
     if spec.nvtx:

@@ -1,4 +1,4 @@
-"""Sessions and their batches, command by command, on the device-handle thread."""
+"""Executor: opens and closes sessions, and executes their frames and commands, on the device-handle thread."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from hearthd.device.session import failed_handles, permissions
 from hearthd.device.session.handle_limit import HandleLimits
 from hearthd.device.session.session import BatchEntry, DeviceSession
 
-OPEN, RESPONSE, RESULT, ACK = Kind.OPEN, Kind.RESPONSE, Kind.RESULT, Kind.ACK  # each look-up costs 0.3 us (Python 3.11)
+OPEN, RESPONSE, RESULT, ACK = Kind.OPEN, Kind.RESPONSE, Kind.RESULT, Kind.ACK  # plain names: each lookup costs 0.3 us
 
 
 class Executor:
-    """Frames of sessions in, frames out."""
+    """Executes the frames of all sessions, and sends their answers. Device-handle thread only."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class Executor:
         self._sessions: dict[int, DeviceSession] = {}
         self._handles = HandleLimits(device.spec.max_handles, self._sessions.values)
         self._leaving: dict[int, DeviceSession] = {}
-        """Sessions that are closed, with work that still runs."""
+        """Closed sessions whose work is still running."""
         self._kicked: set[int] = set()
         self.again = False
-        """True if deferred commands are tried again at the next turn in any case."""
+        """True if deferred commands of all sessions are to be tried again in the next iteration of the loop."""
         self._done = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
         registry = CommandRegistry(device, self, self.session, post, marks, activity)
         self.registry, self._handlers = registry, registry.handlers
@@ -64,9 +64,9 @@ class Executor:
             Kind.SNAPSHOT: self.snapshots.answered,
             Kind.CHANGE: lambda session, frame: session.change(json.loads(frame.payload)),
         }
-        """Frames that do not stay in the order of a session's commands; all others do."""
+        """Handlers of frames that are handled on arrival; all other frames keep the order of the session's commands."""
         self.on_close: Callable[[DeviceSession], None] = self.segments.close
-        """Called with each session that ends, when none of its work runs any more."""
+        """Called with each session that is being closed, after its waiting commands have been abandoned."""
         self.in_order: dict[int, Callable[[DeviceSession, Frame], None]] = {
             Kind.CLOSE: self._close,
             Kind.UPLOAD: self.transfers.uploads.frame,
@@ -74,7 +74,7 @@ class Executor:
         }
 
     def frame(self, frame: Frame) -> None:
-        """A frame that belongs to a session."""
+        """Handles a frame that belongs to a session, or opens one; a frame of an unknown session is ignored."""
         if frame.kind == OPEN:
             info = json.loads(frame.payload or b"{}")
             info["launch_timeout"] = shorter(info.get("launch_timeout", 0.0), self._device.spec.launch_timeout)
@@ -97,13 +97,14 @@ class Executor:
         return self._sessions.get(channel)
 
     def _tenant_of(self, ident: str) -> str | None:
-        """Returns the tenant of a session by its id, as long as any of its work runs; None: there is no such
-        session."""
+        """Returns the tenant of a session by its id, while the session is open or its work runs; None if there is no
+        such session."""
         each = (*self._sessions.values(), *self._leaving.values())
         return next((session.tenant for session in each if session.id == ident), None)
 
     def kick(self, session: DeviceSession | None) -> None:
-        """Deferred commands of the session (None: of all) are tried again before the loop sleeps."""
+        """Schedules the deferred commands of the session (None: of all sessions) to be tried again before the loop
+        sleeps."""
         if session is None:
             for channel, each in self._sessions.items():
                 if each.deferred:
@@ -112,7 +113,7 @@ class Executor:
             self._kicked.add(session.channel)
 
     def pump(self) -> None:
-        """Runs what has arrived, and tries the deferred commands of sessions for which something has happened."""
+        """Runs the commands that have arrived, and the deferred commands of sessions that were kicked."""
         if self.again:
             self.again = False
             self.kick(None)
@@ -123,7 +124,7 @@ class Executor:
             self.pump_kicked()
 
     def pump_kicked(self) -> None:
-        """The latter alone."""
+        """Runs only the deferred commands of sessions that were kicked."""
         while self._kicked:
             session = self._sessions.get(self._kicked.pop())
             if session is not None:
@@ -132,28 +133,29 @@ class Executor:
 
     @property
     def held_up(self) -> bool:
-        """True if a deferred command has to be tried first."""
+        """True if deferred commands or frees have to be tried first."""
         return bool(self._kicked) or self.memory.deferred_free.waiting
 
     @property
     def more(self) -> bool:
-        """True if another turn would make progress at once."""
+        """True if another iteration of the loop would make progress immediately."""
         return bool(self._kicked) or self.again or self.sharing.more or self.memory.deferred_free.more
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, at most `asleep`."""
+        """Returns how long the loop may sleep, in seconds; at most `asleep`, where None means no limit."""
         if self._kicked or self.again or self.memory.deferred_free.more:
             return 0.0
         return self.collectives.sleep(self.watchdog.sleep(self.sharing.sleep(asleep)))
 
     @property
     def unused(self) -> bool:
-        """True if no session is left, nor a buffer that outlived one because it is published or exported."""
+        """True if the process has no session, and no buffer that outlived one because it is published or exported."""
         gauges = self.registry.gauges()
         return not (self._sessions or self._leaving or gauges["buffers_published"] or gauges["buffers_exported"])
 
     def snapshot(self) -> dict[str, Any]:
-        """Counters and gauges, for metrics, and what each tenant's buffers take."""
+        """Returns counters, gauges and histograms for the metrics, memory in use by tenant, and the closed sessions
+        whose work is still running."""
         info = self._device.server.memory_info()
         sessions = self._sessions.values()
         gauges = {
@@ -188,15 +190,15 @@ class Executor:
         }
 
     def _rest_of(self, session: DeviceSession) -> dict[str, Any]:
-        """Returns the state of a closed session that is not gone: its kernels in flight, and `busy`, which is False
-        while only its frees are left."""
+        """Returns the state of a closed session whose work is still running: its kernels in flight, and `busy`, which
+        is False if only frees that can run are left."""
         free_queue = self.memory.deferred_free.latest(session)
         return {
             "busy": free_queue is None or self.memory.deferred_free.blocked(session),
             "kernels": self._device.tracks.in_flight(session.id),
         }
 
-    # ---- replies (see operation.Replies) ----
+    # ---- replies (see operation.ReplySink) ----
 
     def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None:
         device = self._device
@@ -212,7 +214,7 @@ class Executor:
         device = self._device
         if device.output.suspects:
             device.output.settle(session.channel)
-        done = self._done.result  # of one message that serves all: what most commands are answered with
+        done = self._done.result  # one message that is reused, because most commands are answered with it
         done.request = request
         if call:
             device.outbox.put(RESULT, done.SerializeToString(), channel=session.channel, id=call)
@@ -226,7 +228,7 @@ class Executor:
         self._device.telemetry.queue_delay.observe(nanoseconds)
 
     def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None:
-        """Acknowledges every batch from the oldest on whose commands have all run."""
+        """Acknowledges all batches, from the oldest on, whose commands have all run."""
         batches = session.batches
         done = 0
         while batches and not batches[0].left:
@@ -246,15 +248,16 @@ class Executor:
             self.transfers.uploads.frame(session, frame)
 
     def _cancel(self, session: DeviceSession, frame: Frame) -> None:
-        """Cancels a call that its client no longer waits for, unless it has begun. A call that has begun runs on, and
-        is not answered."""
+        """Cancels a call that its client no longer waits for. A call that has begun, or that peers depend on,
+        continues."""
         refusal = Refusal(Reason.CANCELLED, "the client does not wait for the call any more; it did not run")
         if self.sharing.cancel(session, frame.id):
             self._device.telemetry.cancelled += 1
             self.result(session, frame.id, commands_pb2.Result(error=refusal.to_status()))
             return
         for operation in session.deferred:
-            if operation.call == frame.id and not (operation.begun or operation.announced):  # else peers count on it
+            # An announced one must run for its peers.
+            if operation.call == frame.id and not (operation.begun or operation.announced):
                 operation.abandon(refusal)
                 self._device.telemetry.cancelled += 1
                 self._kicked.add(session.channel)
@@ -312,7 +315,7 @@ class Executor:
 
     @staticmethod
     def _refuse(origin: Origin, kind: str, command: commands_pb2.Command, refusal: Refusal) -> None:
-        """Refuses a command. The destruction of an object that was never made is no failure."""
+        """Refuses a command. Destroying an object whose creation failed counts as success."""
         named = getattr(command, kind, None)
         if failed_handles.never_was(origin.session, kind, named):
             origin.reply()
@@ -320,11 +323,12 @@ class Executor:
                 origin.record.settle()
             return
         origin.fail(refusal)
-        if not origin.answered:  # a client that waits receives the refusal
+        if not origin.answered:  # a client that waits for the answer receives the refusal
             failed_handles.refused(origin.session, kind, named, refusal)
 
     def _close(self, session: DeviceSession, _frame: Frame) -> None:
-        """Frees all that the session held, behind its work that is under way; then says so."""
+        """Abandons the session's waiting commands, frees everything that it holds behind its work under way, and then
+        sends CLOSED to the front."""
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         for operation in session.deferred.clear():
             operation.abandon(gone)

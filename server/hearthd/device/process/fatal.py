@@ -1,5 +1,5 @@
-"""Fatal exit of a device process that gives up its device: it reports the reason and exits at once, as a lost context
-cannot be repaired, and a kernel cannot be stopped."""
+"""Fatal exit of a device process that loses its device: reports the reason and exits at once, because a lost context
+cannot be repaired and a kernel cannot be stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.device_time import DeviceTimeMeter
 
 LAST_WORDS_S = 0.3
-"""Seconds to wait until the front has read the reason."""
+"""Longest time, in seconds, to wait until the front has read the reason."""
 
 _RECEIVE_BYTES = 64 << 10
 
@@ -36,9 +36,10 @@ def give_up(
     fix: str = "",
     sessions: Sequence[str] | None = None,
 ) -> NoReturn:
-    """Says why, over the link to the front, and ends the process.
+    """Sends the reason over the link to the front, and kills the process.
 
-    `sessions`: whose kernels may have done it; those of all that are in flight, unless it is known better."""
+    `sessions` are the sessions whose kernels may have caused the failure; by default those of all kernels in flight.
+    """
     tracks, outbox, spec = device.tracks, device.outbox, device.spec
     refusal = Refusal(
         Reason.DEVICE_LOST,
@@ -62,7 +63,7 @@ def give_up(
 
 
 def send_output(device: DeviceContext, link: socket.socket) -> None:
-    """Sends what kernels have printed; returns when the front has read it, or after a moment."""
+    """Sends the kernels' output. Returns when the front has read it, or after `LAST_WORDS_S`."""
     device.output.last_words()
     device.outbox.send_all()
     deadline = time.monotonic() + LAST_WORDS_S
@@ -72,13 +73,14 @@ def send_output(device: DeviceContext, link: socket.socket) -> None:
 
 
 def _unread(link: socket.socket) -> int:
-    """Bytes, as the kernel accounts for them, that the front has not read from the link."""
+    """Returns the amount of data, in bytes as counted by the operating system, that the front has not read from the
+    link."""
     answer = fcntl.ioctl(link.fileno(), termios.TIOCOUTQ, bytes(4))
     return int.from_bytes(answer, sys.byteorder)
 
 
 def _linger(link: socket.socket) -> None:
-    """Waits until the front has read the reason and closes the link: an earlier exit could break a write of the front,
+    """Waits until the front has read the reason and closed the link. An earlier exit could break a write of the front,
     and lose the reason with it."""
     deadline = time.monotonic() + LAST_WORDS_S
     with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 """Garbage collection policy: full collections run only while the process is idle.
 
-A full collection visits every object of the process, some tens of milliseconds where a session has 100,000 buffers, and
-would interrupt commands. Automatic collections are limited to the young generations; the full one runs while the
-process is idle, and freezes the survivors (`gc.freeze`).
+A full collection visits every object of the process, which takes tens of milliseconds if a session has 100,000 buffers,
+and would interrupt commands. Automatic collections are limited to the young generations. The full collection runs while
+the process is idle, and then freezes the surviving objects (`gc.freeze`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import time
 from collections.abc import Callable
 
 QUIET_S = 0.2
-"""Idle time before a full collection, in seconds."""
+"""Idle time, in seconds, before a full collection."""
 
 DUE = 10
-"""Collections of the two young generations between two full ones: Python's default."""
+"""Number of collections of the two young generations before a full collection is due; Python's default."""
 
 FORCED = 1000
-"""Collections after which a full one runs automatically: a process that is never idle must not grow without bound."""
+"""Number of such collections after which a full one runs automatically, so that a process that is never idle does not
+grow without bound."""
 
 THOROUGH = 16
-"""Interval of full collections that include frozen objects."""
+"""One in this many full collections includes the frozen objects."""
 
 
 class GarbageCollector:
@@ -33,13 +34,14 @@ class GarbageCollector:
         self._count = 0
 
     def begin(self) -> None:
-        """Freezes the objects that exist now: the collector need not visit them again."""
+        """Freezes the objects that exist now, so that the collector does not visit them again."""
         young, middle, _ = gc.get_threshold()
         gc.set_threshold(young, middle, FORCED)
         gc.freeze()
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, at most `asleep`. Called before each sleep."""
+        """Returns how long the loop may sleep, in seconds; at most `asleep`. Runs a full collection if one is due and
+        the process has been idle. Called before each sleep."""
         slept_at, self._asleep_at = self._asleep_at, None
         if gc.get_count()[2] < DUE:
             return asleep

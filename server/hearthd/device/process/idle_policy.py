@@ -8,21 +8,22 @@ from __future__ import annotations
 import time
 
 from hearthd.device.outbox import Outbox
-from hearthd.device.platform.event_loop import EXPECTED_S, Loop
+from hearthd.device.platform.event_loop import Loop
 from hearthd.device.process.executor import Executor
 from hearthd.device.streams.stream_pool import StreamPool
 
 HASTY = 8
-"""Limit of turns in a row that may defer housekeeping."""
+"""Most consecutive iterations of the loop that may defer housekeeping."""
 
 NAP_S = 2e-5
-"""Length of a sleep after a wait that did not end soon, in seconds."""
+"""Length of a sleep, in seconds, if an expected completion has not occurred soon."""
 
 ROUND_S = 1e-3
-"""Time for which the loop may serve one socket before it serves all others, in seconds, while it may sleep."""
+"""Time, in seconds, for which the loop may serve a single socket before it serves all others."""
 
 LOOKS = 4
-"""Polls of the device between two polls of the sockets, which take as long as one."""
+"""Number of polls of the device between two polls of the sockets; together they take about as long as one of the
+latter."""
 
 
 class IdlePolicy:
@@ -33,32 +34,34 @@ class IdlePolicy:
         self._tracks = tracks
         self._outbox = outbox
         self._loop = loop
+        self.round_s = ROUND_S
+        """Time for which the loop may serve one socket before it serves all others, in seconds, while it may sleep."""
         self._turns = 0
-        """Turns in a row that deferred housekeeping."""
+        """Number of consecutive iterations that deferred housekeeping."""
         self._round_ends = 0.0
-        """Time at which everything is to be served again."""
+        """Time at which all sockets and all housekeeping must be served again, in seconds."""
         self.expected_until = 0.0
-        """Time until which the next request of a client that was answered in a nap is polled for, before anything else;
-        else 0."""
+        """Time, in seconds, until which only the next request of a client is polled for, because the client was
+        answered in a nap; 0: no request is expected."""
 
     def begin(self) -> None:
-        """Begins a turn."""
+        """Begins an iteration of the loop."""
         self._executor.inline_path.answered = False
         self.expected_until = 0.0
 
     def goes_on(self) -> bool:
-        """True if the rest of the turn is deferred: until the awaited completion, or until it is not expected soon."""
+        """Returns True if the rest of the iteration is deferred, because an awaited completion is expected soon."""
         executor = self._executor
         if self._turns < HASTY and not (executor.sharing.several or executor.more) and self._tracks.awaits:
             self._turns += 1
             return True
         self._turns = 0
-        self._round_ends = time.perf_counter() + ROUND_S
+        self._round_ends = time.perf_counter() + self.round_s
         return False
 
     def expects(self) -> bool:
-        """True if a client that works step by step has just been answered: its next request is expected soon, and
-        should not find this thread busy with housekeeping."""
+        """Returns True if a client that works step by step has just been answered: its next request is expected soon,
+        and should not have to wait for housekeeping."""
         inline_path, sharing = self._executor.inline_path, self._executor.sharing
         answered, inline_path.answered = inline_path.answered, False
         if not answered:
@@ -72,7 +75,7 @@ class IdlePolicy:
 
     @property
     def _calm(self) -> bool:
-        """True if no work is under way, and none can run at once."""
+        """True if no work is under way, and none could run now."""
         executor = self._executor
         return not (self._tracks.live or self._outbox.waits or executor.sharing.active or executor.more)
 
@@ -91,11 +94,14 @@ class IdlePolicy:
                     return None
         for track in tuple(tracks.live):
             if track.pending:
-                tracks.reap(track)  # answers go out before the next round; a `poll` finds the completion all the same
+                # Runs the callbacks, so that answers go out now; a later `poll` still reports the completion.
+                tracks.reap(track)
         self._outbox.answer()
-        self._executor.sharing.settle(False)  # device time ends here, not at the next poll
+        self._executor.sharing.settle(False)  # device time ends here instead of at the next poll
         self._executor.kick(None)
         if self._loop.lingering is None or not self._calm:
             return True
-        self.expected_until = time.perf_counter() + EXPECTED_S  # the next request, as above
+        self.expected_until = (
+            time.perf_counter() + self._loop.expected_s
+        )  # the next request is expected soon, as in `expects`
         return None

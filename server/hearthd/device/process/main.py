@@ -1,4 +1,4 @@
-"""Start of a device process: its attributes for the system, its device, and its loop."""
+"""Start of a device process: process attributes, confinement, device, and event loop."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from hearthd.shared.log import configure
 from hearthd.shared.malloc import keep_freed_memory
 
 EXIT_FAULT = 70
-"""Exit status of a process that gave up its device (EX_SOFTWARE)."""
+"""Exit status of a process whose device could not be opened (EX_SOFTWARE)."""
 
 KEEP_BYTES = 1 << 30
-"""Freed host memory that a device process keeps for its next copies."""
+"""Most freed host memory, in bytes, that a device process keeps for later copies."""
 
 PR_SET_TIMERSLACK = 29
 
 SLACK_NS = 1000
-"""Slack of timed sleeps, in nanoseconds. The default is 50 us, longer than most kernels take."""
+"""Slack of timed sleeps, in nanoseconds. The default of 50 us is longer than most kernels take."""
 
 
 def main(
@@ -44,23 +44,24 @@ def main(
     descriptors: socket.socket | None = None,
     lifeline: Connection | None = None,
 ) -> None:
-    """Entry point of a device process."""
+    """Runs a device process; entry point."""
     _die_with_the_front(link, lifeline)
-    attributes.close_to_others()  # and its broker with it
+    attributes.close_to_others()  # also protects the broker, which is forked later
     adopt_orphans()
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NS)  # this thread's, which will be the device-handle thread
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NS)  # for this thread, which becomes the device-handle thread
     keep_freed_memory(KEEP_BYTES)
     configure(spec.log_level, spec.log_format)
-    # kill -USR1: every thread's stack to the log. The front asks for it before it ends a process that is stuck.
+    # SIGUSR1 writes every thread's stack to the log. The front sends it before it kills a process that is stuck.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A terminal or service manager signals the whole group; the front decides when a device process ends.
+        # A terminal or service manager signals the whole process group, but the front decides when a device process
+        # ends.
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(
         signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    )  # as the fork server had them
+    )  # the fork server blocks them
     try:
-        broker = start_broker(spec)  # before there is a thread or a CUDA context
+        broker = start_broker(spec)  # before any thread or CUDA context exists
         kept = [end.fileno() for end in (link, descriptors, lifeline, *broker.ends) if end is not None]
         confined = confine(spec, kept)
         process = DeviceProcess(link, spec, make_server(spec, broker), broker, descriptors, confined)
@@ -74,16 +75,16 @@ def main(
     process.capture_output()
     process.watch(broker)
     process.run()
-    # Stream and compile threads may sit in native code that never returns; nothing is left to be saved.
+    # Stream and compile threads may be in native code that never returns, and no state has to be saved.
     os._exit(0)
 
 
 def _die_with_the_front(link: socket.socket, lifeline: Connection | None) -> None:
-    """Has the kernel kill this process when the front is gone, in any state; the end of the forkserver does not concern
-    it.
+    """Makes the kernel kill this process when the front is gone, in whatever state; the end of the forkserver has no
+    effect on it.
 
-    The forkserver lives as long as any process has its "alive" pipe open, and passes that to its children, which do not
-    use it: a device process that is stuck would keep the forkserver alive.
+    The forkserver lives as long as any process has its "alive" pipe open. Its children inherit the pipe and do not use
+    it, so a device process that is stuck would keep the forkserver alive; therefore the pipe is closed here.
     """
     alive = getattr(forkserver, "_forkserver", None)
     if alive is not None and alive._forkserver_alive_fd is not None:
@@ -91,10 +92,10 @@ def _die_with_the_front(link: socket.socket, lifeline: Connection | None) -> Non
         alive._forkserver_alive_fd = None
     if lifeline is not None:
         os.set_inheritable(lifeline.fileno(), False)
-        with contextlib.suppress(OSError):  # the end of the link says the same to a process that is not stuck
+        with contextlib.suppress(OSError):  # a process that is not stuck also notices the end of the link
             if not die_with(lifeline.fileno()):
                 os._exit(0)
     poll = select.poll()
     poll.register(link, select.POLLHUP)
-    if poll.poll(0):  # the front was gone before
+    if poll.poll(0):  # the front has already gone
         os._exit(0)

@@ -1,6 +1,6 @@
 """Annotations: ranges around commands for profilers (NVTX), and the activity of single kernels (CUPTI).
 
-Both are off unless configured; their presence is determined when the device process starts.
+Both are off unless configured, and are set up when the device process starts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class RangeMarker(Protocol):
-    """Pushes and pops ranges around commands: NVTX."""
+    """Pushes and pops ranges around commands; implemented with NVTX."""
 
     def push(self, name: str, number: int) -> None: ...
     def pop(self) -> None: ...
 
 
 class KernelTiming(NamedTuple):
-    """A kernel as CUPTI reports it; times are those of `time.perf_counter_ns`. `number` is that of its command."""
+    """A kernel as reported by CUPTI. Times are on the clock of `time.perf_counter_ns`; `number` is the number of its
+    command."""
 
     number: int
     name: str
@@ -36,14 +37,16 @@ class KernelTiming(NamedTuple):
 
 
 class KernelActivitySource(Protocol):
-    """Reports single kernels: CUPTI. Kernels launched between `push` and `pop` belong to that command."""
+    """Reports single kernels; implemented with CUPTI. Kernels launched between `push` and `pop` belong to that
+    command."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
     def push(self, name: str, number: int) -> None: ...
     def pop(self) -> None: ...
     def collect(self, numbers: Iterable[int]) -> list[KernelTiming]:
-        """The kernels of these commands, once each. May block; any thread."""
+        """Returns the kernels of these commands; each kernel is returned once. May block, and may be called on any
+        thread."""
         ...
 
 
@@ -62,7 +65,7 @@ class AnnotationObserver:
 
 
 class AnnotatedCommand:
-    """A command within its range."""
+    """A command that is surrounded by a range."""
 
     __slots__ = ("_marking", "_number", "_origin")
 

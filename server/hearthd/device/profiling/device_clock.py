@@ -1,12 +1,12 @@
-"""Device times on the host's clock.
+"""Device clock: converts device times to the host's clock.
 
-The device's clock is known only by differences between events. What ties it to the host's is what cannot be otherwise:
-work starts after it was submitted, and has ended when its end is seen. Every command narrows the host time of the
-reference event from both sides; of what is left the earliest is taken, which the quickest start of all commands makes
-exact to within the driver's own latency, some microseconds.
+Device time is known only as a difference between two events. Two facts relate it to host time: work starts after it was
+submitted, and has ended when its completion is noticed. Every command thereby narrows the host time of the reference
+event from both sides. The earliest remaining time is used; the command with the quickest start makes it exact up to the
+driver's own latency of some microseconds.
 
-A difference loses its resolution as it grows (`cudaEventElapsedTime` counts milliseconds in 32-bit floats), and the two
-clocks drift, so the reference is renewed: each begins a segment with separate bounds.
+A difference loses resolution as it grows (`cudaEventElapsedTime` counts milliseconds in 32-bit floats), and the two
+clocks drift. Therefore the reference is renewed; each reference begins a segment with separate bounds.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from dataclasses import dataclass
 @dataclass
 class _Segment:
     gap: int
-    """Device time since the reference before it."""
+    """Device time since the previous reference, in nanoseconds."""
     earliest: int | None = None
     latest: int | None = None
 
 
 class DeviceClock:
-    """Conversion of device times, in nanoseconds. Device times count from their segment's reference event."""
+    """Converts device times, in nanoseconds. Device times count from the reference event of their segment."""
 
     def __init__(self) -> None:
         self._segments: list[_Segment] = []
 
     def renew(self, gap: int) -> int:
-        """A reference event `gap` after the one before begins a segment; its number. The first one's gap is 0."""
+        """Begins a segment with a new reference event, `gap` nanoseconds after the previous one (0 for the first).
+        Returns the number of the segment."""
         self._segments.append(_Segment(gap))
         return len(self._segments) - 1
 
     def observe(self, segment: int, started: int, ended: int, submitted: int, seen: int) -> None:
-        """Work from `started` to `ended` on the device was submitted, and seen to be done, at these host times."""
+        """Narrows the bounds of a segment with work that ran from `started` to `ended` on the device, and that was
+        `submitted` and `seen` to be done at these host times."""
         known = self._segments[segment]
         earliest, latest = submitted - started, seen - ended
         known.earliest = earliest if known.earliest is None else max(known.earliest, earliest)
         known.latest = latest if known.latest is None else min(known.latest, latest)
 
     def references(self) -> list[int]:
-        """The host time of every segment's reference event, as far as it is known by now."""
+        """Returns the best known host time of each segment's reference event."""
         times: list[int] = []
         for segment in self._segments:
             if times:
@@ -51,6 +53,6 @@ class DeviceClock:
             if segment.latest is not None:
                 time = min(time, segment.latest)
             if segment.earliest is not None:
-                time = max(time, segment.earliest)  # nothing starts before it was submitted, whatever else is said
+                time = max(time, segment.earliest)  # this bound has precedence: no work starts before it was submitted
             times.append(time)
         return times

@@ -1,10 +1,10 @@
-"""Profiles: device time of a stretch of one stream's work, between two events, and what failed in it.
+"""Profiles: device time of a stretch of one stream's work, between two events, and the failures in that stretch.
 
-Profiles of a stream nest and overlap, and those of other streams run beside them; each has its own pair of events. A
-command that fails between the start and the end of a profile, on its stream, fails every profile that is open around
-it: their times would be of something else than what was asked for. The failure itself surfaces once, as always: at the
-end of the innermost of these profiles, or at a sync, read or flush before. Ends that come after it has surfaced say
-`PROFILE_INVALID`. Failures of other streams and sessions, and of commands after the end, are none of a profile's.
+Profiles of one stream nest and overlap, and run beside those of other streams; each has a separate pair of events. A
+command that fails on the stream between the start and the end of a profile fails every profile that is open at that
+point, because their times would not describe the intended work. The failure itself is reported once, as usual: at the
+end of the innermost of these profiles, or at an earlier sync, read or flush. Ends of profiles after that report answer
+`PROFILE_INVALID`. Failures of other streams and sessions, and of commands after the end, do not affect a profile.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from hearthd.device.session.stretch import Stretch
 from hearthd.device.streams.stream_errors import surface
 
 MAX_OPEN = 1024
-"""Limit of the open profiles of one session: each holds an event, and records every failure of its stream."""
+"""Most open profiles of one session: each holds an event, and records every failure of its stream."""
 
 
 class ProfileCommands:
-    """Belongs to the device-handle thread."""
+    """Executes the profile commands. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
 
     def start(self, origin: Origin, command: commands_pb2.StartProfile) -> Operation:
-        """The device clock starts with the stream's next work, so that a compile in between is not counted."""
+        """Opens a profile. Its device clock starts with the stream's next work, so that a compile in between is not
+        counted."""
         session = origin.session
         if len(session.profiles) >= MAX_OPEN:
             raise Refusal(
@@ -53,7 +54,8 @@ class ProfileCommands:
         return Operation(origin, run, writes=(origin.stream, profile))
 
     def end(self, origin: Origin, command: commands_pb2.EndProfile) -> Operation:
-        """Answered when the stream's work before it is done: the times, or what failed."""
+        """Ends a profile. The answer, with the times or the failures, is sent when the stream's earlier work is
+        done."""
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, "a profile end needs a request number", fix="set Command.request")
         session = origin.session
@@ -78,7 +80,7 @@ class ProfileCommands:
         start = profile.start
         assert start is not None, "started with the stream's work, at the latest just now"
         end = device.server.record(origin.stream.track.stream, timing=True)
-        # Those of single calls have no place by which to tell them from what comes later: they are taken now.
+        # Failures of single calls have no position that distinguishes them from later failures, so they are taken now.
         taken = origin.stream.errors.take(origin.place, told=False)
 
         def answer() -> None:
@@ -99,17 +101,17 @@ class ProfileCommands:
                 device.telemetry.profiles += 1
                 origin.reply(commands_pb2.Result(profile=commands_pb2.ProfileResult(device_ns=elapsed, wall_ns=wall)))
 
-        device.tracks.on_complete(origin.stream.track, answer)  # in the order of the stream's other answers
+        device.tracks.on_complete(origin.stream.track, answer)  # keeps the order of the stream's answers
         return True
 
     def close(self, session: DeviceSession) -> None:
-        """The session is over: its open profiles hold no events any more."""
+        """Releases the events of the open profiles of a closed session."""
         for profile in session.profiles.items.values():
             self._release(profile)
         session.profiles.items.clear()
 
     def forget(self, session: DeviceSession, stream: LogicalStream) -> None:
-        """The stream is destroyed, and so are the profiles that are open on it."""
+        """Removes the profiles that are open on a stream that is destroyed."""
         for handle in [handle for handle, each in session.profiles.items.items() if each.stream is stream]:
             self._release(session.profiles.pop(handle))
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from hearth_proto.v1 import commands_pb2
@@ -18,16 +19,25 @@ from hearthd.device.profiling.trace_record import EVENT_BYTES, MAX_NAME, Dropped
 from hearthd.device.session.observer import Record
 from hearthd.device.streams.stream_pool import PooledStream
 
-MAX_BYTES = 16 << 20
-"""Limit of a trace in encoded form, in bytes: one answer has to fit a message, of which the client takes 32 MiB."""
 
-RENEW_NS = 2_000_000_000
-"""Interval at which the device clock gets a new reference; 32-bit floats then still resolve a quarter of a
-microsecond."""
+@dataclass(frozen=True)
+class TraceLimits:
+    """Limits of every trace, whatever its request says."""
+
+    max_bytes: int = 16 << 20
+    """Limit of the encoded size of a trace, in bytes: the answer must fit into one message, and the client accepts
+    messages of up to 32 MiB."""
+    renew_ns: int = 2_000_000_000
+    """Interval, in nanoseconds, at which the device clock gets a new reference; 32-bit floats then still resolve a
+    quarter of a microsecond."""
+
+
+TRACE_LIMITS = TraceLimits()
+"""The limits of device processes."""
 
 
 class Trace:
-    """Trace of one session while it runs, and until it has been reported."""
+    """Trace of one session, from its start until it has been reported."""
 
     def __init__(
         self,
@@ -37,6 +47,7 @@ class Trace:
         marks: Sequence[RangeMarker],
         activity: KernelActivitySource | None,
         numbers: Iterator[int],
+        limits: TraceLimits = TRACE_LIMITS,
     ) -> None:
         self.device = device
         self.marks = marks
@@ -47,7 +58,8 @@ class Trace:
         self._activity = activity
         self._numbers = numbers
         self._limit = limit
-        self._room = MAX_BYTES
+        self._room = limits.max_bytes
+        self._renew_ns = limits.renew_ns
         self._under_way: dict[int, deque[TraceRecord]] = {}
         self._watching: set[int] = set()
         self._finished: Callable[[], None] | None = None
@@ -74,23 +86,23 @@ class Trace:
             self.records.remove(record)
 
     def kept(self, size: int) -> None:
-        """Counts a record that is complete, and takes `size` bytes in the answer."""
+        """Counts a complete record, which takes `size` bytes in the answer."""
         self._room -= size
 
     def finish(self, finished: Callable[[], None]) -> None:
-        """`finished` when every record is whole. Its commands have all been tried by now."""
+        """Calls `finished` when every record is complete. All commands of the trace have been tried by now."""
         if not self._over:
             self._finished = finished
             self._look()
 
     def close(self) -> None:
-        """Ends a trace that will not be reported; its events are released as they complete."""
+        """Ends a trace that will not be reported; its events are released when they complete."""
         self.finish(lambda: None)
 
     # ---- times ----
 
     def measure(self, record: TraceRecord, track: PooledStream) -> None:
-        """Takes note that both events of a record have been recorded on the track."""
+        """Records that both events of a record have been recorded on the track."""
         queue = self._under_way.setdefault(track.index, deque())
         queue.append(record)
         if self._anchored and track.index not in self._watching:
@@ -104,7 +116,7 @@ class Trace:
         self._look()
 
     def _watch(self, index: int) -> None:
-        """Watches the oldest event of a track: later ones are done no earlier."""
+        """Watches the oldest event of a track; later events do not complete earlier."""
         end = self._under_way[index][0].end
         assert end is not None
         self._watching.add(index)
@@ -135,14 +147,14 @@ class Trace:
         )
         record.start = record.end = None
         self.device.tracks.retire(end)
-        if started > RENEW_NS:
+        if started > self._renew_ns:
             server.release_event(reference)
             self._reference, self._segment = start, self._clock.renew(started)
         else:
             server.release_event(start)
 
     def _look(self) -> None:
-        """Reports the trace, if it is complete."""
+        """Calls the callback of `finish` if the trace is complete."""
         if self._finished is None or self._over or self._under_way or not self._anchored:
             return
         self._over = True
@@ -154,10 +166,10 @@ class Trace:
             self._activity.stop()
         finished()
 
-    # ---- the report ----
+    # ---- report ----
 
     def result(self) -> commands_pb2.TraceResult:
-        """Returns the whole trace. Any thread, once it is finished."""
+        """Returns the whole trace. May be called on any thread after the trace has finished."""
         result = commands_pb2.TraceResult(dropped=self.dropped, epoch_ns=self.epoch_ns)
         references = self._clock.references()
         for record in self.records:

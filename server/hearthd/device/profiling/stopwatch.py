@@ -1,4 +1,4 @@
-"""Device time of work that goes to a track in several goes, as when its bytes arrive bit by bit."""
+"""Stopwatch: device time of work that is submitted to a track in several parts, for example as its bytes arrive."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 
 class Stopwatch:
-    """The sum of the stretches between `start` and `stop`, each between two events on the track.
+    """Sum of the intervals between `start` and `stop`, each between two events on the track. Device-handle thread only.
 
-    What the track does between two stretches, for others or waiting for the host, is not counted. `elapsed_ns` is whole
-    once a completion that was asked for after the last `stop` has come. One that is not `running` measures nothing and
-    costs nothing. Belongs to the device-handle thread.
+    The time between two intervals, in which the track works for other commands or waits for the host, is not counted.
+    `elapsed_ns` is complete once a completion callback registered after the last `stop` has run. A stopwatch that is
+    not `running` measures nothing and has no cost.
     """
 
     def __init__(self, server: ComputeServer, tracks: StreamPool, track: PooledStream, running: bool = True) -> None:
@@ -26,12 +26,12 @@ class Stopwatch:
         self.elapsed_ns = 0
 
     def start(self) -> None:
-        """A stretch begins, unless one is under way."""
+        """Begins an interval, unless one is under way."""
         if self._running and self._start is None:
             self._start = self._server.record(self._track.stream, timing=True)
 
     def stop(self) -> None:
-        """The stretch under way, if any, ends."""
+        """Ends the interval under way, if there is one."""
         if self._start is None:
             return
         start, self._start = self._start, None

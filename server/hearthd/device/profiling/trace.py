@@ -1,6 +1,7 @@
-"""StartTrace and EndTrace: every command of a session with when it came, was handed to the device, ran and ended.
+"""StartTrace and EndTrace: records when each command of a session arrived, was submitted to the device, started and
+ended.
 
-Sessions without a trace have no records, and their launches take the short way.
+Without a trace, a session has no records, and its launches may take the inline path.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hearthd.device.backend.resources import Stream
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin, internal_error
 from hearthd.device.profiling.annotations import AnnotationObserver, KernelActivitySource, RangeMarker
-from hearthd.device.profiling.recorder import Trace
+from hearthd.device.profiling.recorder import TRACE_LIMITS, Trace, TraceLimits
 from hearthd.device.session.session import DeviceSession
 
 DEFAULT_EVENTS = 100_000
@@ -28,7 +29,7 @@ MAX_EVENTS = 200_000
 
 
 class TraceCommands:
-    """Belongs to the device-handle thread."""
+    """Executes the trace commands. Device-handle thread only."""
 
     def __init__(
         self,
@@ -36,7 +37,9 @@ class TraceCommands:
         post: Callable[[Callable[[], None]], None],
         marks: RangeMarker | None = None,
         activity: KernelActivitySource | None = None,
+        limits: TraceLimits = TRACE_LIMITS,
     ) -> None:
+        self._limits = limits
         self._device = device
         self._post = post
         self._activity = activity
@@ -47,12 +50,12 @@ class TraceCommands:
         self._always = AnnotationObserver(marks, self._numbers) if marks is not None else None
 
     def opened(self, session: DeviceSession) -> None:
-        """A session begins."""
+        """Installs the observer for annotations, if configured, in a new session."""
         session.trace = self._always
 
     @property
     def running(self) -> int:
-        """Sessions with a trace."""
+        """Number of sessions with a trace."""
         return len(self._sessions)
 
     def closed(self, session: DeviceSession) -> None:
@@ -62,8 +65,8 @@ class TraceCommands:
             session.trace = None
 
     def start(self, origin: Origin, command: commands_pb2.StartTrace) -> None:
-        """Starts a trace with the next command; at most `MAX_EVENTS` and `recorder.MAX_BYTES`, whatever the request
-        says."""
+        """Starts a trace with the next command. It is limited to `MAX_EVENTS` records and
+        `TraceLimits.max_bytes`, even if more was requested."""
         session = origin.session
         if isinstance(session.trace, Trace):
             raise Refusal(
@@ -77,11 +80,13 @@ class TraceCommands:
         if self._activity is not None:
             self._activity.start()
         self._sessions.add(session.channel)
-        session.trace = Trace(self._device, self._clock_stream, limit, self._marks, self._activity, self._numbers)
+        session.trace = Trace(
+            self._device, self._clock_stream, limit, self._marks, self._activity, self._numbers, self._limits
+        )
         origin.reply()
 
     def end(self, origin: Origin, _command: commands_pb2.EndTrace) -> Operation:
-        """Answered when all that was submitted before is done."""
+        """Ends the trace. The answer is sent when all work submitted earlier is done."""
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, "a trace end needs a request number", fix="set Command.request")
         session = origin.session
@@ -105,7 +110,7 @@ class TraceCommands:
         return operation
 
     def _report(self, origin: Origin, trace: Trace) -> None:
-        """Puts the answer together beside the device-handle thread: of 100,000 events that takes a while."""
+        """Builds the answer on a separate thread, because encoding 100,000 events takes long."""
         telemetry = self._device.telemetry
         lasted = time.perf_counter_ns() - trace.began_ns
         telemetry.traces += 1
@@ -131,6 +136,6 @@ class TraceCommands:
 
 
 def _packed(result: commands_pb2.TraceResult, lasted_ns: int) -> bytes:
-    """Returns the payload of TRACED, which the front keeps for its page."""
+    """Returns the payload of a TRACED frame, which the front keeps for its status page."""
     head = {"events": len(result.events), "epoch_ns": result.epoch_ns, "lasted_ns": lasted_ns}
     return json.dumps(head).encode() + b"\n" + zlib.compress(result.SerializeToString(), 1)

@@ -1,7 +1,8 @@
 """Trace record: one command in a trace.
 
-A record is made with the command's origin, entered while the command is tried, begun by `DeviceContext.begin` when it
-submits work to a track, and left when it has run. The time on the device lies between the two events around its work.
+A record is created with the command's origin, entered while the command is tried, begun by `DeviceContext.begin` when
+the command submits work to a track, and left when the command has run. Its device time is measured between two events
+around the work.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from hearthd.device.session.observer import Record
 from hearthd.device.streams.stream_pool import PooledStream
 
 EVENT_BYTES = 112
-"""A TraceEvent without its names, generously."""
+"""Upper estimate of the encoded size of a TraceEvent without its names, in bytes."""
 
 MAX_NAME = 1024
 
 
 class Recording(Protocol):
-    """The trace (`hearthd.device.profiling.recorder.Trace`), as its records know it."""
+    """Interface of the trace (`hearthd.device.profiling.recorder.Trace`) for its records."""
 
     device: DeviceContext
     marks: Sequence[RangeMarker]
     dropped: int
-    """Commands that came when the trace was full."""
+    """Number of commands that arrived when the trace was full."""
 
     def measure(self, record: TraceRecord, track: PooledStream) -> None:
-        """Takes note that both events of a record were recorded on the track."""
+        """Records that both events of a record have been recorded on the track."""
         ...
 
     def kept(self, size: int) -> None:
-        """A record is whole, and takes `size` bytes of the answer."""
+        """Counts a complete record, which takes `size` bytes in the answer."""
         ...
 
     def forget(self, record: TraceRecord) -> None:
@@ -48,7 +49,8 @@ class Recording(Protocol):
 
 
 class TraceRecord:
-    """Record of a command. Host times are `time.perf_counter_ns`, device times count from the segment's reference."""
+    """Record of one command. Host times are on the clock of `time.perf_counter_ns`; device times count from the
+    reference event of the segment. All are in nanoseconds."""
 
     __slots__ = (
         "_device", "_origin", "_outer", "_trace", "_track", "block", "device_ns", "end", "error", "grid", "index",
@@ -128,7 +130,7 @@ class TraceRecord:
         self._trace.forget(self)
 
     def write(self, event: commands_pb2.TraceEvent, began_ns: int, references: Sequence[int]) -> None:
-        """Times from the trace's beginning."""
+        """Writes the record to the event, with times in nanoseconds since the start of the trace."""
         event.name = self.name
         event.stream = self.stream
         event.seq = self.seq
@@ -147,7 +149,7 @@ class TraceRecord:
 
 
 class DroppedRecord:
-    """A command that came when the trace was full: it is counted and not kept."""
+    """Stands for a command that arrived when the trace was full: it is only counted."""
 
     __slots__ = ("_trace",)
 

@@ -1,7 +1,6 @@
 """Budget: free memory of a device, for refusals, and for commands that plan before they allocate.
 
-All numbers are bytes and Python integers. Memory that the pool holds unused counts as free: it serves the next
-allocation.
+All sizes are in bytes. Unused memory in the pool counts as free, because it serves the next allocation.
 """
 
 from __future__ import annotations
@@ -10,26 +9,29 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import MemoryInfo
 
 GRANULARITY = 512
-"""Bytes that every allocation is rounded up to: CuPy's pool and CUDA's do, and so does the CPU's."""
+"""Every allocation is rounded up to a multiple of this size, in bytes, by CuPy's pool, CUDA's pool and the CPU
+backend."""
 
 SHARE = 9
 OF = 10
-"""Nine tenths of the device, and of what is free of it, may be planned with: drivers, contexts and fragments need some.
-vyre's figures (`transient_dispatch_budget_uses_conservative_live_vram_fraction`)."""
+"""`SHARE / OF`, nine tenths, of the device and of its free memory may be planned with; drivers, contexts and
+fragmentation need the rest. The figure is vyre's (`transient_dispatch_budget_uses_conservative_live_vram_fraction`)."""
 
 
 def rounded(size: int) -> int:
-    """Returns the size that an allocation of `size` bytes takes of the pool."""
+    """Returns the number of bytes that an allocation of `size` bytes takes from the pool."""
     return -(-size // GRANULARITY) * GRANULARITY
 
 
 def ceiling(info: MemoryInfo, limit: int) -> int:
-    """The most that this process may ever hold; `limit` 0: what the device has."""
+    """Returns the largest number of bytes that this process may ever hold. `limit` 0: only the device's memory limits
+    it."""
     return min(limit, info.total) if limit else info.total
 
 
 def available(info: MemoryInfo, limit: int) -> int:
-    """The largest allocation that could succeed now; an upper bound, for memory may be in pieces."""
+    """Returns the size of the largest allocation that could succeed now. An upper bound, because memory may be
+    fragmented."""
     unused = max(0, info.reserved - info.in_use)
     return max(0, min(info.free + unused, ceiling(info, limit) - info.in_use))
 
@@ -37,7 +39,7 @@ def available(info: MemoryInfo, limit: int) -> int:
 def budget(info: MemoryInfo, limit: int) -> int:
     """Returns the memory that a command with several allocations may plan with: a conservative part of `available`.
 
-    A configured limit is reserved for this process, and counts in full; the device itself may be shared with other
+    A configured limit is reserved for this process and counts in full, while the device itself may be shared with other
     programs.
     """
     unused = max(0, info.reserved - info.in_use)
@@ -48,14 +50,15 @@ def budget(info: MemoryInfo, limit: int) -> int:
 
 
 def check_budget(required: int, info: MemoryInfo, limit: int) -> None:
-    """Raises Refusal(OUT_OF_MEMORY) where `required` bytes are more than `budget`. Nothing is reserved by it."""
+    """Raises Refusal(OUT_OF_MEMORY) if `required` bytes exceed `budget`. Reserves nothing."""
     allowed = budget(info, limit)
     if required > allowed:
         raise out_of_memory(required, info, limit, largest=allowed)
 
 
 def not_granted(size: int, info: MemoryInfo, granted: int, limit: int) -> Refusal:
-    """Says of `size` bytes that the process may not hold them now: the device is shared with other processes."""
+    """Returns the refusal of `size` bytes that the process may not hold now, because it shares the device with other
+    processes."""
     most = ceiling(info, limit)
     if size > most:
         return out_of_memory(size, info, limit)
@@ -80,14 +83,16 @@ def not_granted(size: int, info: MemoryInfo, granted: int, limit: int) -> Refusa
 
 
 def over_quota(size: int, quota: int, in_use: int, granted: int | None = None, grain: int = 1) -> Refusal:
-    """The refusal of `size` bytes that exceed the tenant's quota.
+    """Returns the refusal of `size` bytes that exceed the tenant's quota.
 
     Args:
-        size: the allocation, in bytes.
-        quota: bytes that the tenant may have on a device.
-        in_use: bytes of them that are in use.
-        granted: bytes that the front has granted to this process, if the grant is what the allocation exceeds.
-        grain: bytes of the pieces in which the pool takes memory of the device; a quota below it admits nothing.
+      size: size of the allocation, in bytes.
+      quota: the tenant's quota on the device, in bytes.
+      in_use: number of bytes of the quota that are in use.
+      granted: bytes that the front has granted to this process, if the allocation exceeds the grant; None
+          otherwise.
+      grain: the unit, in bytes, in which the pool takes memory from the device; a quota below one unit admits
+          nothing.
     """
     pieces = -(-size // grain) * grain
     never = pieces > quota
@@ -113,7 +118,8 @@ def over_quota(size: int, quota: int, in_use: int, granted: int | None = None, g
 
 
 def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | None = None) -> Refusal:
-    """Says of `size` bytes that they can never be had, or not now, with all the numbers."""
+    """Returns the refusal of `size` bytes that can never be allocated, or not now, with all numbers. `largest` is the
+    largest allocation that could succeed; by default that of `available`."""
     most = ceiling(info, limit)
     if largest is None:
         largest = available(info, limit)

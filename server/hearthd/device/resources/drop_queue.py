@@ -1,8 +1,9 @@
-"""Host buffers whose copies have been given to a stream, gathered until one event stands for all of them.
+"""Queue of host buffers whose copies have been submitted to a stream. One event covers a batch of buffers.
 
-An event for every small copy costs more than the copy. So buffers are staged, and a batch is closed, with one event
-recorded behind it, when it holds enough of them, in number or in bytes; code that closes it earlier (the end of a turn,
-a wait for memory) takes the buffers staged so far. A closed batch is no longer in the queue.
+An event for every small copy costs more than the copy. Therefore buffers are staged, and a batch is closed, with one
+event recorded behind it, when it holds enough buffers or bytes. A caller may close it earlier (at the end of a loop
+iteration, or because memory is short); the batch then contains the buffers staged so far. A closed batch is no longer
+in the queue.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass
 class DropPolicy:
-    """Limits of a batch: buffers or bytes, whichever is reached first (CubeCL's figures)."""
+    """Limits of a batch: number of buffers or bytes, whichever is reached first (CubeCL's figures)."""
 
     max_count: int = 64
     max_bytes: int = 64 << 20
@@ -23,7 +24,7 @@ class DropPolicy:
     bytes: int = 0
 
     def note(self, size: int) -> None:
-        """Counts one more buffer."""
+        """Counts one more buffer of `size` bytes."""
         self.count += 1
         self.bytes += size
 
@@ -37,7 +38,7 @@ class DropPolicy:
 
 
 class DropQueue(Generic[T]):
-    """Buffers of one stream that wait for its work."""
+    """Buffers of one stream that are kept until its work is done."""
 
     def __init__(self, policy: DropPolicy | None = None) -> None:
         self.policy = policy if policy is not None else DropPolicy()
@@ -47,13 +48,13 @@ class DropQueue(Generic[T]):
         return len(self._staged)
 
     def push(self, item: T, size: int) -> bool:
-        """Stages a buffer of `size` bytes; whether the batch is due."""
+        """Stages a buffer of `size` bytes. Returns True if the batch should be closed."""
         self._staged.append(item)
         self.policy.note(size)
         return self.policy.due
 
     def close(self) -> list[T]:
-        """The batch, and the start of another; empty where there is none, and then no event is needed."""
+        """Returns the batch and starts a new one. An empty list means that no event is needed."""
         batch, self._staged = self._staged, []
         self.policy.reset()
         return batch

@@ -1,4 +1,4 @@
-"""Ranges of one piece of memory: first fit, and neighbours that are free become one."""
+"""Ranges of one piece of memory: allocated first-fit; adjacent free ranges are merged."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Extents:
 
     @property
     def free(self) -> int:
-        """Bytes that are free, in one piece or several."""
+        """Number of free bytes, contiguous or not."""
         return sum(self._lengths)
 
     def rounded(self, size: int) -> int:
-        """Returns the bytes that a request for `size` bytes takes."""
+        """Returns the number of bytes that a request for `size` bytes takes."""
         return max(1, -(-size // self._granularity)) * self._granularity
 
     def take(self, size: int) -> int | None:
-        """The offset of a range of at least `size` bytes, or None where no free range is that long."""
+        """Takes a range of at least `size` bytes and returns its offset; None if no free range is long enough."""
         size = self.rounded(size)
         for index, length in enumerate(self._lengths):
             if length >= size:
@@ -38,7 +38,7 @@ class Extents:
         return None
 
     def give(self, start: int, size: int) -> None:
-        """Takes a range back. Raises ValueError where part of it is free already, or lies outside."""
+        """Frees a range. Raises ValueError if part of the range is already free, or lies outside."""
         size = self.rounded(size)
         index = bisect_left(self._starts, start)
         before = index - 1

@@ -1,9 +1,9 @@
 """Grants: the device memory that the front grants to this process, and requests for more.
 
-The front says `LIMIT {bytes}`; the answer, HELD, is the limit that the process keeps: more, where more is in use. A
-process whose next allocation does not fit sends HELD by itself, with the amount that it wants; a LIMIT answers that in
-any case, with more, or `denied`. A process that is alone on its device has no limit but the device's, and sends no
-requests.
+The front sends `LIMIT {bytes}`. The process answers with HELD and the limit that it keeps, which is higher if it uses
+more. A process whose next allocation does not fit sends HELD on its own initiative, with the amount that it wants; the
+front answers with a LIMIT in any case, with more memory or `denied`. A process that is alone on its device is limited
+only by the device, and sends no requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hearthd.device.resources.budget import not_granted, over_quota
 from hearthd.shared.device_spec import DeviceSpec
 
 Answered = Callable[[bool], None]
-"""Called with True if more was granted."""
+"""Called with True if more memory was granted."""
 
 
 class ProcessGrants:
@@ -29,30 +29,30 @@ class ProcessGrants:
 
     def __init__(self, spec: DeviceSpec, server: ComputeServer, outbox: Outbox) -> None:
         self.limit = spec.memory_granted
-        """Bytes; None: all that the device has."""
+        """Granted memory in bytes; None: all memory of the device."""
         self._most = spec.memory_limit
         self._scrub = spec.scrub
         self._server = server
         self._outbox = outbox
         self._quota = 0
-        """The tenant's, where that was why the last request was denied."""
+        """The tenant's quota in bytes, if the last request was denied because of it; otherwise 0."""
         self._next: list[tuple[int, Answered]] = []
-        """Requests that wait for the next message: amounts and callbacks."""
+        """Amounts and callbacks of requests to be sent in the next message."""
         self._asked: list[Answered] = []
-        """Callbacks of the request under way."""
+        """Callbacks of the request that the front has not answered yet."""
 
     def allocate(self, size: int, stream: Stream) -> Memory:
-        """Allocates from the server, within the limit. Clears memory that other tenants have used, in the stream's
-        order.
+        """Allocates from the server, within the limit. Clears memory that other tenants have used, in the order of the
+        stream.
 
-        Raises Refusal(OUT_OF_MEMORY), with "granted" in its details where the front might grant more.
+        Raises Refusal(OUT_OF_MEMORY), with "granted" in its details if the front might grant more.
         """
         if self.limit is None and not self._scrub:
             return self._server.allocate(size, stream)
         self.check(size)
         memory = self._server.allocate(size, stream)
         if self.limit is not None and self._server.memory_held()[0] > self.limit:
-            # What the pool had unused was in pieces, so it has taken more of the device.
+            # The pool's unused memory was fragmented, so the pool has taken more memory from the device.
             self._server.free(memory, stream)
             self._server.trim()
             raise not_granted(size, self._server.memory_info(), self.limit, self._most)
@@ -61,7 +61,8 @@ class ProcessGrants:
         return memory
 
     def check(self, size: int) -> None:
-        """Raises as `allocate` where `size` more bytes exceed the limit even after the pool was trimmed."""
+        """Raises Refusal as `allocate` does if `size` more bytes would exceed the limit even after trimming the
+        pool."""
         if self.limit is None or not self._missing(size):
             return
         self._server.trim()
@@ -72,7 +73,7 @@ class ProcessGrants:
             raise not_granted(size, info, self.limit, self._most)
 
     def make_room(self, size: int) -> None:
-        """Makes room for memory outside of the pool: trims the pool for it. Raises as `check`."""
+        """Makes room for memory outside the pool, by trimming the pool if necessary. Raises Refusal as `check` does."""
         if self._beyond(size):
             self._server.trim()
             if self._beyond(size):
@@ -80,28 +81,29 @@ class ProcessGrants:
                 raise not_granted(size, self._server.memory_info(), self.limit, self._most)
 
     def overtaken(self) -> None:
-        """Reports to the front that the process holds more without a request: memory of another process counts here
-        now."""
+        """Reports to the front that the process holds more than its limit without a request, because memory of another
+        process now counts here."""
         if self._beyond(0):
             self.ask(0, lambda granted: None)
 
     def _beyond(self, size: int) -> bool:
-        """True if `size` more bytes would exceed the limit, whatever the pool has unused."""
+        """True if `size` more bytes outside the pool would exceed the limit, regardless of unused memory in the
+        pool."""
         grain = self._server.memory_grain
         return self.limit is not None and self._server.memory_held()[0] + -(-size // grain) * grain > self.limit
 
     def _missing(self, size: int) -> int:
-        """Returns by how much `size` more bytes would exceed the limit."""
+        """Returns the number of bytes by which `size` more bytes would exceed the limit; 0 if they fit."""
         reserved, in_use = self._server.memory_held()
         if self.limit is None or (size <= reserved - in_use and reserved <= self.limit):
-            return 0  # the pool has it
+            return 0  # the pool has enough unused memory
         grain = self._server.memory_grain
         return max(0, reserved + -(-size // grain) * grain - self.limit)
 
-    # ---- the front ----
+    # ---- messages to and from the front ----
 
     def ask(self, size: int, answered: Answered) -> None:
-        """Requests room for `size` bytes from the front."""
+        """Requests room for `size` bytes from the front; `answered` is called with the result."""
         self._next.append((size, answered))
         if not self._asked:
             self._request()
@@ -116,7 +118,7 @@ class ProcessGrants:
         self._outbox.put(Kind.HELD, _json({"wants": more, "reserved": reserved, "in_use": in_use}))
 
     def told(self, frame: Frame) -> None:
-        """A LIMIT has come."""
+        """Handles a LIMIT message of the front."""
         body = json.loads(frame.payload)
         target, denied, granted = int(body["bytes"]), bool(body.get("denied")), bool(body.get("granted"))
         before = self.limit
@@ -127,10 +129,10 @@ class ProcessGrants:
         self.limit = max(target, reserved)
         self._quota = int(body.get("quota", 0)) if denied else 0
         self._outbox.put(Kind.HELD, _json({"limit": self.limit, "reserved": reserved, "in_use": in_use}), id=frame.id)
-        # A request is answered also where the limit does not rise: the pool may have held more than the front knew.
+        # A request is answered even if the limit does not rise: the pool may have held more than the front knew.
         if denied or granted or (before is not None and self.limit > before):
             asked, self._asked = self._asked, []
-            if not denied:  # it may be enough for these, too
+            if not denied:  # the grant may be enough for the queued requests, too
                 asked += [answered for _, answered in self._next]
                 self._next.clear()
             for answered in asked:
@@ -149,7 +151,8 @@ class MemoryRequest:
         self._denied = False
 
     def waits(self, refusal: Refusal) -> bool:
-        """True if the refused allocation should wait for the front's answer; `wake` is called when it has come."""
+        """Returns True if the refused allocation should wait for the front's answer; `wake` is called when the answer
+        arrives."""
         if self._denied or "granted" not in refusal.details:
             return False
         if not self._waits:

@@ -1,11 +1,11 @@
-"""Page-locked host memory for copies, locked ahead of need.
+"""Page-locked host memory for copies, locked in advance.
 
-Locking takes milliseconds and may wait for kernels that are running, and the device-handle thread must wait for none.
-So a slab is locked when the process starts, before any kernel runs, and further ones on a helper thread: until such a
-one has arrived, a copy that finds no room waits its turn. Where the host locks no more, `refusal` says so for a while,
-and copies that can do without go another way.
+Locking takes milliseconds and may wait for running kernels, and the device-handle thread must not wait for kernels.
+Therefore one slab is locked when the process starts, before any kernel runs, and further slabs on a helper thread;
+until such a slab is ready, a copy without room has to wait. If the host refuses to lock more, `refusal` reports that
+for a while, and copies that can do without page-locked memory use another way.
 
-Small copies have separate size classes, so that they neither search the slabs nor leave them in pieces.
+Small copies have separate size classes, so that they neither search the slabs nor fragment them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from hearthd.device.resources.size_classes import Block, SizeClasses
 
 SLAB = 32 << 20
 SMALLEST_SLAB = 1 << 20
-"""Smallest slab, in bytes: where a slab is refused when the process starts, a quarter of it is tried, down to this."""
+"""Smallest slab, in bytes. If the first slab is refused when the process starts, a quarter of its size is tried, down
+to this size."""
 
 GRANULARITY = 4 << 10
 PAGE = 64 << 10
 SMALLEST = 256
 LARGEST_SMALL = 16 << 10
-"""Buffers up to this size come from size classes."""
+"""Largest buffer, in bytes, that is taken from a size class."""
 
 RETRY_S = 5.0
-"""Seconds for which a refusal to lock more memory holds before it is tried again."""
+"""Seconds after a refusal to lock memory until locking is tried again."""
 
 Lock = Callable[[int], int]
-"""Returns the address of new page-locked memory of this size; raises where there is none. Any thread."""
+"""Returns the address of new page-locked memory of this size; raises if the system refuses. May be called on any
+thread."""
 
 
 class Slab:
@@ -49,7 +51,7 @@ class Slab:
 
 
 class PinnedBuffer:
-    """`size` bytes of page-locked memory; `view` is writable and must not be used after the buffer is freed."""
+    """`size` bytes of page-locked memory. `view` is writable, and must not be used after the buffer is freed."""
 
     __slots__ = ("address", "block", "size", "slab", "view")
 
@@ -66,7 +68,8 @@ class PinnedBuffer:
 
 
 class HostPool:
-    """`take`, `give`, `grown` and `refusal` belong to the device-handle thread; slabs are locked on a helper thread."""
+    """Pool of page-locked memory. `take`, `give`, `grown` and `refusal` must be called on the device-handle thread;
+    slabs are locked on a helper thread."""
 
     def __init__(
         self,
@@ -89,19 +92,20 @@ class HostPool:
         self._failure: Exception | None = None
         self._failed_at = 0.0
         self.in_use = 0
-        """Bytes on loan, by the requested sizes."""
+        """Bytes in use, by requested sizes."""
         self._start(slab)
 
     @property
     def pinned(self) -> int:
-        """Bytes page-locked, in use or not."""
+        """Number of page-locked bytes, in use or not."""
         return sum(slab.extents.size for slab in self._slabs)
 
     def info(self) -> HostInfo:
         return HostInfo(self.pinned, self.in_use)
 
     def take(self, size: int) -> PinnedBuffer | None:
-        """Returns `size` bytes, or None until some are freed or have been locked, which `grown` reports."""
+        """Returns a buffer of `size` bytes. Returns None if there is no room until a buffer is freed or more memory is
+        locked; the latter is reported by `grown`."""
         if size <= 0:
             return PinnedBuffer(None, 0, 0)
         buffer = self._find(size)
@@ -114,7 +118,7 @@ class HostPool:
         return buffer
 
     def give(self, buffer: PinnedBuffer) -> None:
-        """Takes a buffer back. A second call has no effect."""
+        """Frees a buffer. A second call has no effect."""
         slab, buffer.slab = buffer.slab, None
         if slab is None:
             return
@@ -125,7 +129,8 @@ class HostPool:
             slab.extents.give(buffer.address - slab.address, buffer.size)
 
     def grown(self) -> bool:
-        """True if memory has arrived, or been refused, since the last call: time to `take` again."""
+        """Returns True if memory has been locked, or refused, since the last call, so that callers should `take`
+        again."""
         changed = bool(self._arrived)
         while self._arrived:
             arrival = self._arrived.popleft()
@@ -138,7 +143,7 @@ class HostPool:
         return changed
 
     def refusal(self, size: int) -> Refusal | None:
-        """Returns the reason why the host locks no more memory for now; None where it did not refuse lately."""
+        """Returns the reason why the host currently locks no more memory; None if it has not refused recently."""
         if self._failure is None or self._clock() - self._failed_at > RETRY_S:
             return None
         return Refusal(
@@ -150,7 +155,8 @@ class HostPool:
         )
 
     def close(self) -> None:
-        """The memory goes with the process: unlocking it would wait for the device."""
+        """Drops the slabs without unlocking them, because unlocking would wait for the device; the memory is released
+        when the process ends."""
         self._slabs.clear()
 
     def _start(self, size: int) -> None:
@@ -165,7 +171,7 @@ class HostPool:
                 size //= 4
 
     def _may_grow(self, size: int) -> bool:
-        """True if the pool may grow: up to the cap, or beyond it for one copy larger than a slab, alone."""
+        """True if the pool may grow: up to the cap, or beyond the cap for a single copy larger than a slab."""
         return self.pinned + self._slab <= self._cap or size > self._slab or not self._slabs
 
     def _find(self, size: int) -> PinnedBuffer | None:
@@ -192,7 +198,7 @@ class HostPool:
         return PinnedBuffer(slab, start + block.offset, size, block)
 
     def _reclaim(self) -> bool:
-        """Gives pages of which nothing is in use back to their slabs; whether there were any."""
+        """Returns unused pages of the size classes to their slabs. Returns True if there were any."""
         pages = self._small.idle()
         for slab, offset in pages:
             slab.extents.give(offset, PAGE)

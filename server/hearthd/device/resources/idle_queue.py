@@ -1,7 +1,7 @@
 """Queue of jobs that wait for an idle device. Pure: times are passed in, in seconds of a monotonic clock.
 
-Background jobs hold launches back only when there are many. A load has a client that waits for it: it holds launches
-back, is logged when it is late, and expires at a limit.
+Background jobs cause launches to be held back only if there are many. A load has a client that waits for it: it causes
+launches to be held back, is logged when it is late, and expires after a time limit.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from hearthd.device.platform.spin_policy import sooner
 J = TypeVar("J")
 
 PATIENT_MOST = 64
-"""Limit of jobs that no client waits for; beyond it, they are urgent."""
+"""Most jobs without a waiting client; beyond this number, such jobs become urgent."""
 
 TELL_S = 2.0
-"""Wait of a load after which it is logged, in seconds."""
+"""Seconds after which a waiting load is logged."""
 
 PATIENCE_S = 0.005
-"""Seconds in which the device may become idle by itself, before launches are held back."""
+"""Seconds for which launches are not held back yet, because the device may become idle by itself."""
 
 FIRST_S = 0.020
 LONGEST_S = 5.0
 
 
 class IdleWaiter(Generic[J]):
-    """A queued job, since `since`. `limited`: a load, which may expire."""
+    """A job, queued at time `since`. `limited`: the job is a load, which may expire."""
 
     __slots__ = ("excused", "job", "limited", "since", "told", "urgent")
 
@@ -38,22 +38,22 @@ class IdleWaiter(Generic[J]):
         self.urgent = urgent
         self.limited = limited
         self.excused = -math.inf
-        """Time before which the job does not count as late, however long it has waited."""
+        """Time before which the job does not expire, however long it has waited."""
         self.told = False
         """True once the wait has been logged."""
 
 
 class IdleQueue(Generic[J]):
-    """Queued jobs, oldest first."""
+    """Waiting jobs, oldest first."""
 
     def __init__(self) -> None:
         self._all: dict[IdleWaiter[J], None] = {}
         self._urgent: dict[IdleWaiter[J], None] = {}
         self._limited: dict[IdleWaiter[J], None] = {}
         self._crowded: float | None = None
-        """Time since when there have been too many jobs that no client waits for."""
+        """Time since when there have been too many background jobs; None if there are not."""
         self.since: float | None = None
-        """Time since when the oldest urgent job has waited, for which launches may be held back; None: there is
+        """Time since when the oldest urgent job has waited, so that launches may be held back; None if there is
         none."""
 
     def __len__(self) -> int:
@@ -65,15 +65,15 @@ class IdleQueue(Generic[J]):
 
     @property
     def limited(self) -> int:
-        """Number of loads."""
+        """Number of waiting loads."""
         return len(self._limited)
 
     def longest(self, now: float) -> float:
-        """Seconds that the oldest load has waited; 0 without loads."""
+        """Returns the seconds that the oldest load has waited; 0 without loads."""
         return max(0.0, now - first.since) if (first := next(iter(self._limited), None)) is not None else 0.0
 
     def add(self, job: J, now: float, *, urgent: bool, limited: bool = False) -> IdleWaiter[J]:
-        """Queues a job. `limited`: a load, which is always urgent."""
+        """Queues a job. `limited`: the job is a load, which is always urgent."""
         place = IdleWaiter(job, now, urgent or limited, limited)
         self._all[place] = None
         if place.urgent:
@@ -86,7 +86,7 @@ class IdleQueue(Generic[J]):
         return place
 
     def drop(self, place: IdleWaiter[J]) -> bool:
-        """Removes a job. Returns False if it was not queued."""
+        """Removes a job. Returns False if it is not queued."""
         if place not in self._all:
             return False
         del self._all[place]
@@ -106,11 +106,11 @@ class IdleQueue(Generic[J]):
     # ---- loads ----
 
     def expired(self, now: float, limit: float) -> list[IdleWaiter[J]]:
-        """Loads that have waited for `limit` seconds and are not excused; 0: no limit."""
+        """Returns the loads that have waited for `limit` seconds and are not excused. `limit` 0: no limit."""
         return [place for place in self._waited(now, limit or math.inf) if now >= place.excused]
 
     def untold(self, now: float) -> list[IdleWaiter[J]]:
-        """Late loads that have not been logged; each is returned once."""
+        """Returns the late loads that have not been logged; each load is returned once."""
         found = [place for place in self._waited(now, TELL_S) if not place.told]
         for place in found:
             place.told = True
@@ -123,7 +123,7 @@ class IdleQueue(Generic[J]):
             yield place
 
     def wake(self, now: float, limit: float) -> float | None:
-        """Seconds until the next load expires or is to be logged; None: no load will."""
+        """Returns the seconds until the next load expires or is to be logged; None if none will."""
         if not self._limited:
             return None
         ahead = self._next_due(limit) - now if limit else None
@@ -144,11 +144,10 @@ class IdleQueue(Generic[J]):
 def holding(waited: float) -> tuple[bool, float]:
     """Returns True if launches are held back for idle work after `waited` seconds, and the seconds until that changes.
 
-    Idle work is work that the driver does only while no kernel runs.
-
-    At first, launches are not held back: a device that is not always busy becomes idle by itself. Then they are held
-    back for a while, and let through for as long, each time twice as long. The queued work is finite, so it completes
-    in one of these intervals, and other sessions keep at least half of the device while a kernel keeps running.
+    At first, launches are not held back, because a device that is not always busy becomes idle by itself. Then they are
+    held back and let through in intervals of equal length, and the length doubles each time, up to `LONGEST_S`. The
+    submitted work is finite, so the device becomes idle in one of these intervals, while other sessions keep at least
+    half of the device if a kernel keeps running.
     """
     end = PATIENCE_S
     if waited < end:

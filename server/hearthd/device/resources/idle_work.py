@@ -1,12 +1,12 @@
-"""Idle work: jobs that the driver does only while no kernel runs, as loading and unloading code, and aborting
+"""Idle work: jobs that the driver can do only while no kernel runs, such as loading and unloading code, and aborting
 communicators.
 
-CUDA waits for every kernel of the context before it loads or unloads a module, whatever thread asks, and blocks all
-other calls meanwhile (measured with CUDA 13 on an H200: as long as the kernel runs; CUDA_MODULE_LOADING and the library
-API only move the wait). The device-handle thread must not wait, so the job does, until the device is idle.
+CUDA waits for every kernel of the context before it loads or unloads a module, on whatever thread, and blocks all other
+calls meanwhile (measured with CUDA 13 on an H200: as long as the kernel runs; CUDA_MODULE_LOADING and the library API
+only move the wait). The device-handle thread must not block, so the job is queued until the device is idle.
 
-A kernel that never ends would delay a load for ever. A late load is logged, then refused with the names of the kernels;
-a session that waits for its own kernels alone waits without a limit.
+A kernel that never ends would delay a load forever. A late load is logged, and later refused with the names of the
+kernels. A session that waits only for its own kernels waits without limit.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hearthd.device.streams.stream_pool import NAMED, StreamPool
 Job = Callable[[], None]
 
 BESIDE_S = 2.0
-"""Longest time for which launches are held back for work of another thread, in seconds."""
+"""Longest time, in seconds, for which launches are held back for work on another thread."""
 
 
 class PendingLoad(NamedTuple):
-    """A load that a client waits for: its session, its name, and the callback that refuses it."""
+    """A load that a client waits for: its session, its description, and the callback that refuses it."""
 
     session: DeviceSession
     what: str
@@ -40,20 +40,23 @@ class PendingLoad(NamedTuple):
 
 
 class IdleTask(NamedTuple):
-    """A job, and the load that it is for."""
+    """A job, and the load that it belongs to."""
 
     run: Job
     load: PendingLoad | None = None
-    """The load; None: no client waits for the job."""
+    """The load; None if no client waits for the job."""
 
 
 Waiting = IdleWaiter[IdleTask]
-"""A job that waits."""
+"""A waiting job."""
 
 
 class IdleWork:
-    """Runs jobs while the device is idle. Device-handle thread only. `kick`: called when launches are let through
-    again. `limit`: seconds that a load may wait; 0: no limit."""
+    """Runs jobs while the device is idle. Device-handle thread only.
+
+    `kick` is called when launches are let through again. `limit` is the time, in seconds, that a load may wait; 0: no
+    limit.
+    """
 
     def __init__(
         self,
@@ -70,20 +73,24 @@ class IdleWork:
         self._journal = journal
         self.limit = limit
         self._clock = clock
+        self.beside_s = BESIDE_S
+        """Longest time for which launches are held back for work of another thread, in seconds."""
+        self.again_s = AGAIN_S
+        """Seconds after which another try of a refused command may succeed, though the device is still busy."""
         self.tenant_of: Callable[[str], str | None] = lambda _session: None
-        """Returns the tenant of a session by its id; None: unknown."""
+        """Returns the tenant of a session by its id; None if unknown."""
         self._line: IdleQueue[IdleTask] = IdleQueue()
         self._asked = False
         self._ends = 0
-        """Number of times that all earlier work of the device has ended while a job waited for that."""
+        """Number of times that all earlier work of the device has completed while a job was waiting for that."""
         self._beside: dict[object, float] = {}
-        """Work of other threads that needs an idle device, and the time until which launches are held back for it;
-        -inf: no longer."""
+        """Work on other threads that needs an idle device, with the time until which launches are held back for it;
+        -inf: launches are no longer held back for it."""
 
     @property
     def occupied(self) -> bool:
-        """True while another thread does work that must not run beside a kernel, least of all beside one that may wait
-        for a peer."""
+        """True while another thread does work that must not run beside a kernel, in particular beside a collective,
+        which may wait for a peer."""
         return bool(self._beside)
 
     @property
@@ -91,28 +98,30 @@ class IdleWork:
         return any(until > -math.inf for until in self._beside.values())
 
     def gauges(self) -> dict[str, int]:
-        """Number of loads that wait for an idle device, and the age of the oldest."""
+        """Returns the number of loads that wait for an idle device, and the age of the oldest in nanoseconds."""
         longest = self._line.longest(self._clock()) if self._line.limited else 0.0
         return {"loads_waiting": self._line.limited, "load_wait_longest_ns": int(longest * 1e9)}
 
     def run(self, job: Job, *, urgent: bool = True) -> None:
-        """Runs `job` when no kernel runs: at once if the device is idle or the backend needs no idle device. Jobs run
-        in order. Launches are held back at intervals for urgent jobs."""
+        """Runs `job` when no kernel runs: at once if the device is idle, or if the backend needs no idle device. Jobs
+        run in order. For urgent jobs, launches are held back at intervals."""
         self._add(IdleTask(job), urgent)
 
     def load(self, session: DeviceSession, what: str, job: Job, refuse: Callable[[Refusal], None]) -> Waiting | None:
-        """Runs `job` as an urgent job, or calls `refuse(why)` when it has waited for the limit. Returns None if the job
-        has run; else the queued job, for `drop`. `what` names the load in the refusal."""
+        """Runs `job` as an urgent job, or calls `refuse(why)` after it has waited for the time limit. Returns None if
+        the job has run; otherwise the queued job, which may be passed to `drop`. `what` names the load in the
+        refusal."""
         return self._add(IdleTask(job, PendingLoad(session, what, refuse)), urgent=True)
 
     def hopeful(self) -> Callable[[], bool]:
-        """Returns a function for a refused command, which is true once another try may succeed: the work that kept the
-        device busy has ended, or some time has passed."""
-        ends, until = self._ends, self._clock() + AGAIN_S
+        """Returns a function for a refused command. The function returns True once another attempt may succeed: the
+        work that kept the device busy has ended, or `AGAIN_S` seconds have passed."""
+        ends, until = self._ends, self._clock() + self.again_s
         return lambda: self._ends != ends or self._clock() >= until
 
     def drop(self, waiting: Waiting) -> None:
-        """Removes a queued job, and lets launches through that were held back for it. No effect if it is not queued."""
+        """Removes a queued job, and lets launches through if they were held back for it. No effect if the job is not
+        queued."""
         if self._line.drop(waiting):
             self._let_through()
 
@@ -125,15 +134,15 @@ class IdleWork:
         return waiting
 
     def beside(self, job: Callable[[Job], None], *, urgent: bool = False) -> None:
-        """Runs `job(done)` as `run`, for work of another thread: launches are held back until `done` is called on this
-        thread, for a limited time."""
+        """Runs `job(done)` as `run` does, for work on another thread: launches are held back until `done` is called on
+        this thread, for at most `BESIDE_S` seconds."""
         if self._server.loading_waits:
             self.run(lambda: self._occupy(job), urgent=urgent)
         else:
             job(lambda: None)
 
     def meanwhile(self, job: Callable[[Job], None]) -> None:
-        """Runs `job(done)` at once, whether or not the device is idle; otherwise as `beside`."""
+        """Runs `job(done)` at once, even if the device is not idle, and holds launches back as `beside` does."""
         if self._server.loading_waits:
             self._occupy(job)
         else:
@@ -141,26 +150,26 @@ class IdleWork:
 
     def _occupy(self, job: Callable[[Job], None]) -> None:
         token = object()
-        self._beside[token] = self._clock() + BESIDE_S
+        self._beside[token] = self._clock() + self.beside_s
         self._tracks.hold(True)
 
         def done() -> None:
             del self._beside[token]
             if not self._held_beside:
                 self._tracks.hold(False)
-            self._kick()  # collectives wait as long as it takes
+            self._kick()  # collectives wait until the work is done, without a time limit
 
         job(done)
 
     def _let_through(self) -> None:
-        """Unless there is something that launches are held back for."""
+        """Lets launches through if nothing needs them held back any more."""
         if self._tracks.held and self._line.since is None and not self._held_beside:
             self._tracks.hold(False)
             self._kick()
 
     def poll(self) -> float | None:
-        """Holds launches back or lets them through, and logs or refuses late loads. Returns seconds until the next
-        change; None: no change is due."""
+        """Holds launches back or lets them through, and logs or refuses late loads. Returns the seconds until the next
+        change; None if no change is due."""
         if not self._beside and self._line.since is None:
             return None
         ahead = self._look_after_loads() if self._line.limited else None
@@ -185,7 +194,7 @@ class IdleWork:
                 self._kick()
         return left
 
-    # ---- loads that wait for long ----
+    # ---- late loads ----
 
     def _look_after_loads(self) -> float | None:
         now = self._clock()
@@ -198,14 +207,14 @@ class IdleWork:
                 continue
             found = running(self._tracks, load.session, self.tenant_of)
             if found.own and not (found.others or found.strangers):
-                waiting.excused = now + AGAIN_S
-            elif self._line.drop(waiting):  # it has not been taken back for the sake of one before
+                waiting.excused = now + self.again_s
+            elif self._line.drop(waiting):  # dropping an earlier load may have removed this one
                 load.refuse(device_busy(load.what, now - waiting.since, self.limit, found))
         self._let_through()
         return self._line.wake(now, self.limit)
 
     def _tell(self, untold: Iterable[Waiting], now: float) -> None:
-        """Logs all waits that have become late, usually those of one moment, in one line."""
+        """Logs all loads that have become late, usually at the same time, in one line."""
         loads = [(waiting.since, waiting.job.load) for waiting in untold if waiting.job.load is not None]
         kernels = list(dict.fromkeys(self._tracks.in_flight()))
         self._journal.warning(
@@ -219,13 +228,13 @@ class IdleWork:
             why="no code is loaded while a kernel runs, and these have not ended",
         )
 
-    # ---- the device's rest ----
+    # ---- detection of an idle device ----
 
     def _idle(self) -> bool:
         return not self._tracks.undone(self._tracks.all)
 
     def _ask(self) -> None:
-        """Polls again when all work submitted to the device so far is done."""
+        """Registers a callback for the completion of all work submitted to the device so far."""
         if not self._asked:
             self._asked = True
             self._tracks.after_all(self._tracks.undone(self._tracks.all), self._rested)
@@ -234,7 +243,7 @@ class IdleWork:
         self._asked = False
         self._ends += 1
         while (waiting := self._line.first) is not None:
-            if not self._idle():  # one of them may have been a launch
+            if not self._idle():  # a job may have been a launch
                 self._ask()
                 break
             self._line.drop(waiting)

@@ -10,23 +10,23 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import NAMED, StreamPool, listed
 
 AGAIN_S = 5.0
-"""Seconds for which a refused client is refused again, without a wait, unless that work has ended: the commands behind
-the refused one would otherwise wait as long, one after the other."""
+"""Seconds for which a refused client is refused again at once, unless the work that kept the device busy has ended.
+Otherwise the commands behind the refused one would each wait as long, one after the other."""
 
 
 class RunningKernels(NamedTuple):
-    """Kernels in flight, by owner: the session itself, its tenant, other tenants. Oldest first, each once."""
+    """Kernels in flight by owner: the session itself, its tenant, other tenants. Oldest first, each name once."""
 
     own: list[str]
-    """Kernels of the session that asks."""
+    """Kernels of the session that asks for the device."""
     others: dict[str, list[str]]
-    """Kernels of other sessions of its tenant, by session."""
+    """Kernels of other sessions of the same tenant, by session id."""
     strangers: bool
-    """True if another tenant has kernels in flight: their names and owner are not disclosed."""
+    """True if another tenant has kernels in flight; their names and owner are not disclosed."""
 
     @property
     def kernels(self) -> list[str]:
-        """Kernels that may be named."""
+        """Names of the kernels that may be disclosed to the session."""
         return list(dict.fromkeys((*self.own, *(name for names in self.others.values() for name in names))))
 
     @property
@@ -41,7 +41,8 @@ class RunningKernels(NamedTuple):
 
 
 def running(tracks: StreamPool, asking: DeviceSession, tenant_of: Callable[[str], str | None]) -> RunningKernels:
-    """`tenant_of` a session by its id; None where that is not known."""
+    """Returns the kernels that are running, by owner as seen by the session `asking`. `tenant_of` returns the tenant of
+    a session by its id, or None if unknown."""
     own: list[str] = []
     others: dict[str, list[str]] = {}
     strangers = False
@@ -57,7 +58,8 @@ def running(tracks: StreamPool, asking: DeviceSession, tenant_of: Callable[[str]
 
 
 def device_busy(what: str, waited: float, limit: float, found: RunningKernels) -> Refusal:
-    """Returns the refusal of `what` to a client that waited for an idle device up to the limit."""
+    """Returns the refusal for a client that waited for an idle device for the whole time limit. `what` names the
+    load."""
     fixes = []
     if found.own:
         fixes.append("let kernels of this session end (synchronize) before it loads")

@@ -1,6 +1,6 @@
-"""Small blocks cut from pages, by size class: taking and giving one costs the same however many there are.
+"""Small blocks cut from pages, by size class: taking or freeing a block costs the same however many there are.
 
-A class is a power of two. A page serves one class until nothing of it is in use and another class needs it.
+A class is a power of two. A page serves one class until none of its blocks is in use and another class needs the page.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ P = TypeVar("P", bound=Hashable)
 
 
 class Block(NamedTuple, Generic[P]):
-    """`size` bytes, `offset` bytes into a page."""
+    """A block of `size` bytes, at `offset` bytes into a page."""
 
     page: P
     offset: int
@@ -20,7 +20,7 @@ class Block(NamedTuple, Generic[P]):
 
 
 class SizeClasses(Generic[P]):
-    """Pages of `page` bytes for blocks of up to `largest`; none is smaller than `smallest`. All are powers of two."""
+    """Blocks of `smallest` to `largest` bytes, cut from pages of `page` bytes. All three are powers of two."""
 
     def __init__(self, page: int, smallest: int, largest: int) -> None:
         self.page = page
@@ -30,21 +30,21 @@ class SizeClasses(Generic[P]):
         self._used: dict[P, set[int]] = {}
 
     def class_of(self, size: int) -> int:
-        """The size of the block that serves `size` bytes."""
+        """Returns the size of the block that serves `size` bytes."""
         return max(self._smallest, 1 << max(0, size - 1).bit_length())
 
     @property
     def pages(self) -> int:
-        """Returns the number of pages that have been added and not taken back."""
+        """Number of pages that were added and have not been returned by `idle`."""
         return len(self._used)
 
     @property
     def in_use(self) -> int:
-        """Blocks on loan."""
+        """Number of blocks in use."""
         return sum(map(len, self._used.values()))
 
     def take(self, size: int) -> Block[P] | None:
-        """Returns a block of at least `size` bytes, the one freed last; None where a page has to be added first."""
+        """Returns a block of at least `size` bytes, the most recently freed one; None if a page must be added first."""
         free = self._free.get(self.class_of(size))
         if not free:
             return None
@@ -53,15 +53,15 @@ class SizeClasses(Generic[P]):
         return block
 
     def add(self, page: P, size: int) -> None:
-        """The page serves blocks of the class of `size` from now on."""
+        """Adds a page, which serves blocks of the class of `size` from now on."""
         step = self.class_of(size)
         self._used[page] = set()
-        # The first block is taken first.
+        # Blocks are taken from the end of the list, so the first block of the page comes last.
         blocks = [Block(page, offset, step) for offset in range(self.page - step, -1, -step)]
         self._free[step] = blocks + self._free.get(step, [])
 
     def give(self, block: Block[P]) -> None:
-        """Takes a block back. Raises ValueError where it is not on loan."""
+        """Frees a block. Raises ValueError if it is not in use."""
         used = self._used.get(block.page)
         if used is None or block.offset not in used:
             raise ValueError(f"the block at {block.offset} of page {block.page} is not in use")
@@ -69,7 +69,7 @@ class SizeClasses(Generic[P]):
         self._free.setdefault(block.size, []).append(block)
 
     def idle(self) -> list[P]:
-        """The pages of which nothing is in use: they are the caller's again."""
+        """Removes and returns the pages of which no block is in use."""
         pages = {page for page, used in self._used.items() if not used}
         if pages:
             for page in pages:

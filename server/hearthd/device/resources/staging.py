@@ -1,4 +1,4 @@
-"""Host memory that copies go through, capped: a copy that finds none waits, it does not fail."""
+"""Staging: page-locked host memory for copies, up to a cap. A copy that finds none waits instead of failing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 SMALL = 64 << 10
-"""Buffers below this share an event with others (`DropQueue`): a batch of them holds back 4 MiB at the most, however
-long the work behind it takes."""
+"""Buffers below this size, in bytes, share an event with others (`DropQueue`). A batch of them withholds at most 4 MiB,
+however long the work behind it takes."""
 
 
 class Staging:
-    """Host buffers on loan until the copy through them is done. Each is returned once; in any order."""
+    """Host buffers that are lent until the copy through them is done. Each is returned once, in any order."""
 
     def __init__(self, server: ComputeServer, cap: int, tracks: StreamPool, on_room: Callable[[], None]) -> None:
         self._server = server
@@ -28,17 +28,19 @@ class Staging:
         self._on_room = on_room
         self._lent: dict[HostBuffer, tuple[DeviceSession | None, int]] = {}
         self.on_return: Callable[[int], None] = lambda nanoseconds: None
-        """Called with the nanoseconds for which a buffer was on loan."""
-        self._dropped: dict[PooledStream, DropQueue[HostBuffer]] = {}  # of tracks that have an open batch
+        """Called with the time for which a buffer was lent, in nanoseconds."""
+        self._dropped: dict[PooledStream, DropQueue[HostBuffer]] = {}  # tracks that have an open batch
         self._starved = False
-        self._of_tenant: dict[str, int] = {}  # on loan
+        self._of_tenant: dict[str, int] = {}  # bytes lent, by tenant
         self.in_use = 0
 
     def acquire(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
-        """Returns at least `size` bytes, or None while none are free: the waiting command is tried again when some are.
+        """Returns a buffer of at least `size` bytes, or None while there is none; the waiting command is tried again
+        when memory becomes free.
 
-        One copy larger than the cap may go alone. The memory counts for `session`, and its tenant's quota bounds it.
-        Raises Refusal(OUT_OF_MEMORY) where the host locks no more and no memory is on loan.
+        One copy larger than the cap is allowed while nothing else is lent. The memory counts for `session`, and is
+        limited by its tenant's quota. Raises Refusal(OUT_OF_MEMORY) if the host locks no more memory and no memory is
+        lent.
         """
         buffer = self.find(size, session)
         if buffer is None and not self.in_use:
@@ -48,7 +50,8 @@ class Staging:
         return buffer
 
     def find(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
-        """Returns memory as `acquire` does, for a command that can also do without: see `refusal`."""
+        """Returns a buffer or None, as `acquire` does but without raising, for a command that can also do without; see
+        `refusal`."""
         if (not self.in_use or self.in_use + size <= self._cap) and self._within_quota(size, session):
             buffer = self._server.allocate_host(size)
             if buffer is not None:
@@ -59,24 +62,24 @@ class Staging:
                     self._of_tenant[session.tenant] = self._of_tenant.get(session.tenant, 0) + buffer.size
                 return buffer
         self._starved = True
-        self.flush()  # what may be done already is not to wait for the end of the turn
+        self.flush()  # buffers that may already be free must not wait for the end of the loop iteration
         return None
 
     def _within_quota(self, size: int, session: DeviceSession | None) -> bool:
-        """True if the session's tenant may have `size` more bytes on loan. One copy larger than its quota may go
-        alone."""
+        """True if the session's tenant may have `size` more bytes lent. One copy larger than the quota is allowed while
+        the tenant has nothing else lent."""
         if session is None or not session.pinned_bytes:
             return True
         lent = self._of_tenant.get(session.tenant, 0)
         return not lent or lent + size <= session.pinned_bytes
 
     def refusal(self, size: int) -> Refusal | None:
-        """Returns the reason why the host locks no more memory for now; None: it does, or the memory on loan will be
-        enough."""
+        """Returns the reason why the host currently locks no more memory; None if it does, or if the lent memory will
+        suffice."""
         return self._server.host_refusal(size)
 
     def drop(self, track: PooledStream, buffer: HostBuffer) -> None:
-        """Gives a buffer back when all that the track has been given so far is done."""
+        """Returns a buffer when all work submitted to the track so far is done."""
         queue = self._dropped.get(track)
         if queue is None:
             queue = self._dropped[track] = DropQueue()
@@ -84,13 +87,13 @@ class Staging:
             self._close(track)
 
     def flush(self) -> None:
-        """Closes every batch: from now on only the device has to be waited for."""
+        """Closes every batch, so that the buffers are returned as soon as the device has finished with them."""
         if self._dropped:
             for track in list(self._dropped):
                 self._close(track)
 
     def poll(self) -> None:
-        """Lets waiting copies try again when the backend has more memory for them."""
+        """Lets waiting copies try again if the backend has more memory for them."""
         if self._starved and self._server.host_grown():
             self._starved = False
             self._on_room()

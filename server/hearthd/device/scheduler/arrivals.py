@@ -1,4 +1,4 @@
-"""Executes the frames of a session as commands, in order, and yields where other sessions must have a turn."""
+"""Executes the frames of a session as commands, in order, and yields when other sessions must be allowed to run."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from hearthd.device.scheduler.backlog import LAUNCH, NEEDS, NOTHING, Backlog, Ch
 from hearthd.device.session.session import BatchEntry, DeviceSession
 
 LOOK_AHEAD_BYTES = 64 << 10
-"""Longer batches are not decoded before their turn: decoding takes time that belongs to other sessions."""
+"""Largest batch, in bytes, that is decoded before its time slice: decoding takes time that belongs to other
+sessions."""
 
 HEAVY = {"collective": 15, "all_reduce": 15}
 """Extra cost of a command beyond one, in commands. The messages of a collective to its peers are sent at the end of the
-turn: a long queue of collectives must not delay the first."""
+loop iteration, so a long queue of collectives must not delay the first message."""
 
 _NONE: frozenset[int] = frozenset()
 _NOBODY = (None, 0)
 
 CHANGING = frozenset({"begin_capture", "end_capture", "create_stream", "destroy_stream"})
-"""Commands that decide the outcome of the commands behind them. No query behind one is answered ahead of its turn."""
+"""Commands that decide the outcome of later commands. No event query behind one of them is answered early."""
 
 
 AtOnce = tuple[Callable[[DeviceSession, commands_pb2.Command, BatchEntry, int], bool], int]
-"""A function that runs a command of a batch (its entry, the command's index), and the number of commands that it
-submits to the device: 1 or 0. The function returns False, with no effect, where the command has to take the queued
-path."""
+"""A function that runs a command of a batch (given the batch's entry and the command's index), and the number of
+commands that it submits to the device: 1 or 0. The function returns False, without effect, if the command must take the
+queued path."""
 
 
 class CommandRunner(Protocol):
-    """The executor, which runs commands."""
+    """The methods of the executor that run and answer commands."""
 
     def command(
         self,
@@ -49,7 +50,8 @@ class CommandRunner(Protocol):
         index: int = 0,
         call: int = 0,
     ) -> None:
-        """Runs the command, which is of this kind ("": of none), or defers it until its inputs are available."""
+        """Runs the command, or defers it until its inputs are available. `kind` is the command's kind; "" if it has
+        none."""
         ...
 
     def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None: ...
@@ -57,13 +59,16 @@ class CommandRunner(Protocol):
 
 
 class Arrivals:
-    """Decodes frames and runs their commands. Device-handle thread only. The generators that `batch` and `call` return
-    yield where they must not continue; see `Backlog.left` and `Backlog.may`."""
+    """Decodes frames and runs their commands. Device-handle thread only.
+
+    The generators that `batch` and `call` return yield whenever they must not continue; see `Backlog.left` and
+    `Backlog.may`.
+    """
 
     def __init__(
         self, device: DeviceContext, launches: LaunchCommands, commands: CommandRunner, at_once: Mapping[str, AtOnce]
     ) -> None:
-        """`at_once` maps a kind of command to the function that is tried first."""
+        """`at_once` maps a kind of command to the function that is tried before the queued path."""
         self._device = device
         self._at_once = at_once
         self._launches = launches
@@ -74,7 +79,7 @@ class Arrivals:
         }
 
     def batch(self, backlog: Backlog, frame: Frame) -> Iterator[None]:
-        """Runs the commands of a batch."""
+        """Runs the commands of a batch; yields whenever the session must stop."""
         session = backlog.session
         opened = self._open(backlog, frame)
         if opened is None:
@@ -88,7 +93,8 @@ class Arrivals:
         index = 0
         for place, command in enumerate(batch.commands):
             records = command.launches
-            if records and not command.request:  # so that is its kind; to ask for it costs as much as a launch
+            # This implies the kind "launches"; WhichOneof would cost as much as a launch.
+            if records and not command.request:
                 index += yield from self._run(backlog, records, entry, index, place)
                 continue
             kind = command.WhichOneof("kind") or ""
@@ -100,7 +106,7 @@ class Arrivals:
                     index += 1
                     continue
             elif kind == "launches" and not command.request:
-                continue  # none
+                continue  # the field is empty
             if not answered or place not in answered:
                 need = NEEDS.get(kind, NOTHING)
                 while backlog.left <= 0 or not backlog.may(need) or (need and self._full(backlog, command)):
@@ -144,12 +150,12 @@ class Arrivals:
 
     @staticmethod
     def _full(backlog: Backlog, command: commands_pb2.Command) -> bool:
-        """True if the session stands still before a command with device work."""
+        """True if the command has device work for a full stream, and the session's queue stands still before it."""
         stream = backlog.session.streams.items.get(command.stream)
         return stream is not None and stream.track.budget <= 0 and backlog.stops(stream)
 
     def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
-        """Returns the batch and the places of the commands in it that have been answered; None where there is nothing
+        """Returns the batch and the indices of its commands that have already been answered; None if there is nothing
         to run."""
         session = backlog.session
         ahead = backlog.ahead.pop(id(frame), None) if backlog.ahead else None
@@ -174,7 +180,7 @@ class Arrivals:
         return batch, ahead.answered if ahead is not None else _NONE
 
     def call(self, backlog: Backlog, frame: Frame) -> Iterator[None]:
-        """Runs a single call."""
+        """Runs a single call; yields until the session may run it."""
         try:
             command = commands_pb2.Command.FromString(frame.payload)
         except DecodeError:
@@ -191,10 +197,12 @@ class Arrivals:
             backlog.room -= 1
 
     def look_ahead(self, backlog: Backlog, frame: Frame) -> None:
-        """Answers the event queries of a batch that may have to wait as soon as the events have been recorded. A
-        client with that much work under way waits for the events of its earlier work behind its later work; the
-        device would run dry before the client receives them. Every batch that waits before this one must have been
-        decoded as well."""
+        """Answers the event queries of a batch that may have to wait as soon as the events have been recorded.
+
+        A client with that much work under way waits for the events of its earlier work behind its later work; without
+        early answers the device would run out of work before the client receives them. Every waiting batch before this
+        one must have been decoded as well.
+        """
         if len(frame.payload) > LOOK_AHEAD_BYTES or len(backlog.ahead) != len(backlog.frames):
             return
         session = backlog.session
@@ -203,7 +211,7 @@ class Arrivals:
         except DecodeError:
             return
         if batch.seq != session.last_seq + len(backlog.ahead) + 1:
-            return  # it is sent again, or has no place
+            return  # the batch was sent twice, or its number is out of order
         before = [each.changes for each in backlog.ahead.values()]
         if backlog.work is not None and backlog.under is not None:
             before.append(_changes(backlog.under.commands[backlog.place :]))
@@ -220,8 +228,8 @@ class Arrivals:
         backlog.ahead[id(frame)] = PeekedBatch(batch, changes, frozenset(answered))
 
     def _answer(self, backlog: Backlog, command: commands_pb2.Command, before: list[Changes]) -> bool:
-        """Answers the query of an event now, or registers it for the time when the event is recorded; False: neither is
-        possible yet. `before` lists the changes to events until then."""
+        """Answers an event query now, or registers it to be answered when the event is recorded. Returns False if
+        neither is possible yet. `before` lists the changes that earlier commands make to events."""
         session = backlog.session
         stream = session.streams.get(command.stream)
         if stream is None or stream.capture is not None:
@@ -259,7 +267,7 @@ def _pause(backlog: Backlog, place: int) -> Iterator[None]:
 
 
 def _changes(commands: Iterable[commands_pb2.Command]) -> Changes | None:
-    """Returns what the commands do to events; None where they affect later commands in other ways."""
+    """Returns the effects of the commands on events; None if the commands affect later commands in other ways."""
     events: Changes = {}
     for command in commands:
         kind = command.WhichOneof("kind") or ""

@@ -1,4 +1,4 @@
-"""Backlog of a session: commands that wait, and its work on the device."""
+"""Backlog of a session: its waiting commands, and its work on the device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.scheduler.chances import Chances
 from hearthd.device.scheduler.pace import Pace
+from hearthd.device.scheduler.standstill import PATIENCE_S as STANDSTILL_S
 from hearthd.device.scheduler.standstill import Standstill
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.stream_pool import NEVER, PooledStream, StreamPool
 
 NOTHING, COPY, LAUNCH = range(3)
-"""The device work of a command. Copies run beside the kernels of other sessions; turns divide launches."""
+"""Kinds of device work of a command. Copies run beside the kernels of other sessions; launches are limited to time
+slices."""
 
 NEEDS = {
     "launches": LAUNCH,
@@ -35,7 +37,7 @@ NEEDS = {
 
 
 class Slice:
-    """Commands that a session submitted in one turn; `count` is their number once the slice is closed."""
+    """Commands that a session submitted in one time slice; `count` is their number once the slice is closed."""
 
     __slots__ = ("base", "begun", "count", "late", "most", "turn")
 
@@ -43,31 +45,32 @@ class Slice:
         self.begun = begun
         self.most = most
         self.turn = turn
-        """True if it holds up the turns of other sessions; otherwise it runs beside them."""
+        """True if the time slices of other sessions wait for this slice; otherwise it runs beside them."""
         self.base = base
-        """Commands that each track had been given before the slice."""
+        """Number of commands submitted to each track before the slice."""
         self.count = 0
         self.late = False
-        """True once the slice has taken so long that other sessions no longer wait for it."""
+        """True once the slice has taken so long that other sessions no longer wait for it to complete."""
 
     def given(self, tracks: Iterable[PooledStream]) -> int:
-        """Returns how many commands these tracks have been given since the slice began."""
+        """Returns the number of commands submitted to these tracks since the slice began."""
         base = self.base
         return sum(track.given - base.get(track, track.since) for track in tracks)
 
 
 Changes = dict[int, bool]
-"""Events that commands record or destroy. True: the commands record the event once and do no more to it."""
+"""Events that commands record or destroy. True: the commands record the event exactly once and do nothing else to
+it."""
 
 
 class PeekedBatch(NamedTuple):
-    """A queued batch that has been decoded ahead of its turn."""
+    """A queued batch that was decoded before its time slice."""
 
     batch: commands_pb2.Batch
     changes: Changes | None
-    """Changes to events; None where the batch affects the commands behind it in other ways."""
+    """Changes to events; None if the batch affects later commands in other ways."""
     answered: frozenset[int]
-    """Places of commands that have been answered already."""
+    """Indices of commands that have already been answered."""
 
 
 class Backlog:
@@ -80,91 +83,91 @@ class Backlog:
         "work",
     )  # fmt: skip
 
-    def __init__(self, session: DeviceSession) -> None:
+    def __init__(self, session: DeviceSession, standstill_s: float = STANDSTILL_S) -> None:
         self.session = session
-        # What waits.
+        # Waiting commands.
         self.frames: deque[Frame] = deque()
         self.frame: Frame | None = None
-        """The frame in execution."""
-        self.under: commands_pb2.Batch | None = None  # the batch in it
+        """The frame that is being executed."""
+        self.under: commands_pb2.Batch | None = None  # the batch in that frame
         self.place = self.paused = 0
-        """The place of the next command in the batch, and the nanoseconds for which execution of the batch has
+        """`place`: index of the next command in the batch. `paused`: nanoseconds for which execution of the batch has
         paused."""
         self.work: Iterator[None] | None = None
         """The generator that executes the rest of the frame."""
         self.ahead: dict[int, PeekedBatch] = {}
-        """Batches among the frames that have been decoded, by `id` of the frame."""
+        """Decoded batches among the frames, by `id` of the frame."""
         self.awaited: dict[int, list[commands_pb2.Command]] = {}
-        """Queries of events that have not been recorded yet, by event."""
+        """Queries of events that have not been recorded yet, by event handle."""
         self.transfers: set[int] = set()
-        """Uploads with messages among the frames."""
+        """Uploads that have messages among the frames."""
         self.closing = self.ended = False
-        """`closing`: the end of the session is among the frames. `ended`: it has been executed."""
+        """`closing`: the CLOSE frame of the session is in the queue. `ended`: it has been executed."""
         self.wanting = self.copies = False
-        """`wanting`: the session has commands with device work, as far as they have been decoded. `copies`: they are
-        copies."""
-        # What it may do now.
+        """`wanting`: the session has commands with device work among those that have been decoded. `copies`: these
+        commands are copies."""
+        # Current permissions.
         self.need = NOTHING
         """Device work of the next command, if execution stopped before it."""
         self.left = self.room = 0
-        """`left`: commands of any kind that may run before other sessions have a turn. `room`: those of them that may
+        """`left`: commands of any kind that may run before other sessions must run. `room`: how many of these may
         submit work to the device."""
         self.launches = False
-        """True if these may be launches."""
-        self.standstill: Standstill[LogicalStream] = Standstill()
-        # What is on the device.
+        """True if the commands that submit work may be launches; otherwise only copies."""
+        self.standstill: Standstill[LogicalStream] = Standstill(standstill_s)
+        # Work on the device.
         self.active = False
-        """True if the session has commands that wait, or work on the device."""
+        """True if the session has waiting commands, or work on the device."""
         self.sparse = True
-        """True if all commands ran at once when the session last had any."""
+        """True if no command had to wait when the session last had any."""
         self.metered = self.forgiven = False
-        """`metered`: device time is counted although the session is in no slice. `forgiven`: the
-        session is kept out of the queue for turns, and pays nothing: its slice on the device was submitted while it was
+        """`metered`: device time is counted although the session is in no slice. `forgiven`: the session is kept out of
+        the queue for time slices and is charged nothing, because its slice on the device was submitted while it was
         alone."""
         self.open: Slice | None = None
         self.slices: deque[Slice] = deque()
-        """Slices that are on the device, oldest first."""
+        """Slices on the device, oldest first."""
         self.since = 0.0
-        """The time at which the last slice was done, or the first of a series began."""
+        """Time at which the last slice completed, or at which the first slice of a series began, in seconds."""
         self.late_at = 0.0
-        """The time at which the oldest slice is late."""
+        """Time after which the oldest slice is late, in seconds."""
         self.chances = Chances()
         self.pace = Pace()
         self.used = 0.0
-        """Seconds of device time."""
+        """Device time used, in seconds."""
         self.paid = 0.0
         """Value of `used` at `since`."""
         self.owes = math.inf
         """See `hearthd.device.scheduler.device_time.DeviceTimePayer`."""
         self.counted = 0
-        """Commands that were done at `since`; for a session in no slice."""
+        """Number of commands that were done at `since`; used while the session is in no slice."""
 
     @property
     def session_id(self) -> str:
         return self.session.id
 
     def tracks(self) -> list[PooledStream]:
-        """Returns the tracks of its streams, each once."""
+        """Returns the tracks of the session's streams, each once."""
         return self.session.streams.tracks
 
     def busy_tracks(self) -> list[PooledStream]:
-        """Returns the tracks that may have work of the session, including its part in collectives."""
+        """Returns the tracks that may have work of the session, including those of communicators that it uses."""
         streams = self.session.streams
         collectives = streams.collectives
         return list(dict.fromkeys((*streams.tracks, *collectives))) if collectives else streams.tracks
 
     def collectives(self, tracks: StreamPool) -> list[PooledStream]:
-        """Returns the communicators' tracks with work of the session that is not known to be done."""
+        """Returns the communicators' tracks that have work of the session not known to be done."""
         return tracks.undone(self.session.streams.collectives)
 
     @property
     def waiting(self) -> bool:
-        """True if there are commands that have not run."""
+        """True if there are commands that have not been executed."""
         return self.work is not None or bool(self.frames)
 
     @property
     def asks(self) -> int:
-        """The device work of the next waiting commands: of those in order, and of those that were deferred."""
+        """Device work of the next waiting commands, both the queued command and the deferred ones."""
         need = self.need if self.work is not None else NOTHING
         for track in self.tracks():
             if track.asked > need:
@@ -173,7 +176,7 @@ class Backlog:
 
     @property
     def in_turn(self) -> bool:
-        """True if the turns of other sessions wait for this session."""
+        """True if the time slices of other sessions wait for this session."""
         return (self.open is not None and self.open.turn) or any(each.turn and not each.late for each in self.slices)
 
     @property
@@ -183,11 +186,12 @@ class Backlog:
 
     @property
     def on_device(self) -> int:
-        """Commands in slices that are not done and not late."""
+        """Number of commands in slices that are neither done nor late."""
         return sum(each.count for each in self.slices if not each.late)
 
     def may(self, need: int) -> bool:
-        """True if the next command may submit such work to the device now; otherwise execution stops before it."""
+        """True if the next command may submit this kind of work to the device now; otherwise execution stops before
+        it."""
         if need == NOTHING or (self.room > 0 and (self.launches or need != LAUNCH)):
             self.need = NOTHING
             return True
@@ -195,8 +199,8 @@ class Backlog:
         return False
 
     def stops(self, stream: LogicalStream) -> bool:
-        """True if execution stands still before a command for a stream that is full, or for which many other commands
-        wait. Does not apply while sessions take turns: `room` is too small then."""
+        """True if the queue stands still before a command for a stream that is full, or that many other commands wait
+        for. Always False while sessions run in time slices: `room` is smaller then."""
         track, standstill = stream.track, self.standstill
         if self.room < NEVER >> 1 or not standstill.lasts(track.index, track.finished, time.perf_counter()):
             return False
@@ -204,7 +208,7 @@ class Backlog:
         return True
 
     def stands_still(self, tracks: StreamPool) -> bool:
-        """True if execution still has to stand still."""
+        """True if the queue still has to stand still."""
         stream = self.standstill.stream
         if stream is None:
             return False
@@ -213,7 +217,7 @@ class Backlog:
         return full and not self.closing and self.stops(stream)
 
     def bar(self, tracks: StreamPool) -> None:
-        """Closes the device to the session from now on."""
+        """Prevents the session from submitting work to the device until `let` is called."""
         self.standstill.stream = None
         self.room = 0
         for track in self.tracks():
@@ -222,33 +226,35 @@ class Backlog:
             track.asked = asked
 
     def let(self, tracks: StreamPool, most: int = NEVER, launches: bool = True) -> None:
-        """Lets the session submit up to `most` commands from now on."""
+        """Allows the session to submit up to `most` commands; without `launches` only copies."""
         self.room = most
         self.launches = launches
         for track in self.tracks():
             tracks.bar(track, not launches, most)
 
     def done(self) -> int:
-        """Returns the number of its commands that are known to be done."""
-        return sum([track.finished - track.since for track in self.busy_tracks()])  # a generator takes twice as long
+        """Returns the number of the session's commands that are known to be done."""
+        # A generator expression takes twice as long.
+        return sum([track.finished - track.since for track in self.busy_tracks()])
 
     def undone(self, tracks: StreamPool) -> list[PooledStream]:
-        """Returns the tracks with work of the session that is not known to be done."""
+        """Returns the tracks that have work of the session not known to be done."""
         return tracks.undone(self.busy_tracks())
 
     def under_way(self, tracks: StreamPool) -> bool:
-        """True if the device has work of the session that is not known to be done."""
+        """True if the device has work of the session not known to be done."""
         return bool(tracks.undone(self.busy_tracks()))
 
     def learn(self, count: int, begun: float, now: float) -> None:
-        """Records that `count` commands, which began to be submitted at `begun`, were done since `since`."""
+        """Updates the pace: `count` commands, whose submission began at `begun`, were done between `since` and
+        `now`."""
         self.pace.learn(count, self.used - self.paid, now - begun)
         self.paid, self.since = self.used, now
 
     # ---- frames that are not executed in order ----
 
     def behind(self, frame: Frame) -> bool:
-        """True if a message of an upload has to stay behind waiting commands: its Write may be among them."""
+        """True if a message of an upload has to stay behind waiting commands: the upload's Write may be among them."""
         if not self.waiting:
             self.transfers.clear()
             return False
@@ -259,7 +265,7 @@ class Backlog:
         return True
 
     def withdraw(self, call: int) -> bool:
-        """Removes a single call that waits here; True if there was one."""
+        """Removes a single call that is queued here; True if it was found."""
         if self.work is not None and _is_call(self.frame, call):
             self.work = None
             self.need = NOTHING
@@ -271,7 +277,7 @@ class Backlog:
         return False
 
     def drop(self) -> list[Frame]:
-        """Removes the current frame and all frames before the end of the session, and returns them."""
+        """Removes and returns the current frame and all queued frames before the CLOSE frame of the session."""
         dropped = [self.frame] if self.frame is not None else []
         self.ahead.clear()
         self.awaited.clear()

@@ -1,8 +1,9 @@
-"""Chances of a session with a late slice: when it gets another slice, whatever it owes. Pure.
+"""Extra slices for a session with a late slice, whatever its debt. Pure.
 
-A late kernel may wait for work behind it, such as a flag that a later kernel sets, so the session has to get some. A
-kernel that is merely long would collect commands for as long as it runs, which the session has to pay for afterwards.
-So the interval from one chance to the next doubles while no slice of the session completes.
+A late kernel may wait for later work of the same session, such as a kernel that sets a flag, so the session has to be
+allowed some slices. If the kernel is merely long, it would collect commands for as long as it runs, and the session
+would have to pay for them afterwards. Therefore the interval between two extra slices doubles while no slice of the
+session completes.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ LONGEST_S = 1.0
 
 
 class Chances:
-    """The chances of one session.
+    """Schedule of the extra slices of one session.
 
     Attributes:
-        at: the time of the next one, in seconds of the caller's clock.
+      at: time of the next extra slice, in seconds of the caller's clock.
     """
 
     __slots__ = ("_interval", "at")
@@ -28,7 +29,7 @@ class Chances:
         self._interval = SHORTEST_S
 
     def take(self, now: float) -> bool:
-        """Returns True if a chance is due, and takes it."""
+        """Returns True if an extra slice is due at time `now`, and schedules the next one."""
         if now < self.at:
             return False
         self.at = now + self._interval
@@ -36,5 +37,5 @@ class Chances:
         return True
 
     def completed(self) -> None:
-        """Takes note that a slice of the session is done: the intervals begin anew."""
+        """Resets the interval, because a slice of the session has completed."""
         self._interval = SHORTEST_S

@@ -1,8 +1,8 @@
 """Accounting of device time: each interval is divided among the sessions with work on the device.
 
-Work of two sessions that is on the device at once may run side by side, or one behind the other. The host cannot tell
-which, so each session pays half, unless it has already paid what its work takes alone. The charges add up to the time
-in which the device had any work.
+Work of two sessions that is on the device at the same time may run in parallel or one after the other. The host cannot
+distinguish the two cases, so each session pays half, unless it has already paid what its work takes alone. The charges
+add up to the time during which the device had any work.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class DeviceTimePayer(Protocol):
     """A session that is charged: `hearthd.device.scheduler.backlog.Backlog`."""
 
     used: float
-    """Seconds so far."""
+    """Device time charged so far, in seconds."""
 
     owes: float
-    """Seconds that the session is still to pay for its work on the device while another session can pay; infinite: no
-    limit."""
+    """Seconds that the session still has to pay for its work on the device while another session can pay; infinity
+    means no limit."""
 
     @property
     def session_id(self) -> str: ...
@@ -39,7 +39,7 @@ P = TypeVar("P", bound=DeviceTimePayer)
 
 
 class DeviceTimeMeter(Generic[P]):
-    """Measures device time. Device-handle thread only. The meter calls `charge` with each interval and its payer."""
+    """Measures device time. Device-handle thread only. Calls `charge` with each payer and the seconds that it pays."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class DeviceTimeMeter(Generic[P]):
         return bool(self._under_way)
 
     def advance(self) -> float:
-        """Divides the time since the last call among the payers; returns the current time."""
+        """Divides the time since the last call among the payers; returns the current time in seconds."""
         now = self.clock()
         if self._under_way:
             spent = now - self._now
@@ -95,8 +95,8 @@ class DeviceTimeMeter(Generic[P]):
         self._charge(payer, seconds)
 
     def begin(self, payer: P, since: float | None = None) -> float:
-        """Counts a piece of work of the payer as on the device, from now or from `since`, and returns that time. Each
-        call needs one call of `end`."""
+        """Counts one piece of the payer's work as on the device, from now or from `since`, and returns that time. Each
+        call must be matched by one call of `end`."""
         before, now = self._now, self.advance()
         if since is not None and not self._under_way:
             self._now = now = min(max(before, since), now)
@@ -106,8 +106,8 @@ class DeviceTimeMeter(Generic[P]):
         return now
 
     def spent(self, payer: P, since: float) -> float:
-        """Charges the interval from `since` to now for work that was alone on the device and is done; returns the
-        current time."""
+        """Charges the interval from `since` to now for completed work that was alone on the device; returns the current
+        time."""
         now = self.clock()
         if not self._untold:
             self._told = now
@@ -117,7 +117,7 @@ class DeviceTimeMeter(Generic[P]):
         return now
 
     def end(self, payer: P) -> None:
-        """Counts a piece of the payer's work as done."""
+        """Counts one piece of the payer's work as done."""
         self.advance()
         left = self._under_way.get(payer, 0) - 1
         if left > 0:
@@ -126,24 +126,26 @@ class DeviceTimeMeter(Generic[P]):
             self._under_way.pop(payer, None)
 
     def tell(self) -> None:
-        """Reports to the front the device time that has not been reported."""
+        """Reports to the front all device time that has not been reported."""
         self._told = self.advance()
         told = {session: int(seconds * 1e9) for session, seconds in self._untold.items()}
-        for session, nanoseconds in told.items():  # what is lost by rounding stays to be reported
+        # The fraction lost by rounding stays in the account and is reported later.
+        for session, nanoseconds in told.items():
             self._untold[session] -= nanoseconds / 1e9
         told = {session: nanoseconds for session, nanoseconds in told.items() if nanoseconds}
         if told:
             self._outbox.put(Kind.METER, json.dumps(told).encode())
 
     def forget(self, payer: P) -> None:
-        """Removes a payer whose session has ended, and reports the rest of its time to the front."""
+        """Removes a payer whose session has ended, and reports its remaining time to the front."""
         self.advance()
         self._under_way.pop(payer, None)
         self.tell()
         self._untold.pop(payer.session_id, None)
 
     def poll(self, asleep: float | None) -> float | None:
-        """Reports to the front when a report is due. Returns the time to sleep, at most until the next report."""
+        """Sends a report to the front if one is due. Returns how long the loop may sleep, in seconds: at most `asleep`,
+        and at most until the next report."""
         if not (self._under_way or self._untold):
             return asleep
         left = self._told + TELL_S - self.clock()

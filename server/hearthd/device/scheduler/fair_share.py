@@ -1,18 +1,20 @@
-"""Sessions of one device process take turns on the device.
+"""Sharing of one device among the sessions of a device process.
 
-While one session alone has work, its commands go to the device as they arrive. As soon as a second one has work, each
-submits only slices of about a millisecond (`time_slices`, `pace`), with a marker behind each slice that measures it:
+While only one session has work, its commands are submitted to the device as they arrive. As soon as a second session
+has work, each session submits only slices of about a millisecond (`time_slices`, `pace`), each followed by a marker
+that measures it:
 
-- deficit round robin over the time of the slices selects the session whose turn it is
-  (`hearthd.shared.deficit_round_robin`). The slices of a turn hold up those of other turns, so that they can be
-  distinguished, and no work queues behind a flood;
-- a session that had no work under way and has credit left submits at once, beside the session with the turn: the turns
-  of others do not delay a client that launches and waits. Copies do the same: the device has separate engines for them;
-- a late slice no longer holds up other sessions: its kernel may hang, or wait for its host.
+- Deficit round robin over the device time of the slices selects the next session
+  (`hearthd.shared.deficit_round_robin`). The slices of one turn hold up those of other turns, so that they can be
+  distinguished, and no work queues behind a flood.
+- A session that had no work under way and has credit left submits at once, beside the session with the turn, so that
+  turns of other sessions do not delay a client that launches and waits. Copies do the same, because the device has
+  separate engines for them.
+- A late slice no longer holds up other sessions: its kernel may hang, or wait for its host.
 
-Commands without device work run as they arrive, and collectives when the front says so, whichever session has the turn:
-their peers depend on it. The commands of one session stay in order; those that wait are not acknowledged, so that the
-client stops sending.
+Commands without device work run as they arrive, and collectives run when the front allows them, whichever session has
+the turn, because their peers depend on them. The commands of one session stay in order. Waiting commands are not
+acknowledged, so that the client stops sending.
 """
 
 from __future__ import annotations
@@ -28,24 +30,27 @@ from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.scheduler.arrivals import Arrivals
 from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.process_turns import ProcessTurns
+from hearthd.device.scheduler.standstill import PATIENCE_S as STANDSTILL_S
 from hearthd.device.scheduler.time_slices import TimeSlices
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import NEVER
 
-BATCH, CLOSE = Kind.BATCH, Kind.CLOSE  # looked up once: each time costs 0.3 us (Python 3.11)
+# Plain local names, because each lookup of an enum member costs 0.3 us (Python 3.11).
+BATCH, CLOSE = Kind.BATCH, Kind.CLOSE
 
 LINGER_S = 0.25
-"""Time for which a session that is alone again continues in slices, in seconds: the other session may return."""
+"""Time, in seconds, for which a session that is alone again continues in slices: the other session may return."""
 
 STRETCH_S = 5e-4
-"""Time for which a session that is alone may keep this thread before other sessions are checked, in seconds."""
+"""Time, in seconds, for which a session that is alone may occupy this thread before other sessions are checked."""
 
 PIECE = 512
-"""Commands between two readings of the clock."""
+"""Number of commands between two readings of the clock."""
 
 
 class FairShare:
-    """Shares the device among sessions. Device-handle thread only. `perform` runs frames that are no commands."""
+    """Shares the device among sessions. Device-handle thread only. `perform` executes the frames that are not
+    commands."""
 
     def __init__(
         self, device: DeviceContext, arrivals: Arrivals, perform: Callable[[DeviceSession, Frame], None]
@@ -55,19 +60,21 @@ class FairShare:
         self._arrivals = arrivals
         self._perform = perform
         self.backlogs: dict[int, Backlog] = {}
+        self.standstill_s = STANDSTILL_S
+        """The patience of queues of sessions that open from now on, in seconds; see `Standstill.patience`."""
         self.slicing = TimeSlices(device, self._advance, self._rest)
         self._active = self.slicing.active
         self.meter = self.slicing.meter
         self._shared_at = 0.0
-        """The last time at which more than one session had work."""
+        """Last time at which more than one session had work, in seconds."""
         self.turns = ProcessTurns(device.outbox, self.meter.clock)
         self._more = False
 
     # ---- sessions and frames ----
 
     def open(self, session: DeviceSession) -> None:
-        """Adds a session."""
-        self.backlogs[session.channel] = Backlog(session)
+        """Adds a session with an empty backlog."""
+        self.backlogs[session.channel] = Backlog(session, self.standstill_s)
 
     def take(self, session: DeviceSession, frame: Frame) -> None:
         """Queues a frame that has arrived; it is executed after all frames before it."""
@@ -82,8 +89,8 @@ class FairShare:
             self._wake(backlog)
 
     def alone(self, session: DeviceSession) -> Backlog | None:
-        """Returns the session's backlog if no other session has work, all its frames have been executed, and nothing
-        else limits its submissions."""
+        """Returns the session's backlog if no other session has work, all frames of the session have been executed, and
+        nothing else limits its submissions; otherwise None."""
         active = self._active
         if self.slicing.on or self.turns.on or len(active) > 1:
             return None
@@ -93,15 +100,15 @@ class FairShare:
         return backlog
 
     def went(self, backlog: Backlog, since: float | None = None) -> None:
-        """Marks an `alone` session as active after it has submitted its work, which began at `since`."""
+        """Marks an `alone` session as active after it has submitted work, starting at `since`."""
         if not backlog.active:
             backlog.active = True
             self._active[backlog] = None
         self._alone(backlog, since)
 
     def came_and_went(self, backlog: Backlog, since: float, commands: int) -> None:
-        """Accounts for `commands` commands that an `alone` session submitted since `since`, with no session active
-        before; they are done."""
+        """Accounts for `commands` commands that an `alone` session submitted since `since`, while no session was
+        active. The commands are already done."""
         backlog.sparse = True
         if commands:
             backlog.paid = backlog.used
@@ -109,19 +116,19 @@ class FairShare:
             backlog.learn(commands, since, now)
 
     def last_batch(self, session: DeviceSession) -> int:
-        """Returns the number of the last batch that has been executed, or waits and came with its number."""
+        """Returns the number of the last batch that was executed or is queued with its number."""
         frames = self.backlogs[session.channel].frames
         return max(session.last_seq, *(frame.id for frame in frames if frame.kind == BATCH), 0)
 
     def behind(self, session: DeviceSession, frame: Frame) -> bool:
-        """True if a message of an upload had to be queued behind waiting commands."""
+        """Queues a message of an upload if it must stay behind waiting commands; returns True in that case."""
         behind = self.backlogs[session.channel].behind(frame)
         if behind:
             self.take(session, frame)
         return behind
 
     def cancel(self, session: DeviceSession, call: int) -> bool:
-        """Removes a single call that has not been decoded; True if there was one."""
+        """Removes a single call that has not been decoded; True if it was found."""
         backlog = self.backlogs[session.channel]
         self.slicing.stir(backlog)
         return backlog.withdraw(call)
@@ -131,7 +138,7 @@ class FairShare:
         self.meter.forget(self.backlogs.pop(session.channel))
 
     def pumped(self, session: DeviceSession) -> None:
-        """Takes note that deferred commands of the session were tried."""
+        """Updates the session's state after its deferred commands have been tried again."""
         backlog = self.backlogs[session.channel]
         if backlog.active:
             if self.slicing.on and not backlog.wanting and backlog.asks:
@@ -152,7 +159,7 @@ class FairShare:
         if self.slicing.on:
             backlog.bar(self._tracks)
         elif len(self._active) > 1:
-            for other in tuple(self._active):  # its work may have ended since the last poll
+            for other in tuple(self._active):  # their work may have ended since the last poll
                 for track in other.busy_tracks():
                     self._tracks.reap(track)
             self.settle(False)
@@ -171,21 +178,21 @@ class FairShare:
 
     @property
     def active(self) -> bool:
-        """True if any session has waiting commands or work on the device, as far as is known."""
+        """True if any session has waiting commands, or work on the device that is not known to be done."""
         return bool(self._active) or self.meter.busy
 
     @property
     def several(self) -> bool:
-        """True if work goes to the device in slices."""
+        """True if sessions submit work in time slices."""
         return self.slicing.on
 
     @property
     def more(self) -> bool:
-        """True if another `pump` would make progress at once."""
+        """True if another `pump` would make progress immediately."""
         return self._more or self.slicing.more
 
     def pump(self) -> None:
-        """Runs what may run now, for a short while."""
+        """Runs the commands that may run now, for a bounded short time."""
         self._more = self.slicing.more = False
         if self.slicing.on and not self._go_on_sharing():
             self._share_no_more()
@@ -196,8 +203,8 @@ class FairShare:
         self.turns.tell(self._active)
 
     def settle(self, idle: bool) -> None:
-        """Updates the state of sessions whose work may be done. `idle`: the loop is about to sleep, and needs a wake-up
-        when it is."""
+        """Marks sessions as idle whose work is done. If `idle`, the loop is about to sleep: requests a wake-up for the
+        completion of the remaining work."""
         if self.slicing.on:
             if idle and not (self._more or self.slicing.more):
                 self.slicing.close_all()
@@ -213,7 +220,7 @@ class FairShare:
                     self._tracks.on_complete(track, _noticed)
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, at most `asleep`."""
+        """Returns how long the loop may sleep, in seconds; at most `asleep`, where None means no limit."""
         if self._more or self.slicing.more:
             return 0.0
         if self.slicing.on:
@@ -225,7 +232,7 @@ class FairShare:
         return self.meter.poll(self.turns.sleep(asleep))
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
-        """Executes up to `commands` commands; True if there are more."""
+        """Executes up to `commands` commands of the session; returns True if more are waiting."""
         backlog.left = commands
         while backlog.left > 0:
             if backlog.work is None:
@@ -255,13 +262,14 @@ class FairShare:
         self._active.pop(backlog, None)
 
     def _abandon(self, backlog: Backlog) -> None:
-        """Drops the commands of a session that ends which would have to wait for a turn."""
+        """Drops the commands of a closing session that would have to wait for a time slice, and answers its single
+        calls with SESSION_EXPIRED."""
         refusal = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         error = commands_pb2.Result(error=refusal.to_status()).SerializeToString()
         for frame in backlog.drop():
             if frame.kind == Kind.CALL:
                 self._device.outbox.put(Kind.RESULT, error, channel=backlog.session.channel, id=frame.id)
-            elif frame.kind != BATCH:  # the client may wait for its answer; its effects end with the session
+            elif frame.kind != BATCH:  # the client may wait for the answer
                 self._perform(backlog.session, frame)
 
     # ---- one session alone ----
@@ -285,15 +293,15 @@ class FairShare:
                 self._rest(backlog)
 
     def _unmeter(self, backlog: Backlog) -> None:
-        """Ends the metering of a session that was alone: it is idle, or continues in slices."""
+        """Ends the metering of a session that was alone, because it is idle or continues in slices."""
         backlog.metered = False
         self.meter.end(backlog)
         backlog.learn(backlog.done() - backlog.counted, backlog.since, self.meter.clock())
 
-    # ---- several ----
+    # ---- several sessions ----
 
     def _share(self) -> None:
-        """Starts time slices."""
+        """Switches to time slices."""
         self.slicing.on = True
         self._shared_at = self.meter.advance()
         for backlog in self.backlogs.values():
@@ -309,7 +317,7 @@ class FairShare:
         return now - self._shared_at <= LINGER_S
 
     def _share_no_more(self) -> None:
-        """Ends time slices: at most one session has work."""
+        """Ends time slices, because at most one session has work."""
         for backlog in self.backlogs.values():
             self.slicing.end(backlog)
         self.slicing.on = False
@@ -317,7 +325,7 @@ class FairShare:
         self.settle(False)
 
     def turn(self, frame: Frame) -> None:
-        """Takes the front's message that this process may, or may not, submit work to the device; see
+        """Handles a TURN message of the front, which allows or forbids this process to submit work to the device; see
         `process_turns`."""
         self.turns.heard(frame)
         if self.turns.bounded and not self.slicing.on:
@@ -328,4 +336,4 @@ _END = object()
 
 
 def _noticed() -> None:
-    """Completion callback without effect: a marker that only has to be polled."""
+    """Completion callback without effect, for a marker that is only polled."""

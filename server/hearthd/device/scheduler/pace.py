@@ -1,34 +1,35 @@
-"""Pace of a session: the number of commands for one slice. Pure; seconds of device time, and numbers of commands."""
+"""Pace of a session: determines the number of commands in one slice. Pure. Times are seconds of device time."""
 
 from __future__ import annotations
 
 import math
 
 SLICE_S = 1e-3
-"""Intended length of one slice: the time for which other sessions may have to wait for their turn."""
+"""Intended length of one slice, in seconds: the time that other sessions may have to wait."""
 
 QUANTUM_S = 3e-3
-"""Device time that a session of average weight gets each round."""
+"""Device time, in seconds, that a session of average weight receives in each round."""
 
 PATIENCE_S = 0.1
-"""Time after which a slice is late, and other sessions run beside it."""
+"""Time, in seconds, after which a slice is late and other sessions run beside it."""
 
 BESIDE_S = SLICE_S
-"""Time for which a slice beside the turn of another session costs no more than its expected time alone."""
+"""Time, in seconds, for which a slice beside the turn of another session costs no more than its expected time alone."""
 
 AHEAD = 2
-"""Slices of the session with the turn that may be on the device at once, so that it does not run dry."""
+"""Number of slices of the session with the turn that may be on the device at once, so that the device does not run out
+of work between them."""
 
 MOST = 256
-"""Commands of one slice, however short they are."""
+"""Largest number of commands in one slice, however short they are."""
 
 FIRST = 2
-"""Commands of the first slice of a session whose pace is unknown."""
+"""Number of commands in the first slice of a session whose pace is unknown."""
 
 _LESS = 0.5
 _MORE = 0.1
-"""Weight of the last slice in the expected time of a command, where the slice took less, and where it took more: the
-measured time includes the delay until its end was noticed."""
+"""Weight of the last slice in the expected time of a command: `_LESS` if the slice was faster than expected, `_MORE` if
+it was slower. The measured time includes the delay until completion was noticed, so slower values count less."""
 
 _AGEING = 1.02
 
@@ -40,12 +41,13 @@ class Pace:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Seconds of one command; 0: unknown."""
+        """Expected time of one command, in seconds; 0 if unknown."""
         self.fastest = 0.0
-        """Least recent time of one command from its submission to its end, in seconds; 0: unknown."""
+        """Shortest recent time of one command from submission to completion, in seconds; 0 if unknown."""
 
     def learn(self, count: int, seconds: float, elapsed: float) -> None:
-        """Takes note that `count` commands took `seconds` as charged and `elapsed` by the clock."""
+        """Updates the pace: `count` commands took `seconds` of charged device time and `elapsed` seconds by the
+        clock."""
         if count <= 0:
             return
         each = max(seconds / count, 1e-7)
@@ -57,7 +59,7 @@ class Pace:
     def most(self, on_device: int, limit: float = SLICE_S) -> int:
         """Returns how many commands may follow those on the device so that all but the last take `limit` seconds.
 
-        At least one where the device has none, however long it takes.
+        Returns at least one if the device has none of the session's commands, however long one takes.
         """
         if not self.seconds:
             return max(FIRST - on_device, 0)
@@ -65,5 +67,5 @@ class Pace:
         return max(least, min(math.ceil(min(limit / self.seconds, AHEAD * MOST)) - on_device, MOST))
 
     def owed(self, count: int) -> float:
-        """Returns the expected time of `count` commands alone; infinite where it is unknown."""
+        """Returns the expected time, in seconds, of `count` commands that run alone; infinity if unknown."""
         return self.fastest * count if self.fastest else math.inf

@@ -1,4 +1,4 @@
-"""Turns of several processes on one device: granted by the front, and reported to it."""
+"""Turns of several processes on one device: granted by the front, and reported to the front."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.scheduler.backlog import Backlog
 
 IDLE_S = 2e-3
-"""Time for which a process is idle before it reports that to the front, in seconds, unless another process waits for
-it."""
+"""Time, in seconds, for which a process must be idle before it reports that to the front. Not applied if another
+process waits for the device."""
 
 MAY, ALONE, AWAITED = 1, 2, 4
 WANTS, WORKS = 1, 2
-"""Flags of TURN and of BUSY; see `hearthd.front.resources.time_credits`."""
+"""Flags of TURN and of BUSY frames; see `hearthd.front.resources.time_credits`."""
 
 
 class ProcessTurns:
-    """Turns of this process. Device-handle thread only. A process that is alone on its device neither receives nor
-    sends messages."""
+    """Turns of this process on a shared device. Device-handle thread only. If no other process uses the device, no
+    messages are exchanged."""
 
     def __init__(self, outbox: Outbox, clock: Callable[[], float]) -> None:
         self._outbox = outbox
         self._clock = clock
         self.on = False
-        """True if other processes share the device."""
+        """True if other processes use the same device."""
         self._awaited = False
         self._told: int | None = None
         self._idle_since: float | None = None
@@ -35,18 +35,18 @@ class ProcessTurns:
 
     @property
     def bounded(self) -> bool:
-        """True if work on the device is limited to what other processes can wait for."""
+        """True if work on the device must stay short, because another process waits or this process has no turn."""
         return self.on and (self._awaited or not self.allowed)
 
     def heard(self, frame: Frame) -> None:
-        """Takes a TURN message of the front."""
+        """Handles a TURN frame of the front."""
         self.allowed = bool(frame.flags & MAY)
         self.on = not frame.flags & ALONE
         self._awaited = bool(frame.flags & AWAITED)
         self._told = self._idle_since = None
 
     def tell(self, active: Iterable[Backlog]) -> None:
-        """Reports to the front which work these sessions have, if that has changed."""
+        """Sends a BUSY frame to the front if the kind of work that these sessions have has changed."""
         if not self.on:
             return
         state = 0
@@ -55,7 +55,7 @@ class ProcessTurns:
         if state == self._told:
             self._idle_since = None
             return
-        if not state and self._told and not self._awaited:  # more work may come in a moment
+        if not state and self._told and not self._awaited:  # more work may arrive within `IDLE_S`
             now = self._clock()
             if self._idle_since is None:
                 self._idle_since = now
@@ -65,7 +65,8 @@ class ProcessTurns:
         self._outbox.put(Kind.BUSY, flags=state)
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, at most `asleep`."""
+        """Returns how long the loop may sleep, in seconds: at most `asleep`, and at most until an idle report is
+        due."""
         if self._idle_since is None:
             return asleep
         left = max(self._idle_since + IDLE_S - self._clock(), 0.0)

@@ -1,9 +1,9 @@
 """Standstill: how long the commands of a session stay in the queue because a stream is full. Pure.
 
-A command that cannot run yet may be deferred, so that commands behind it for other streams continue. Deferring takes
-several times as long as handing a launch to the driver, and where kernels are short the device would run dry meanwhile.
-So the queue stands still while the stream makes progress, as a thread would in cuLaunchKernel. Where the stream makes
-none, a kernel may never end, and only the commands that need the stream have to wait for it.
+A command that cannot run yet may be deferred, so that later commands for other streams continue. Deferring takes
+several times as long as submitting a launch to the driver, so with short kernels the device would run out of work
+meanwhile. Therefore the queue stands still while the stream makes progress, as a thread would block in cuLaunchKernel.
+If the stream makes no progress, a kernel may never end, and only the commands that need the stream have to wait for it.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 PATIENCE_S = 0.01
-"""Seconds for which the queue stands still while the stream completes no command: more than the latency of a launch for
-each command of a window."""
+"""Seconds for which the queue stands still while the stream completes no command. Longer than the launch latency of all
+commands of a window."""
 
 
 class Standstill(Generic[T]):
     """The standstill of one queue."""
 
-    __slots__ = ("_seen", "_until", "stream")
+    __slots__ = ("_seen", "_until", "patience", "stream")
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = PATIENCE_S) -> None:
+        self.patience = patience
+        """Seconds for which the queue stands still while the stream completes no command."""
         self.stream: T | None = None
-        """The stream before which the queue stands still; None: it does not."""
+        """The full stream before which the queue stands still; None if the queue does not stand still."""
         self._seen: tuple[int, int] | None = None
         self._until = 0.0
 
     def lasts(self, stream: int, done: int, now: float) -> bool:
-        """True if the queue stands still before a stream with `done` completed commands; `now` in seconds."""
+        """True if the queue stands still before a stream with `done` completed commands; `now` is in seconds."""
         if (stream, done) != self._seen:
             self._seen = stream, done
-            self._until = now + PATIENCE_S
+            self._until = now + self.patience
         return now < self._until
 
     def left(self, now: float) -> float:
-        """Seconds until `lasts` returns False if no command completes."""
+        """Returns the seconds until `lasts` returns False if no command completes."""
         return max(0.0, self._until - now)

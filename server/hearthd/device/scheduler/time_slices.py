@@ -1,4 +1,4 @@
-"""Time slices of several sessions on one device, each measured, in the order of deficit round robin."""
+"""Time slices of several sessions on one device. Each slice is measured; deficit round robin determines their order."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from hearthd.device.streams.stream_pool import NEVER, PooledStream
 from hearthd.shared.deficit_round_robin import HierarchicalRoundRobin
 
 STRETCH_S = 2e-4
-"""Time for which one session may keep this thread while others have work, in seconds."""
+"""Time, in seconds, for which one session may occupy this thread while other sessions have work."""
 
 SHORT_STRETCH_S = 5e-5
-"""`STRETCH_S` while another session waits for the end of something short."""
+"""Replaces `STRETCH_S`, in seconds, while another session waits for short work beside the turn to complete."""
 
 PIECE = 64
-"""Commands between two readings of the clock."""
+"""Number of commands between two readings of the clock."""
 
 FEW = 2
-"""Sessions beside the turn that shorten the stretches of others: up to this number."""
+"""Largest number of sessions with slices beside the turn for which `SHORT_STRETCH_S` applies."""
 
 NEAR_S = 1.5e-4
-"""Time around the expected end of a slice in which the loop polls instead of sleeping, in seconds: sleeps take longer
-than requested."""
+"""Time, in seconds, around the expected end of a slice during which the loop polls instead of sleeping, because sleeps
+take longer than requested."""
 
 
 class TimeSlices:
     """Time slices of the sessions. Device-handle thread only.
 
-    `advance` executes up to a number of commands, and returns True if there are more. `rest` is called for a session
-    that becomes idle.
+    `advance` executes up to a given number of commands and returns True if more are waiting. `rest` is called for a
+    session that becomes idle.
     """
 
     def __init__(
@@ -48,21 +48,21 @@ class TimeSlices:
         self.meter: DeviceTimeMeter[Backlog] = DeviceTimeMeter(device.outbox, device.telemetry, self._charge)
         self._fair: HierarchicalRoundRobin[Backlog] = HierarchicalRoundRobin(QUANTUM_S)
         self._holder: Backlog | None = None
-        """The session that had a turn last."""
+        """The session that last had a turn and may still have slices of that turn on the device."""
         self.active: dict[Backlog, None] = {}
-        """Sessions with waiting commands, or work on the device."""
+        """Sessions with waiting commands or with work on the device."""
         self._stirred: dict[Backlog, None] = {}
         self._wanting: dict[Backlog, None] = {}
         self._opened: dict[Backlog, None] = {}
         self._beside: set[Backlog] = set()
-        """Sessions with slices on the device beside the turn of another."""
+        """Sessions with slices on the device beside the turn of another session."""
         self._check_at = 0.0
         self.on = self.more = False
-        """`on`: work goes to the device in slices. `more`: another `run` would make progress at once."""
+        """`on`: sessions submit work in slices. `more`: another `run` would make progress immediately."""
 
     def begin(self, backlog: Backlog, had_it_alone: bool) -> None:
-        """Adds a session. Work that it had alone on the device becomes a slice, and is no debt; the session gets no
-        turn until it is done."""
+        """Adds a session. Work that the session had alone on the device becomes a slice that costs no credit; the
+        session gets no turn until that slice is done."""
         backlog.bar(self._tracks)
         backlog.sparse = not had_it_alone
         undone = backlog.undone(self._tracks) if had_it_alone else []
@@ -71,7 +71,7 @@ class TimeSlices:
             self._found(backlog, undone, turn=True)
 
     def end(self, backlog: Backlog) -> None:
-        """Ends the slices of a session, which may submit freely from now on."""
+        """Ends slicing for a session, which may submit without limit from now on."""
         self.leave(backlog)
         backlog.let(self._tracks)
         backlog.sparse = True
@@ -87,16 +87,17 @@ class TimeSlices:
         self._release(backlog)
 
     def _release(self, backlog: Backlog) -> None:
-        """Ends the turn of the session once its slices are done: the next session need not wait for it."""
+        """Ends the turn of the session if its slices are done, so that the next session need not wait."""
         if self._holder is backlog and not backlog.slices:
             self._holder = None
 
     def stir(self, backlog: Backlog) -> None:
-        """Marks a session for examination: its frames or its work have changed."""
+        """Marks a session for examination, because its frames or its work have changed."""
         self._stirred[backlog] = None
 
     def run(self, free: bool) -> None:
-        """Submits what may go to the device now, for a short while; nothing where the device is not `free`."""
+        """Submits the work that may go to the device now, for a bounded short time; submits nothing unless the device
+        is `free`."""
         now = self.meter.advance()
         if now >= self._check_at:
             self._check_at = now + SLICE_S
@@ -110,7 +111,7 @@ class TimeSlices:
             self._give_all()
 
     def _check(self, now: float) -> None:
-        """Marks late slices, and makes their sessions pay for the time in which the slices are not done."""
+        """Marks late slices, and makes their sessions pay for the time until the slices are done."""
         for backlog in self.active:
             if backlog.slices or backlog.open is not None:
                 if now > backlog.since + BESIDE_S:
@@ -120,14 +121,15 @@ class TimeSlices:
                         each.late = True
 
     def close_all(self) -> None:
-        """Closes all slices before the loop sleeps, so that their markers are recorded."""
+        """Closes all open slices before the loop sleeps, so that their markers are recorded."""
         for backlog in tuple(self._opened):
             self.close(backlog)
             self.stir(backlog)
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, at most `asleep`: not beyond the time at which a slice is late. Where
-        completions have to be polled, returns 0 near the end of a turn, for which the next session waits."""
+        """Returns how long the loop may sleep, in seconds: at most `asleep`, and not beyond the time at which a slice
+        becomes late. If completions have to be polled, returns 0 near the expected end of a turn, because the next
+        session waits for it."""
         now = self.meter.clock()
         for each in self.active:
             if each.slices and not each.slices[-1].late:
@@ -143,7 +145,7 @@ class TimeSlices:
         return asleep
 
     def _look(self, backlog: Backlog) -> None:
-        """Runs the commands without device work, and queues the session for a turn for the rest."""
+        """Runs the session's commands without device work, and queues the session for a turn if it has device work."""
         self._stirred.pop(backlog, None)
         if backlog.waiting and (backlog.closing or not backlog.need):
             backlog.room = 0
@@ -157,7 +159,7 @@ class TimeSlices:
             session = backlog.session
             self._fair.enter(backlog, session.tenant, session.weight, session.priority)
         if backlog in self._fair and (not asks or (asks == COPY and self._fair.credit(backlog) > 0)):
-            self._fair.leave(backlog)  # copies need no turn, but credit
+            self._fair.leave(backlog)  # copies need no turn, only credit
         backlog.copies = asks == COPY
         self._want(backlog, bool(asks))
         if not (asks or backlog.waiting or backlog.slices):
@@ -176,7 +178,7 @@ class TimeSlices:
 
     def _give_all(self) -> None:
         holder = self._fair.turn()
-        for backlog in tuple(self._wanting):  # sessions with few commands first
+        for backlog in tuple(self._wanting):  # sessions with few commands are served first
             if backlog.open is not None or backlog is holder:
                 continue
             if backlog.sparse or backlog.copies:
@@ -206,20 +208,20 @@ class TimeSlices:
             self._open(backlog, most, launches=not copies, turn=not copies)
 
     def _give_beside(self, backlog: Backlog) -> None:
-        """Opens a slice without a turn, where a session has credit left and no work under way, or only has copies."""
+        """Opens a slice without a turn, if the session has credit left and no work under way, or has only copies."""
         launches = backlog.sparse
         if not (launches or backlog.copies):
             return
         if self._fair.credit(backlog) <= 0:
             if backlog not in self._fair:
-                self.stir(backlog)  # it has to line up
+                self.stir(backlog)  # the session must join the queue for turns
             return
         most = backlog.pace.most(backlog.on_device)
         if most > 0:
             self._open(backlog, most, launches=launches, turn=False)
 
     def _give_chance(self, backlog: Backlog) -> None:
-        """Opens a slice once in a while for a session whose kernel is late, whatever it owes."""
+        """Opens an extra slice at intervals for a session whose kernel is late, whatever its debt; see `chances`."""
         if backlog.chances.take(self.meter.clock()):
             self._open(backlog, max(backlog.pace.most(0), 1), launches=True, turn=False)
 
@@ -244,10 +246,11 @@ class TimeSlices:
         self._fill(backlog)
 
     def _fill(self, backlog: Backlog) -> None:
-        """Fills the open slice, for a short while; closes it where it is full, or there is nothing more for it.
+        """Fills the open slice, for a bounded short time. Closes the slice if it is full, or if no more commands are
+        waiting.
 
-        A slice beside the turn of another waits a little for more commands: many small slices would cost more than they
-        take.
+        A slice beside another session's turn stays open for a while to collect more commands, because many small slices
+        would cost more than their work.
         """
         made = backlog.open
         assert made is not None
@@ -275,7 +278,7 @@ class TimeSlices:
             backlog.sparse = backlog.sparse and not backlog.wanting
 
     def close(self, backlog: Backlog) -> None:
-        """Ends the open slice, with a marker behind it."""
+        """Closes the open slice, and submits a marker that completes after it."""
         made, backlog.open = backlog.open, None
         assert made is not None
         del self._opened[backlog]
@@ -286,7 +289,7 @@ class TimeSlices:
             self._beside.discard(backlog)
 
     def _found(self, backlog: Backlog, tracks: list[PooledStream], turn: bool) -> None:
-        """Makes a slice of work that is on the device without one."""
+        """Creates a slice for work that is on the device without one."""
         base = {track: track.finished for track in tracks}
         self._mark(backlog, Slice(backlog.since, NEVER, turn, base), tracks)
 
@@ -320,5 +323,5 @@ class TimeSlices:
             self.stir(backlog)
 
     def _charge(self, backlog: Backlog, seconds: float) -> None:
-        if self.on:  # of a session outside the queue nothing is charged
+        if self.on:  # sessions outside the queue are not charged
             self._fair.charge(backlog, seconds)

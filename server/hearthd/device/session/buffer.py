@@ -1,4 +1,4 @@
-"""Device memory under a client's handle, and tensor maps: what the driver made of a buffer for TMA."""
+"""Device memory under a client's handle, and tensor maps, which the driver encodes from a buffer for TMA."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hearthd.device.streams.stream_errors import StreamFailure
 
 
 class ReadOnly(NamedTuple):
-    """Reason why a buffer cannot be written to, as a clause behind its name, and the fix."""
+    """Reason why a buffer cannot be written, as a clause that follows the buffer's name, and the fix."""
 
     why: str
     fix: str
@@ -41,24 +41,27 @@ class Buffer:
         self.size = size
         self.address = 0
         self.reservation: Any = None
-        """The `hearthd.device.memory.reservations.Reservation` that it lies in; None: the buffer has no reservation."""
+        """The `hearthd.device.memory.reservations.Reservation` that contains the buffer; None if it has none."""
         self.place: Any = None
-        """The `hearthd.device.memory.shared_ownership.SharedAllocation` that holds the memory, where
-        several handles share it; None: the buffer has a reservation."""
+        """The `hearthd.device.memory.shared_ownership.SharedAllocation` that holds the memory if several handles share
+        it; otherwise None, and the buffer has a reservation."""
         self.read_only: ReadOnly | None = None
         self.holders = 0
-        """Graphs and prepared launches that use it: its memory outlives its handle for them."""
+        """Number of graphs and prepared launches that use the buffer; its memory is kept for them after the handle is
+        freed."""
         self.durable: Any = None
-        """The `hearthd.device.durable.buffers.DurableBuffer` that keeps copies of it; None: it never had any."""
+        """The `hearthd.device.durable.buffers.DurableBuffer` that keeps copies of the buffer; None if it was never
+        durable."""
         self.freed = False
         self.module: ModuleEntry | None = None
         self.usage = Usage()
         self.failure: StreamFailure | None = None
         self.lost: Refusal | None = None
-        """Reason why there is no memory behind the handle."""
+        """Reason why the handle has no memory; None if it has."""
 
     def range(self, offset: int, size: int, what: str) -> int:
-        """Returns the address of `size` bytes at `offset`; raises Refusal for bytes outside."""
+        """Returns the address of `size` bytes at `offset`. Raises Refusal if the bytes are outside the buffer or the
+        handle has no memory; `what` names the command in the message."""
         if self.lost is not None:
             raise Refusal(
                 Reason.BUFFER_LOST if self.lost.reason == Reason.BUFFER_LOST else Reason.ALLOCATION_FAILED,
@@ -76,7 +79,7 @@ class Buffer:
         return self.address + offset
 
     def check_writable(self, what: str) -> None:
-        """Raises Refusal(READ_ONLY) where it is published, or attached."""
+        """Raises Refusal(READ_ONLY) if the buffer is published or attached."""
         if self.read_only is not None:
             raise Refusal(
                 Reason.READ_ONLY,
@@ -87,7 +90,7 @@ class Buffer:
 
 
 class TensorMapEntry:
-    """A client's tensor map: the 128 bytes that the driver encoded for a buffer. A use of the tensor map uses the
+    """A client's tensor map: the 128 bytes that the driver encoded for a buffer. Using the tensor map means using the
     buffer."""
 
     __slots__ = ("_data", "buffer", "handle", "lost")
@@ -96,12 +99,12 @@ class TensorMapEntry:
         self.handle = handle
         self.buffer = buffer
         self.lost: Refusal | None = None
-        """Reason why there is no tensor map behind the handle."""
+        """Reason why the tensor map could not be encoded; None otherwise."""
         self._data = b""
 
     @property
     def data(self) -> bytes:
-        """The CUtensorMap. Raises Refusal(DEPENDENCY_FAILED) where it could not be made."""
+        """The encoded CUtensorMap. Raises Refusal(DEPENDENCY_FAILED) if it could not be encoded."""
         if not self._data:
             why = self.lost.message if self.lost is not None else "its command has not run"
             raise Refusal(

@@ -1,9 +1,9 @@
 """Queue of deferred commands: commands that cannot run yet, and commands that must stay behind them.
 
-A command waits for its inputs (a compile, bytes on their way, a peer, room) without holding up others: only commands
-that share its logical stream or a buffer with it, in a conflicting way, queue behind it. Each waiting command counts
-the waiting commands that it conflicts with; when one has run, its followers are released. The cost of submitting and
-finishing a command depends on the number of its keys, not on the number of waiting commands.
+A command waits for its inputs (a compile, bytes that are being transferred, a peer, room) without delaying unrelated
+commands: only commands that use the same logical stream or buffer in a conflicting way queue behind it. Each waiting
+command counts the waiting commands that it conflicts with; when one of these has run, its followers are released. The
+cost of submitting and finishing a command depends on the number of its keys, not on the number of waiting commands.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Deferrable(Protocol):
-    """The interface of a command in the queue. Keys are logical streams, buffers, modules."""
+    """Interface of a command in the queue. Keys are logical streams, buffers and modules."""
 
     @property
     def writes(self) -> Sequence[Hashable]: ...
@@ -22,22 +22,23 @@ class Deferrable(Protocol):
     def reads(self) -> Sequence[Hashable]: ...
     @property
     def barrier(self) -> bool:
-        """True if the command conflicts with every other."""
+        """True if the command conflicts with every other command."""
         ...
 
     @property
     def stands(self) -> bool:
-        """True if the command waits only for others of its kind and for an answer that has been requested, or will
-        be."""
+        """True if the command waits only for other collectives, and for an answer from its peers that has been, or will
+        be, requested."""
         ...
 
     def step(self) -> bool:
-        """Tries to run; False: still waiting. Called again whenever its inputs may have changed."""
+        """Tries to run. Returns False while the command has to wait; called again whenever its inputs may have
+        changed."""
         ...
 
     def announce(self, ahead: Sequence[Any]) -> None:
-        """Called at most once, when all commands `ahead` that this one waits for announce themselves: the command may
-        request in advance the answers that it will wait for."""
+        """Called at most once, if all commands `ahead` that this command waits for `stand`. The command may request in
+        advance the answers that it will wait for."""
         ...
 
 
@@ -57,7 +58,7 @@ class _Waiting(Generic[C]):
 
 
 class _Key(Generic[C]):
-    """The waiting commands that hold a key: the last writer, and the readers since."""
+    """The waiting commands that use a key: the last writer, and the readers since."""
 
     __slots__ = ("readers", "writer")
 
@@ -70,7 +71,7 @@ class Deferred(Generic[C]):
     """The waiting commands of one session."""
 
     def __init__(self) -> None:
-        self._all: dict[_Waiting[C], None] = {}  # in the order of submission
+        self._all: dict[_Waiting[C], None] = {}  # in order of submission
         self._keys: dict[Hashable, _Key[C]] = {}
         self._barrier: _Waiting[C] | None = None
         self._ready: deque[_Waiting[C]] = deque()
@@ -84,11 +85,12 @@ class Deferred(Generic[C]):
         return iter([waiting.command for waiting in self._all])
 
     def holds(self, key: Hashable) -> bool:
-        """True if a waiting command, other than a barrier, holds the key."""
+        """True if a waiting command, other than a barrier, uses the key."""
         return key in self._keys
 
     def submit(self, command: C) -> bool:
-        """Runs the command now if neither an earlier command nor its inputs hold it up; True if it ran."""
+        """Runs the command now if it need not wait for earlier commands or for its inputs; otherwise queues it. Returns
+        True if it ran."""
         if not self._all:
             if command.step():
                 return True
@@ -109,8 +111,8 @@ class Deferred(Generic[C]):
         return False
 
     def pump(self) -> list[C]:
-        """Runs the commands that can run by now, and returns those that finished. A nested call extends the running
-        one."""
+        """Runs the commands that can run now, and returns those that finished. A nested call makes the outer call
+        repeat its pass, and returns an empty list."""
         if self._pumping:
             self._again = True
             return []
@@ -135,7 +137,7 @@ class Deferred(Generic[C]):
         return commands
 
     def _pass(self, finished: list[C]) -> None:
-        """Tries every ready command once, and those that become ready on the way."""
+        """Tries every ready command once, including those that become ready during the pass."""
         ready, self._ready = self._ready, deque()
         while ready:
             waiting = ready.popleft()
@@ -150,7 +152,7 @@ class Deferred(Generic[C]):
                     ready.append(follower)
 
     def _ahead(self, command: C) -> set[_Waiting[C]]:
-        """Returns the waiting commands that have to run first."""
+        """Returns the waiting commands that must run before this command."""
         if command.barrier:
             return set(self._all)
         ahead: set[_Waiting[C]] = set() if self._barrier is None else {self._barrier}
@@ -177,7 +179,7 @@ class Deferred(Generic[C]):
         for key in command.writes:
             held = self._keys.setdefault(key, _Key())
             held.writer = waiting
-            held.readers.clear()  # they are ahead of the writer, and so of all that follow it
+            held.readers.clear()  # the readers are ahead of the writer, and so of everything that follows the writer
 
     def _release(self, waiting: _Waiting[C]) -> None:
         waiting.done = True

@@ -1,9 +1,9 @@
 """Tombstones of failed handles: a later use of a handle whose creation was refused fails with the reason of that
 refusal.
 
-A client that does not wait for the result of a creation uses a handle that was never made. A creation that fails when
-it runs (a compile, an allocation) leaves an object behind that says so; a creation that is refused on arrival is
-recorded here.
+A client that does not wait for the result of a creation may use a handle that was never created. A creation that fails
+when it runs (a compile, an allocation) leaves an object that carries the reason; a creation that is refused on arrival
+is recorded here.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ UNMADE: dict[str, Unmade] = {
     "destroy_graph": lambda session, command: (session.graphs, command.graph),
     "destroy_prepared": lambda session, command: (session.prepared, command.prepared),
 }
-"""The handle that each kind of command destroys. Free destroys many, and handles them itself: see
+"""The handle that each kind of command destroys. Free is not listed, because it destroys many handles; see
 `HandleTable.pop_all`."""
 
 
 def refused(session: DeviceSession, kind: str, command: Any, refusal: Refusal) -> None:
-    """Records that a one-way command was refused on arrival: each handle that it would have created, and that does not
-    exist yet, fails with this reason from now on."""
+    """Records that a one-way command was refused on arrival. Each handle that the command would have created, and that
+    does not exist yet, fails with this reason from now on."""
     made = MADE.get(kind)
     if made is not None:
         table, handles = made(session, command)
@@ -58,8 +58,8 @@ def refused(session: DeviceSession, kind: str, command: Any, refusal: Refusal) -
 
 
 def never_was(session: DeviceSession, kind: str, command: Any) -> bool:
-    """True if the handle that the command destroys was never made, which its client may not know; removes the record of
-    it."""
+    """Returns True if the handle that the command destroys was never created, which its client may not know. Removes
+    the tombstone of the handle."""
     unmade = UNMADE.get(kind)
     if unmade is None:
         return False

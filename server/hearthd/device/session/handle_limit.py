@@ -1,7 +1,7 @@
-"""Limits of the number of handles: of one session, and of all sessions of a tenant in this process.
+"""Limits of the number of handles of one session, and of all sessions of a tenant in this process.
 
-A handle costs some 700 bytes of the host, whatever object it names. Tables count for themselves up to a bound, and ask
-for a larger one here when they reach it, so that the check of a new handle is one comparison.
+A handle costs about 700 bytes of host memory, whatever object it names. Each table counts its handles up to a bound and
+requests a larger bound here when it reaches it, so that the check of a new handle is one comparison.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from typing import Protocol
 from hearth_proto.reasons import Reason, Refusal
 
 STEP = 1024
-"""Handles of a table after which it asks for a larger bound again, where plenty are left."""
+"""Number of handles by which a bound grows at most, after which the table requests a larger one."""
 
 
 class HandleCount(Protocol):
-    """Number of handles of one kind."""
+    """A table, as a counter of handles of one kind."""
 
     bound: int
-    """Handles that the table may have before it asks for a larger bound."""
+    """Number of handles that the table may have before it requests a larger bound."""
 
     def __len__(self) -> int: ...
 
 
 class HandleHolder(Protocol):
-    """A session, as far as its handles go."""
+    """A session, as an owner of handle tables."""
 
     tenant: str
     handles: int
-    """The most of its tenant; 0: no limit."""
+    """Limit of the handles of the session's tenant; 0: no limit."""
 
     @property
     def tables(self) -> Sequence[HandleCount]: ...
 
 
 class HandleLimits:
-    """The limits of one device process. `holders`: all its sessions."""
+    """The limits of one device process. `holders` returns all sessions of the process."""
 
     def __init__(self, per_session: int, holders: Callable[[], Iterable[HandleHolder]]) -> None:
         self._per_session = per_session or sys.maxsize
         self._holders = holders
 
     def bound(self, holder: HandleHolder, table: HandleCount, more: int) -> int:
-        """Returns the number of handles that a table may have before it asks again: at least `more` than now. Raises
-        Refusal(QUOTA_EXCEEDED).
+        """Returns the number of handles that a table may have before it asks again, at least `more` above its present
+        number. Raises Refusal(QUOTA_EXCEEDED).
 
-        The sum that all tables may take without asking is at most half of what is left: the bounds of the other tables
-        shrink with it.
+        The unused bounds of all tables together are at most half of the remaining handles; the bounds of other tables
+        are lowered accordingly.
         """
         grant = _divide(holder.tables, self._per_session, more, "the session", "limits.max_handles")
         if holder.handles:
@@ -59,7 +59,8 @@ class HandleLimits:
 
 
 def _divide(tables: Sequence[HandleCount], allowed: int, more: int, whose: str, setting: str) -> int:
-    """Returns how many handles each of the tables may have beyond its present ones and the `more` requested ones."""
+    """Returns how many handles each of the tables may have in addition to its present ones and the `more` requested
+    ones."""
     held = sum(map(len, tables))
     left = allowed - held - more
     grant = max(0, min(STEP, left // (2 * len(tables))))

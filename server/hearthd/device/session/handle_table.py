@@ -1,4 +1,4 @@
-"""Handle tables: a session's objects of one kind, by the numbers that its client minted for them."""
+"""Handle tables: a session's objects of one kind, by the handles that its client minted for them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from hearthd.device.session.replay_cache import ReplayCache
 T = TypeVar("T")
 
 REFUSED = 1024
-"""Tombstones of one kind that are kept; the oldest are dropped first."""
+"""Most tombstones kept for one kind of handle; the oldest are dropped first."""
 
 
 class HandleTable(Generic[T]):
     """Objects of one kind by handle."""
 
     def __init__(self, kind: str, replay_cache: ReplayCache[Any] | None = None) -> None:
-        """`replay_cache` holds the launches that name such objects."""
+        """`replay_cache` holds the launches that refer to objects of this kind."""
         self.kind = kind
         self._replay_cache = replay_cache
         self.items: dict[int, T] = {}
         self.bound = sys.maxsize
-        """Handles that the table may have before it calls `extend`."""
+        """Number of handles that the table may have before it calls `extend`."""
         self.extend: Callable[[HandleTable[Any], int], int] = lambda table, more: sys.maxsize
         """Returns the next bound, at least `more` above the present number of handles. Raises
         Refusal(QUOTA_EXCEEDED)."""
         self.get = self.items.get
         self._refused: dict[int, Refusal] = {}
-        """Reasons of handles whose creation was refused, until they are destroyed."""
+        """Tombstones: reasons of handles whose creation was refused, until the handles are destroyed."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -42,7 +42,8 @@ class HandleTable(Generic[T]):
         return found
 
     def unknown(self, handle: int) -> Refusal:
-        """Returns the refusal of a handle without an object: the reason of its failed creation, if there was one."""
+        """Returns the refusal for a handle without an object: the reason of its failed creation if there was one,
+        otherwise INVALID_HANDLE."""
         refused = self._refused.get(handle)
         if refused is not None:
             return refused
@@ -74,26 +75,26 @@ class HandleTable(Generic[T]):
             self._refused.pop(handle, None)
 
     def check_room(self, more: int) -> None:
-        """Raises Refusal(QUOTA_EXCEEDED) if the table may not have `more` handles in addition."""
+        """Raises Refusal(QUOTA_EXCEEDED) if the table may not have `more` additional handles."""
         if len(self.items) + more > self.bound:
             self.bound = self.extend(self, more)
 
     def never_made(self, handle: int, refusal: Refusal) -> None:
-        """Records that the creation of a handle was refused: later uses of it fail for the same reason, until it is
-        created after all. Has no effect on a live handle."""
+        """Records that the creation of a handle was refused. Later uses fail with the same reason, until the handle is
+        created successfully. Has no effect on a live handle."""
         if handle == 0 or handle in self.items:
             return
         self._refused[handle] = Refusal(
             refusal.reason,
             f"{self.kind} {handle} was not made: {refusal.message}",
             fix=refusal.fix,
-            details=refusal.details,  # without retry_after: a retry does not create the object
+            details=refusal.details,  # without retry_after, because retrying the use does not create the object
         )
         if len(self._refused) > REFUSED:
             del self._refused[next(iter(self._refused))]
 
     def forget(self, handle: int) -> bool:
-        """Removes the record that the handle was never made; True if there was one."""
+        """Removes the tombstone of the handle; returns True if there was one."""
         return self._refused.pop(handle, None) is not None
 
     def add(self, handle: int, item: T) -> T:
@@ -109,11 +110,12 @@ class HandleTable(Generic[T]):
         return found
 
     def refuses(self, handle: int) -> bool:
-        """True if the handle is recorded as `never_made`."""
+        """True if the handle has a tombstone."""
         return handle in self._refused
 
     def pop_all(self, handles: Iterable[int]) -> tuple[list[T], Refusal | None]:
-        """Removes and returns the objects behind the handles, with the refusal of the first handle that has none."""
+        """Removes and returns the objects of the handles. The second value is the refusal for the first unknown handle;
+        None if all are known."""
         found: list[T] = []
         items = self.items
         wrong: int | None = None
@@ -128,5 +130,5 @@ class HandleTable(Generic[T]):
         return found, None if wrong is None else self.unknown(wrong)
 
     def _named(self, _item: T) -> bool:
-        """True if launches in the replay cache may name it."""
+        """True if launches in the replay cache may refer to the object."""
         return True

@@ -1,4 +1,4 @@
-"""Holdings: the buffers and modules that a graph or a list of prepared launches uses, and keeps alive."""
+"""Holdings: the buffers and modules that a graph or a list of prepared launches uses and keeps alive."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Uses(NamedTuple):
     needed: tuple[Buffer, ...] = ()
     """Buffers whose contents the command depends on."""
     replaced: Buffer | None = None
-    """The buffer whose contents the command replaces as a whole."""
+    """The buffer whose entire contents the command replaces; None if there is none."""
 
 
 class Keeper(Protocol):
-    """Keeps buffers: `hearthd.device.memory.commands.MemoryCommands`."""
+    """Keeps buffers alive; implemented by `hearthd.device.memory.commands.MemoryCommands`."""
 
     def hold(self, buffer: Buffer) -> None: ...
     def let_go(self, session: DeviceSession, buffer: Buffer) -> None: ...
 
 
 class ModuleKeeper(Protocol):
-    """Keeps modules: `hearthd.device.launch.module_commands.ModuleCommands`."""
+    """Keeps modules alive; implemented by `hearthd.device.launch.module_commands.ModuleCommands`."""
 
     def hold(self, entry: ModuleEntry) -> None: ...
     def let_go(self, session: DeviceSession, entry: ModuleEntry) -> None: ...
@@ -45,7 +45,8 @@ class Keepers(NamedTuple):
 
 
 class Summary:
-    """Union of all uses of a sequence: the sequence is ordered, skipped and fails as one command."""
+    """Union of the uses of a sequence of launches, copies and fills, which is ordered, skipped and failed as one
+    command."""
 
     __slots__ = ("needed", "prints", "read", "reads", "renewed", "writes", "written")
 
@@ -63,18 +64,18 @@ class Summary:
         self.written = tuple(written)
         self.read = tuple(buffer for buffer in read if buffer not in written)
         self.needed = tuple(needed)
-        """Buffers whose contents from before the first launch the sequence depends on."""
+        """Buffers whose contents from before the sequence the sequence depends on."""
         self.renewed = tuple(renewed)
-        """Buffers whose contents the sequence replaces before it needs them: an earlier failure of them has no
-        effect."""
+        """Buffers whose contents the sequence replaces before it needs them, so that an earlier failure of these
+        buffers has no effect."""
         self.prints = next((entry.prints for each in uses for entry in each.modules if entry.prints is not None), None)
-        """The session that receives the output of its kernels; None where no kernel prints."""
+        """The session that receives the output of the sequence's kernels; None if no kernel prints."""
         self.writes: tuple[Usage, ...] = tuple(buffer.usage for buffer in self.written)
         self.reads: tuple[Usage, ...] = tuple(buffer.usage for buffer in self.read)
 
 
 class Holdings:
-    """The uses of a sequence, held from `add` to `release`."""
+    """The uses of a sequence, each kept alive from `add` until it is replaced or released."""
 
     def __init__(self, session: DeviceSession, keepers: Keepers) -> None:
         self._session = session
@@ -97,14 +98,14 @@ class Holdings:
         """Replaces the uses at `index`. The previous buffers and modules are released when the work that uses them is
         done."""
         if uses == self._uses[index]:
-            return  # only values have changed: the summary stays
+            return  # only values have changed, so the summary stays valid
         self._hold(uses)
         before, self._uses[index] = self._uses[index], uses
         self._summary = None
         self._release(before)
 
     def release(self) -> None:
-        """Releases everything. A second call has no effect."""
+        """Releases all buffers and modules. A second call has no effect."""
         uses, self._uses = self._uses, []
         self._summary = None
         for each in uses:

@@ -13,17 +13,17 @@ from hearthd.device.platform.tally import weigh
 Q = struct.Struct("<Q")
 
 KEY_AT = 24
-"""A plan depends on a record's bytes from here (the grid) to the end of its layout."""
+"""Offset in a record of the part that determines the plan: from the grid to the end of the layout."""
 
 
 class LaunchPlan:
-    """Geometry, the places of the buffers' addresses, and the conversion of the client's parameter block to the
+    """Geometry, positions of the buffers' addresses, and the conversion of the client's parameter block to the
     kernel's.
 
-    `moves` is empty where the client's block equals the kernel's; otherwise it has (from, to, size) of each parameter.
-    In C, the alignment of a struct that is passed as bytes depends on its declaration, which only the kernel's side
-    knows; and the driver refuses a block that is longer than the parameters ("too many resources requested for
-    launch").
+    `moves` is empty if both blocks have the same layout; otherwise it has (from, to, size) of each parameter. The
+    layouts can differ because in C the alignment of a struct that is passed as bytes depends on its declaration, which
+    only the kernel's side knows. The driver refuses a block that is longer than the parameters ("too many resources
+    requested for launch").
     """
 
     __slots__ = ("addresses", "attributes", "block", "function", "grid", "handles", "handles_at", "iterations",
@@ -45,7 +45,7 @@ class LaunchPlan:
             record.grid[0] * record.grid[1] * record.grid[2] * record.block[0] * record.block[1] * record.block[2]
         )
         self.weight = weigh(self.threads, None)
-        """Weight of a launch in the telemetry's tally."""
+        """Weight of one launch in the telemetry's tally."""
         pointers = len(record.buffers)
         self.handles = struct.Struct(f"<{pointers}Q")
         self.handles_at = HEADER.size + padded(len(record.layout))
@@ -56,28 +56,29 @@ class LaunchPlan:
         in_place = self.params_size == self.real_size and all(mine.offset == theirs[0] for mine, theirs in pairs)
         self.moves = () if in_place else tuple((mine.offset, theirs[0], mine.size) for mine, theirs in pairs)
         self.pointers = tuple((theirs[0], mine.size == TENSOR_MAP_BYTES) for mine, theirs in pairs if mine.pointer)
-        """The place of each address or tensor map, and True for a tensor map."""
+        """(offset in the kernel's block, True for a tensor map) of each address or tensor map."""
         self.patches = tuple(offset for offset, _ in self.pointers)
         self.addresses = addresses(given)
         self.readers = tuple(mine.read_only for mine in given if mine.pointer)
-        """True for each pointer that the kernel only reads through; empty where there is none."""
+        """True for each pointer that the kernel only reads through; empty if there is no such pointer."""
         if not any(self.readers):
             self.readers = ()
         plain = extension is None and self.attributes is None
         plain = plain and not record.flags & LaunchFlag.VALIDATE and not self._has_maps()
         self.length = self.params_at + padded(self.params_size) if plain else -1
-        """Size of a record that may take the inline path, in bytes; -1: none may."""
+        """Size, in bytes, of a record that may take the inline path; -1 if no record of this plan may."""
 
     def _has_maps(self) -> bool:
         return any(tensor_map for _, tensor_map in self.pointers)
 
     def params(self, data: bytes, record_at: int) -> bytearray:
-        """Returns the kernel's parameter block from a record in `data`; offsets are still in the place of addresses."""
+        """Returns the kernel's parameter block from a record in `data`; it contains offsets into the buffers instead of
+        addresses."""
         start = record_at + self.params_at
         return self.params_of(data[start : start + self.params_size])
 
     def params_of(self, given: bytes) -> bytearray:
-        """Returns the kernel's parameter block from the client's."""
+        """Returns the kernel's parameter block from the client's block."""
         if not self.moves:
             return bytearray(given)
         block = bytearray(self.real_size)
@@ -87,15 +88,15 @@ class LaunchPlan:
 
 
 def addresses(given: Sequence[Place]) -> tuple[tuple[int, int], ...]:
-    """Returns the argument index of each pointer, and the place of its offset in the client's block; -1: it has
-    none."""
+    """Returns (argument index, position of its offset in the client's block) of each pointer; the position is -1 for a
+    tensor map."""
     return tuple(
         (index, place.offset if place.size == Q.size else -1) for index, place in enumerate(given) if place.pointer
     )
 
 
 def attributes_of(record: Record) -> LaunchAttributes | None:
-    """Returns the attributes of a launch that is not plain; None for a plain one."""
+    """Returns the attributes of a cooperative or clustered launch; None for other launches."""
     cooperative = bool(record.flags & LaunchFlag.COOPERATIVE)
     cluster = record.extension.cluster if record.extension is not None else (0, 0, 0)
     if not cooperative and not any(cluster):
@@ -106,7 +107,7 @@ def attributes_of(record: Record) -> LaunchAttributes | None:
 def plan_key(data: bytes, record: Record) -> bytes:
     """Returns the bytes that determine a plan: the packed record `data` from its grid to the end of its layout.
 
-    The key of a record with an extension has a prefix, so that a record without one never matches it.
+    The key of a record with an extension has a prefix, so that a record without an extension never matches it.
     """
     layout = len(record.layout)
     if record.extension is None:
@@ -115,7 +116,8 @@ def plan_key(data: bytes, record: Record) -> bytes:
 
 
 def check_layout(given: Sequence[Place], params_size: int) -> str:
-    """Returns the first fault of a layout, or an empty string: parameters lie inside the block and do not overlap."""
+    """Returns the first fault of a layout, or an empty string. Parameters must lie inside the block and must not
+    overlap."""
     end = 0
     for index, place in enumerate(given):
         if place.offset < end:

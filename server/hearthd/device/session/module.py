@@ -12,7 +12,7 @@ from hearthd.device.session.launch_plan import LaunchPlan
 
 
 class ModuleEntry:
-    """A client's module: waiting for its compile, loaded, or failed."""
+    """A client's module, which is waiting for its compile, loaded, or failed."""
 
     __slots__ = (
         "again",
@@ -33,28 +33,29 @@ class ModuleEntry:
         self.handle = handle
         self.pending = True
         self.prints: SessionRef | None = None
-        """The session that receives the output of its kernels; None where no kernel prints."""
+        """The session that receives the output of the module's kernels; None if no kernel prints."""
         self.module: Module | None = None
         self.error: Refusal | None = None
         self.again: Callable[[], None] | None = None
-        """Tries to load the module again, after a load that was refused because the device was busy."""
+        """Tries to load the module again, after a load that was refused because the device was busy; None otherwise."""
         self.log = ""
         self.cached = False
         self.compile_ns = 0
         self.holders = 0
-        """Graphs and prepared launches that use the module: its code outlives its handle for them."""
+        """Number of graphs and prepared launches that use the module; its code is kept for them after the handle is
+        destroyed."""
         self.released = False
         self.variables: dict[str, Any] = {}
-        """Variables by name: one `hearthd.device.session.buffer.Buffer` each, under every handle that was given for
-        it."""
+        """Global variables by name: one `hearthd.device.session.buffer.Buffer` each, shared by all handles of that
+        variable."""
 
     def wanted(self) -> None:
-        """Tries again what may succeed by now: a command is about to wait for the module."""
+        """Retries a load that failed temporarily, because a command is about to wait for the module."""
         if self.again is not None:
             self.again()
 
     def loaded(self) -> Module:
-        """Returns the module; raises the error of its compile or load."""
+        """Returns the loaded module. Raises the error of its compile or load."""
         if self.error is not None:
             raise self.error
         assert self.module is not None, "asked for before it was ready"
@@ -62,7 +63,7 @@ class ModuleEntry:
 
 
 class FunctionEntry:
-    """A client's function; resolved at its first use. `plans` are the launches that have been checked."""
+    """A client's function, resolved at its first use. `plans` contains the launches that have been checked."""
 
     __slots__ = ("function", "handle", "module", "name", "plans", "refused")
 
@@ -73,7 +74,8 @@ class FunctionEntry:
         self.function: Function | None = None
         self.plans: dict[bytes, LaunchPlan] = {}
         self.refused: tuple[Refusal, Callable[[], bool]] | None = None
-        """Refusal of its first launch, and a function that returns True if another try may succeed."""
+        """Refusal of the first launch, and a function that returns True if another attempt may succeed; None if not
+        refused."""
 
     def resolve(self) -> Function:
         if self.function is None:

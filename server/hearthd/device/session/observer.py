@@ -1,4 +1,4 @@
-"""Observer: the interface through which traces and annotations see the commands of a session."""
+"""Observer: the interface by which traces and annotations observe the commands of a session."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class Record(Protocol):
-    """Record of one command in a trace, or between annotations; see `hearthd.device.profiling.trace`."""
+    """Record of one command in a trace or in annotations; see `hearthd.device.profiling.trace`."""
 
     def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
         """Called when the command submits work to the track; see `hearthd.device.context.DeviceContext.begin`."""
         ...
 
     def enter(self) -> None:
-        """Called when the command is tried: work that is submitted until `leave` belongs to it."""
+        """Called when the command is tried; work that is submitted until `leave` belongs to it."""
         ...
 
     def leave(self, done: bool) -> None:
-        """Called when the command has run, or cannot continue yet."""
+        """Called when the attempt ends. `done` is False if the command cannot continue yet."""
         ...
 
     def failed(self, reason: str) -> None:
@@ -28,11 +28,11 @@ class Record(Protocol):
         ...
 
     def settle(self) -> None:
-        """Called when the host is done with the command: it has run, or will not run."""
+        """Called when the host has finished with the command: it has run, or will not run."""
         ...
 
     def drop(self) -> None:
-        """Removes the record: it is not a separate command."""
+        """Removes the record, because it does not stand for a separate command."""
         ...
 
 

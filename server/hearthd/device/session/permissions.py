@@ -1,4 +1,4 @@
-"""Rights check of commands. Batches pass through the front undecoded, so that the check is here."""
+"""Checks the rights of commands. Batches pass through the front undecoded, so that the rights are checked here."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hearth_proto.frames import Kind
 
 
 class Permissions:
-    """Rights of a session that lacks some. A session with every right has no such object, and its commands are not
-    checked."""
+    """Rights of a session that lacks at least one right. A session with every right has no such object, and its
+    commands are not checked."""
 
     def __init__(self, granted: Collection[str]) -> None:
         self.granted = frozenset(granted)
@@ -21,12 +21,12 @@ class Permissions:
 
 
 def of(info: Mapping[str, Any]) -> Permissions | None:
-    """Returns the permissions in the payload of OPEN; None: every right."""
+    """Returns the permissions from the payload of OPEN; None if the session has every right."""
     return Permissions(info["rights"]) if "rights" in info else None
 
 
 class PermissionHolder(Protocol):
-    """A session, as far as its rights go."""
+    """A session, as the subject of the check."""
 
     channel: int
     tenant: str
@@ -34,14 +34,14 @@ class PermissionHolder(Protocol):
 
 
 class FrameSink(Protocol):
-    """Queue of frames to the front."""
+    """Queues frames for the front."""
 
     def put(self, kind: int, payload: bytes = b"", *, channel: int = 0) -> None: ...
 
 
 def check(out: FrameSink, session: PermissionHolder, kind: str) -> None:
-    """Raises Refusal(PERMISSION_DENIED) for a command that the session may not send. The front, which keeps the audit
-    log, receives one frame for each kind."""
+    """Raises Refusal(PERMISSION_DENIED) for a command that the session may not send. For each kind of command, one
+    frame is sent to the front, which writes the audit log."""
     permissions = session.permissions
     if permissions is None or kind in permissions.allowed:
         return

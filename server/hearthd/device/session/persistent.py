@@ -1,10 +1,11 @@
-"""Persistent memory of one session: memory allocated inside a window stays with the session when it is freed.
+"""Persistent memory of one session: memory allocated inside a persistent window stays with the session when it is
+freed.
 
-Windows nest: each one opened counts up, each one closed counts down, and memory is persistent while the count is not 0.
-The allocation makes memory persistent, not the free: the time at which Python frees an array is unpredictable. A freed
-block serves the session's next allocation of exactly the same reserved size, inside a window or not, and stays
-persistent. It returns to the pool with a clean-up, with the session, or when the session itself would otherwise run out
-of memory; never to make room for others.
+Windows nest: opening one increments a count, closing one decrements it, and new memory is persistent while the count is
+not 0. The allocation makes memory persistent, not the free, because the time at which Python frees an array is
+unpredictable. A freed block serves the session's next allocation of exactly the same reserved size, inside a window or
+not, and stays persistent. It returns to the pool in a clean-up, with the end of the session, or when the session itself
+would otherwise run out of memory; never to make room for other sessions.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ B = TypeVar("B")
 
 
 class PersistentBlocks(Generic[B]):
-    """The free blocks of one session, by their exact reserved size. Sizes in bytes."""
+    """The free persistent blocks of one session, by exact reserved size in bytes."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[B]] = {}
         self._depth = 0
         self._closed = False
         self.bytes = 0
-        """Free bytes that the session keeps."""
+        """Total size of the free blocks, in bytes."""
 
     @property
     def window(self) -> bool:
-        """True if memory that is allocated now is persistent."""
+        """True if memory that is allocated now becomes persistent."""
         return self._depth > 0
 
     @property
     def depth(self) -> int:
-        """Windows that are open."""
+        """Number of open windows."""
         return self._depth
 
     def enter(self) -> None:
         self._depth += 1
 
     def leave(self) -> None:
-        """Closes a window. Raises Refusal(INVALID_ARGUMENT) where none is open."""
+        """Closes a window. Raises Refusal(INVALID_ARGUMENT) if none is open."""
         if not self._depth:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
@@ -51,7 +52,7 @@ class PersistentBlocks(Generic[B]):
         self._depth -= 1
 
     def take(self, size: int) -> B | None:
-        """Returns the block of this reserved size that was freed last, or None."""
+        """Removes and returns the most recently freed block of this reserved size, or None."""
         blocks = self._free.get(size)
         if not blocks:
             return None
@@ -62,7 +63,7 @@ class PersistentBlocks(Generic[B]):
         return block
 
     def keep(self, size: int, block: B) -> bool:
-        """Takes a freed block; False: the session has ended, and the block belongs to the pool."""
+        """Stores a freed block. Returns False if the session has ended, so that the block must go back to the pool."""
         if self._closed:
             return False
         self._free.setdefault(size, []).append(block)

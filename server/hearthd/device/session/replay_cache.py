@@ -1,7 +1,8 @@
-"""Launch replay cache: launches known byte for byte, reissued without checks until one of their handles changes.
+"""Launch replay cache: launches known byte for byte, which are issued again without checks until one of their handles
+changes.
 
-A program that repeats itself sends the same record again and again; a program that passes a counter never does and
-should not pay for lookups. Lookups pause after a number of misses.
+A program that repeats itself sends the same records again; a program that passes a counter never does, and should not
+pay for lookups. Therefore lookups pause after a number of misses.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MOST = 1024
-"""Records that the cache holds."""
+"""Most records that the cache holds."""
 
 PATIENCE = 256
-"""Misses after which lookups pause."""
+"""Number of misses, net of hits, after which lookups pause."""
 
 PAUSE = 64
-"""Runs of records without lookups; the next run is looked up again."""
+"""Number of runs of records without lookups; the next run is looked up again."""
 
 
 class ReplayCache(Generic[T]):
-    """Values by launch record. Call `forget` whenever a handle that a record may name is freed or fails."""
+    """Values by launch record. The caller must call `forget` whenever a handle that a record may refer to is freed or
+    fails."""
 
     __slots__ = ("_credit", "_pause", "known")
 

@@ -28,7 +28,7 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class KnownLaunch:
-    """A launch that the driver has been given before: its parameter block, its writes and its reads."""
+    """A launch that was issued before, with its parameter block, its written and its read buffers."""
 
     __slots__ = ("again", "params", "plan", "reads", "stream", "track", "writes")
 
@@ -47,7 +47,7 @@ class KnownLaunch:
         self.writes = writes
         self.reads = reads
         self.again: Callable[[], object] | None = None
-        """Hands the launch to the driver once more; None until its first repetition."""
+        """Issues the launch again; None until its first repetition."""
 
 
 class SubmittedCommand(Deferrable, Protocol):
@@ -63,8 +63,8 @@ class SubmittedCommand(Deferrable, Protocol):
 
 
 class BufferTable(HandleTable[Buffer]):
-    """Table of buffers. Most buffers are created, used once and freed: the replay cache keeps its launches when a
-    buffer that none of them names is freed."""
+    """Table of buffers. Most buffers are created, used once and freed; therefore the replay cache is kept when a buffer
+    is freed that no cached launch uses."""
 
     def _named(self, item: Buffer) -> bool:
         return item.usage.replayable
@@ -77,18 +77,17 @@ class BatchEntry:
 
     def __init__(self, seq: int) -> None:
         self.seq = seq
-        self.left = 1  # the batch itself, until all its commands are decoded
+        self.left = 1  # counts the batch itself until all its commands are decoded
 
 
 class DeviceSession:
     """State of one session on this device."""
 
     shares = False
-    """True once the session has had buffers that are read-only: launches with them read them, whatever their layout
-    says."""
+    """True once the session has had read-only buffers. Launches only read such buffers, whatever their layout says."""
 
     signals: CompletionSignals | None = None
-    """The queue of its completion signals; None: the session has requested none."""
+    """The memory for completion signals of the session; None if the session has requested none."""
 
     permissions: Permissions | None = None
     """Rights of the session; None: every command is allowed."""
@@ -97,7 +96,7 @@ class DeviceSession:
         self.channel = channel
         self._identify(info)
         self.replay_cache: ReplayCache[KnownLaunch] = ReplayCache()
-        """Launches that may be repeated without checks, by their records."""
+        """Launches that may be repeated without checks, by record."""
         self.buffers = BufferTable("buffer", self.replay_cache)
         self.streams = StreamTable(self.replay_cache)
         self.events: HandleTable[EventEntry] = HandleTable("event")
@@ -113,7 +112,7 @@ class DeviceSession:
             self.buffers, self.streams, self.events, self.modules, self.functions, self.profiles, self.tensor_maps,
             self.graphs, self.prepared,
         )  # fmt: skip
-        """The handle tables."""
+        """All handle tables."""
         self.uploads: dict[int, UploadFlow] = {}
         self.downloads: dict[int, DownloadFlow] = {}
         self.over = FinishedTransfers()
@@ -121,71 +120,72 @@ class DeviceSession:
         self.batches: deque[BatchEntry] = deque()
         self.last_seq = 0
         self.late_allocations = 0
-        """Allocations that wait for memory: later ones wait behind them."""
+        """Number of allocations that wait for memory; later allocations wait behind them."""
         self.frees: dict[int, None] = {}
         """Frees that have not run yet, by number, oldest first."""
         self.last_free = 0
         self.allocations = 0
-        """Buffers with memory behind them, of live handles or held by a graph."""
+        """Number of buffers that have memory, under live handles or held by graphs."""
         self.bytes_in_use = 0
         self.bytes_peak = 0
         self.bytes_reserved = 0
         self.bytes_pinned = 0
-        """Host memory on loan to copies under way."""
+        """Host memory, in bytes, used by copies under way."""
         self.bytes_durable = 0
-        """Host memory for copies of durable buffers."""
+        """Host memory, in bytes, for copies of durable buffers."""
         self.durable: dict[int, Buffer] = {}
-        """Durable buffers, by handle; a freed buffer may still be among them."""
+        """Durable buffers by handle; may include freed buffers."""
         self.snapshots: dict[Any, None] = {}
-        """Snapshots under way, each a `hearthd.device.durable.snapshot.Snapshot`."""
+        """Snapshots under way (`hearthd.device.durable.snapshot.Snapshot`)."""
         self.persistent: PersistentBlocks[Any] = PersistentBlocks()
         self.trace: Observer | None = None
-        """Observer of every command of the session, if any; launches then take the queued path."""
+        """Observer of every command of the session, or None. With an observer, launches take the queued path."""
         self._touched: dict[int, PooledStream] = {}
         self.add_stream(0, track(self.priority))
 
     def _identify(self, info: Mapping[str, Any]) -> None:
-        """Takes the session's description from the front."""
+        """Sets the session's description from the front's OPEN payload."""
         self.id: str = info.get("session", "")
         self.tenant: str = info.get("tenant", "")
         self.weight: float = info.get("weight", 1.0)
         """Weight of the session in the division of device time."""
         self.priority: int = info.get("priority", 0)
-        """Added to the priority of its streams; lower is more urgent."""
+        """Added to the priority of the session's streams; lower is more urgent."""
         self.launch_timeout: float = info.get("launch_timeout", 0.0)
-        """Seconds, for launches without a separate limit; 0: none."""
+        """Time limit, in seconds, of launches without a separate limit; 0: no limit."""
         self._bound(info)
 
     def limit(self, limits: HandleLimits) -> None:
-        """Bounds the number of its handles from now on."""
+        """Limits the number of the session's handles from now on."""
         for table in self.tables:
             table.extend, table.bound = partial(limits.bound, self), 0
 
     def change(self, info: Mapping[str, Any]) -> None:
-        """Takes changed limits of its tenant from the front. Existing streams keep their priority."""
+        """Applies changed limits of the session's tenant from the front. Existing streams keep their priority."""
         for table in self.tables:
-            table.bound = 0  # the next handle asks for a new bound
+            table.bound = 0  # the next handle requests a new bound
         self.weight, self.priority = info.get("weight", 1.0), info.get("priority", 0)
         self._bound(info)
         self.permissions = permissions.of(info)
         self.replay_cache.forget()
         for function in self.functions.items.values():
-            function.plans.clear()  # checked launches skip the check of rights
+            function.plans.clear()  # launches with a plan would skip the check of rights
 
     def _bound(self, info: Mapping[str, Any]) -> None:
         self.device_bytes: int = info.get("device_bytes", 0)
-        """Limit of all sessions of its tenant together on this device; 0: no limit. Pinned and durable likewise."""
+        """Limit, in bytes, of all sessions of the tenant together on this device; 0: no limit. The same applies to
+        `pinned_bytes` and `durable_bytes`."""
         self.pinned_bytes: int = info.get("pinned_bytes", 0)
         self.durable_bytes: int = info.get("durable_bytes", 0)
         self.handles: int = info.get("handles", 0)
-        """Limit of the handles of all sessions of its tenant together in this process; 0: no limit."""
+        """Limit of the handles of all sessions of the tenant together in this process; 0: no limit."""
 
     def add_stream(self, handle: int, track: PooledStream) -> None:
         self.streams.put(handle, LogicalStream(handle, track, self.id, self.launch_timeout))
         self.touch(track)
 
     def touch(self, track: PooledStream) -> None:
-        """Notes that work of this session may be under way on the track."""
+        """Records that work of this session may be under way on the track."""
         self._touched[track.index] = track
 
     def tracks(self) -> list[PooledStream]:

@@ -1,4 +1,4 @@
-"""Streams under a client's handles, and their state: events, profiles, a capture under way."""
+"""Streams under a client's handles, and their state: events, profiles, a capture in progress."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class Capturing(Protocol):
-    """A capture under way; see `hearthd.device.graphs.capture`."""
+    """A capture in progress; see `hearthd.device.graphs.capture`."""
 
     @property
     def entry(self) -> Any:
-        """The graph in recording."""
+        """The graph that is being recorded."""
         ...
 
     def admit(self, origin: Any) -> None:
-        """Takes note of a command (`hearthd.device.operation.Origin`) that has arrived: records it, or raises
-        Refusal."""
+        """Admits a command (`hearthd.device.operation.Origin`) on arrival. Raises Refusal if the command cannot be
+        captured."""
         ...
 
     def add_launch(self, bound: Any) -> None:
-        """Records a `BoundLaunch`, in the stream's order. Raises Refusal for a launch that a graph cannot hold."""
+        """Records a `BoundLaunch`, in the order of the stream. Raises Refusal if a graph cannot contain the launch."""
         ...
 
     def add_launches(self, launches: Sequence[Any], count: int) -> None:
-        """Records prepared `BoundLaunch`es, `count` times."""
+        """Records prepared `BoundLaunch`es, `count` times in sequence."""
         ...
 
     def add_copy(self, destination: Buffer, source: Buffer, node: CopyNode) -> None:
-        """Records a copy, from range to range of the two buffers."""
+        """Records a copy between ranges of the two buffers."""
         ...
 
     def add_fill(self, buffer: Buffer, node: FillNode) -> None:
@@ -44,17 +44,17 @@ class Capturing(Protocol):
         ...
 
     def failed(self, failure: StreamFailure) -> None:
-        """Takes note that a command of the stream was not recorded: the capture fails."""
+        """Marks the capture as failed, because a command of the stream was not recorded."""
         ...
 
     def discard(self, session: Any) -> None:
-        """Drops the recording; the stream of the session (`hearthd.device.session.session.DeviceSession`) runs its
+        """Drops the recording; the stream of the session (`hearthd.device.session.session.DeviceSession`) executes its
         commands again."""
         ...
 
 
 class LogicalStream:
-    """A client's stream. Folded streams share a track, never errors."""
+    """A client's stream. Several logical streams may share a track, but never errors."""
 
     __slots__ = (
         "_collectives",
@@ -75,25 +75,25 @@ class LogicalStream:
         self.handle = handle
         self.track = track
         self.session = session
-        """Id of the session that it belongs to."""
+        """Id of the session that owns the stream."""
         self.launch_timeout = launch_timeout
-        """Seconds, for launches without a separate limit; 0: none."""
+        """Time limit, in seconds, of launches without a separate limit; 0: no limit."""
         self.marked: dict[LogicalStream, None] | None = None
         """The table's set of marked streams, which this stream joins when it has failures or collectives; see
         `hearthd.device.session.stream_table`."""
         self.errors = StreamErrors()
         self.heir: LogicalStream | None = None
-        """The stream that reports the failures of this one after its destruction."""
+        """The stream that reports the failures of this stream after its destruction."""
         self._collectives: tuple[PooledStream, ...] = ()
         self.flights: dict[PendingOutcome, None] = {}
         """Collectives of the stream whose outcome is pending."""
         self.capture: Capturing | None = None
-        """The capture that records the stream's commands instead of running them, from the arrival of BeginCapture
-        on."""
+        """The capture that records the stream's commands instead of executing them, from the arrival of BeginCapture
+        on; None without a capture."""
         self.starting: list[ProfileEntry] = []
         """Profiles whose clock starts with the stream's next work."""
         self.profiles: list[ProfileEntry] = []
-        """Profiles that are open on the stream: its failures belong to them."""
+        """Open profiles of the stream, which record its failures."""
 
     @property
     def collectives(self) -> tuple[PooledStream, ...]:
@@ -107,12 +107,12 @@ class LogicalStream:
             self._mark()
 
     def failed(self, failure: StreamFailure) -> None:
-        """Records the failure of a command that has not been reported."""
+        """Records the failure of a command, to be reported by a later wait."""
         self.errors.add(failure)
         (self.heir or self)._mark()
 
     def hand_over(self, heir: LogicalStream) -> None:
-        """Called at destruction: `heir` reports the failures of this stream, also later ones."""
+        """Called when the stream is destroyed: `heir` reports the present and later failures of this stream."""
         self.errors.hand_over(heir.errors)
         self.heir = heir
         heir._mark()

@@ -1,5 +1,4 @@
-"""A session's streams by handle, with the tracks, failures and collectives of all of them without a walk of the
-table."""
+"""Streams of a session by handle. Keeps track of their tracks, failures and collectives without walking the table."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from hearthd.device.streams.stream_pool import PooledStream
 
 
 class StreamTable(HandleTable[LogicalStream]):
-    """Table of streams. Many streams share few tracks; few streams have unreported failures or collectives."""
+    """Table of streams. Many streams share few tracks, and few streams have unreported failures or collectives."""
 
     def __init__(self, replay_cache: ReplayCache[Any]) -> None:
         super().__init__("stream", replay_cache)
         self._used: dict[int, PooledStream] = {}
         self._users: dict[int, int] = {}
-        """Number of the streams on each track, by the track's index."""
+        """Number of streams on each track, by track index."""
         self._tracks: list[PooledStream] | None = None
         self._marked: dict[LogicalStream, None] = {}
 
@@ -43,14 +42,14 @@ class StreamTable(HandleTable[LogicalStream]):
 
     @property
     def tracks(self) -> list[PooledStream]:
-        """Tracks of the streams, each once; the caller does not change the list."""
+        """Tracks of the streams, each once. The caller must not change the list."""
         if self._tracks is None:
             self._tracks = list(self._used.values())
         return self._tracks
 
     @property
     def marked(self) -> list[LogicalStream]:
-        """Streams with unreported failures, or collectives; also those whose handle was destroyed."""
+        """Streams with unreported failures or with collectives, including streams whose handle was destroyed."""
         if not self._marked:
             return []
         marked = [stream for stream in self._marked if stream.errors or stream.collectives or stream.flights]
@@ -61,7 +60,7 @@ class StreamTable(HandleTable[LogicalStream]):
 
     @property
     def collectives(self) -> list[PooledStream]:
-        """Communicators' tracks that live streams have work on, each once."""
+        """Communicators' tracks with work of live streams, each once."""
         if not self._marked:
             return []
         found: dict[PooledStream, None] = {}

@@ -1,7 +1,7 @@
-"""Stretch of a profile: the commands of its stream between its start and its end, by their places, and their failures.
+"""Stretch of a profile: the commands of its stream between its start and its end, by position, and their failures.
 
-A command has its place, (batch, index), from its arrival on, but may fail on arrival or when its turn comes. So the
-place decides whether a failure falls into the stretch, never the time.
+A command has its position, (batch, index), from its arrival on, but may fail on arrival or when it runs. Therefore the
+position decides whether a failure belongs to the stretch, not the time.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from hearthd.device.streams.stream_errors import StreamFailure
 
 MAX_KEPT = 32
-"""Failures kept by their names; further ones are counted."""
+"""Most failures kept individually; further failures are only counted."""
 
 Place = tuple[int, int]
 
 
 class Stretch:
-    """The failures of one profile. `since` and `until` are places; None: open on that side, as for single calls."""
+    """The failures of one profile between the positions `since` and `until`. None: no bound on that side, as for single
+    calls."""
 
     def __init__(self, since: Place | None) -> None:
         self.since = since
@@ -24,9 +25,9 @@ class Stretch:
         self.more = 0
 
     def add(self, failure: StreamFailure) -> None:
-        """Adds the failure of a command of the stream, if its place is in the stretch."""
+        """Adds the failure of a command of the stream, if the command's position is in the stretch."""
         place = (failure.seq, failure.index)
-        if place != (0, 0):  # a single call has no place
+        if place != (0, 0):  # a single call has no position
             if self.since is not None and place <= self.since:
                 return
             if self.until is not None and place >= self.until:
@@ -38,5 +39,5 @@ class Stretch:
 
     @property
     def void(self) -> bool:
-        """True if a command failed in the stretch: its times do not measure the intended work."""
+        """True if a command failed in the stretch, so that the measured times do not describe the intended work."""
         return bool(self.failures)

@@ -1,6 +1,7 @@
-"""Launch timing: the time of some launches from hand-over to completion, for the metrics. Device-handle thread only.
+"""Launch timing: measures the time of some launches from submission to completion, for the metrics. Device-handle
+thread only.
 
-The first launch of each stream is timed, one in `WINDOW` commands, and one each `RESTS` times that a track becomes
+The first launch of each stream is timed, then one in `WINDOW` commands, and one each `RESTS` times that a track becomes
 idle.
 """
 
@@ -13,16 +14,16 @@ from hearthd.device.streams.track import RESTS, TIME_NEXT, TIMED, LaunchProbe, P
 
 
 class LaunchTiming:
-    """Called between two commands of a track, and when submitted work is done."""
+    """Selects the launches to time. Called between two commands of a track, and when submitted work is done."""
 
     def __init__(self) -> None:
         self.on_done: Callable[[int], None] = lambda nanoseconds: None
-        """Called with the nanoseconds of each timed launch."""
+        """Called with the duration of each timed launch, in nanoseconds."""
 
     def between(self, track: PooledStream, position: int) -> bool:
-        """Selects the command to time between two commands of a track, which has been given all up to `position`: the
-        last one, or the next. A command that turns out to be no launch is not timed; the next one is. True if the end
-        of the last command has to be polled."""
+        """Selects the command to time: the last one, or the next. All commands of the track up to `position` have been
+        submitted. A selected command that turns out not to be a launch is not timed, and the next command is selected.
+        Returns True if the completion of the last command has to be polled."""
         probe = track.probe
         found = probe is not None and not probe.launch and _is_launch(track, probe)
         if probe is not None and found:
@@ -36,7 +37,8 @@ class LaunchTiming:
 
     @staticmethod
     def passed(track: PooledStream) -> bool:
-        """Moves the timing to the command after the next, which is no launch; otherwise as `between`."""
+        """Skips a command that is not a launch: the command after it is selected instead. Returns True as `between`
+        does."""
         probe = track.probe
         if probe is None:
             return False
@@ -50,7 +52,7 @@ class LaunchTiming:
         return found
 
     def reached(self, track: PooledStream, position: int) -> None:
-        """Takes note that the track, which has a probe, is done with all commands up to `position`."""
+        """Records that the track, which has a probe, has completed all commands up to `position`."""
         probe = track.probe
         if probe is None or position < probe.position:
             return
@@ -63,12 +65,12 @@ class LaunchTiming:
 
     @staticmethod
     def rested(track: PooledStream) -> None:
-        """Takes note that the track is idle."""
+        """Records that the track became idle; selects the next command every `RESTS` times."""
         track.rests += 1
         if not track.rests % RESTS and not track.timing:
             track.timing = TIME_NEXT
 
 
 def _is_launch(track: PooledStream, probe: LaunchProbe) -> bool:
-    """True if the timed command is the last launch of the track."""
+    """True if the probed command is the last launch of the track."""
     return bool(track.launched) and track.launched[-1][0] == probe.position

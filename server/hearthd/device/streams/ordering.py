@@ -1,11 +1,13 @@
-"""Ordering: the waits between streams before a command may run (read-after-write, write-after-read, write-after-write).
+"""Ordering: determines the waits between streams before a command may run (read-after-write, write-after-read,
+write-after-write).
 
 Every buffer carries its last write and the reads since, each as (track, position). A *track* is one CUDA stream; its
-*position* counts the commands submitted to it. A wait between two tracks covers all that the origin had been given when
-the wait was made, so one wait serves every buffer up to that position: each pair is fenced once per position.
+*position* counts the commands submitted to it. When a track waits for another, the wait covers all commands that had
+been submitted to the other track by then. So one wait serves every buffer up to that position, and each pair of tracks
+is fenced once per position.
 
-The state is bounded: one position per track, one per pair of tracks that ever met, and with each buffer one write and
-at most one read per track.
+The state is bounded: one position per track, one per pair of tracks with shared buffers, and for each buffer one write
+and at most one read per track.
 """
 
 from __future__ import annotations
@@ -16,29 +18,29 @@ from typing import Any
 
 
 class Usage:
-    """Last write of a buffer, and the reads since. Track -1: never."""
+    """Last write of a buffer, and the reads since. Track -1: the buffer was never written."""
 
     __slots__ = ("behind", "position", "reads", "replayable", "track")
 
     def __init__(self) -> None:
         self.behind: tuple[Any, ...] = ()
-        """Pending outcomes that the validity of the buffer's contents depends on; see
+        """Pending outcomes that determine whether the buffer's contents are valid; see
         `hearthd.device.streams.pending_outcomes`."""
         self.track = -1
         self.position = 0
         self.reads: dict[int, int] | None = None
         self.replayable = False
-        """True if the replay cache may have launches that use the buffer (`hearthd.device.session.replay_cache`)."""
+        """True if the replay cache may contain launches that use the buffer (`hearthd.device.session.replay_cache`)."""
 
     def tracks(self) -> dict[int, int]:
-        """Returns every track with unfenced use of the buffer, and the position of its last use."""
+        """Returns every track that last wrote the buffer or has read it since, with the position of its last use."""
         used = dict(self.reads or ())
         if self.track >= 0:
             used[self.track] = max(self.position, used.get(self.track, 0))
         return used
 
     def read_by(self, track: int, done: int) -> None:
-        """Removes the reads by `track` up to position `done`, which are over: the next write need not wait for later
+        """Removes the completed reads by `track` up to position `done`, so that the next write need not wait for later
         work of the track."""
         if self.reads is not None and self.reads.get(track, done + 1) <= done:
             del self.reads[track]
@@ -50,11 +52,11 @@ class OrderingView:
 
     tracks: int
     fenced_pairs: int
-    """Ordered pairs of tracks of which one has waited for the other."""
+    """Number of ordered pairs of tracks of which the first has waited for the second."""
 
 
 class Ordering:
-    """Positions of all tracks, and the waits that have been made."""
+    """Positions of all tracks, and the waits between tracks that have been made."""
 
     def __init__(self) -> None:
         self._positions: list[int] = []
@@ -70,19 +72,19 @@ class Ordering:
         return len(self._positions) - 1
 
     def position(self, track: int) -> int:
-        """Returns the position of the last command given to the track."""
+        """Returns the position of the last command submitted to the track."""
         return self._positions[track]
 
     @property
     def positions(self) -> Sequence[int]:
-        """Positions of all tracks, by their numbers."""
+        """Positions of all tracks, indexed by track number."""
         return self._positions
 
     def plan(self, track: int, writes: Iterable[Usage], reads: Iterable[Usage] = ()) -> list[int]:
         """Takes the next position on `track` for a command; returns the tracks that it has to wait for first.
 
-        A buffer that is both read and written belongs to `writes`; named in both, it counts as written. Without buffers
-        it is a step that others can be fenced behind: a wait for an event, memory taken or freed.
+        A buffer that is both read and written belongs in `writes`; if it is in both, it counts as written. A command
+        without buffers is a step that other tracks can be fenced behind: a wait for an event, or an allocation or free.
         """
         position = self._positions[track] + 1
         self._positions[track] = position
@@ -99,7 +101,7 @@ class Ordering:
             usage.position = position
         for usage in reads:
             if usage.track == track and usage.position == position:
-                continue  # written by this very command
+                continue  # this command writes the buffer as well
             if usage.track != track and usage.track >= 0:
                 self._need(waits, track, usage.track, usage.position)
             if usage.reads is None:
@@ -114,7 +116,8 @@ class Ordering:
         return position
 
     def fence(self, track: int, origin: int, position: int) -> bool:
-        """True if `track` has to wait for `origin` to pass `position`; records the wait."""
+        """Records that `track` has to wait until `origin` has passed `position`. Returns False if an earlier wait
+        covers that."""
         waits: list[int] = []
         if origin != track:
             self._need(waits, track, origin, position)
@@ -123,6 +126,6 @@ class Ordering:
     def _need(self, waits: list[int], track: int, origin: int, position: int) -> None:
         pair = (track, origin)
         if self._synced.get(pair, 0) < position:
-            # The event is recorded now, so it covers all that the origin has been given.
+            # The caller records the event now, so it covers everything submitted to the origin so far.
             self._synced[pair] = self._positions[origin]
             waits.append(origin)

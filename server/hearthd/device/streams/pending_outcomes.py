@@ -1,7 +1,7 @@
-"""Pending outcomes of collectives, and the contents that depend on them.
+"""Pending outcomes of collectives, and the buffer contents that depend on them.
 
-The device completes a collective whether it succeeded or failed. Commands run on its result meanwhile; reads and waits
-are answered only when the outcome is known.
+The device completes a collective whether it succeeded or failed. Later commands may run on its result before the
+outcome is known; reads and waits are answered only when the outcome is known.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Callback = Callable[[], None]
 
 
 class PendingOutcome(Protocol):
-    """The outcome of a launched collective, which is known later than its completion on the device."""
+    """The outcome of a launched collective, which becomes known after its completion on the device."""
 
     @property
     def over(self) -> bool: ...
@@ -24,8 +24,8 @@ class PendingOutcome(Protocol):
     def failure(self) -> StreamFailure | None: ...
     @property
     def row(self) -> Hashable:
-        """Outcomes of one row (a communicator) become known in the order of `place`: a success implies the success of
-        all before it."""
+        """The communicator. Outcomes of one communicator become known in the order of `place`: a success implies the
+        success of all earlier ones."""
         ...
 
     @property
@@ -36,7 +36,7 @@ class PendingOutcome(Protocol):
 
 
 class PendingOutcomes:
-    """Dependencies of buffer contents on unfinished collectives. Device-handle thread only."""
+    """Dependencies of buffer contents on collectives with pending outcomes. Device-handle thread only."""
 
     __slots__ = ("open",)
 
@@ -45,13 +45,14 @@ class PendingOutcomes:
         """Collectives whose outcome is pending."""
 
     def about(self, usage: Usage) -> list[PendingOutcome]:
-        """Pending outcomes that the contents of a buffer depend on, for commands issued so far."""
+        """Returns the pending outcomes that the contents of a buffer depend on, after all commands issued so far."""
         if not (usage.behind and self.open):
             return []
         return [each for each in usage.behind if each in self.open]
 
     def spread(self, writes: Collection[Usage], reads: Collection[Usage]) -> None:
-        """Propagates dependencies: what a command writes depends on all that its buffers depended on."""
+        """Propagates dependencies: the written buffers depend on everything that any buffer of the command depended
+        on."""
         found: dict[Hashable, PendingOutcome] = {}
         for usages in (writes, reads):
             for usage in usages:
@@ -63,20 +64,21 @@ class PendingOutcomes:
             usage.behind = tuple(found.values())
 
     def launched(self, outcome: PendingOutcome, writes: Iterable[Usage]) -> None:
-        """Records a collective that writes these buffers."""
+        """Records a launched collective that writes these buffers."""
         self.open[outcome] = None
         for usage in writes:
             usage.behind = (*(each for each in self.about(usage) if each.row is not outcome.row), outcome)
 
     def settled(self, usage: Usage, callback: Callback) -> Callback:
-        """Returns a callback for completion on the device that defers `callback` until the outcomes are known, too."""
+        """Returns a callback for completion on the device. It defers `callback` until the outcomes that the buffer
+        depends on are also known."""
         outcomes = self.about(usage)
         return both(outcomes, callback) if outcomes else callback
 
 
 def both(outcomes: Iterable[PendingOutcome], callback: Callback) -> Callback:
-    """Returns a function that calls `callback` once it has been called and all outcomes are known. Callbacks keep their
-    order: errors surface in the order of the stream."""
+    """Returns a function that calls `callback` after the function has been called and all outcomes are known. Callbacks
+    keep their order, so errors surface in the order of the stream."""
     waiting = [each for each in outcomes if not each.over]
     left = len(waiting) + 1
 

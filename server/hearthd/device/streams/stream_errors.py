@@ -1,8 +1,8 @@
-"""Errors of one-way commands: kept per logical stream, surfacing once, all, in order.
+"""Errors of one-way commands: kept per logical stream, and reported together, once, in order.
 
 A failed command poisons the buffers that it would have written. Until the failure is reported to the client, commands
-that need such a buffer are skipped, and reads of it fail, from any stream; after that, the client knows, and the buffer
-has its former contents.
+that need such a buffer are skipped, and reads of it fail, from any stream. After the report the buffer may be used
+again, with its previous contents.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import status_pb2
 
 MAX_KEPT = 32
-"""Failures kept per stream; older ones are merged into one entry with their number."""
+"""Most failures kept per stream; beyond this number, older failures are merged into the first one, which counts
+them."""
 
 
 @dataclass(eq=False)
 class StreamFailure:
-    """A failed command: its place, and the reason."""
+    """A failed command: its identity, and the reason."""
 
     command: str
     stream: int
@@ -29,11 +30,12 @@ class StreamFailure:
     surfaced: bool = False
     root: StreamFailure | None = None
     spokesman: StreamFailure | None = None
-    """The failure whose report covers this one as well: it counts this one, or is its cause."""
+    """The failure whose report also covers this one: it counts this failure, or is its cause. None if this failure is
+    reported itself."""
 
     @property
     def cause(self) -> StreamFailure:
-        """The failure that caused this one, or itself."""
+        """The failure that caused this one; this failure itself if it has no cause."""
         failure = self
         while failure.root is not None:
             failure = failure.root
@@ -60,7 +62,7 @@ class StreamFailure:
 
 @dataclass
 class StreamErrors:
-    """Failures of one logical stream that have not been reported."""
+    """Failures of one logical stream that have not been reported yet."""
 
     _kept: list[StreamFailure] = field(default_factory=list)
     _heir: StreamErrors | None = None
@@ -74,29 +76,30 @@ class StreamErrors:
             return
         if failure.root is not None and not failure.merged:
             reported = next((kept for kept in self._kept if kept.cause is failure.cause), None)
-            if reported is not None:  # the stream reports the cause of the skip
+            if reported is not None:  # the stream already reports the cause of the skip
                 failure.spokesman = reported
                 return
         self._kept.append(failure)
         if len(self._kept) > MAX_KEPT:
-            # The first is the likeliest cause of the rest: the second oldest is merged into it.
+            # The second oldest failure is merged into the oldest one, which is the most likely cause of the others.
             gone = self._kept.pop(1)
             self._kept[0].merged += 1 + gone.merged
             gone.spokesman = self._kept[0]
 
     def hand_over(self, heir: StreamErrors) -> None:
-        """Passes all failures to `heir`, also later ones: the stream is destroyed."""
+        """Passes all current and later failures to `heir`, because the stream is destroyed."""
         kept, self._kept = self._kept, []
         self._heir = heir
         for failure in kept:
             heir.add(failure)
 
     def take(self, before: tuple[int, int] | None = None, *, told: bool = True) -> list[StreamFailure]:
-        """Returns and removes all failures, oldest first; they have surfaced, and the buffers that they poisoned may be
-        used again.
+        """Removes and returns all failures, oldest first. They count as reported, so the buffers that they poisoned may
+        be used again.
 
-        `before`: only failures of commands that were submitted before this (batch, index). `told` False: the caller
-        marks them as surfaced later.
+        Args:
+          before: takes only failures of commands submitted before this (batch, index).
+          told: False if the caller marks the failures as reported later.
         """
         taken = sorted(self._kept, key=lambda failure: (failure.seq, failure.index))
         if before is not None:
@@ -108,7 +111,7 @@ class StreamErrors:
 
 
 def poisoned(failure: StreamFailure | None) -> StreamFailure | None:
-    """Returns the failure that still poisons a buffer, if any."""
+    """Returns the failure if it still poisons a buffer, that is, has not been reported; otherwise None."""
     return None if failure is None or failure.told else failure
 
 
@@ -122,13 +125,14 @@ def skipped(command: str, stream: int, seq: int, index: int, because: StreamFail
         fix=cause.refusal.fix or "repair the command that failed first",
         details={"cause": cause.refusal.reason, "cause_command": cause.command, "cause_stream": cause.stream},
     )
-    # The cause itself, not the links between: a long chain of skipped commands keeps two failures alive, not all.
+    # The root is the cause itself, not the skip before this one, so that a long chain of skips keeps two failures alive
+    # instead of all.
     return StreamFailure(command, stream, seq, index, refusal, root=cause)
 
 
 def surface(failures: list[StreamFailure]) -> status_pb2.Status:
-    """Returns the status that reports `failures` (not empty) to a client: the first one decides the reason, all are
-    listed."""
+    """Returns the status that reports `failures` (not empty) to a client: the first failure determines the reason, and
+    all are listed."""
     first = failures[0].refusal
     more = len(failures) - 1 + sum(failure.merged for failure in failures)
     message = f"{failures[0].command}: {first.message}"

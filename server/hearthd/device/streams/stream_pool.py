@@ -1,4 +1,4 @@
-"""Pool of CUDA streams (tracks) of a device process: assignment, order of work, and completion."""
+"""Pool of CUDA streams (tracks) of a device process: assignment to logical streams, order of work, and completion."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hearthd.device.streams.watched_events import WatchedEvents
 __all__ = ["NEVER", "WINDOW", "WINDOWS", "PooledStream", "StreamPool", "listed"]
 
 NAMED = 8
-"""Kernels that a refusal names."""
+"""Most kernels that a refusal names."""
 
 WATCH_S = 1e-3
-"""Sleep between two polls of events with a deadline, in seconds, where the backend notifies of completions."""
+"""Sleep, in seconds, between two polls of events with a deadline. Used if the backend notifies of completions."""
 
 
 class StreamPool:
@@ -34,31 +34,32 @@ class StreamPool:
         self.held = False
         self._server = server
         self.notified = server.on_progress(wake)
-        """True if the backend notifies of completions; otherwise they are polled."""
+        """True if the backend notifies the loop of completions; otherwise completions are polled."""
         self._watched = WatchedEvents(server)
         self.spin_policy = SpinPolicy()
         self.forecast = CompletionForecast()
-        """Forecasts of copies whose end a session waits for."""
+        """Forecasts of copies whose completion a session waits for."""
         self.completions = 0
-        """Number of completions. Code that waits for room or for an end tries again when it has grown."""
+        """Number of completions so far. Code that waits for room or for a completion tries again after the number has
+        grown."""
         self._told = 0
-        """Value of `completions` at the last `poll`. A reap of one track finds completions that others wait for: `poll`
+        """Value of `completions` at the last `poll`. A reap of a single track may find completions in between; `poll`
         reports those as well."""
         self._timely = 0
-        """Value of `completions` when `ask` last saw an end."""
+        """Value of `completions` when `ask` last noticed a completion."""
         self.timing = LaunchTiming()
         self.ordering = Ordering()
         self.all: list[PooledStream] = []
         self.live: dict[PooledStream, None] = {}
-        """Tracks that are not `idle`: few of many, and polled in each turn."""
+        """Tracks that are not `idle`. Usually few of many; they are polled in each loop iteration."""
         self.pending_outcomes = PendingOutcomes()
 
     def acquire(self, priority: int = 0, *, bounded: bool = False) -> PooledStream:
-        """Returns a track for a logical stream: a free one, else a new one, else the one with the fewest users; never
-        one that is kept back.
+        """Returns a track for a logical stream: a free track, or a new one within the limit, or the track with the
+        fewest users. Tracks that are withheld from reuse are not assigned.
 
-        If all are kept back, returns a new one beyond the limit; `bounded`: raises Refusal(QUEUE_FULL) where there are
-        twice as many already.
+        If all tracks are withheld, returns a new one beyond the limit. With `bounded`, raises Refusal(QUEUE_FULL) if
+        there are already twice as many tracks as the limit.
         """
         track = track_choice.free(self.all, priority)
         if track is None:
@@ -79,8 +80,8 @@ class StreamPool:
         return track
 
     def acquire_own(self) -> PooledStream:
-        """Returns a track that no other user shares until it is released, even where that exceeds the limit: work that
-        waits for peers on it must not hold up other work, nor wait for it."""
+        """Returns a track that is not shared until it is released, even beyond the limit. Work on it waits for peers,
+        and must neither delay other work nor wait for it."""
         own = track_choice.free(self.all, 0) or self._add(0)
         own.own = True
         own.since = own.given
@@ -97,16 +98,17 @@ class StreamPool:
         return track
 
     def release(self, track: PooledStream) -> None:
-        """Removes one user of the track. No new user gets it before all its work is done."""
+        """Removes one user of the track. The track is not assigned to a new user before all its work is done."""
         track.users -= 1
         track.own = False
         if not self.done(track):
             self.on_complete(track, self.keep((track,)))
 
-    # ---- kept back ----
+    # ---- withheld tracks ----
 
     def keep(self, tracks: Collection[PooledStream]) -> Callback:
-        """Keeps the tracks back from new users until the returned function is called: work on them may never end."""
+        """Withholds the tracks from new users until the returned function is called, because work on them may never
+        end."""
         now = time.monotonic()
         for track in tracks:
             if not track.kept:
@@ -121,11 +123,12 @@ class StreamPool:
 
     @property
     def withheld(self) -> list[PooledStream]:
-        """Streams withheld from reuse: work submitted by a departed session is still running on them."""
+        """Tracks withheld from reuse for long: work of a destroyed stream or a closed session is still running on
+        them."""
         return track_choice.stuck(self.all, time.monotonic())
 
     def _look_after_kept(self) -> None:
-        """Reaps tracks that are kept back: their work may be done by now."""
+        """Reaps the withheld tracks, whose work may be done by now."""
         for track in self.all:
             if track.kept and track.pending:
                 self.reap(track)
@@ -147,54 +150,54 @@ class StreamPool:
     # ---- launches that have to wait ----
 
     def hold(self, held: bool) -> None:
-        """Holds launches back on every track, or stops to."""
+        """Prevents launches on every track (`held` True), or allows them again."""
         self.held = held
         for track in self.all:
             track.held = held or track.barred
 
     def bar(self, track: PooledStream, barred: bool, most: int = NEVER) -> None:
-        """Holds launches back on one track, or stops to, and limits the commands of all kinds that it may be given
-        meanwhile."""
+        """Prevents launches on one track (`barred` True), or allows them again. `most` limits the commands of any kind
+        that may be submitted to the track until the next call."""
         track.barred = barred
         track.held = barred or self.held
         track.stop = track.given + most if most != NEVER else NEVER
         track.asked = 0
 
-    # ---- the order ----
+    # ---- order of work ----
 
     def done(self, track: PooledStream) -> bool:
         """True if all work of the track is known to be done."""
         return track.done_position >= self.ordering.position(track.index)
 
     def idle(self, track: PooledStream) -> bool:
-        """True if all work of the track is known to be done, and no callback is left."""
+        """True if all work of the track is known to be done and no callback is pending."""
         return not track.pending and self.done(track)
 
     def undone(self, tracks: Container[PooledStream]) -> list[PooledStream]:
-        """Returns the tracks among these with work that is not known to be done."""
+        """Returns those of the tracks that have work not known to be done."""
         positions = self.ordering.positions
         return [track for track in self.live if track.done_position < positions[track.index] and track in tracks]
 
     def busy(self, tracks: Container[PooledStream]) -> list[PooledStream]:
-        """Returns the tracks among these that are not `idle`."""
+        """Returns those of the tracks that are not `idle`."""
         return [track for track in self.live if track in tracks]
 
     def before(self, track: PooledStream, writes: Collection[Usage], reads: Collection[Usage] = ()) -> int:
-        """Takes a position for a command, and makes the track wait for earlier users of its buffers; returns the
-        position."""
+        """Takes a position for a command, and makes the track wait on the device for earlier users of the command's
+        buffers. Returns the position."""
         if self.pending_outcomes.open:
             self.pending_outcomes.spread(writes, reads)
         track.budget -= 1
         self.live[track] = None
         if track.timing or not track.budget % WINDOW:
-            self._between(track)  # before the position is taken: the command itself is not submitted yet
+            self._between(track)  # done before the position is taken, because the command itself has not been submitted
         ordering, index = self.ordering, track.index
         for origin in ordering.plan(index, writes, reads):
             self.wait(track, origin)
         return ordering.positions[index]
 
     def step(self, track: PooledStream) -> int:
-        """Takes a position for a command that is no launch and waits for no other track; returns the position."""
+        """Takes a position for a command that is not a launch and waits for no other track. Returns the position."""
         track.budget -= 1
         self.live[track] = None
         window = not track.budget % WINDOW
@@ -205,7 +208,7 @@ class StreamPool:
         return self.ordering.step(track.index)
 
     def _between(self, track: PooledStream) -> None:
-        """Ends the window between two commands, or times a launch."""
+        """Marks the end of a window between two commands, or selects a launch to time."""
         window = not track.budget % WINDOW
         if window:
             self.mark(track)
@@ -213,7 +216,7 @@ class StreamPool:
             self.on_complete(track, _noticed)
 
     def charge(self, track: PooledStream, more: int) -> None:
-        """Counts the work under the track's last position as `more` further commands."""
+        """Counts the work under the track's last position as `more` additional commands."""
         windows = -(-track.budget // WINDOW)
         track.budget -= more
         track.finished += more
@@ -221,7 +224,7 @@ class StreamPool:
             self.mark(track)
 
     def mark(self, track: PooledStream) -> None:
-        """Returns a window to the track's budget when the work submitted so far is done."""
+        """Returns a window of commands to the track's budget when the work submitted so far is done."""
 
         def restore() -> None:
             track.budget += WINDOW
@@ -230,33 +233,33 @@ class StreamPool:
         self.on_complete(track, restore)
 
     def fence(self, track: PooledStream, origin: PooledStream) -> None:
-        """Makes `track` wait, on the device, for all that `origin` has been given."""
+        """Makes `track` wait, on the device, for all work submitted to `origin` so far."""
         if self.ordering.fence(track.index, origin.index, self.ordering.position(origin.index)):
             self.wait(track, origin.index)
 
     def follow(self, track: PooledStream, event: Event) -> None:
-        """Makes `track` wait for the event, and with it every track that is fenced behind it later."""
+        """Makes `track` wait for the event. Tracks that are fenced behind `track` later wait for it as well."""
         self.before(track, ())
         self._server.wait(track.stream, event)
 
     def settle(self, track: PooledStream, usage: Usage) -> None:
-        """Makes `track` wait for every other use of a buffer that is about to be freed."""
+        """Makes `track` wait for all uses, on other tracks, of a buffer that is about to be freed."""
         for index, position in usage.tracks().items():
             if self.ordering.fence(track.index, index, position):
                 self.wait(track, index)
 
     def wait(self, track: PooledStream, origin: int) -> None:
-        """Makes `track` wait, on the device, for the work that track number `origin` has been given."""
+        """Makes `track` wait, on the device, for all work submitted to track number `origin` so far."""
         event = self._server.record(self.all[origin].stream)
         self._server.wait(track.stream, event)
         self._server.release_event(event)
 
-    # ---- the end ----
+    # ---- completion ----
 
     def on_complete(self, track: PooledStream, callback: Callback, *, still_to_come: int = 0) -> None:
         """Calls `callback` when all work submitted to the track so far is done.
 
-        `still_to_come` counts the positions taken for commands that have not been submitted yet.
+        `still_to_come` is the number of positions that were taken for commands not submitted yet.
         """
         event = self._server.record(track.stream)
         self.live[track] = None
@@ -264,11 +267,12 @@ class StreamPool:
         self.spin_policy.begin(time.perf_counter())
 
     def expect(self) -> None:
-        """Starts to spin: a session waits for work under way from now on."""
+        """Starts the spin-wait, because a session waits from now on for work that is under way."""
         self.spin_policy.begin(time.perf_counter())
 
     def after_all(self, tracks: Iterable[PooledStream], callback: Callback) -> None:
-        """Calls `callback` once, when all work submitted to these tracks so far is done."""
+        """Calls `callback` once, when all work submitted to these tracks so far is done; at once if `tracks` is
+        empty."""
         left = 1
 
         def one() -> None:
@@ -285,17 +289,16 @@ class StreamPool:
     def watch(
         self, event: Event, callback: Callback, timeout: float | None = None, on_timeout: Callback | None = None
     ) -> None:
-        """Calls `callback` when this event is done, whatever its track has been given since; the event stays the
-        caller's.
+        """Calls `callback` when the event is done, whatever has been submitted to its track since. The caller keeps the
+        event, and may `retire` it meanwhile.
 
-        With `timeout` seconds: calls `on_timeout` instead, if it is not done by then. The owner may `retire` the event
-        meanwhile.
+        If the event is not done after `timeout` seconds, `on_timeout` is called instead.
         """
         self._watched.add(event, callback, timeout, on_timeout)
         self.spin_policy.begin(time.perf_counter())
 
     def watch_both(self, first: Event, second: Event, callback: Callback) -> None:
-        """Calls `callback` when both events are done; neither is released before it has returned."""
+        """Calls `callback` when both events are done. Neither event is released before `callback` has returned."""
         for event in (first, second):
             self._watched.hold(event)
 
@@ -307,18 +310,18 @@ class StreamPool:
         self.watch(first, lambda: self.watch(second, both))
 
     def retire(self, event: Event) -> None:
-        """Releases an event, as soon as no watch of it is left."""
+        """Releases an event as soon as it is no longer watched."""
         self._watched.retire(event)
 
-    # ---- completions ----
+    # ---- polling ----
 
     def poll(self) -> bool:
-        """Runs the callbacks of completed work; True if any work completed, now or since the last poll."""
+        """Runs the callbacks of completed work. Returns True if any work has completed since the last poll."""
         for track in tuple(self.live):
             if track.pending:
                 self.reap(track)
         if self._watched:
-            found = self._watched.poll()  # its callbacks may reap tracks
+            found = self._watched.poll()  # the callbacks may reap tracks
             self.completions += found
         if self.completions == self._told:
             return False
@@ -328,7 +331,8 @@ class StreamPool:
         return True
 
     def ask(self, track: PooledStream, seconds: float) -> None:
-        """Polls one track for its end, for at most `seconds` and while the spin policy allows it."""
+        """Polls one track until all its pending work is done, for at most `seconds` and while the spin policy allows
+        it."""
         done, pending, spins = self._server.done, track.pending, self.spin_policy.spins
         until = time.perf_counter() + seconds
         while pending:
@@ -352,7 +356,7 @@ class StreamPool:
 
     @property
     def awaits(self) -> bool:
-        """True if work under way may be done in a moment, and the backend does not notify of it."""
+        """True if work under way may complete within moments and the backend does not notify of completions."""
         if self.notified:
             return False
         now = time.perf_counter()
@@ -363,7 +367,7 @@ class StreamPool:
         return bool(self._watched) or any(track.pending for track in self.live)
 
     def sleep(self) -> float | None:
-        """Returns how long to sleep until the next poll; None: until woken. Call it at the end of a turn.
+        """Returns the seconds to sleep until the next poll; None: until woken. Called at the end of a loop iteration.
 
         For less than a millisecond, it is better to poll `news` while `awaits` is true.
         """
@@ -371,13 +375,13 @@ class StreamPool:
             return 0.0
         if not self._pending:
             return None
-        if self.notified:  # but the backend does not notify of deadlines
+        if self.notified:  # the backend does not notify of deadlines
             return WATCH_S if self._watched.any_deadline else None
         now = time.perf_counter()
         return min(self.spin_policy.sleep(now), self.forecast.ahead(now))
 
     def reap(self, track: PooledStream) -> bool:
-        """Runs the callbacks of completed work on one track; True if it takes more commands."""
+        """Runs the callbacks of completed work on one track. Returns True if the track accepts more commands."""
         done, queue = self._server.done, track.pending
         while queue and done(queue[0][1]):
             self._complete(track)
@@ -401,8 +405,8 @@ class StreamPool:
     # ---- running kernels ----
 
     def in_flight(self, session: str | None = None) -> list[str]:
-        """Returns the names of kernels that were launched, by one session or by any, and are not known to be done,
-        oldest first."""
+        """Returns the names of launched kernels that are not known to be done, oldest first on each track; with
+        `session`, only those of that session."""
         return [
             name
             for track in self.all
@@ -417,9 +421,9 @@ class StreamPool:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns names of kernels, for a refusal."""
+    """Returns kernel names as text for a refusal."""
     return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
 def _noticed() -> None:
-    """Completion callback without effect: the event only has to be polled."""
+    """Completion callback without effect, for an event that only has to be polled."""

@@ -1,4 +1,4 @@
-"""A pooled CUDA stream, called a track: work under way on it, and its remaining budget."""
+"""Pooled CUDA stream, called a track: work under way on it, and its remaining budget."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from hearthd.device.streams.pending_outcomes import Callback
 WINDOW = 128
 WINDOWS = 6
 WHOLE_WINDOW = WINDOW * WINDOWS
-"""A track takes WINDOW x WINDOWS commands beyond what is known to be done: a launch blocks at about 1,000 queued."""
+"""Most commands on a track that are not known to be done, WINDOW x WINDOWS. The driver blocks at about 1,000 queued
+launches."""
 
 TIME_NEXT, TIMED = 2, 1
-"""`TIME_NEXT`: the next command is timed. `TIMED`: the next command follows a timed one. 0: neither."""
+"""States of `PooledStream.timing`. `TIME_NEXT`: the next command is to be timed. `TIMED`: the command just selected for
+timing may still prove not to be a launch. 0: neither."""
 
 RESTS = 32
-"""The next command is timed each time that a track has become idle this many times."""
+"""A command is timed each time that a track has become idle this many times."""
 
 NEVER = 1 << 62
-"""A number of commands that no track is ever given."""
+"""A limit that no number of commands reaches."""
 
 
 class LaunchProbe:
-    """A timed command: if it is a launch, the time from hand-over to the driver to observed completion."""
+    """A timed command. If it is a launch, measures the time from submission to the driver until completion is
+    noticed."""
 
     __slots__ = ("begun_ns", "launch", "position")
 
@@ -67,47 +70,48 @@ class PooledStream:
         self.priority = priority
         self.budget = WHOLE_WINDOW
         self.returned = 0
-        """Total of the budget that its windows have returned."""
+        """Total budget that completed windows have returned."""
         self.held = False
-        """True if launches have to wait although there is room; see `StreamPool.hold` and `StreamPool.bar`."""
+        """True if launches must wait although the track has room; see `StreamPool.hold` and `StreamPool.bar`."""
         self.barred = False
         self.stop = NEVER
-        """Limit of `given` before the turn of another session; see `hearthd.device.scheduler.fair_share`."""
+        """Limit of `given` in the current time slice; see `hearthd.device.scheduler.fair_share`."""
         self.asked = 0
-        """Commands that found the track barred: 1, copies only; 2, launches too."""
+        """Kinds of commands that found the track barred. 1: copies only; 2 or 3: launches too."""
         self.since = 0
-        """Value of `given` when its first user came."""
+        """Value of `given` when the track was assigned to its first current user."""
         self.users = 0
         self.own = False
-        """True if the track is not shared, however few tracks there are."""
+        """True if the track must not be shared, however few tracks there are."""
         self.kept = 0
-        """Number of waits for its work to be done before it gets a new user; see `track_choice`."""
+        """Number of reasons to withhold the track from new users until its work is done; see `track_choice`."""
         self.kept_since = 0.0
         self.done_position = 0
         self.finished = 0
-        """Commands, among those `given`, that are known to be done."""
+        """Number of commands, among those `given`, that are known to be done."""
         self.timing = TIME_NEXT
         self.probe: LaunchProbe | None = None
-        """The launch that is being timed."""
+        """The command that is being timed; None if there is none."""
         self.rests = 0
-        """Number of times that it has become idle."""
+        """Number of times that the track has become idle."""
         self.pending: deque[tuple[int, Event, Callback]] = deque()
         self.launched: deque[tuple[int, str, str]] = deque(maxlen=16)
-        """(position, kernel, session) of the latest launches, to name what was running when the device is lost."""
+        """(position, kernel, session) of the latest launches, used to name the running kernels when the device is
+        lost."""
 
     @property
     def given(self) -> int:
-        """Commands that it has been given so far, each launch of a program counted."""
+        """Number of commands submitted to the track so far, including those added by `StreamPool.charge`."""
         return WHOLE_WINDOW + self.returned - self.budget
 
     @property
     def room(self) -> int:
-        """Commands that it may still be given before the turn of another session."""
+        """Number of commands that may still be submitted in the current time slice."""
         return self.stop - self.given
 
     @property
     def full(self) -> bool:
-        """True if commands of all kinds have to wait."""
+        """True if commands of all kinds must wait. Records the request in `asked`."""
         if self.stop != NEVER and self.given >= self.stop:
             self.asked |= 1
             return True
@@ -115,7 +119,7 @@ class PooledStream:
 
     @property
     def closed(self) -> bool:
-        """True if launches have to wait."""
+        """True if launches must wait. Records the request in `asked`."""
         if self.held:
             if self.barred:
                 self.asked |= 2

@@ -1,4 +1,5 @@
-"""Watched events: callbacks for single events, whatever their streams are given since. Device-handle thread only."""
+"""Watched events: callbacks for single events, whatever is submitted to their streams later. Device-handle thread
+only."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from hearthd.device.streams.pending_outcomes import Callback
 
 
 class WatchedEvents:
-    """Events with callbacks. Each event stays its owner's, which may `retire` it at any time: it is released when no
-    watch of it is left."""
+    """Events with callbacks. The caller owns each event and may `retire` it at any time; the event is released when it
+    is no longer watched."""
 
     def __init__(self, server: ComputeServer) -> None:
         self._server = server
@@ -23,14 +24,14 @@ class WatchedEvents:
         return bool(self._watched)
 
     def add(self, event: Event, callback: Callback, timeout: float | None, on_timeout: Callback | None) -> None:
-        """Calls `callback` when the event is done; with `timeout` seconds: calls `on_timeout` instead, if it is not
-        done by then."""
+        """Calls `callback` when the event is done. If it is not done after `timeout` seconds, calls `on_timeout`
+        instead."""
         deadline = time.perf_counter() + timeout if timeout is not None else float("inf")
         self.hold(event)
         self._watched.append((event, callback, deadline, on_timeout or callback))
 
     def poll(self) -> int:
-        """Runs the callbacks of events that are done, or late; returns how many were done."""
+        """Runs the callbacks of events that are done or have timed out. Returns the number of events that were done."""
         done = self._server.done
         watched, self._watched = self._watched, []
         now, found = time.perf_counter(), 0
@@ -54,11 +55,11 @@ class WatchedEvents:
 
     @property
     def any_deadline(self) -> bool:
-        """True if an event is watched with a deadline."""
+        """True if any watched event has a deadline."""
         return any(deadline != float("inf") for _, _, deadline, _ in self._watched)
 
     def hold(self, event: Event) -> None:
-        """Prevents the release of the event until a `drop` for each call."""
+        """Prevents the release of the event; each call must be matched by one call of `drop`."""
         self._held[event] = self._held.get(event, 0) + 1
 
     def drop(self, event: Event) -> None:
@@ -72,7 +73,7 @@ class WatchedEvents:
             self._server.release_event(event)
 
     def retire(self, event: Event) -> None:
-        """Releases an event, as soon as no watch of it is left."""
+        """Releases an event as soon as it is no longer watched."""
         if event in self._held:
             self._retired.add(event)
         else:

@@ -1,4 +1,4 @@
-"""Copies between the host and the device, for the sessions.
+"""Copies between the host and the device, for sessions.
 
 Above: `hearthd.device.launch`. Below: `hearthd.device.memory`.
 """

@@ -1,7 +1,7 @@
-"""Chunk memory: shared with the front, for chunks of downloads. The device copies into a slot of it, and the front
-makes its message from there, so that the socket carries little more than the slot's number.
+"""Chunk memory: shared with the front, for chunks of downloads. The device copies into a slot of this memory, and the
+front builds its message from the slot, so that the socket carries little more than the slot's number.
 
-A chunk for which there is no slot goes through the socket: a chunk never waits for a slot.
+If no slot is free, the chunk's bytes are sent over the socket: a chunk never waits for a slot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hearthd.shared.chunk_ring import SMALLEST, Layout
 
 
 class ChunkSlot:
-    """Memory for one chunk. Copies go to it as to a `HostBuffer`."""
+    """Memory for one chunk, usable as the target of copies like a `HostBuffer`."""
 
     __slots__ = ("address", "kept_ns", "number", "size", "view")
 
@@ -36,12 +36,12 @@ class ChunkSlot:
         self.size = size
         self.view = memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
         self.kept_ns = 0
-        """Time at which the slot was reserved for a copy (`time.perf_counter_ns`)."""
+        """Time at which the slot was reserved for a copy, in nanoseconds (`time.perf_counter_ns`)."""
 
 
 class DownloadChunkMemory:
-    """Slots for the chunks of downloads. Device-handle thread only. The memory is mapped at the first download, and
-    lives as long as the process."""
+    """Slots for the chunks of downloads. Device-handle thread only. The memory is mapped at the first download and
+    stays mapped until the process ends."""
 
     def __init__(self, server: ComputeServer, telemetry: Telemetry, post: Post) -> None:
         self._telemetry = telemetry
@@ -49,11 +49,11 @@ class DownloadChunkMemory:
         self._journal: ProcessLog | None = None
         self._known = self._wanted = False
         self._offer: tuple[int, Layout] | None = None
-        """The front's file, until the first download."""
+        """The front's file and its layout, until the first download maps it."""
         self._policy = ChunkSlots(0)
         self._slots: list[ChunkSlot] = []
         self._locked = False
-        """True if the memory is page-locked: the device copies to it directly."""
+        """True if the memory is page-locked, so that the device can copy to it directly."""
 
     def listen(
         self,
@@ -61,7 +61,7 @@ class DownloadChunkMemory:
         descriptors: DescriptorSocket | None,
         journal: ProcessLog,
     ) -> None:
-        """Registers for the front's messages."""
+        """Registers the handlers of the front's messages."""
         self._journal = journal
         control(Kind.SLOTS, self._returned)
         if descriptors is not None:
@@ -72,10 +72,10 @@ class DownloadChunkMemory:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes in slots that are reserved for copies under way."""
+        """Total size, in bytes, of the slots reserved for copies under way."""
         return self._policy.kept * self._slots[0].size if self._slots else 0
 
-    # ---- coming ----
+    # ---- mapping ----
 
     def _offered(self, body: dict[str, Any], files: list[int]) -> None:
         layout = chunk_ring.from_message(body)
@@ -90,7 +90,7 @@ class DownloadChunkMemory:
         self._warn("chunk_slots", f"{len(files)} files came with {body}")
 
     def want(self) -> None:
-        """Has the memory mapped, at the first download."""
+        """Starts to map the memory; called at each download, and effective at the first."""
         self._wanted = True
         if self._offer is not None:
             (file, layout), self._offer = self._offer, None
@@ -114,25 +114,26 @@ class DownloadChunkMemory:
     # ---- chunks ----
 
     def keep(self, size: int) -> ChunkSlot | None:
-        """Returns a slot into which the device may copy `size` bytes, to be followed by `send` or `drop` after the
-        copy; None: there is no slot for a copy."""
+        """Reserves a slot into which the device may copy `size` bytes. The caller must call `send` or `drop` after the
+        copy. Returns None if no slot is available for a copy."""
         slot = self._slot(size, self._policy.keep) if self._locked else None
         if slot is not None:
             slot.kept_ns = time.perf_counter_ns()
         return slot
 
     def drop(self, slot: ChunkSlot) -> None:
-        """Frees a slot whose contents are not sent. The device must be done with it."""
+        """Frees a reserved slot whose contents are not sent. The device must have finished with the slot."""
         self._policy.drop(slot.number)
 
     def send(self, slot: ChunkSlot) -> None:
-        """Passes a slot to the front, whose message is about to be sent."""
+        """Passes a reserved slot to the front; the caller sends the message about it next."""
         self._policy.send(slot.number)
         self._telemetry.transfer.observe(time.perf_counter_ns() - slot.kept_ns)
         self._telemetry.chunks_in_slots += 1
 
     def fill(self, data: memoryview | bytes) -> ChunkSlot | None:
-        """Returns a slot with a copy of `data`, passed to the front as by `send`; None: there is no free slot."""
+        """Copies `data` into a slot and passes the slot to the front, as `send` does. Returns None if no slot is
+        free."""
         slot = self._slot(len(data), self._policy.send)
         if slot is not None:
             slot.view[: len(data)] = data
@@ -140,7 +141,7 @@ class DownloadChunkMemory:
         return slot
 
     def _slot(self, size: int, choose: Callable[[], int | None]) -> ChunkSlot | None:
-        """Returns the slot that `choose` selects, if chunks of this size go through slots."""
+        """Returns the slot that `choose` selects; None if there is none, or if chunks of this size do not use slots."""
         if not self._slots or not SMALLEST <= size <= self._slots[0].size:
             return None
         number = choose()

@@ -1,14 +1,14 @@
-"""Slots of the chunk memory, and their owners. Pure."""
+"""Slots of the chunk memory, and their present owners. Pure."""
 
 from __future__ import annotations
 
 
 class ChunkSlots:
-    """`count` slots. Each is free, reserved for a copy of the device that has not ended, or with the front.
+    """`count` slots, each of which is free, reserved for a device copy under way, or passed to the front.
 
-    A copy may wait as long as its stream does, for a kernel that runs for minutes: so copies have at most half of the
-    slots, and the others are for chunks that are ready to send. The slot that was used last is used next: it is the
-    likeliest to be in a cache.
+    A copy may have to wait as long as its stream, for example for a kernel that runs for minutes. Therefore copies may
+    reserve at most half of the slots, and the rest serves chunks that are ready to send. The slot that was used last is
+    used next, because it is most likely to be in a cache.
     """
 
     def __init__(self, count: int) -> None:
@@ -26,8 +26,8 @@ class ChunkSlots:
         return len(self._kept) + len(self._away)
 
     def keep(self) -> int | None:
-        """Reserves a slot for a copy that is about to be submitted, to be followed by `send` or `drop`; None: copies
-        have all their slots."""
+        """Reserves a slot for a copy that is about to be submitted. The caller must call `send` or `drop` later.
+        Returns None if no slot is free, or if copies already have half of the slots."""
         if not self._free or len(self._kept) >= self.count // 2:
             return None
         slot = self._free.pop()
@@ -35,13 +35,13 @@ class ChunkSlots:
         return slot
 
     def drop(self, slot: int) -> None:
-        """Frees a reserved slot whose contents are not sent. Raises ValueError for a slot that is not reserved."""
+        """Frees a reserved slot whose contents are not sent. Raises ValueError if the slot is not reserved."""
         self._take(self._kept, slot, "is not kept")
         self._free.append(slot)
 
     def send(self, slot: int | None = None) -> int | None:
-        """Passes a slot to the front: the reserved `slot`, else a free one; None: no slot is free. Raises ValueError
-        for a slot that is not reserved."""
+        """Passes a slot to the front: the reserved `slot`, or a free one. Returns None if no slot is free. Raises
+        ValueError if `slot` is not reserved."""
         if slot is not None:
             self._take(self._kept, slot, "is not kept")
         elif self._free:
@@ -52,7 +52,7 @@ class ChunkSlots:
         return slot
 
     def returned(self, slot: int) -> None:
-        """Frees a slot whose contents the front has taken. Raises ValueError for a slot that is not with the front."""
+        """Frees a slot whose contents the front has read. Raises ValueError if the slot was not passed to the front."""
         self._take(self._away, slot, "is not with the front")
         self._free.append(slot)
 

@@ -1,4 +1,4 @@
-"""Write, read, copy, fill: the commands that move bytes, checked and ordered."""
+"""Write, Read, Copy and Fill: the commands that copy or set bytes, checked and ordered."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PATTERN_SIZES = (1, 2, 4, 8, 16)
 
 
 class CopyCommands:
-    """Write, Read, Copy and Fill commands.
+    """Executes the Write, Read, Copy and Fill commands.
 
-    `Transfers` carries bytes that travel beside the batch, `SegmentCopies` bytes in memory that the client shares.
+    `Transfers` handles bytes that are sent outside the batch, `SegmentCopies` bytes in memory that the client shares.
     """
 
     def __init__(
@@ -130,7 +130,8 @@ class CopyCommands:
     def _arrived(
         self, origin: Origin, buffer: Buffer, outcomes: Sequence[PendingOutcome], host: HostBuffer, size: int
     ) -> None:
-        """Answers a read. `outcomes` are those of the collectives that the buffer's contents depended on."""
+        """Answers a read. `outcomes` belong to the collectives that the buffer's contents depended on when they were
+        copied."""
         data = bytes(host.view[:size])
         self._device.staging.release(host)
         if not (outcomes and refused_read(origin, buffer, outcomes)):
@@ -213,7 +214,8 @@ class CopyCommands:
 
 
 def rows_of(what: str, command: commands_pb2.Write | commands_pb2.Read, size: int) -> RowLayout:
-    """Returns the part of the buffer that a write or a read of `size` bytes names. Raises Refusal(INVALID_ARGUMENT)."""
+    """Returns the range or the rows of the buffer that a write or read of `size` bytes refers to. Raises
+    Refusal(INVALID_ARGUMENT)."""
     if not command.HasField("rows"):
         return RowLayout(command.offset, size)
     rows = command.rows
@@ -221,10 +223,9 @@ def rows_of(what: str, command: commands_pb2.Write | commands_pb2.Read, size: in
 
 
 def copy_node(command: commands_pb2.Copy, destination: Buffer, source: Buffer) -> CopyNode:
-    """Returns the copy with its addresses: without rows if it has no bytes, as one row where the rows are dense on both
-    sides.
+    """Returns the copy with its addresses. If the rows are dense on both sides, the copy has a single row.
 
-    Raises Refusal for ranges outside the buffers, rows that overlap, and ranges that overlap.
+    Raises Refusal for ranges outside the buffers, overlapping rows, and overlapping ranges.
     """
     destination.check_writable("copy, destination")
     width, rows = command.size, max(command.rows, 1)
@@ -242,7 +243,7 @@ def copy_node(command: commands_pb2.Copy, destination: Buffer, source: Buffer) -
 
 
 def check_pattern(command: commands_pb2.Fill) -> None:
-    """Raises Refusal(INVALID_ARGUMENT) where a fill's numbers contradict each other."""
+    """Raises Refusal(INVALID_ARGUMENT) if offset, size and pattern of a fill do not match."""
     pattern = command.pattern
     if len(pattern) not in PATTERN_SIZES or command.size % len(pattern) or command.offset % len(pattern):
         raise Refusal(
@@ -254,14 +255,14 @@ def check_pattern(command: commands_pb2.Fill) -> None:
 
 
 def fill_node(command: commands_pb2.Fill, buffer: Buffer) -> FillNode:
-    """Returns the fill with its address. Raises Refusal for a range outside the buffer."""
+    """Returns the fill with its address. Raises Refusal if the range is outside the buffer."""
     buffer.check_writable("fill")
     address = buffer.range(command.offset, command.size, "fill")
     return FillNode(address, command.pattern, command.size)
 
 
 def _in_pieces(rows: RowLayout) -> Iterator[Piece] | None:
-    """Returns the pieces of all rows; None where they are one range."""
+    """Returns the pieces of all rows; None if the rows form one range."""
     return None if rows.dense else pieces(rows, 0, rows.size)
 
 

@@ -1,4 +1,4 @@
-"""Downloads: reads whose bytes leave beside the batch, a chunk at a time, as far as the client has room for them."""
+"""Downloads: reads whose bytes are sent outside the batch, chunk by chunk, as the client's credit allows."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from hearthd.device.transfers.striped_downloads import StripedDownloads
 LAST = int(Flag.LAST)
 
 Chunk = Callable[[ChunkSlot | bytes, int], None]
-"""Sends the next chunk of a transfer, and its size in bytes."""
+"""Sends the next chunk of a transfer: its slot or bytes, and its size in bytes."""
 
 
 class Downloads:
-    """Downloads of one device process. `chunks`: memory shared with the front. Device-handle thread only."""
+    """Downloads of one device process. `chunks` is the memory shared with the front. Device-handle thread only."""
 
     def __init__(self, context: TransferContext, chunks: DownloadChunkMemory) -> None:
         self._context = context
@@ -40,12 +40,12 @@ class Downloads:
         self.shared = SharedDownloads(context.device)
 
     def frame(self, session: DeviceSession, frame: Frame) -> None:
-        """Opens a download: the front has a client that waits for its chunks."""
+        """Opens a download after the front announced a client that waits for its chunks."""
         if frame.id in session.over:
             self._context.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
             return
         download = session.downloads.setdefault(frame.id, DownloadFlow())
-        download.unstripe()  # the client now takes the bytes by Download
+        download.unstripe()  # the client now receives the bytes over Download
         download.open = True
         download.credits += frame.flags
         self.chunks.want()
@@ -59,14 +59,15 @@ class Downloads:
 
     def aborted(self, session: DeviceSession, transfer: int, download: DownloadFlow) -> None:
         download.aborted = True
-        if not download.claimed:  # a later command for it is refused
+        if not download.claimed:  # a later command for this transfer is refused
             del session.downloads[transfer]
             session.over.add(transfer)
             download.unstripe()
         self._device.kick(session)
 
     def promise(self, session: DeviceSession, transfer: int, what: str) -> DownloadFlow:
-        """Returns the download of this number, claimed for a `what`. Raises as `Uploads.expect`."""
+        """Returns the download with this number, claimed for a command; `what` names the command. Raises Refusal as
+        `Uploads.expect` does."""
         check_live(session, transfer, session.uploads)
         download = session.downloads.setdefault(transfer, DownloadFlow())
         claim(download, transfer, what)
@@ -122,12 +123,12 @@ class Downloads:
         direct: DirectCopies | None = None,
         buffer: Buffer | None = None,
     ) -> bool:
-        """Has `take` copy as many chunks as the client has room for, in the stream's order; True once all are
-        submitted.
+        """Calls `take` to copy as many chunks as the client has credit for, in the order of the stream. Returns True
+        once all chunks are submitted.
 
-        A chunk is sent when its copy is done; `sent` is called after the last one. `direct` serves where there is no
-        host memory. A failure that shows in `buffer` meanwhile ends the read. Raises Refusal(TRANSFER_ABORTED) where
-        the client has closed the download.
+        A chunk is sent when its copy is done; `sent` is called after the last chunk. `direct` is used if there is no
+        staging memory. A failure of `buffer` that becomes known meanwhile ends the read. Raises
+        Refusal(TRANSFER_ABORTED) if the client has closed the download.
         """
         if download.placed is not None:
             place = download.placed
@@ -182,13 +183,13 @@ class Downloads:
         return True
 
     def _slot(self, size: int, direct: DirectCopies | None) -> ChunkSlot | None:
-        """Returns a slot of the chunk memory for a chunk; None: the chunk needs other host memory."""
+        """Reserves a slot of the chunk memory for a chunk; None if the chunk needs other host memory."""
         return None if direct is not None and direct.asked else self.chunks.keep(size)
 
     def _take(self, take: Move, origin: Origin, host: HostBuffer, at: int, size: int) -> None:
         try:
             take(host, at, size)
-        except Refusal:  # behind what the driver has taken of it
+        except Refusal:  # freed behind the part that the driver has accepted
             if isinstance(host, ChunkSlot):
                 self._device.tracks.on_complete(origin.stream.track, partial(self.chunks.drop, host))
             raise
@@ -206,12 +207,12 @@ class Downloads:
             self.chunks.send(host)
             data = host
         else:
-            data = self._copied(host.view[:size])  # so that the staging memory is free for the next chunk
+            data = self._copied(host.view[:size])  # copied, so that the staging memory is free for the next chunk
             self._device.staging.release(host)
         chunk(data, size)
 
     def _copied(self, data: memoryview | bytes) -> ChunkSlot | bytes:
-        """Copies data to a slot for the front, or to new memory where no slot is free."""
+        """Copies data to a slot that is passed to the front, or to new memory if no slot is free."""
         slot = self.chunks.fill(data)
         return bytes(data) if slot is None else slot
 

@@ -1,7 +1,7 @@
-"""Rows in a buffer: their checks, and the division of a transfer's chunks into rows.
+"""Rows in a buffer: checks of rows, and the division of a transfer's chunks into rows.
 
-On the host and in messages, rows are dense; in the buffer, each row starts `pitch` bytes behind the start of the last
-one.
+On the host and in messages, rows are dense. In the buffer, each row starts `pitch` bytes after the start of the
+previous row.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hearth_proto.reasons import Reason, Refusal
 
 
 class Piece(NamedTuple):
-    """Part of a copy that is one driver call: `rows` rows of `width` bytes, `host` bytes into the host's side, `device`
-    bytes behind the address of the first row."""
+    """Part of a copy that is one driver call: `rows` rows of `width` bytes. `host` is the offset on the host's side,
+    `device` the offset from the address of the first row; all in bytes."""
 
     host: int
     device: int
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 
 
 def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: int) -> RowLayout:
-    """Returns the rows that a command names. Raises Refusal(INVALID_ARGUMENT) where the numbers contradict each
+    """Returns the rows that a command refers to. Raises Refusal(INVALID_ARGUMENT) if the numbers contradict each
     other."""
     if width * rows != size:
         raise Refusal(
@@ -39,7 +39,7 @@ def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: 
 
 
 def check_pitch(what: str, width: int, rows: int, pitch: int) -> None:
-    """Raises Refusal(INVALID_ARGUMENT) where rows would overlap."""
+    """Raises Refusal(INVALID_ARGUMENT) if the rows would overlap."""
     if rows > 1 and pitch < width:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
@@ -50,7 +50,7 @@ def check_pitch(what: str, width: int, rows: int, pitch: int) -> None:
 
 
 def check_apart(buffer: int, destination: RowLayout, source: RowLayout) -> None:
-    """Raises Refusal(INVALID_ARGUMENT) where a copy within a buffer would read what it writes."""
+    """Raises Refusal(INVALID_ARGUMENT) if a copy within one buffer would overwrite its own source."""
     if overlap(destination, source):
         raise Refusal(
             Reason.INVALID_ARGUMENT,
@@ -65,8 +65,8 @@ def check_apart(buffer: int, destination: RowLayout, source: RowLayout) -> None:
 
 
 def pieces(rows: RowLayout, start: int, size: int) -> Iterator[Piece]:
-    """Divides `size` bytes of the rows, from byte `start` on, into the rest of a row, whole rows, and the beginning of
-    a row; a single piece where the rows are dense."""
+    """Divides `size` bytes of the rows, starting at byte `start`, into the rest of a row, whole rows, and the beginning
+    of a row. Yields a single piece if the rows are dense."""
     if not size:
         return
     if rows.dense:

@@ -1,8 +1,8 @@
-"""Writes and reads of memory that the client shares: the device copies from and to that memory directly.
+"""Writes and reads of memory that the client shares: the device copies directly from and to that memory.
 
-Such a command is one operation. It is submitted in a few large copies, each with its place in the stream, so that
-others get their turns between two copies. The answer follows the end of the last copy: only then may the client change
-the bytes, or read them.
+Such a command is one operation. It is submitted as a few large copies, each ordered separately in the stream, so that
+other sessions can run between two copies. The answer is sent after the last copy has completed: only then may the
+client change or read the bytes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from hearthd.device.transfers.segments import Segments
 from hearthd.device.transfers.staged import DirectCopies, locate, refused_read
 
 Copy = Callable[["SegmentCopy", int, int, int], None]
-"""Submits one copy of a command: from its byte (third argument) on, of this size (fourth)."""
+"""Submits one copy of a command. Arguments: the command's copy, the device address, the first byte, and the size in
+bytes."""
 
 
 UP, DOWN = 0, 1
-"""Direction of a copy: the device has an engine for each."""
+"""Direction of a copy. The device has one copy engine for each direction."""
 
 
 class SegmentCopy:
-    """The copy of one command, from `start` of the segment on, and the number of bytes issued so far."""
+    """The copy of one command, from offset `start` of the segment on, and the number of bytes submitted so far."""
 
     __slots__ = (
         "began",
@@ -65,16 +66,16 @@ class SegmentCopy:
         self.origin = origin
         self.since = time.perf_counter_ns()
         self.told = told
-        """Called with the nanoseconds that the copy took."""
+        """Called with the duration of the copy, in nanoseconds."""
         self.segment = segment
         self.start = start
         self.buffer = buffer
         self.rows = rows
         self.direct = direct
-        """Copies for memory that could not be page-locked."""
+        """Copies that are used if the segment could not be page-locked."""
         self.given = 0
         self.began = 0.0
-        """Time of the first copy, where the device had no earlier work on the stream; else 0."""
+        """Time of the first copy, in seconds, if the stream had no earlier work under way; otherwise 0."""
         self.foreseen: CopyForecast | None = None
         self.outcomes: dict[PendingOutcome, None] = {}
         """Outcomes of the collectives that the copied bytes depended on."""
@@ -90,25 +91,25 @@ class SegmentCopy:
 
 
 class SegmentCopies:
-    """Issues copies from and to segments. Device-handle thread only."""
+    """Submits copies from and to segments. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, segments: Segments) -> None:
         self._device = device
         self._segments = segments
 
     def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
-        """Returns the operation of a write, which is answered when the bytes have been read."""
+        """Returns the operation of a write, which is answered when the bytes have been read from the segment."""
         _check_alone("write", bool(command.data), command.transfer)
         try:
             move = self._move("write", origin, command.shared, buffer, rows)
-        except Refusal as refusal:  # raised in its turn: commands behind it must not run on the old bytes
+        except Refusal as refusal:  # raised when the write runs: later commands must not use the old bytes
             return Operation(origin, partial(_refuse, refusal), writes=(origin.stream, buffer), spoils=(buffer,))
         operation = Operation(origin, partial(self._write, move), writes=(origin.stream, buffer), spoils=(buffer,))
         operation.on_failure = partial(self._given_up, move)
         return operation
 
     def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
-        """Returns the operation of a read, which is answered when the bytes have been written."""
+        """Returns the operation of a read, which is answered when the bytes have been written to the segment."""
         _check_alone("read", False, command.transfer)
         move = self._move("read", origin, command.shared, buffer, rows)
         operation = Operation(origin, partial(self._read, move), writes=(origin.stream,), reads=(buffer,))
@@ -164,13 +165,13 @@ class SegmentCopies:
         now, origin = time.perf_counter(), move.origin
         if not (move.outcomes and refused_read(origin, move.buffer, move.outcomes)):
             origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=move.rows.size)))
-        if not origin.stream.track.pending:  # no more completions: answer before the accounting
+        if not origin.stream.track.pending:  # no more completions follow: answer before the accounting
             self._device.outbox.answer()
         self._came(move, now)
         move.end()
 
     def _foresee(self, move: SegmentCopy, way: int) -> None:
-        """Forecasts the end of a copy that has been submitted as a whole, if no earlier work was on the stream."""
+        """Starts a forecast for a copy that has been submitted completely, if the stream had no earlier work."""
         if move.began and move.segment.pinned:
             move.foreseen = self._device.tracks.forecast.begin(way, move.rows.size, move.began)
 
@@ -181,7 +182,7 @@ class SegmentCopies:
     # ---- copies ----
 
     def _give(self, move: SegmentCopy, address: int, copy: Copy, directly: Callable[[SegmentCopy, int], bool]) -> bool:
-        """Submits as much of the copy as the stream has room for; True once all of it is submitted."""
+        """Submits as much of the copy as the stream has room for. Returns True once all of it is submitted."""
         size, track = move.rows.size, move.origin.stream.track
         move.direct.address = address
         if not move.given and self._device.tracks.done(track):
@@ -231,7 +232,7 @@ class SegmentCopies:
         device.telemetry.device_to_host_operations += 1
 
     def _put(self, move: SegmentCopy, size: int) -> bool:
-        """Copies a chunk where the memory is not page-locked; False: not yet."""
+        """Copies a chunk from memory that is not page-locked. Returns False if it has to wait."""
         start = move.start + move.given
         return move.direct.write(move.given, move.segment.view[start : start + size])
 

@@ -1,8 +1,8 @@
-"""Maps and page-locks segments, and unmaps them, on a thread that may block.
+"""Maps and page-locks segments, and unmaps them, on a separate thread that may block.
 
-Page-locking takes milliseconds, and so does clearing pages at their first use. Both proceed in parts, in turns among
-segments: a large segment does not delay a small one. The standard library's `mmap` would hold the interpreter
-meanwhile, and a descriptor for as long as the memory is mapped, so the C library is called.
+Page-locking takes milliseconds, and so does clearing pages at their first use. Both are done in parts, alternating
+between segments, so that a large segment does not delay a small one. The standard library's `mmap` would hold the
+interpreter lock meanwhile, and a descriptor for as long as the memory is mapped, so the C library is called directly.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.flows.segment_policy import parts
 
 PAUSE_S = 0.3e-3
-"""Pause between two parts that are locked, in seconds. CUDA holds a lock while it locks a part, and a thread that
-returns at once takes the lock before those that wait for it: without a pause, all parts together would hold up the
-device-handle thread."""
+"""Pause, in seconds, between two parts that are locked. CUDA holds a lock while it locks a part, and a thread that
+returns immediately takes the lock before other waiting threads. Without a pause, locking would delay the device-handle
+thread for the whole segment."""
 
 Post = Callable[[Callable[[], None]], None]
 Work = Iterator[None]
 Mapped = Callable[[int, int, str], None]
-"""Called with the address, the number of leading bytes that are page-locked, and the reason why not all of them are."""
+"""Called with the address, the number of leading bytes that are page-locked, and the reason why the rest is not ("" if
+all bytes are)."""
 
 _MADV_POPULATE_WRITE = 23
-"""Linux 5.14."""
+"""Available since Linux 5.14."""
 _MADV_DONTDUMP = 16
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS)
 
@@ -49,8 +50,9 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class SegmentMapper:
-    """Maps and unmaps segments. `map` and `unmap` are for the device-handle thread; their callbacks run on it through
-    `post`. `register` and `unregister` lock and unlock pages; they may block, and raise where the system refuses."""
+    """Maps and unmaps segments. `map` and `unmap` must be called on the device-handle thread; their callbacks run there
+    too, through `post`. `register` and `unregister` lock and unlock pages; they may block, and raise if the system
+    refuses."""
 
     def __init__(
         self, register: Callable[[int, int], None], unregister: Callable[[int, int], None], post: Post
@@ -61,23 +63,24 @@ class SegmentMapper:
         self._arrived: SimpleQueue[tuple[bool, Work]] = SimpleQueue()
         self._started = False
         self._locked_at = -math.inf
-        """Time at which the last part was locked (`time.monotonic`)."""
+        """Time at which the last part was locked, in seconds (`time.monotonic`)."""
 
     def map(
         self, file: int, size: int, wanted: Callable[[], bool], done: Mapped, failed: Callable[[Refusal], None]
     ) -> None:
-        """Maps `size` bytes of a memfd, and page-locks as many of them as the system allows, while `wanted()` is true
-        (called on any thread); owns the descriptor."""
+        """Maps `size` bytes of a memfd, and page-locks as many of them as the system allows. Continues only while
+        `wanted()` returns True; `wanted` is called on the mapper's thread. Takes ownership of the descriptor."""
         self._begin(self._map(file, size, wanted, done, failed))
 
     def unmap(
         self, address: int, size: int, locked: int, unlocked: Callable[[], None], done: Callable[[], None]
     ) -> None:
-        """Unlocks and unmaps a segment. `unlocked` is called as soon as the pages are unlocked, `done` at the end."""
+        """Unlocks and unmaps a segment. Calls `unlocked` as soon as the pages are unlocked, and `done` at the end."""
         self._begin(self._unmap(address, size, locked, unlocked, done), first=True)
 
     def _begin(self, work: Work, *, first: bool = False) -> None:
-        """Queues work. `first` puts it before all work under way: launches are held back while pages are unlocked."""
+        """Queues work for the thread. `first` puts it before all work under way, because launches are held back while
+        pages are unlocked."""
         if not self._started:
             self._started = True
             threading.Thread(target=self._run, name="segments", daemon=True).start()
@@ -99,7 +102,7 @@ class SegmentMapper:
                 next(work)
             except StopIteration:
                 continue
-            except Exception:  # an internal error fails this segment, not the others
+            except Exception:  # an internal error fails this segment only
                 traceback.print_exc()
                 continue
             under_way.append(work)
@@ -114,7 +117,7 @@ class SegmentMapper:
             return
         finally:
             os.close(file)
-        for start, length in parts(size):  # before any page is locked: unlocking needs an idle device
+        for start, length in parts(size):  # before any page is locked, because unlocking needs an idle device
             if not wanted():
                 break
             try:
@@ -131,7 +134,7 @@ class SegmentMapper:
             self._pause()
             try:
                 self._register(address + start, length)
-            except Exception as error:  # the device-handle thread reports a device that has failed
+            except Exception as error:  # the device-handle thread reports a failed device
                 why = str(error) or type(error).__name__
                 break
             finally:
@@ -158,8 +161,8 @@ class SegmentMapper:
         self._post(done)
 
     def _unlock(self, address: int, locked: int) -> bool:
-        """Unlocks the pages. False: the device has failed. The device-handle thread reports that, and the process ends;
-        locked pages have to stay mapped until then."""
+        """Unlocks the pages. Returns False if the device has failed. In that case the device-handle thread reports the
+        failure and the process ends; until then, locked pages have to stay mapped."""
         for start, length in parts(locked):
             try:
                 self._unregister(address + start, length)
@@ -173,12 +176,12 @@ def _map(file: int, size: int) -> int:
     if address is None or address == _FAILED:
         raise _error()
     _libc.madvise(address, size, mmap.MADV_DONTFORK)
-    _libc.madvise(address, size, _MADV_DONTDUMP)  # the memory is the client's
+    _libc.madvise(address, size, _MADV_DONTDUMP)  # the memory belongs to the client
     return int(address)
 
 
 def _populate(address: int, size: int) -> None:
-    """Allocates every page, so that no copy faults for want of memory. Older systems allocate pages when they are
+    """Allocates every page, so that no copy faults because memory is short. Older kernels allocate pages when they are
     locked."""
     if _libc.madvise(address, size, _MADV_POPULATE_WRITE):
         error = _error()

@@ -1,8 +1,8 @@
-"""Segments: memory that clients share with this process, by session, from its announcement to its release.
+"""Segments: memory that clients share with this process, from announcement to release, by session.
 
-A segment is a client's memfd, mapped and page-locked here, so that the device copies directly from and to it. Its
-client numbers it, and names it in commands once the announcement has been answered. Page-locking happens on another
-thread. Unlocking waits, with CUDA, for the device, so it is done while the device is idle.
+A segment is a client's memfd, mapped and page-locked here, so that the device copies directly from and to it. The
+client chooses its number, and uses the number in commands after the announcement has been answered. Page-locking is
+done on another thread. In CUDA, unlocking waits for the device, so it is done while the device is idle.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Then = Callable[[Refusal | None], None]
 
 RETIRED = 8
 RETIRED_BYTES = 2 << 30
-"""Limits of the segments, and of their bytes, that wait for the device to become idle; beyond them, the device is made
-idle."""
+"""Limits of the number of segments, and of their bytes, that wait to be unlocked. Beyond these limits, launches are
+held back until the device is idle."""
 
 
 class Segments:
@@ -43,9 +43,9 @@ class Segments:
         self._named: dict[SessionRef, dict[int, Segment]] = {}
         """Segments by number, for each session."""
         self._count: Counter[SessionRef] = Counter()
-        """Number of segments that are not unmapped, by session."""
+        """Number of segments that are not unmapped yet, by session."""
         self._bytes: Counter[str] = Counter()
-        """Bytes of segments that are not unmapped, by tenant."""
+        """Size of the segments that are not unmapped yet, in bytes, by tenant."""
         self._retired: dict[Segment, None] = {}
         """Segments that wait for the device to become idle."""
         self._warned = False
@@ -58,13 +58,14 @@ class Segments:
         return {"segments": sum(self._count.values()), "segment_bytes": self.bytes}
 
     def get(self, session: DeviceSession, ident: int) -> Segment | None:
-        """Returns the session's segment of this number, if it is ready."""
+        """Returns the session's segment with this number if it is ready; otherwise None."""
         named = self._named.get(session)
         segment = named.get(ident) if named is not None else None
         return segment if segment is not None and segment.ready else None
 
     def find(self, session: DeviceSession, ident: int) -> Segment:
-        """Returns the session's segment of this number. Raises Refusal(INVALID_HANDLE) where there is none."""
+        """Returns the session's segment with this number. Raises Refusal(INVALID_HANDLE) if there is none, or it is not
+        ready."""
         segment = self.get(session, ident)
         if segment is None:
             raise Refusal(
@@ -76,12 +77,14 @@ class Segments:
             )
         return segment
 
-    # ---- coming ----
+    # ---- mapping ----
 
     def take(self, session: DeviceSession, ident: int, announced: object, file: int, most: int, then: Then) -> Segment:
-        """Takes a client's memfd as the segment of this number; owns the descriptor, unless it raises. `then` is called
-        when the segment is ready, or with the reason why it is not. Raises Refusal. The file is not accessed before it
-        is known to be a memfd: an access to another file may block."""
+        """Accepts a client's memfd as the segment with this number. Takes ownership of the descriptor, unless it raises
+        Refusal. Calls `then(None)` when the segment is ready, or `then(refusal)` if it could not be mapped.
+
+        The file is not accessed before it is known to be a memfd, because access to another kind of file may block.
+        """
         check_sealed(_seals(file))
         size = check_size(announced, os.fstat(file).st_size)
         if os.fstatvfs(file).f_bsize != _PAGE:
@@ -113,7 +116,7 @@ class Segments:
         if why and not self._warned and self.journal is not None:
             self._warned = True
             self.journal.warning("segments_not_locked", why=why, size=segment.size)
-        if segment.over:  # its client has gone meanwhile
+        if segment.over:  # the client has released it meanwhile
             self._release(segment)
             return
         segment.ready = True
@@ -128,17 +131,17 @@ class Segments:
         if not over:
             then(refusal)
 
-    # ---- going ----
+    # ---- release ----
 
     def release(self, segment: Segment) -> None:
-        """Releases a segment that its client no longer names; it is unmapped after its last use. A second call has no
-        effect."""
+        """Releases a segment whose number the client no longer uses; it is unmapped after its last use. A second call
+        has no effect."""
         if not segment.over:
             self._forget(segment)
             segment.end()
 
     def close(self, session: DeviceSession) -> None:
-        """Releases all segments of a session that ends."""
+        """Releases all segments of a closing session."""
         for segment in tuple(self._named.get(session, {}).values()):
             self.release(segment)
         self._named.pop(session, None)
@@ -168,7 +171,7 @@ class Segments:
             self._unmap(segment, lambda: None)
 
     def _unmap(self, segment: Segment, rested: Callable[[], None]) -> None:
-        """Unmaps a segment. `rested` is called when the work no longer needs an idle device."""
+        """Unmaps a segment. `rested` is called as soon as the device need not be idle any more."""
         self._retired.pop(segment, None)
         gone = partial(self._gone, segment)
         self._mapper.unmap(segment.address, segment.size, segment.locked, rested, gone)
@@ -186,7 +189,7 @@ def _less(counter: Counter, key: object, less: int) -> None:  # type: ignore[typ
 
 
 def _seals(file: int) -> int:
-    """Returns the seals of a file; -1: the file cannot have seals."""
+    """Returns the seals of a file; -1 if the file cannot have seals."""
     with contextlib.suppress(OSError):
         return fcntl.fcntl(file, _F_GET_SEALS)
     return -1

@@ -1,7 +1,7 @@
-"""Transfers whose bytes lie as a whole in memory that the client shares.
+"""Transfers whose bytes lie contiguously in memory that the client shares.
 
-The place of the bytes is announced beside the command, perhaps later. The device copies from and to that memory
-directly; after the command's answer, the client may use the memory again.
+The location of the bytes is announced separately from the command, possibly later. The device copies directly from and
+to that memory; after the command's answer, the client may use the memory again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class SharedUploads:
         self._device = device
 
     def place(self, session: DeviceSession, transfer: int, place: SegmentRange) -> None:
-        """Sets where the bytes lie, unchanged until the command is answered. Raises Refusal."""
+        """Sets the location of the upload's bytes, which the client must not change until the command is answered.
+        Raises Refusal."""
         check_live(session, transfer, session.downloads)
         upload = announced(session.uploads, transfer, UploadFlow, "Write")
         if upload.placed is not None or upload.striped is not None or upload.chunks or upload.written or upload.ended:
@@ -74,7 +75,8 @@ class SharedDownloads:
         self._device = device
 
     def place(self, session: DeviceSession, transfer: int, place: SegmentRange) -> None:
-        """Sets where the bytes go; the client reads them when the command is answered. Raises Refusal."""
+        """Sets the location for the download's bytes; the client reads them when the command is answered. Raises
+        Refusal."""
         check_live(session, transfer, session.uploads)
         download = announced(session.downloads, transfer, DownloadFlow, "Read")
         if download.placed is not None or download.striped is not None or download.open:
@@ -133,7 +135,7 @@ class SharedDownloads:
         if buffer is not None and download.outcomes:
             arrived = both(download.outcomes, partial(_look, origin, buffer, download.outcomes, sent))
         device.tracks.on_complete(track, arrived)
-        download.unstripe()  # what the device has been given of it holds the memory
+        download.unstripe()  # the copies already submitted hold the memory themselves
         return True
 
 
@@ -146,14 +148,14 @@ def _leave(device: DeviceContext, origin: Origin, place: SegmentRange, given: bo
 
 
 def _look(origin: Origin, buffer: Buffer, outcomes: dict[PendingOutcome, None], sent: Callable[[], None]) -> None:
-    """Ends a read whose bytes have been copied, after the outcomes of the collectives that they depended on are
+    """Ends a read whose bytes have been copied, after the outcomes of the collectives that the bytes depended on are
     known."""
     if not refused_read(origin, buffer, outcomes):
         sent()
 
 
 def _check_size(origin: Origin, what: str, place: SegmentRange, size: int) -> None:
-    """Raises Refusal(OUT_OF_BOUNDS) for a place of another size than the command's bytes."""
+    """Raises Refusal(OUT_OF_BOUNDS) if the announced location has another size than the command."""
     if place.size != size:
         raise Refusal(
             Reason.OUT_OF_BOUNDS,

@@ -1,4 +1,5 @@
-"""Copies between host buffers and the device, in the order of a stream, for inline writes and transfers."""
+"""Copies between staging memory and the device, in the order of a stream, for inline writes and reads and for
+transfers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from hearthd.device.transfers.layout import Piece, pieces
 
 
 class StagedCopies:
-    """Issues copies through staging memory. Device-handle thread only."""
+    """Submits copies through staging memory. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
@@ -30,10 +31,10 @@ class StagedCopies:
         size: int,
         into: Iterable[Piece] | None = None,
     ) -> None:
-        """Copies a host buffer to the device, in the stream's order; the host buffer is freed when the copy is done, or
-        refused.
+        """Copies a host buffer to the device, in the order of the stream. The host buffer is released when the copy is
+        done or was refused.
 
-        `into` gives the places of its bytes behind `address`; by default they are dense.
+        `into` lists the pieces of the copy, relative to `address`; by default the bytes are contiguous.
         """
         device = self._device
         track = origin.stream.track
@@ -45,7 +46,7 @@ class StagedCopies:
             else:
                 self._upload(address, host, into, track.stream)
         finally:
-            device.staging.drop(track, host)  # behind what the driver has taken of it
+            device.staging.drop(track, host)  # released behind the part that the driver has accepted
         device.telemetry.host_to_device_bytes += size
         device.telemetry.host_to_device_operations += 1
 
@@ -66,8 +67,8 @@ class StagedCopies:
         size: int,
         out_of: Iterable[Piece] | None = None,
     ) -> None:
-        """Copies from the device to a host buffer. The host buffer stays the caller's, unless this raises: then it is
-        freed."""
+        """Copies from the device to a host buffer. The caller keeps the host buffer, unless this method raises Refusal:
+        then the host buffer is released."""
         device = self._device
         track = origin.stream.track
         device.tracks.before(track, (), (buffer.usage,))
@@ -93,12 +94,12 @@ class StagedCopies:
 
 
 class DirectCopies:
-    """Copies of one command for which there is no page-locked memory: directly out of its message, or into it.
+    """Copies of one command without page-locked memory: directly from its message, or into its message.
 
     The driver blocks a thread that copies from or to ordinary memory until the earlier work of the stream is done, and
-    the device-handle thread must not block. So the command waits instead, until its stream has reached it; then only
-    the copy itself, a chunk at a time, is left to wait for. Later commands on the stream wait behind the command, and
-    other streams are unaffected.
+    the device-handle thread must not block. Therefore the command waits until its stream has completed all earlier
+    work; the thread then blocks only for the copy itself, one chunk at a time. Later commands on the stream wait behind
+    the command; other streams are unaffected.
     """
 
     __slots__ = ("_buffer", "_device", "_origin", "_reached", "_rows", "address", "asked")
@@ -110,12 +111,14 @@ class DirectCopies:
         self._rows = rows
         self._reached = False
         self.address = 0
-        """Address of the first row; to be set before the first copy."""
+        """Address of the first row; must be set before the first copy."""
         self.asked = False
-        """A copy is waiting for its turn: it has to be made here, whatever memory has come meanwhile."""
+        """True while a copy waits for its stream. That copy must then be made here, even if staging memory has become
+        free."""
 
     def write(self, at: int, data: memoryview) -> bool:
-        """Writes `data` into the rows from their byte `at` on; False: not yet, call again."""
+        """Writes `data` into the rows, starting at byte `at`. Returns False if the copy has to wait; the caller tries
+        again."""
         size = len(data)
         if not self._turn(size, writes=True):
             return False
@@ -127,7 +130,8 @@ class DirectCopies:
         return True
 
     def read(self, at: int, size: int) -> bytes | None:
-        """Returns `size` bytes of the rows from their byte `at` on; None: not yet, call again."""
+        """Returns `size` bytes of the rows, starting at byte `at`. Returns None if the copy has to wait; the caller
+        tries again."""
         if not self._turn(size, writes=False):
             return None
         data = bytearray(size)
@@ -140,7 +144,8 @@ class DirectCopies:
         return bytes(data)
 
     def _turn(self, size: int, *, writes: bool) -> bool:
-        """True once the stream has reached this copy; the first call registers for that."""
+        """Returns True once the stream has completed all work before this copy. The first call registers a callback for
+        that."""
         if self._reached:
             self.asked = self._reached = False
             return True
@@ -168,10 +173,10 @@ def locate(buffer: Buffer, rows: RowLayout, what: str) -> int:
 
 
 def refused_read(origin: Origin, buffer: Buffer, outcomes: Iterable[PendingOutcome] = ()) -> bool:
-    """Answers a read with the failures before it on its stream, or with that of the buffer; True if there was one.
+    """Answers a read with the unreported failures before it on its stream, or with the failure of the buffer. Returns
+    True if there was a failure.
 
-    `outcomes` are those of collectives that the buffer's contents depended on when it was copied; others may have been
-    reported since.
+    `outcomes` belong to the collectives that the buffer's contents depended on when they were copied.
     """
     failures = origin.stream.errors.take(origin.place)
     if not failures:

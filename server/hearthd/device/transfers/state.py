@@ -1,4 +1,4 @@
-"""State and checks that uploads and downloads share: transfer numbers, host memory, and early ends."""
+"""State and checks shared by uploads and downloads: transfer numbers, host memory, and early ends."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from hearthd.device.streams.pending_outcomes import PendingOutcome
 from hearthd.device.transfers.staged import DirectCopies, StagedCopies, refused_read
 
 MAX_UNCLAIMED = 64
-"""Uploads of one session whose Write has not come yet."""
+"""Most uploads of one session that have sent bytes before their Write has arrived."""
 
 MAX_ANNOUNCED = 1024
-"""Limit of uploads of one session without their Write that were announced on stripes, or placed in shared memory: the
-announcement often overtakes the command, and carries no bytes. Likewise for downloads and their Read."""
+"""Most uploads of one session that were announced on stripes or in shared memory before their Write has arrived: the
+announcement often overtakes the command, and carries no bytes. The same limit applies to downloads and their Read."""
 
 Flow = TypeVar("Flow", UploadFlow, DownloadFlow)
 
 Move = Callable[[HostBuffer, int, int], None]
-"""Copies (size bytes) between a host buffer and the device, from the transfer's byte (second argument) on."""
+"""Copies between a host buffer and the device. Arguments: the host buffer, the first byte of the transfer, and the size
+in bytes."""
 
 
 class TransferContext:
-    """State that uploads and downloads of one device process share. Device-handle thread only."""
+    """State shared by the uploads and downloads of one device process. Device-handle thread only."""
 
     def __init__(self, device: DeviceContext, copies: StagedCopies) -> None:
         self.device = device
@@ -41,13 +42,13 @@ class TransferContext:
         """Staging memory that is lent to stripes."""
 
     def host(self, origin: Origin, size: int, direct: DirectCopies | None) -> HostBuffer | None:
-        """Returns host memory for a chunk; None: the copy has to wait, or to do without."""
+        """Returns staging memory for a chunk. Returns None if the copy has to wait, or must be made directly."""
         if direct is None:
             return self.device.staging.acquire(size, origin.session)
         return None if direct.asked else self.device.staging.find(size, origin.session)
 
     def without(self, size: int, direct: DirectCopies) -> bool:
-        """Returns True if a chunk has to do without host memory."""
+        """Returns True if a chunk must be copied directly, without staging memory."""
         return direct.asked or self.device.staging.refusal(size) is not None
 
     def deliver(
@@ -61,8 +62,8 @@ class TransferContext:
         release: Callable[[HostBuffer], None],
         arrived: Callable[[], None],
     ) -> None:
-        """Calls `arrived` for a chunk whose contents depended on `outcomes`, or refuses the read if one of them is a
-        failure."""
+        """Calls `arrived` for a chunk whose contents depended on `outcomes`, or refuses the read if one of the outcomes
+        is a failure."""
         if not download.refused and not refused_read(origin, buffer, outcomes):
             arrived()
             return
@@ -85,7 +86,8 @@ class TransferContext:
 
 
 def check_live(session: DeviceSession, transfer: int, other_way: Container[int]) -> None:
-    """Raises Refusal(TRANSFER_ABORTED) for a number that is over, Refusal(HANDLE_IN_USE) for one of the other way."""
+    """Raises Refusal(TRANSFER_ABORTED) if the transfer is over, and Refusal(HANDLE_IN_USE) if the number is used in the
+    other direction."""
     if transfer in session.over:
         raise Refusal(
             Reason.TRANSFER_ABORTED,
@@ -101,7 +103,8 @@ def check_live(session: DeviceSession, transfer: int, other_way: Container[int])
 
 
 def claim(flow: UploadFlow | DownloadFlow, transfer: int, what: str) -> None:
-    """Claims the transfer for a `what`. Raises Refusal(HANDLE_IN_USE) where another command has claimed it."""
+    """Claims the transfer for a command; `what` names the command. Raises Refusal(HANDLE_IN_USE) if another command has
+    claimed it."""
     if flow.claimed:
         raise Refusal(
             Reason.HANDLE_IN_USE,
@@ -112,8 +115,8 @@ def claim(flow: UploadFlow | DownloadFlow, transfer: int, what: str) -> None:
 
 
 def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: str) -> Flow:
-    """Returns the transfer of this number, a new one where its `command` has not come. Raises Refusal(QUOTA_EXCEEDED)
-    where too many wait for theirs."""
+    """Returns the transfer with this number, or creates it if its `command` has not arrived. Raises
+    Refusal(QUOTA_EXCEEDED) if too many transfers wait for their command."""
     flow = flows.get(transfer)
     if flow is None:
         if unclaimed(flows) >= MAX_ANNOUNCED:
@@ -123,7 +126,7 @@ def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: 
 
 
 def unclaimed(flows: Mapping[int, UploadFlow] | Mapping[int, DownloadFlow]) -> int:
-    """Returns how many wait for their command."""
+    """Returns the number of transfers that wait for their command."""
     return sum(not flow.claimed for flow in flows.values())
 
 

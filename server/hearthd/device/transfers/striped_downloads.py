@@ -1,4 +1,5 @@
-"""Downloads over stripes: a chunk leaves over the stripe with room; the read ends when its client has all chunks."""
+"""Downloads over stripes: each chunk is sent over a stripe that has room. The read ends when the client has all
+chunks."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from hearthd.device.transfers.striped_uploads import check_chunk, check_same
 
 
 class StripedDownloads:
-    """Downloads whose chunks leave over stripes, in any order. Device-handle thread only."""
+    """Downloads whose chunks are sent over stripes, in any order. Device-handle thread only."""
 
     def __init__(self, context: TransferContext) -> None:
         self._context = context
         self._device = context.device
 
     def announce(self, session: DeviceSession, transfer: int, chunk: int, stripe: StripeLike) -> None:
-        """Adds a stripe over which the client takes the download. Raises Refusal."""
+        """Adds a stripe over which the client receives the download. Raises Refusal."""
         check_live(session, transfer, session.uploads)
         check_chunk(chunk)
         download = announced(session.downloads, transfer, DownloadFlow, "Read")
@@ -39,7 +40,7 @@ class StripedDownloads:
         self._device.kick(session)
 
     def taken(self, session: DeviceSession, transfer: int, stripe: StripeLike, offset: int) -> None:
-        """Records that the client has a chunk. Raises ValueError for a chunk that it was not sent."""
+        """Records that the client has received a chunk. Raises ValueError if the chunk was not sent."""
         download = session.downloads.get(transfer)
         if download is not None and download.striped is not None:
             download.striped.taken(stripe, offset)
@@ -47,7 +48,7 @@ class StripedDownloads:
                 self._device.kick(session)
 
     def gone(self, session: DeviceSession, transfer: int, stripe: StripeLike, seconds: float) -> None:
-        """Records that a chunk has been written to the stripe, and its memory is free."""
+        """Records that a chunk has been written to the stripe, so that its memory is free."""
         download = session.downloads.get(transfer)
         if download is not None and download.striped is not None:
             download.striped.sent(stripe, seconds)
@@ -64,8 +65,8 @@ class StripedDownloads:
         direct: DirectCopies | None,
         buffer: Buffer | None,
     ) -> bool:
-        """Submits the chunks of a download (see `Downloads.send`), until the client has all bytes: chunks of a broken
-        stripe are copied again."""
+        """Submits the chunks of a download (see `Downloads.send`). Returns True once the client has all bytes; chunks
+        of a broken stripe are copied again."""
         striped.begin(size)
         track = origin.stream.track
         while (index := striped.peek()) is not None:

@@ -1,4 +1,4 @@
-"""Uploads over stripes: memory is lent when the Write has its turn, and copied to the device as it is filled."""
+"""Uploads over stripes: memory is lent when the Write runs, and copied to the device as it is filled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StripedUploads:
     def announce(self, session: DeviceSession, transfer: int, chunk: int, stripe: StripeLike) -> None:
         """Adds a stripe over which the client will send the upload. Raises Refusal."""
         size = session.over.uploaded(transfer)
-        if size is not None:  # the TAKEN was lost with the stripes
+        if size is not None:  # the message TAKEN was lost with the stripes
             stripe.put(taken(transfer, size))
             return
         check_live(session, transfer, session.downloads)
@@ -48,7 +48,8 @@ class StripedUploads:
         host: HostBuffer,
         seconds: float,
     ) -> bool:
-        """Records the arrival of a chunk. Returns True if its memory was taken over and it need not be sent again."""
+        """Records the arrival of a chunk. Returns True if the chunk's memory was taken over and the chunk need not be
+        sent again."""
         upload = session.uploads.get(transfer)
         if upload is None or upload.striped is None:
             return False
@@ -70,7 +71,7 @@ class StripedUploads:
         put: Move,
         direct: DirectCopies | None,
     ) -> bool:
-        """Passes arrived chunks to `put` (see `Uploads.receive`), and lends memory for the others."""
+        """Passes arrived chunks to `put` (see `Uploads.receive`), and lends memory for further chunks."""
         striped.begin(size)
         while striped.landed:
             if origin.stream.track.full:
@@ -111,7 +112,7 @@ class StripedUploads:
 
 
 def check_chunk(chunk: int) -> None:
-    """Raises Refusal(INVALID_ARGUMENT)."""
+    """Raises Refusal(INVALID_ARGUMENT) if the chunk size is too small."""
     if chunk < MIN_CHUNK:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
@@ -122,7 +123,7 @@ def check_chunk(chunk: int) -> None:
 
 
 def check_same(transfer: int, chunk: int, before: int) -> None:
-    """Raises Refusal(INVALID_ARGUMENT)."""
+    """Raises Refusal(INVALID_ARGUMENT) if a stripe announces another chunk size than an earlier stripe."""
     if chunk != before:
         raise Refusal(
             Reason.INVALID_ARGUMENT,

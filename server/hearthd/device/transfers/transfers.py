@@ -1,6 +1,6 @@
-"""Writes and reads whose bytes travel beside the batch, in chunks, each side paced by credits.
+"""Writes and reads whose bytes are sent outside the batch, in chunks. Each side is limited by credits.
 
-A transfer holds its place in its stream: it is one operation that stays at the head until its last chunk has been
+A transfer keeps its position in its stream: it is one operation that stays at the head until its last chunk has been
 submitted to the device.
 """
 
@@ -24,7 +24,7 @@ class Transfers:
     """Uploads and downloads of one device process. Device-handle thread only."""
 
     on_close: Callable[[DeviceSession], None] = staticmethod(lambda session: None)
-    """Called when a session is being closed, whose stripes are closed with it."""
+    """Called when a session is closed, so that its stripes are closed too."""
 
     stripes: Callable[[], int] = staticmethod(lambda: 0)
     """Returns the number of stripes."""
@@ -45,14 +45,14 @@ class Transfers:
         self.on_close(session)
 
     def lost(self, session: DeviceSession, stripe: StripeLike) -> None:
-        """Removes a stripe that broke: its chunks are sent over others."""
+        """Removes a broken stripe; its chunks are sent over other stripes."""
         for flow in _flows(session):
             if flow.striped is not None:
                 flow.striped.lose(stripe)
         self._device.kick(session)
 
     def aborted(self, session: DeviceSession, frame: Frame) -> None:
-        """Ends a transfer whose client side broke."""
+        """Ends a transfer whose client side failed."""
         download = session.downloads.get(frame.id)
         if download is not None:
             self.downloads.aborted(session, frame.id, download)

@@ -1,6 +1,6 @@
-"""Uploads: writes whose bytes come beside the batch, a chunk at a time, in the order of the write's stream.
+"""Uploads: writes whose bytes arrive outside the batch, chunk by chunk, in the order of the write's stream.
 
-The host memory of an upload is bounded: the sender may be `UPLOAD_CREDITS` chunks ahead.
+The host memory of an upload is bounded, because the sender may be at most `UPLOAD_CREDITS` chunks ahead.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Uploads:
         upload = session.uploads.get(frame.id)
         if upload is None:
             if frame.id in session.over:
-                # Its last message may come after its last byte, others after it was given up, or all of them once more,
-                # after they had come over stripes that broke: their sender does not wait for ever.
+                # A message may arrive after the last byte, after the upload was abandoned, or a second time because its
+                # stripes broke. The credit prevents its sender from waiting forever.
                 self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=frame.id, flags=1)
                 return
             if unclaimed(session.uploads) >= MAX_UNCLAIMED:
@@ -64,7 +64,7 @@ class Uploads:
         if transfer in session.over:
             return
         upload = session.uploads.get(transfer)
-        if upload is None or not upload.claimed:  # a later command for it is refused
+        if upload is None or not upload.claimed:  # a later command for this transfer is refused
             session.uploads.pop(transfer, None)
             session.over.add(transfer)
             if upload is not None:
@@ -78,8 +78,9 @@ class Uploads:
         self._device.kick(session)
 
     def expect(self, session: DeviceSession, transfer: int, what: str) -> UploadFlow:
-        """Returns the upload of this number, claimed for a `what`. Raises Refusal(TRANSFER_ABORTED) where it has ended,
-        and Refusal(HANDLE_IN_USE)."""
+        """Returns the upload with this number, claimed for a command; `what` names the command. Raises
+        Refusal(TRANSFER_ABORTED) if the upload has ended, and Refusal(HANDLE_IN_USE) if the number is in use
+        otherwise."""
         check_live(session, transfer, session.downloads)
         upload = session.uploads.setdefault(transfer, UploadFlow())
         claim(upload, transfer, what)
@@ -88,7 +89,7 @@ class Uploads:
     def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
         session = origin.session
         upload = self.expect(session, command.transfer, "write")
-        # `data` may hold the first bytes, as a client of the single call sends them.
+        # `data` may contain the first bytes, as sent by a client that uses the single call.
         if command.data:
             upload.chunks.appendleft(memoryview(command.data))
         operation = Operation(
@@ -122,7 +123,7 @@ class Uploads:
             return False
         if command.size == buffer.size:
             buffer.failure = None
-        if placed:  # the client may change its memory once it has been read
+        if placed:  # the client may change its memory after the answer, so the answer follows the copy
             self._device.tracks.on_complete(origin.stream.track, origin.reply)
         else:
             origin.reply()
@@ -137,15 +138,15 @@ class Uploads:
         put: Move,
         direct: DirectCopies | None = None,
     ) -> bool:
-        """Passes the chunks that have arrived to `put`, in the stream's order; True once all `size` bytes have been
+        """Passes the arrived chunks to `put`, in the order of the stream. Returns True once all `size` bytes have been
         passed.
 
-        `put` takes over the host buffer; `direct` serves where there is none. Raises the error that ended the upload,
-        or Refusal for a wrong number of bytes.
+        `put` takes over the host buffer; `direct` is used if there is no host buffer. Raises the error that ended the
+        upload, or Refusal for a wrong number of bytes.
         """
         session, track = origin.session, origin.stream.track
         if upload.chunks or upload.ended:
-            upload.unstripe()  # the client now sends the bytes by Upload
+            upload.unstripe()  # the client now sends the bytes over Upload
         if not self._receive_otherwise(origin, upload, size, put, direct):
             return False
         while upload.written < size:
@@ -182,7 +183,8 @@ class Uploads:
     def _receive_otherwise(
         self, origin: Origin, upload: UploadFlow, size: int, put: Move, direct: DirectCopies | None
     ) -> bool:
-        """Receives bytes in shared memory or over stripes, as `receive` does; returns True for other uploads."""
+        """Receives bytes that are in shared memory or arrive over stripes, as `receive` does. Returns True for other
+        uploads."""
         if upload.placed is not None:
             return self.shared.receive(origin, upload, upload.placed, size, put, direct)
         if upload.striped is not None:
@@ -190,7 +192,7 @@ class Uploads:
         return True
 
     def _check_not_over(self, origin: Origin, upload: UploadFlow, size: int) -> None:
-        """Raises the error that ended the upload before its last byte."""
+        """Raises an error if the upload has ended before its last byte."""
         if upload.error is not None:
             raise upload.error
         if upload.ended:

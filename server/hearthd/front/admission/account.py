@@ -1,7 +1,7 @@
-"""The account of bytes held for callers without an accepted credential, and counts of what was refused.
+"""The account of bytes held for callers without an accepted credential, and counts of refused requests.
 
-The total has a limit. gRPC tells no number of the bytes that it holds for a call that was not asked for its message;
-such a call counts with the most that they can be, `MAX_STRANGER_BYTES`. Belongs to the event loop.
+The total has a limit. gRPC does not report how many bytes it holds for a call whose message has not been requested;
+such a call counts with the maximum, `MAX_STRANGER_BYTES`. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hearthd.shared.log import LogThrottle
 log = structlog.get_logger("hearthd.admission")
 
 _LOG_EVERY = 10.0
-"""Seconds between two lines of the log about one limit."""
+"""Minimum interval, in seconds, between log lines about one limit."""
 
 
 class UnauthenticatedBytes:
@@ -27,9 +27,9 @@ class UnauthenticatedBytes:
     def __init__(self, most: int, registry: CollectorRegistry) -> None:
         self.most = most
         self.held = 0
-        """Bytes."""
+        """Number of bytes held now."""
         self.on_refused: Callable[[str], None] = lambda peer: None
-        """Called with the peer, by gRPC's name, of each refusal."""
+        """Called with gRPC's name of the peer for each refusal."""
         self._logged = LogThrottle(_LOG_EVERY)
         Gauge(
             "hearth_admission_unauthenticated_bytes",
@@ -37,12 +37,13 @@ class UnauthenticatedBytes:
             registry=registry,
         ).set_function(lambda: self.held)
         self._refusals = Counter(
-            "hearth_admission_refusals", "Requests that were refused before they were decoded, by limit.", ("limit",),
+            "hearth_admission_refusals", "Requests refused before they were decoded, by limit.", ("limit",),
             registry=registry,
         )  # fmt: skip
 
     def take(self, size: int) -> bool:
-        """Takes `size` bytes, held until `give`, and returns True; returns False if that would exceed the limit."""
+        """Takes `size` bytes, which are held until `give`, and returns True. Returns False if that would exceed the
+        limit."""
         if self.held + size > self.most:
             return False
         self.held += size
@@ -54,7 +55,8 @@ class UnauthenticatedBytes:
 
     @contextmanager
     def holding(self, size: int) -> Iterator[bool]:
-        """Takes bytes for as long as it is open, where they are to be had."""
+        """Holds `size` bytes while the context is entered, and yields True; yields False if there is no room for
+        them."""
         taken = self.take(size)
         try:
             yield taken
@@ -63,7 +65,7 @@ class UnauthenticatedBytes:
                 self.give(size)
 
     def refused(self, limit: str, peer: str, method: str, **details: object) -> None:
-        """Counts a refusal, and logs it unless one by the same limit was logged lately."""
+        """Counts a refusal, and logs it unless one by the same limit was logged recently."""
         self._refusals.labels(limit).inc()
         self.on_refused(peer)
         times = self._logged.times(limit, time.monotonic())

@@ -1,8 +1,8 @@
-"""The gate in front of every method: it finds the caller on the headers of a call, then reads its first message.
+"""The gate in front of every method: identifies the caller from the headers of a call, then reads the first message.
 
-Both transports go through it. Handlers are registered as streaming ones, whatever their method is: gRPC calls those
-when the headers have arrived, and buffers no more of the body than its flow-control window until it is asked for a
-message. A caller is looked up once a call, tickets being good for one; services ask `caller()` for it.
+Both transports use it. Handlers of all methods are registered as streaming handlers, because gRPC calls those when the
+headers have arrived, and buffers no more of the body than its flow-control window until a message is requested. The
+caller is identified once for each call, because a ticket is valid for one call. Services get it from `caller()`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _caller: ContextVar[Caller] = ContextVar("caller")
 
 
 def caller() -> Caller:
-    """The caller of the call that this task serves, of a method that asks for a credential in the headers."""
+    """Returns the caller of the call that this task serves. Only for methods whose credential is in the headers."""
     return _caller.get()
 
 
@@ -42,10 +42,10 @@ class Admission(NamedTuple):
     """The gate's decision on the headers of a call."""
 
     caller: Caller | None
-    """The authenticated caller; None: the headers show no credential, and the method takes one in its first message, or
-    none at all."""
+    """The authenticated caller. None: the headers show no credential, and the method takes one in its first message, or
+    needs none."""
     max_bytes: int
-    """The size limit of the first message."""
+    """Maximum size of the first message in bytes."""
 
 
 class GatedService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
@@ -58,7 +58,7 @@ class GatedService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._paths = {f"/{name}/{method}": handler for method, handler in methods.items()}
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Returns the handler of a call of this service; None for others."""
+        """Returns the handler of a call of this service; None for calls of other services."""
         return self._paths.get(handler_call_details.method)
 
 
@@ -71,25 +71,28 @@ class AdmissionGate:
         self.account = account
         self.turns = FairLock()
         self.on_shown: Callable[[Caller | None], None] = lambda caller: None
-        """Called with the caller that the running call's credential stands for; None: it has no valid one."""
+        """Called with the caller to which the running call's credential belongs; None: the call has no valid
+        credential."""
         self.on_probe: Callable[[], None] = lambda: None
         """Called for each call that needs no credential."""
         self.overloaded: Callable[[str], Refusal | None] = lambda method: None
-        """Why a method is refused to callers that are admitted, before their message is read; None: it is served."""
+        """Returns the refusal of a method because of overload, before the message of an admitted caller is read. None:
+        it is served."""
 
     def method_gate(self, service: str, method: str, *, limit: MethodLimit | None = None) -> MethodGate:
-        """The gate of one method; `limit`: another than the table's."""
+        """Returns the gate of one method. `limit` replaces the limit from the table."""
         return MethodGate(self, service, method, limit or self.limits.find(service, method))
 
     def service(self, name: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> GatedService:
-        """The handlers of a service, each guarded by its method gate (see `server_call.guarded`), as streaming ones."""
+        """Returns a service with these handlers as streaming handlers, each guarded by its method gate (see
+        `server_call.guarded`)."""
         return GatedService(name, {method: _streaming(handler) for method, handler in handlers.items()})
 
     def open_service(
         self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, MethodGate], Any]
     ) -> GatedService:
-        """The handlers of a service by another package, for callers without a credential. `guard` makes a behaviour of
-        a method's name, what serves it and its method gate."""
+        """Returns a service with the handlers of another package, for callers without a credential. `guard` creates a
+        behaviour from a method's name, the coroutine that serves it, and its method gate."""
         limit = MethodLimit(CredentialSource.NONE, MAX_STRANGER_BYTES)
         made = {}
         for method, handler in handlers.items():
@@ -99,7 +102,7 @@ class AdmissionGate:
         return GatedService(name, made)
 
     def decide(self, method_gate: MethodGate, context: Context) -> Admission:
-        """Decides on the headers of a call alone. Raises the refusal."""
+        """Decides from the headers of a call. Raises the refusal."""
         auth, limit = self.auth, method_gate.limit
         if auth.directory.open:
             return Admission(auth.everyone(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
@@ -118,20 +121,20 @@ class MethodGate:
         self.method = method
         self.limit = limit
         self.decode: Callable[[bytes], Any] | None = None
-        """The decoder of the first message; None: it stays as it came."""
+        """The decoder of the first message. None: the message stays as bytes."""
         self.message: type[Message] | None = None
-        """The type that `decode` makes."""
+        """The message type that `decode` creates."""
         self.unary = True
-        """The method takes one message, which has to come."""
+        """True if the method takes exactly one message."""
         self._gate = gate
         self._path = f"/{service}/{method}"
         self._seconds = gate.limits.seconds(limit)
 
     async def enter(self, context: Context) -> Any:
-        """The first message of a call whose headers have arrived; `None` where a stream has none. Raises the refusal of
-        what is not admitted."""
+        """Admits a call whose headers have arrived, and returns its first message; None if a stream has none. Raises
+        the refusal of a call that is not admitted."""
         enter_call(context)
-        admitted: Any = getattr(context, "admitted", None)  # framed calls are decided on when METHOD comes
+        admitted: Any = getattr(context, "admitted", None)  # for framed calls the decision was made when METHOD arrived
         try:
             if admitted is None:
                 admitted = self._gate.decide(self, context)
@@ -160,7 +163,7 @@ class MethodGate:
         return self._checked(message, context, admitted)
 
     async def _read(self, context: Context, admitted: Admission) -> Any:
-        """The message, undecoded, or `EOF`."""
+        """Reads the first message, without decoding it; `EOF` if there is none."""
         try:
             if admitted.caller is None and not hasattr(context, "admitted"):
                 return await self._read_in_turn(context)
@@ -195,7 +198,7 @@ class MethodGate:
             return await self._gate.turns.run(host_of(peer), context.read)
 
     def _checked(self, message: Any, context: Context, admitted: Admission) -> Any:
-        """The message, decoded where its size and the number of its fields allow."""
+        """Checks the size and the number of fields of the message, and returns it decoded."""
         if isinstance(message, bytes):
             size = len(message)
             if size > admitted.max_bytes:
@@ -214,7 +217,7 @@ class MethodGate:
         return message
 
     def too_large(self, size: int, peer: str, admitted: Admission) -> Refusal:
-        """The refusal of a first message of `size` bytes."""
+        """Returns the refusal of a first message of `size` bytes."""
         self._gate.account.refused("request_size", peer, self._path, size=size)
         if admitted.caller is None:
             return Refusal(
@@ -233,7 +236,8 @@ class MethodGate:
 
 
 def _streaming(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    """`handler` as one that is called before its first message is read; its method gate decodes."""
+    """Returns `handler` as a streaming handler, which is called before its first message is read. Its method gate
+    decodes."""
     behaviour = _behaviour(handler)
     method_gate: MethodGate = behaviour.method_gate
     method_gate.decode, method_gate.unary = handler.request_deserializer, not handler.request_streaming
@@ -248,14 +252,15 @@ def _behaviour(handler: Any) -> Any:
 
 
 def _remade(handler: Any, behaviour: Any) -> Any:
-    """`handler` with another behaviour."""
+    """Returns `handler` with another behaviour."""
     kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     make = getattr(grpc, f"{kind}_rpc_method_handler")
     return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
 
 def _served(handler: Any) -> Any:
-    """Returns the coroutine that serves a method, called with the first message (streams: with all of them)."""
+    """Returns the coroutine that serves a method. It is called with the first message, and reads further messages of a
+    stream."""
     behaviour = _behaviour(handler)
 
     async def serve(first: Any, context: Context) -> Any:
@@ -270,7 +275,7 @@ def _served(handler: Any) -> Any:
 
 
 async def _messages(first: Any, context: Context, decode: Any) -> AsyncIterator[Any]:
-    """The messages of a stream, from one that has been read on."""
+    """Yields the messages of a stream, starting with `first`, which has been read."""
     message = first
     while message is not None and message is not EOF:
         yield message

@@ -1,11 +1,11 @@
 """The gRPC server, with its methods registered by path.
 
-`grpc.aio` decodes the path of every call that is not registered as UTF-8 in its accept loop, and a path that is none
-ends the loop and with it the server. Here each method has a separate accept loop, which needs no path, and one more
-takes calls of unknown methods, without a look at it. Calls of all methods are accepted side by side.
+`grpc.aio` has an accept loop that decodes the path of every unregistered call as UTF-8. An invalid path ends that loop,
+and with it the server. Here each method has a separate accept loop, which does not decode the path, and one more loop
+accepts calls of unknown methods without examining their paths. The calls of all methods are accepted concurrently.
 
-Uses names of `grpc._cython.cygrpc` that are not public; where a version has other ones, methods are found as `grpc.aio`
-finds them.
+Uses names of `grpc._cython.cygrpc` that are not public. In a version without these names, methods are registered in the
+way of `grpc.aio`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ _aio: Any = grpc.aio
 _core: Any = cygrpc
 Options = Sequence[tuple[str, int]]
 _UNDECODABLE = WithoutErrors(cygrpc.__name__, UnicodeDecodeError)
-"""Metadata that is no UTF-8: the call is answered like any other without a credential, and counted."""
+"""Suppresses the log of metadata that is not UTF-8. Such a call is answered like any other without a credential, and
+counted."""
 
 
 def options(largest: int) -> Options:
-    """Returns the options that bound messages. `largest`: bytes of the longest one that any method takes."""
+    """Returns the options that limit messages. `largest`: maximum message size, in bytes, of all methods."""
     return (
         ("grpc.max_receive_message_length", largest),
-        # A call that was not asked for its message holds this much of it and no more: the window stays as it is, which
-        # costs uploads over gRPC nothing on a local network; over long distances they go by stripes.
+        # gRPC holds at most this much of a call whose message was not requested. The window stays fixed, which does not
+        # slow uploads over gRPC on a local network; over long distances uploads use stripes.
         ("grpc.http2.lookahead_bytes", MAX_STRANGER_BYTES),
         ("grpc.http2.bdp_probe", 0),
-        # Compressed requests end with UNIMPLEMENTED before they are inflated; bit 0 stands for identity.
+        # Compressed requests end with UNIMPLEMENTED before they are decompressed; bit 0 stands for identity.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.per_message_decompression", 0),
     )
@@ -57,8 +58,8 @@ def make(
     channel_options: Options,
     admits: Callable[[str], bool] = lambda peer: True,
 ) -> grpc.aio.Server:
-    """A server of these services that has not begun. `admits`: whether a call of a peer, by gRPC's name, is looked at;
-    one that is not is dropped before Python has made objects of its metadata."""
+    """Returns a server of these services that has not been started. `admits` returns whether a call of a peer (gRPC's
+    name) may be processed; a call that may not is dropped before Python objects are created from its metadata."""
     _UNDECODABLE.install()
     names = ("_request_call", "_request_registered_call", "_make_request_call_future", "add_registered_method_handlers")
     core = _core.AioServer
@@ -90,10 +91,10 @@ def _server(account: UnauthenticatedBytes, channel_options: Options, admits: Cal
 
 
 def _accepting() -> Any:
-    """The class of the server's core, which exists where gRPC has the names."""
+    """Returns the class of the server's core, which is defined late because it needs gRPC's internal names."""
 
     class Accepting(_core.AioServer):  # type: ignore[misc]
-        """Accepts in one loop a method. `unknown` answers calls of no method."""
+        """Accepts the calls of each method in a separate loop. `unknown` answers calls of unknown methods."""
 
         unknown: Callable[[Any, Context], Any]
         admits: Callable[[str], bool]
@@ -103,7 +104,7 @@ def _accepting() -> Any:
             super().add_registered_method_handlers(method_handlers)
 
         def _make_request_call_future(self, method_bytes: bytes | None) -> asyncio.Task[None]:
-            """Returns the task that gRPC's own accept loop waits for: it ends with the server."""
+            """Returns the task for which gRPC's own accept loop waits. It ends with the server."""
             return asyncio.get_running_loop().create_task(self._accept(method_bytes))
 
         async def _accept(self, method: bytes | None) -> None:
@@ -124,13 +125,13 @@ def _accepting() -> Any:
                 task = loop.create_task(_core._schedule_rpc_coro(call, state, loop, path), name="rpc_task")
                 calls.add(task)
                 task.add_done_callback(calls.discard)
-                del state, call, task  # they must not outlive the call here
+                del state, call, task  # these objects must not outlive the call
 
     return Accepting
 
 
 class _Resolver:
-    """Finds one handler for every call."""
+    """A resolver that returns the same handler for every call."""
 
     def __init__(self, handler: Any) -> None:
         self._handler = handler

@@ -1,4 +1,4 @@
-"""Limits of each method's request: where its credential is, and how many bytes its first message may have."""
+"""Limits of each method's request: the place of its credential, and the maximum size of its first message."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hearthd.front.config.front_limits import AdmissionSettings
 from hearthd.front.config.loader import Config
 
 MAX_STRANGER_BYTES = 64 << 10
-"""Bytes of a message from a caller whose headers show no credential; also the bytes that gRPC takes of a call before it
-is asked for its message (`grpc.http2.lookahead_bytes`)."""
+"""Maximum size, in bytes, of a message from a caller whose headers show no credential. Also the number of bytes that
+gRPC reads of a call before its message is requested (`grpc.http2.lookahead_bytes`)."""
 _HEADROOM = 1 << 20
-"""Bytes of a message beside its bulk data."""
+"""Bytes that a message may have in addition to its bulk data."""
 _SMALL = 64 << 10
 
 NODE = "hearth.v1.NodeService"
@@ -20,14 +20,14 @@ DEVICE = "hearth.v1.DeviceService"
 
 
 class CredentialSource(enum.Enum):
-    """The place of a method's credential."""
+    """The place where a method expects its credential."""
 
     HEADERS = enum.auto()
-    """The headers of the call, or its connection's certificate."""
+    """The headers of the call, or the certificate of its connection."""
     LOGIN = enum.auto()
-    """The headers as for `HEADERS`, a session's token excepted: the call opens one."""
+    """Like `HEADERS`, but not a session's token, because the call opens a session."""
     SESSION = enum.auto()
-    """The headers, or a session's token in the first message, which is short then."""
+    """The headers, or a session's token in the first message, which then has to be short."""
     NONE = enum.auto()
     """The method needs no credential."""
 
@@ -38,7 +38,7 @@ class MethodLimit:
 
     credential: CredentialSource = CredentialSource.HEADERS
     max_bytes: int = _SMALL
-    """The size limit of a message of a caller whose credential was accepted."""
+    """Maximum size, in bytes, of a message from a caller whose credential was accepted."""
 
 
 _IN_BODY = frozenset(
@@ -49,10 +49,10 @@ _BULK = frozenset({"Execute", "Upload", "Write", "LoadModule", "Dispatch", "Prep
 
 
 class AdmissionLimits:
-    """The table, for one configuration."""
+    """The table of limits for one configuration."""
 
     def __init__(self, settings: AdmissionSettings, largest: int) -> None:
-        """`largest`: bytes of the longest message that any method takes."""
+        """Creates the table. `largest`: size, in bytes, of the longest message of any method."""
         self.settings = settings
         self.largest = max(largest, settings.max_request_bytes)
 
@@ -63,7 +63,7 @@ class AdmissionLimits:
         return cls(config.admission, bulk + _HEADROOM)
 
     def find(self, service: str, method: str) -> MethodLimit:
-        """The limit of a method; of one that is not in the table, the strictest."""
+        """Returns the limit of a method; for an unknown method, the strictest limit."""
         if service == DEVICE:
             most = self.largest if method in _BULK else self.settings.max_request_bytes
             return MethodLimit(CredentialSource.SESSION, most)
@@ -74,5 +74,5 @@ class AdmissionLimits:
         return MethodLimit()
 
     def seconds(self, limit: MethodLimit) -> float:
-        """Returns the time limit of an accepted caller's first message."""
+        """Returns the time limit, in seconds, of an accepted caller's first message."""
         return self.settings.request_timeout + limit.max_bytes / self.settings.request_rate

@@ -1,9 +1,9 @@
-"""Reading of gRPC messages from callers whose headers show no credential, one after the other.
+"""A fair lock that serializes the reading of gRPC messages from callers whose headers show no credential.
 
-gRPC buffers a whole message before it shows any of it, up to the limit of the longest method, so that the only bound on
-the memory of strangers is how many of their messages are on their way at once: one. A message that is as short as it
-has to be arrives with its headers, and its turn takes no time. Hosts take turns, so that one that lets others wait
-delays its own calls first; while others wait, a turn is short. Belongs to the event loop.
+gRPC buffers a whole message, up to the limit of the longest method, before it passes any of it on. The memory for
+unauthenticated callers is therefore limited by reading only one of their messages at a time. A message as short as it
+has to be arrives with its headers, so that reading it takes no time. Hosts alternate, so that a host that occupies the
+lock delays mainly its own calls. While other callers wait, the time limit is short. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ T = TypeVar("T")
 
 
 class FairLock:
-    """A lock that is fair to hosts."""
+    """A lock that alternates between hosts."""
 
     def __init__(self, alone: float = 1.0, contended: float = 0.1) -> None:
-        """`alone`: seconds of a turn while no other caller waits; `contended`: while others do."""
+        """Creates the lock. `alone`: time limit, in seconds, while no other caller waits; `contended`: while others
+        wait."""
         self._alone = alone
         self._contended = contended
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._began: float | None = None
-        """The time at which the present turn began."""
+        """The time at which the present holder got the lock. None: the lock is free."""
         self._timeout: asyncio.Timeout | None = None
 
     async def run(self, host: str, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`, begun when it has its turn. Raises `TimeoutError` where that is over before."""
+        """Runs `work` while holding the lock, and returns its result. Raises `TimeoutError` if `work` exceeds the time
+        limit."""
         await self._wait(host)
         try:
             loop = asyncio.get_running_loop()
@@ -59,7 +61,7 @@ class FairLock:
             raise
 
     def _next(self) -> None:
-        """Gives the turn to the host that has waited longest since its last one."""
+        """Passes the lock to the host that has waited longest since it last held the lock."""
         while self._waiting:
             host = next(iter(self._waiting))
             waiting = self._waiting.pop(host)

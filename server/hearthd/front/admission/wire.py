@@ -1,7 +1,8 @@
 """Counts the fields of a serialized protobuf message without decoding it.
 
-A field of two bytes can decode to an object of a hundred, so that the length of a message does not bound what it takes
-once it is decoded; the number of its fields does. Pure; reads no more of the message than it takes to reach the limit.
+A field of two bytes can decode to an object of a hundred bytes. The size of a message therefore does not limit the
+memory of the decoded message, but the number of its fields does. Pure. Reads no more of the message than is needed to
+reach the limit.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from hearth_proto.chunks import read_varint
 
 _VARINT, _FIXED64, _BYTES, _START, _END, _FIXED32 = range(6)
 _DEEPEST = 64
-"""Messages within messages that are looked into; protobuf itself refuses more than 100."""
+"""Maximum depth of nested messages that are examined; protobuf itself refuses more than 100."""
 
 
 def exceeds(data: bytes, descriptor: Any, most: int) -> bool:
-    """Returns True if a message of type `descriptor` has more than `most` fields, those of messages within it included.
-    Bytes that are no such message are left to the decoder."""
+    """Returns True if a message of type `descriptor` has more than `most` fields, including those of nested messages.
+    Bytes that are not a valid message are left to the decoder."""
     if len(data) <= 2 * most:  # the shortest field has two bytes
         return False
     try:
         return _count(data, 0, len(data), descriptor, most, 0) < 0
-    except ValueError:  # it ends inside a number: the decoder gets no further either
+    except ValueError:  # the data ends inside a number, where the decoder stops as well
         return False
 
 
 def _count(data: bytes, position: int, end: int, descriptor: Any, left: int, depth: int) -> int:
-    """Fields that are left of the limit after those between `position` and `end`; negative: too many. Raises ValueError
-    where the message ends inside a number."""
+    """Returns the number of fields that are left of the limit after those between `position` and `end`; negative: too
+    many. Raises ValueError if the data ends inside a number."""
     nested = _nested(descriptor) if descriptor is not None and depth < _DEEPEST else {}
     while position < end:
         left -= 1
@@ -42,7 +43,7 @@ def _count(data: bytes, position: int, end: int, descriptor: Any, left: int, dep
         elif kind == _BYTES:
             length, position = read_varint(data, position)
             if length > end - position:
-                return left  # cut short: the decoder says so
+                return left  # truncated; the decoder reports it
             inner = nested.get(tag >> 3)
             if inner is not None and length:
                 left = _count(data, position, position + length, inner, left, depth + 1)
@@ -60,5 +61,5 @@ def _count(data: bytes, position: int, end: int, descriptor: Any, left: int, dep
 
 @cache
 def _nested(descriptor: Any) -> dict[int, Any]:
-    """Types of the messages within a message, by field number."""
+    """Returns the types of nested messages, by field number."""
     return {field.number: field.message_type for field in descriptor.fields if field.message_type is not None}

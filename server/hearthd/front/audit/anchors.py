@@ -1,7 +1,7 @@
-"""Anchors: signed heads of an audit log, kept out of reach of an attacker who can rewrite the log.
+"""Anchors: signed heads of an audit log, kept where an attacker who can rewrite the log cannot reach them.
 
-An anchor names the last entry's number and hash, so that neither it nor anything before it can be changed or cut
-without a trace. It is one word of text, ``hearth-anchor:`` and base64, which survives any log it is put in.
+An anchor contains the number and the hash of the last entry, so that neither this entry nor any earlier one can be
+changed or removed unnoticed. It is one word of text, ``hearth-anchor:`` and base64, which can be put into any log.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from hearthd.front.config.audit import LOG, SYSLOG
 log = structlog.get_logger("hearthd.audit")
 
 _WORD = re.compile(rb"hearth-anchor:([A-Za-z0-9+/=]{16,4096})")
-_TRIM = 1 << 20
-"""Bytes of an anchor file above which all but the newest anchor are dropped, where the file allows it."""
+TRIM = 1 << 20
+"""Size of an anchor file, in bytes, above which all anchors except the newest are dropped, if the file allows it."""
 
 
 class Anchor(NamedTuple):
-    """The head of a log at some time."""
+    """The head of a log at a point in time."""
 
     sequence: int
     head: str
     time: str
-    """ISO 8601, UTC."""
+    """The time in ISO 8601, UTC."""
     log: str
     """The path of the log."""
     key: str
-    """The id of the key that signed it; empty: none did."""
+    """The id of the key that signed the anchor. Empty: it is not signed."""
     raw: bytes
 
     @property
@@ -49,13 +49,13 @@ class Anchor(NamedTuple):
         return "hearth-anchor:" + base64.b64encode(self.raw).decode()
 
     def signed(self, keys: Keyring) -> bool:
-        """Returns True if one of `keys` signed it."""
+        """Returns True if one of `keys` signed the anchor."""
         key = keys.find(self.key)
         return key is not None and key.sealed(self.raw)
 
 
 def make(path: str, sequence: int, head: str, key: AuditKey | None) -> Anchor:
-    """An anchor of now."""
+    """Returns an anchor with the present time."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     signer = key.id if key is not None else ""
     body = {"log": path, "time": now, "seq": sequence, "head": head, "key": signer}
@@ -64,7 +64,7 @@ def make(path: str, sequence: int, head: str, key: AuditKey | None) -> Anchor:
 
 
 def read(lines: Iterable[bytes]) -> Iterator[Anchor]:
-    """The anchors in any text: a file of them, a journal, a log."""
+    """Yields the anchors in any text: a file of anchors, a journal, or a log."""
     for line in lines:
         for found in _WORD.finditer(line):
             try:
@@ -78,13 +78,13 @@ def read(lines: Iterable[bytes]) -> Iterator[Anchor]:
 
 
 class Anchors:
-    """The place where one log is anchored; used by one thread at a time."""
+    """The anchors of one log. Used by one thread at a time."""
 
     def __init__(self, place: str, path: str, interval: float) -> None:
         self.place = place
-        """`LOG`, `SYSLOG` or a file; empty: nowhere."""
+        """`LOG`, `SYSLOG` or the path of a file. Empty: the log is not anchored."""
         self.anchored = 0
-        """The number of the last entry that was."""
+        """The number of the last anchored entry."""
         self.failed = 0
         self._path = path
         self._interval = interval
@@ -99,7 +99,7 @@ class Anchors:
         return max(0.0, self._last + self._interval - time.monotonic())
 
     def newest(self) -> Anchor | None:
-        """The newest anchor of this log in a file that was kept; None: none is known."""
+        """Returns the newest anchor of this log in the anchor file; None: none is known."""
         if self.place in ("", LOG, SYSLOG):
             return None
         try:
@@ -111,7 +111,7 @@ class Anchors:
         return found[-1] if found else None
 
     def set(self, sequence: int, head: str, key: AuditKey | None) -> None:
-        """Puts an anchor there. Never raises: what fails is logged, and tried again with the next entry."""
+        """Sets an anchor. Never raises: an error is logged, and the next entry tries again."""
         if not self.place or not sequence or sequence == self.anchored:
             return
         anchor = make(self._path, sequence, head, key)
@@ -138,13 +138,14 @@ class Anchors:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         data = f"{anchor.word}\n".encode()
         with contextlib.suppress(OSError):
-            if path.stat().st_size > _TRIM:
+            if path.stat().st_size > TRIM:
                 self._replace(path, data)
                 return
         _write(self.place, os.O_APPEND, data)
 
     def _replace(self, path: Path, data: bytes) -> None:
-        """Raises `OSError` for a file that can only be appended to (`chattr +a`), which then grows."""
+        """Replaces the file. Raises `OSError` for a file to which data can only be appended (`chattr +a`). Such a file
+        then grows."""
         beside = f"{path}.{os.getpid()}"
         _write(beside, os.O_TRUNC, data)
         try:

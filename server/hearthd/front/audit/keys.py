@@ -1,4 +1,4 @@
-"""The keys that sign an audit log: a file of one key a line, newest last, that its owner alone may read."""
+"""The keys that sign an audit log: a file with one key per line, newest last, which only its owner may read."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _SEAL = re.compile(rb',"mac":"([0-9a-f]{64})"\}$')
 
 
 class KeyFileError(Exception):
-    """A key file cannot be used; the text is one line for the person who configured it."""
+    """A key file cannot be used. The text is one line for the person who configured it."""
 
 
 class AuditKey(NamedTuple):
     """A key that signs lines of the audit log."""
 
     id: str
-    """Eight hexadecimal digits of its hash."""
+    """The first eight hexadecimal digits of the hash of the secret."""
     secret: bytes
 
     def mac(self, text: bytes) -> str:
         return hmac.new(self.secret, text, hashlib.sha256).hexdigest()
 
     def seal(self, text: bytes) -> bytes:
-        """A JSON object with its code of authentication as the last member."""
+        """Returns a JSON object with its message authentication code added as the last member."""
         return text[:-1] + b',"mac":"' + self.mac(text).encode() + b'"}'
 
     def sealed(self, raw: bytes) -> bool:
-        """Returns True if `seal` of this key made `raw`."""
+        """Returns True if `raw` was made by `seal` with this key."""
         found = _SEAL.search(raw)
         if found is None:
             return False
@@ -46,7 +46,7 @@ class AuditKey(NamedTuple):
 
 
 class Keyring:
-    """All keys of a file, oldest first."""
+    """The keys of a file, oldest first."""
 
     def __init__(self, keys: list[AuditKey]) -> None:
         self._keys = keys
@@ -59,7 +59,7 @@ class Keyring:
         return next((key for key in self._keys if key.id == id_), None)
 
     def age(self, id_: str) -> int:
-        """The place of a key in their order; -1: it is none of them."""
+        """Returns the index of a key in the order of age; -1: it is not in the file."""
         return next((number for number, key in enumerate(self._keys) if key.id == id_), -1)
 
     def __len__(self) -> int:
@@ -67,7 +67,8 @@ class Keyring:
 
 
 def load(path: str) -> Keyring:
-    """The keys of a file. Raises `KeyFileError` where there are none, or others than its owner may have them."""
+    """Returns the keys of a file. Raises `KeyFileError` if there are none, or if other users may read or write the
+    file."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116
         text = Path(path).read_text()
@@ -83,7 +84,8 @@ def load(path: str) -> Keyring:
 
 
 def load_or_create(path: str) -> tuple[Keyring, bool]:
-    """The keys of a file, made with a first key where it is not there; whether it was. Raises `KeyFileError`."""
+    """Returns the keys of a file, and True if the file did not exist and was created with a first key. Raises
+    `KeyFileError`."""
     created = False
     if not os.path.lexists(path):
         try:
@@ -95,8 +97,8 @@ def load_or_create(path: str) -> tuple[Keyring, bool]:
 
 
 def rotate(path: str) -> AuditKey:
-    """Adds a key, which signs from the daemon's next reload or start on; those before stay, to verify what they
-    signed. Raises `KeyFileError`."""
+    """Adds a key, which signs from the daemon's next reload or start on. Earlier keys stay, to verify what they signed.
+    Raises `KeyFileError`."""
     load(path)
     key = _make()
     try:
@@ -112,7 +114,7 @@ def rotate(path: str) -> AuditKey:
 
 
 def _create(path: str) -> bool:
-    """Creates the key file atomically. Returns False if another process has created it, whose file is then used."""
+    """Creates the key file atomically. Returns False if another process has created the file, which is then used."""
     beside = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

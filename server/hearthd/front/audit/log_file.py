@@ -1,4 +1,4 @@
-"""The file of an audit log, which lines are only ever appended to."""
+"""The file of an audit log. Lines are only ever appended to it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ GENESIS = "0" * 64
 
 
 ROTATED = "rotated"
-"""The event that ends a file that was moved away: the log continues in another one."""
+"""The event that ends a file that was renamed: the log continues in another file."""
 
 
 class AuditError(Exception):
-    """The log cannot be opened; the text is one line for the person who configured it."""
+    """The log cannot be opened. The text is one line for the person who configured it."""
 
 
 class LogFile:
-    """The file and the head of its chain; used by one thread at a time."""
+    """The file and the head of its hash chain. Used by one thread at a time."""
 
     def __init__(self, settings: AuditSettings) -> None:
         self.why = ""
-        """Why the last line that failed did."""
+        """The reason of the last failed write."""
         self.anchors = Anchors(settings.anchor_path, settings.path, settings.anchor_interval)
         self._settings = settings
         self._path = settings.path
@@ -50,9 +50,9 @@ class LogFile:
         self._sequence = 0
         self._missing = 0
         self._torn = False
-        """The file ends in the middle of a line: a write that broke off."""
+        """True if the file ends in the middle of a line, because a write was interrupted."""
         self._gap: dict[str, Any] = {}
-        """The next line says that entries are missing which were anchored."""
+        """Fields for the next line which say that anchored entries are missing."""
 
     @property
     def entries(self) -> int:
@@ -60,7 +60,7 @@ class LogFile:
         return self._sequence
 
     def open(self) -> None:
-        """Raises `AuditError`."""
+        """Opens the file and the keys, and compares the file with the newest anchor. Raises `AuditError`."""
         try:
             self._open()
         except OSError as error:
@@ -91,11 +91,11 @@ class LogFile:
             log.warning("audit_key_made", path=path, key=self._keys.current.id, fix="keep a copy of it elsewhere")
 
     def _compare(self) -> None:
-        """Checks that the entry that was anchored last is still there."""
+        """Checks that the entry that was anchored last is still in the file."""
         newest = self.anchors.newest()
         if newest is None or (self._keys is not None and not newest.signed(self._keys)):
             return
-        if not self._sequence and self._head == GENESIS:  # the file was moved away while no daemon ran
+        if not self._sequence and self._head == GENESIS:  # the file was renamed while no daemon was running
             self._head, self._sequence, self._signer = newest.head, newest.sequence, newest.key
             log.warning("audit_goes_on", path=self._path, after=newest.sequence, why="the file is new")
         elif newest.sequence > self._sequence or (newest.sequence == self._sequence and newest.head != self._head):
@@ -115,7 +115,7 @@ class LogFile:
             raise OSError(error.errno, "another process writes it") from None
 
     def reopen(self) -> None:
-        """Continues in the file that has the path now, with the keys that are there now."""
+        """Continues in the file that now has the path, and reads the keys again."""
         if self._moved():
             self.append([{"time": time.time(), "event": ROTATED}])
         self.close()
@@ -130,7 +130,7 @@ class LogFile:
                 log.error("audit_key", why=str(error), action="the keys of before sign on")
 
     def _moved(self) -> bool:
-        """Returns True if another file, or none, has the path now."""
+        """Returns True if the path now belongs to another file, or to none."""
         if self._handle < 0:
             return False
         try:
@@ -139,7 +139,7 @@ class LogFile:
             return True
 
     def append(self, entries: Iterable[dict[str, Any]]) -> int:
-        """Writes and syncs lines; how many could not be."""
+        """Writes and syncs lines. Returns the number of entries that could not be written."""
         failed = 0
         for entry in entries:
             try:
@@ -153,13 +153,13 @@ class LogFile:
         return failed
 
     def anchor(self) -> None:
-        """Anchors the head."""
+        """Sets an anchor for the present head."""
         self.anchors.set(self._sequence, self._head, self._keys.current if self._keys is not None else None)
 
     def _append(self, entry: dict[str, Any]) -> None:
         if self._keys is not None and self._signer not in ("", self._keys.current.id):
             old = self._keys.find(self._signer)
-            if old is not None:  # the old key's last word, so that only its holder can bring a new one in
+            if old is not None:  # signed by the old key, so that only its holder can introduce a new key
                 now = {"time": entry["time"], "event": "audit_key", "next": self._keys.current.id}
                 self._write(now, old)
         self._write(entry, self._keys.current if self._keys is not None else None)
@@ -176,13 +176,14 @@ class LogFile:
         line["prev"] = self._head
         if key is not None:
             line["key"] = key.id
-        # Nothing but printable ASCII: control characters of what clients sent are escaped.
+        # Printable ASCII only: control characters in what clients sent are escaped.
         text = json.dumps(line, separators=(",", ":"), default=str, ensure_ascii=True).encode()
         if key is not None:
             text = key.seal(text)
         data = (b"\n" if self._torn else b"") + text + b"\n"
         written = os.write(self._handle, data)
-        if written < len(data):  # the disk is full in mid line: what is there of it is what the next line is chained to
+        # If the disk is full in the middle of a line, the next line is chained to the part that was written.
+        if written < len(data):
             part = data[:written].lstrip(b"\n")
             if part:
                 self._head = hashlib.sha256(part).hexdigest()
@@ -200,7 +201,7 @@ class LogFile:
 
 
 def _last_lines(path: str) -> tuple[list[bytes], bool]:
-    """The last two lines of a file, and whether the last was broken off."""
+    """Returns the last two lines of a file, and whether the last one is incomplete."""
     with Path(path).open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         tail = b""

@@ -1,9 +1,9 @@
-"""The audit log: events and their callers, one JSON object a line, append-only.
+"""The audit log: events and their callers, one JSON object per line, append-only.
 
-Each line holds the SHA-256 of the one before it (`prev`), so that none can be changed, removed or put in between
-without breaking the chain behind it; a code of authentication (`mac`), so that it cannot be written anew without the
-key; and its head is anchored elsewhere from time to time, so that its end cannot be cut (`anchors`). `hearthd audit
-verify FILE` checks all three. Lines are written and synced by a thread, soon after the event and in the order of
+Each line holds the SHA-256 of the previous line (`prev`), so that no line can be changed, removed or inserted without
+breaking the chain. A message authentication code (`mac`) keeps the log from being rewritten without the key. The head
+of the chain is anchored elsewhere at intervals, so that the end of the log cannot be removed unnoticed (`anchors`).
+`hearthd audit verify FILE` checks all three. A thread writes and syncs lines shortly after the event, in the order of
 events.
 """
 
@@ -29,11 +29,11 @@ _MOST_PENDING = 10_000
 _REMEMBERED_REFUSALS = 4096
 _REPEATED = 60.0
 _LONGEST = 1024
-"""Characters of one value: what a client sent is cut."""
+"""Maximum length of one value in characters. Longer values, which clients may send, are truncated."""
 
 
 class AuditSubject(Protocol):
-    """A session, as far as the log needs it."""
+    """A session, as the log uses it."""
 
     @property
     def id(self) -> str: ...
@@ -42,13 +42,13 @@ class AuditSubject(Protocol):
 
 
 class Audit:
-    """Off without a path: then `record` does nothing."""
+    """The recorder of the audit log. Without a path the log is off, and `record` does nothing."""
 
     def __init__(self, settings: AuditSettings | None = None) -> None:
         settings = settings or AuditSettings()
         self.path = settings.path
         self.lost = 0
-        """Events that could not be written."""
+        """Number of events that could not be written."""
         self._pending: deque[dict[str, Any]] = deque()
         self._refused: dict[tuple[str, str, str, str], float] = {}
         self._writer: asyncio.Task[None] | None = None
@@ -57,19 +57,20 @@ class Audit:
         self._file = LogFile(settings) if settings.path else None
 
     def open(self) -> None:
-        """Raises `AuditError` where the file cannot be appended to, or another daemon does so."""
+        """Opens the log. Raises `AuditError` if the file cannot be appended to, or another daemon writes it."""
         if self._file is not None:
             self._file.open()
 
     @property
     def entries(self) -> tuple[int, int]:
-        """The numbers of the last entry, and of the last one that is anchored."""
+        """The numbers of the last entry and of the last anchored entry."""
         return (self._file.entries, self._file.anchors.anchored) if self._file is not None else (0, 0)
 
     def record(
         self, event: str, subject: AuditSubject | None = None, caller: Caller | None = None, **fields: Any
     ) -> None:
-        """Notes an event: of a session, of a caller without one, or of neither. Never waits, never fails."""
+        """Records an event of a session, of a caller without a session, or of neither. Does not block, and never
+        raises."""
         if self._file is None:
             return
         if len(self._pending) >= _MOST_PENDING:
@@ -93,8 +94,8 @@ class Audit:
             self._writer = asyncio.get_running_loop().create_task(self._write(), name="audit")
 
     def refused(self, who: AuditSubject | Caller, operation: str, refusal: Refusal) -> None:
-        """Notes what a session or a caller was not allowed to do. What is tried again and again within a minute is
-        noted once."""
+        """Records an operation that a session or a caller was not allowed to do. Repetitions within a minute are not
+        recorded."""
         if self._file is None:
             return
         caller, subject = (who, None) if isinstance(who, Caller) else (who.caller, who)
@@ -118,8 +119,8 @@ class Audit:
             self._pending.clear()
             failed = await asyncio.to_thread(self._file.append, entries)
             if failed:
-                # The daemon keeps serving: a full disk must not cost the work of all sessions. The next line that can
-                # be written says how many are missing.
+                # The daemon continues: a full disk must not end the work of all sessions. The next line that can be
+                # written contains the number of missing entries.
                 self.lost += failed
                 log.error("audit_lost", path=self.path, events=failed, why=self._file.why)
         anchors = self._file.anchors
@@ -133,19 +134,20 @@ class Audit:
                 self._anchoring = asyncio.get_running_loop().call_later(anchors.due_in, self._anchor)
 
     def _anchor(self) -> None:
-        """The head that was written since the last anchor is anchored now."""
+        """Sets an anchor now, at the end of the interval since the last one."""
         self._anchoring, self._anchor_due = None, True
         self._begin()
 
     async def reopen(self) -> None:
-        """Continues in a new file, after this one was moved away: its first line is chained to the old one's last."""
+        """Continues in a new file after the old one was renamed. The first line of the new file is chained to the last
+        line of the old one."""
         await self.settle()
         if self._file is not None:
             await asyncio.to_thread(self._file.reopen)
             await asyncio.to_thread(self._file.anchor)
 
     async def close(self) -> None:
-        """Writes what is pending."""
+        """Writes the pending events, sets a last anchor, and closes the file."""
         await self.settle()
         if self._anchoring is not None:
             self._anchoring.cancel()
@@ -156,7 +158,7 @@ class Audit:
             self._file = None
 
     async def settle(self) -> None:
-        """Waits until the events that were recorded so far are written, or counted as lost."""
+        """Waits until the events that were recorded so far are written or counted as lost."""
         if self._writer is not None:
             await asyncio.gather(self._writer, return_exceptions=True)
 

@@ -1,4 +1,4 @@
-"""Verification of an audit log: its chain, its signatures, its anchors. Pure."""
+"""Verification of an audit log: its hash chain, signatures and anchors. Pure."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from hearthd.front.audit.log_file import GENESIS, ROTATED
 
 
 class Guarantee(enum.StrEnum):
-    """The weakest attacker whom a log that verifies would still show, weakest guarantee first."""
+    """The kind of attack that a successful verification still rules out, weakest guarantee first."""
 
     CHAIN = "chain"
-    """Shows a changed line. An attacker with write access can write all of it anew, or cut its end."""
+    """Detects a changed line. An attacker with write access can rewrite the whole log, or remove its end."""
     KEYED = "keyed"
-    """Shows lines that were written without the key. The end can still be cut."""
+    """Detects lines that were written without the key. The end of the log can still be removed."""
     ANCHORED = "anchored"
-    """Shows every line that was written, changed or cut before the last anchor."""
+    """Detects every line that was inserted, changed or removed before the last anchor."""
 
     def covers(self, other: Guarantee) -> bool:
-        """Returns True if it is at least as strong as the other."""
+        """Returns True if this guarantee is at least as strong as the other."""
         order = list(Guarantee)
         return order.index(self) >= order.index(other)
 
 
 @dataclass
 class Verification:
-    """The result of a check of a log."""
+    """The result of verifying a log."""
 
     lines: int = 0
     head: str = ""
     """The hash of the last line."""
     begins: str = ""
-    """The `prev` of the first line: `GENESIS`, or the last line of the file before."""
+    """The `prev` of the first line: `GENESIS`, or the hash of the last line of the previous file."""
     problems: list[str] = field(default_factory=list)
-    """The errors found, with line numbers; empty: the chain holds."""
+    """The errors that were found, with line numbers. Empty: the chain is valid."""
     missing: int = 0
-    """Events that the daemon says it could not write."""
+    """Number of events that the daemon reports as not written."""
     entries: int = 0
     """The number of the last entry."""
     signed: int = 0
-    """Lines whose signature was verified."""
+    """Number of lines whose signature was verified."""
     unknown_keys: list[str] = field(default_factory=list)
-    """Keys that signed lines and are not known here."""
+    """Ids of keys that signed lines and are not among the given keys."""
     anchored: int = 0
-    """The number of the last entry that an anchor agrees with; 0: none."""
+    """The number of the last entry that matches an anchor. 0: none does."""
     goes_on: bool = False
-    """The last line says that the log continues in another file."""
+    """True if the last line says that the log continues in another file."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -64,8 +64,8 @@ class Verification:
 def verify(
     lines: Iterable[bytes], keys: Keyring | None = None, anchors: Sequence[Anchor] = (), *, strict: bool = True
 ) -> Verification:
-    """Checks the lines of a log, or of several in their order. `strict`: every line from the first signed one on has to
-    be signed by one of `keys`; otherwise keys that are not known here are only listed."""
+    """Verifies the lines of a log, or of several consecutive files. `strict`: from the first signed line on, every line
+    has to be signed by one of `keys`. Otherwise unknown keys are only listed."""
     return _Check(keys, anchors, strict).run(lines)
 
 
@@ -77,7 +77,7 @@ class _Check:
         self._strict = strict
         self._verdict = Verification()
         self._youngest = -1
-        """The newest key so far, by its place among `keys`: an older one signs no more."""
+        """Index of the newest key that was seen, in the order of `keys`. Older keys may not sign further lines."""
         self._first = 0
         self._anchors: dict[int, list[Anchor]] = {}
         for anchor in anchors:
@@ -90,7 +90,7 @@ class _Check:
     def run(self, lines: Iterable[bytes]) -> Verification:
         verdict = self._verdict
         problems = verdict.problems
-        sequence = broken = 0  # `broken`: the line that was no JSON, if the one before was none
+        sequence = broken = 0  # `broken`: number of the previous line if it was not JSON, else 0
         head = ""
         for count, raw in enumerate(_stripped(lines), 1):
             verdict.lines = count
@@ -160,7 +160,7 @@ class _Check:
                 self._verdict.problems.append(f"entry {number} is not the one that was anchored on {anchor.time}")
 
     def _end(self, last: int) -> None:
-        """Anchors that no entry of the log was met by."""
+        """Reports anchors whose entries are not in the log."""
         verdict = self._verdict
         beyond = [anchor for found in self._anchors.values() for anchor in found if anchor.sequence > last]
         if beyond and not verdict.goes_on:

@@ -1,11 +1,12 @@
-"""Authentication: the credential of a call, turned into a tenant once a call.
+"""Authentication: determines the tenant of each call from its credential.
 
-The credentials, in this order; the first one present decides, and an invalid one is not helped by the next:
-metadata `authorization: Bearer <token>`, `hearth-ticket` (see `unix_identity`), `hearth-session` (a session's token,
-for everything but opening a session), the client certificate of the TLS connection.
+The possible credentials are, in this order: the metadata `authorization: Bearer <token>`, `hearth-ticket` (see
+`unix_identity`), `hearth-session` (a session's token, for all calls except the opening of a session), and the client
+certificate of the TLS connection. Only the first one present counts, even if it is invalid and a later one would be
+valid.
 
-A peer that fails often is answered late, and is written to the audit log no more; valid credentials are never held up,
-so that no client can lock out others that come from the same address.
+A peer that fails often is answered with a delay, and its failures are no longer written to the audit log. Valid
+credentials are never delayed, so that no client can lock out other clients at the same address.
 """
 
 from __future__ import annotations
@@ -35,17 +36,18 @@ _SHOWN = frozenset((AUTHORIZATION, TICKET, SESSION))
 _WINDOW = 60.0
 _MOST_PEERS = 1024
 _MOST_LATE = 64
-"""Answers that may be held back at once; further ones go out at once, which costs the daemon less."""
+"""Maximum number of responses that are delayed at once. Further ones are sent at once, which costs the daemon less."""
 
 
 class FailureObserver(Protocol):
-    """Counts failures."""
+    """Counts failed authentications."""
 
     def authentication_failed(self) -> None: ...
 
 
 class AuthFailures:
-    """The failures of each peer within the last minute. Pure, bounded: the peers of long ago are forgotten."""
+    """The number of failures of each peer within the last minute. Pure. Bounded: the least recent peers are
+    forgotten."""
 
     def __init__(self, most: int, window: float = _WINDOW) -> None:
         self.most = most
@@ -57,7 +59,7 @@ class AuthFailures:
         return len(self._peers)
 
     def add(self, peer: str, now: float) -> int:
-        """Adds a failure; returns their number now."""
+        """Adds a failure and returns the peer's number of failures."""
         begin, count = self._peers.pop(peer, (now, 0))
         if now - begin >= self._window:
             begin, count = now, 0
@@ -68,7 +70,8 @@ class AuthFailures:
 
 
 class Authenticator:
-    """Belongs to the event loop. `directory` is replaced as a whole where the configuration changes."""
+    """Authenticates callers. Belongs to the event loop. `directory` is replaced as a whole if the configuration
+    changes."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class Authenticator:
     ) -> None:
         self.directory = directory
         self.redeem: Callable[[str], User | None] = lambda ticket: None
-        """Returns the user of a ticket: see `unix_identity.IdentitySocket`."""
+        """Returns the user of a ticket; see `unix_identity.IdentitySocket`."""
         self.certificates = ClientCertificates()
         self.bound = Binding()
         sessions.check_use = lambda session: self.bound.check_call(session.caller)
@@ -94,28 +97,28 @@ class Authenticator:
         self._late = 0
 
     def change(self, max_failures: int, failure_delay: float) -> None:
-        """Changes the limits; failures counted so far stay."""
+        """Changes the limits. Failures that were counted before remain."""
         self._failures.most, self._delay = max_failures, failure_delay
 
     def everyone(self, peer: str) -> Caller:
-        """The caller of a daemon without tenants."""
+        """Returns the caller of a daemon without tenants."""
         return Caller(EVERYONE, peer=peer)
 
     def shows(self, context: Context) -> bool:
-        """Returns True if the headers of a call, or its connection, show a credential at all."""
+        """Returns True if the headers of a call, or its connection, show any credential."""
         if any(key in _SHOWN for key, _ in context.invocation_metadata() or ()):
             return True
         return bool(certificate_names(context.auth_context()))
 
     def identify(self, context: Context, *, by_session: bool = True) -> Caller:
-        """The caller, by the headers of the call and its connection. Raises `UNAUTHENTICATED`, or `SESSION_EXPIRED` for
-        a session that is not there."""
+        """Returns the caller, from the headers of the call and its connection. Raises `UNAUTHENTICATED`, or
+        `SESSION_EXPIRED` for a session that does not exist."""
         shown = {str(key): value for key, value in context.invocation_metadata() or ()}
         return self._identify(shown, context.peer(), context.auth_context, by_session)
 
     async def page(self, header: str | None, user: User | None, peer: str, page: str) -> Caller:
-        """The caller that asks for a page over HTTP: by the header Authorization, else by the user at the other end of
-        the Unix socket. Raises `UNAUTHENTICATED`."""
+        """Returns the caller of an HTTP request: from its Authorization header, otherwise from the user at the other
+        end of the Unix socket. Raises `UNAUTHENTICATED`."""
         try:
             if header is not None:
                 return self._token(header, peer)
@@ -145,7 +148,8 @@ class Authenticator:
         return found
 
     def _certificate(self, auth_context: Mapping[str, Any], peer: str) -> Caller | None:
-        """Identifies the caller by its certificate; None: it shows none. Raises `UNAUTHENTICATED`."""
+        """Returns the caller that a certificate identifies; None: the connection shows no certificate. Raises
+        `UNAUTHENTICATED`."""
         names = certificate_names(auth_context)
         if not names:
             return None
@@ -185,7 +189,7 @@ class Authenticator:
         )
 
     async def failed(self, peer: str, method: str, refusal: Refusal, *, wait: bool = True) -> None:
-        """Counts a failure of a peer; returns late where there were many, if the caller can `wait`."""
+        """Counts a failure of a peer. If there were many, returns with a delay, unless `wait` is False."""
         self._observer.authentication_failed()
         host = host_of(peer)
         count = self._failures.add(host, time.monotonic())
@@ -206,7 +210,7 @@ class Authenticator:
 
 
 def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
-    """The names of a client certificate: its alternative names, or, where it has none, its common name."""
+    """Returns the names in a client certificate: its alternative names or, without any, its common name."""
     for key in ("x509_subject_alternative_name", "x509_common_name"):
         names = [value.decode("utf-8", "replace") for value in auth_context.get(key) or ()]
         if names:
@@ -215,8 +219,8 @@ def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
 
 
 def host_of(peer: str) -> str:
-    """The host of a gRPC peer: `ipv4:10.0.0.1:5000` without its port, which changes from connection to connection; all
-    peers on Unix sockets are one, for a client chooses the path that its own end is bound to."""
+    """Returns the host of a gRPC peer: `ipv4:10.0.0.1:5000` without the port, which differs between connections. All
+    peers on Unix sockets count as one host, because a client chooses the path to which its own end is bound."""
     if peer.startswith("unix"):
         return "unix:"
     return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer

@@ -1,8 +1,10 @@
-"""Sessions that are bound to the credential that opened them, and the client certificates that may be shown.
+"""Session binding: sessions that are bound to the credential that opened them, and the client certificates that are
+accepted.
 
-A session's token alone is enough to use it, which is what lets a client come back over another connection. Where
-`sessions.bind` is set, it is refused beside another credential than the one that opened the session; one that was
-opened with a certificate is refused on connections without that certificate, so that a thief has no use for the token.
+A session's token alone is sufficient to use the session, so that a client can reconnect over another connection. If
+`sessions.bind` is set, the token is refused together with another credential than the one that opened the session. A
+session that was opened with a certificate is refused on connections without that certificate, so that a stolen token is
+useless.
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ if TYPE_CHECKING:
 _MOST_KNOWN = 1024
 
 showing: ContextVar[Caller | None] = ContextVar("showing", default=None)
-"""The caller by the headers of the call that this task serves; None: they show no credential."""
+"""The caller that the headers of the present call show. None: they show no credential."""
 
 
 class ClientCertificates:
-    """The certificates of connections, parsed once each, and the list of those that were revoked."""
+    """The certificates of connections, each parsed once, and the list of revoked certificates."""
 
     def __init__(self) -> None:
         self.revocations: Revocations | None = None
-        """The revocation lists; None: none is configured."""
+        """The revocation lists. None: none is configured."""
         self._known: dict[bytes, CertificateIdentity | None] = {}
 
     def identity(self, auth_context: Mapping[str, Any]) -> CertificateIdentity | None:
-        """Returns the identity of a connection's certificate; None without a revocation list, or if it cannot be
-        read."""
+        """Returns the identity of a connection's certificate; None if no revocation list is configured, or the
+        certificate cannot be parsed."""
         if self.revocations is None:
             return None
         pem = next(iter(auth_context.get("x509_pem_cert") or ()), b"")
@@ -47,7 +49,7 @@ class ClientCertificates:
         return self._known[pem]
 
     def revokes(self, certificate: CertificateIdentity | None) -> bool:
-        """Returns True if a list is configured and the certificate is on it, or cannot be looked up there."""
+        """Returns True if a revocation list is configured and the certificate is on it, or could not be parsed."""
         if self.revocations is None:
             return False
         self.revocations.look()
@@ -55,18 +57,18 @@ class ClientCertificates:
 
 
 class Binding:
-    """`sessions.bind`."""
+    """The setting `sessions.bind`, and its check."""
 
     on = False
 
     def check_call(self, owner: Caller) -> None:
-        """Raises `UNAUTHENTICATED` where the call under way shows another credential than the session's owner, or none
-        where that is a certificate."""
+        """Raises `UNAUTHENTICATED` if the present call shows another credential than the session's owner. Also raises
+        it if the call shows none and the owner's credential is a certificate."""
         if self.on:
             self.check(owner, showing.get())
 
     def check(self, owner: Caller, shown: Caller | None) -> None:
-        """Checks `shown` as `check_call` does."""
+        """Checks the credential `shown`, in the same way as `check_call`."""
         if shown is None and not isinstance(owner.proof, tuple):
             return
         if shown is None or shown.proof != owner.proof or shown.certificate != owner.certificate:

@@ -1,4 +1,4 @@
-"""The daemon's certificate: checked when it starts, read again when its files change."""
+"""The daemon's certificate: checked at the start, and read again when its files change."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ import structlog
 log = structlog.get_logger("hearthd.tls")
 
 _LOOK_AGAIN = 5.0
-"""Seconds between checks of the files, at most one check for each new connection."""
+"""Minimum interval, in seconds, between checks of the files. They are checked when a new connection arrives."""
 
 Stamp = tuple[int, ...]
 Configuration = Any
-"""`grpc.ServerCertificateConfiguration`, which gRPC's stubs do not know."""
+"""The type `grpc.ServerCertificateConfiguration`, which is missing in gRPC's stubs."""
 
 
 class TlsError(Exception):
-    """The certificate cannot be used; the text says which file, why, and what to do."""
+    """The certificate cannot be used. The text names the file, the reason and the remedy."""
 
 
 class ServerCertificates:
-    """Certificate, key and the authority of clients, from files. Safe from any thread: gRPC asks on its own thread."""
+    """Certificate, key, and the authority of client certificates, read from files. Thread-safe, because gRPC calls it
+    from its own thread."""
 
     def __init__(self, certificate: str, key: str, client_ca: str = "") -> None:
         """Reads and checks the files. Raises `TlsError`."""
@@ -42,15 +43,15 @@ class ServerCertificates:
         self.expires = 0.0
         """Unix time after which clients refuse the certificate."""
         self.names: tuple[str, ...] = ()
-        """Host names that the certificate is for."""
+        """Host names for which the certificate is valid."""
         self._context = self._check()
         self._configuration = self._given = self._read()
 
-    # ---- what listeners need ----
+    # ---- interface for listeners ----
 
     def grpc(self) -> grpc.ServerCredentials:
-        """Returns the credentials for gRPC: certificates are exchanged while it serves. Clients have to show one where
-        there is a client_ca."""
+        """Returns the credentials for gRPC, whose certificate can change while the server runs. Clients have to show a
+        certificate if `client_ca` is set."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration, self._renewed, require_client_authentication=self._client_ca is not None
         )
@@ -60,25 +61,26 @@ class ServerCertificates:
         return self._context
 
     def peers(self) -> ssl.SSLContext:
-        """Returns the context for the daemons of a group, which know the certificate from its ticket and show none."""
+        """Returns the context for the daemons of a group, which know this certificate from the ticket and show none
+        themselves."""
         return self._context
 
     def fingerprint(self) -> bytes:
-        """SHA-256 of the certificate that is shown now, as DER."""
+        """Returns the SHA-256 of the present certificate in DER."""
         self.look()
         return self._fingerprint
 
     # ---- renewal ----
 
     def _renewed(self) -> Configuration:
-        """Called by gRPC before each handshake: another configuration, or None for the same. Another `look` may have
-        found the change, so the comparison is with the configuration that was given last."""
+        """Called by gRPC before each handshake. Returns the new configuration, or None if it is unchanged. Another call
+        of `look` may have noticed the change, so the comparison is with the configuration that was returned last."""
         self.look()
         given, self._given = self._given, self._configuration
         return None if given is self._configuration else self._configuration
 
     def look(self) -> bool:
-        """Reads the files again where they have changed; whether they had, and can be used."""
+        """Reads the files again if they have changed. Returns True if they had changed and can be used."""
         with self._lock:
             now = time.monotonic()
             if now - self._looked < _LOOK_AGAIN:
@@ -92,7 +94,7 @@ class ServerCertificates:
                 self._configuration = self._read()
                 self._context.load_cert_chain(self._certificate, self._key)
             except (TlsError, OSError, ssl.SSLError) as error:
-                log.error("certificate_not_renewed", why=str(error))  # the former one stays in use
+                log.error("certificate_not_renewed", why=str(error))  # the earlier certificate stays in use
                 return False
             self._stamp = stamp
             log.info("certificate_renewed", certificate=str(self._certificate))
@@ -116,7 +118,7 @@ class ServerCertificates:
         return grpc.ssl_server_certificate_configuration(pairs, authority)
 
     def _check(self) -> ssl.SSLContext:
-        """A context with the certificate. Raises `TlsError` where a client could not accept it."""
+        """Returns a context with the certificate. Raises `TlsError` if a client could not accept it."""
         mode = self._key.stat().st_mode
         if mode & (stat.S_IROTH | stat.S_IWOTH):
             raise TlsError(
@@ -140,9 +142,9 @@ class ServerCertificates:
 
 
 def _shown(server: ssl.SSLContext, certificate: Path) -> tuple[float, tuple[str, ...]]:
-    """Returns the Unix time until which a client that trusts this very certificate accepts it, and the host names that
-    it is good for. Raises `TlsError` if it would not be accepted now: by a handshake in memory, which makes every check
-    that there is."""
+    """Returns the Unix time until which a client that trusts this certificate accepts it, and the host names for which
+    it is valid. Performs a handshake in memory, which makes all checks of a real one. Raises `TlsError` if the
+    certificate would be refused now."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -172,7 +174,7 @@ def _shown(server: ssl.SSLContext, certificate: Path) -> tuple[float, tuple[str,
 
 
 def _first_der(pem: bytes) -> bytes:
-    """The daemon's own certificate, which comes before those of the authorities."""
+    """Returns the daemon's own certificate, which precedes those of the authorities in the file."""
     text = pem.decode("ascii", "replace")
     begin = text.index(ssl.PEM_HEADER)
     end = text.index(ssl.PEM_FOOTER, begin) + len(ssl.PEM_FOOTER)

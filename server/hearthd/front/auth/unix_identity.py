@@ -1,9 +1,10 @@
 """Identity of peers on the Unix socket.
 
-gRPC does not report the process that a connection comes from, the kernel does: on a second socket,
-`hearth-identity.sock` beside `hearth.sock`, a client that connects is sent a ticket, one line, that stands for the user
-and groups that the kernel names (SO_PEERCRED, SO_PEERGROUPS). Shown in the metadata of one call (`hearth-ticket`), it
-is redeemed; it is good for some seconds. Nothing is read from the client.
+gRPC does not report the process at the other end of a connection, but the kernel does. On a second socket,
+`hearth-identity.sock` beside `hearth.sock`, each client that connects is sent a ticket: one line of text that stands
+for the user and groups that the kernel reports (SO_PEERCRED, SO_PEERGROUPS). The client shows the ticket in the
+metadata of one call (`hearth-ticket`), which redeems it. A ticket is valid for some seconds. Nothing is read from the
+client.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from hearthd.front.tenancy.tenants import User
 log = structlog.get_logger("hearthd.identity")
 
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python has no name for it
-_GROUPS_BYTES = 1024  # the most that Python's getsockopt takes: 256 groups
+_GROUPS_BYTES = 1024  # the maximum of Python's getsockopt: 256 groups
 _SEND_WAIT = 2.0
-"""Seconds in which a ticket has to be on its way."""
+"""Time limit, in seconds, for sending a ticket."""
 _MOST_TICKETS = 256
-"""Tickets of one user that are not redeemed; a further one replaces the oldest, so that one user's flood costs others
-none."""
+"""Maximum number of tickets of one user that are not redeemed. A further ticket replaces the oldest, so that many
+tickets of one user do not affect other users."""
 
 
 def identity_path(path: str) -> str:
-    """Returns the path of the identity socket, beside that of gRPC; clients find it by the same rule."""
+    """Returns the path of the identity socket, beside that of gRPC. Clients derive it by the same rule."""
     beside = Path(path)
     return str(beside.with_name(f"{beside.stem}-identity{beside.suffix}"))
 
 
 class IdentityTickets:
-    """Tickets that were given out, by hash, oldest first. Pure: the clock is passed in."""
+    """Issued tickets, by user and hash, oldest first. Pure: the clock is passed in."""
 
     def __init__(self, lifetime: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.lifetime = lifetime
-        """Seconds that one is good for."""
+        """Time, in seconds, for which a ticket is valid."""
         self._clock = clock
         self._users: dict[int, dict[bytes, tuple[float, User]]] = {}
 
@@ -61,7 +62,7 @@ class IdentityTickets:
         return ticket
 
     def redeem(self, ticket: str) -> User | None:
-        """Redeems a ticket, once, and returns its user; None for one that is unknown, used or too old."""
+        """Redeems a ticket, once, and returns its user; None if the ticket is unknown, was used or has expired."""
         key = _key(ticket)
         for tickets in self._users.values():
             found = tickets.pop(key, None)
@@ -85,7 +86,7 @@ class IdentityTickets:
 
 
 class IdentitySocket:
-    """The socket. Belongs to the event loop."""
+    """The identity socket. Belongs to the event loop."""
 
     def __init__(self, path: str, tickets: IdentityTickets, limiter: ConnectionLimiter | None = None) -> None:
         self._socket = UnixSocket(path, public=True)
@@ -94,12 +95,12 @@ class IdentitySocket:
         self._server: asyncio.AbstractServer | None = None
 
     async def start(self) -> None:
-        """Raises `ListenError`."""
+        """Starts to listen. Raises `ListenError`."""
         path = str(self._socket.path)
         if len(os.fsencode(path)) > 107:
             raise ListenError(f"listen.unix: {path} is too long: a Unix socket's path has at most 107 bytes")
         self._socket.claim()
-        before = os.umask(0o111)  # every user may ask for an identity
+        before = os.umask(0o111)  # every user may ask for a ticket
         try:
             self._server = await asyncio.get_running_loop().create_unix_server(
                 lambda: _TicketSender(self._tickets, self._limiter), path, backlog=128
@@ -118,7 +119,7 @@ class IdentitySocket:
 
 
 class _TicketSender(asyncio.Protocol):
-    """Sends the ticket and hangs up."""
+    """Sends a ticket and closes the connection."""
 
     def __init__(self, tickets: IdentityTickets, limiter: ConnectionLimiter | None) -> None:
         self._tickets = tickets
@@ -148,7 +149,7 @@ class _TicketSender(asyncio.Protocol):
 
 
 def user_of(connection: socket.socket) -> User:
-    """The user at the other end of a Unix socket when it connected. Raises `OSError`."""
+    """Returns the user at the other end of a Unix socket, as of the time of connecting. Raises `OSError`."""
     pid, uid, gid = credentials_of(connection)
     groups: tuple[int, ...] = ()
     try:

@@ -9,34 +9,34 @@ from typing import Any
 from hearthd.front.collectives.match import DeviceMessage, Match, MatchKey, RankLocation
 
 REMEMBERED = 1024
-"""Operations under way of which one communicator knows more than their number."""
+"""Maximum number of operations under way whose keys one communicator remembers."""
 
 Identity = tuple[str, tuple[RankLocation, ...]]
-"""The owner (empty: all sessions that share its processes), and the locations of its ranks."""
+"""The owner (empty: all sessions that share the processes), and the locations of the ranks."""
 
 
 @dataclass
 class Communicator:
     id: str
-    """Unique over daemons."""
+    """Unique across daemons."""
     key: MatchKey
-    """The key of the operation that it was made for."""
+    """The key of the operation for which the communicator was created."""
     places: tuple[RankLocation, ...]
     deadline: float
-    """Time by which it has to be made."""
+    """Time by which all ranks must have joined."""
     unique_id: str = ""
     joined: set[int] = field(default_factory=set)
-    """Ranks."""
+    """The ranks that have joined."""
     queue: deque[Match] = field(default_factory=deque)
-    """Complete operations, until it is made."""
+    """Complete operations that wait until all ranks have joined."""
     launched: int = 0
-    """Number of operations that all ranks were released to run."""
+    """Number of operations that all ranks were told to run."""
     done: list[int] = field(default_factory=list)
-    """The number of them that each rank has finished."""
+    """Number of those operations that each rank has finished."""
     flying: deque[tuple[int, MatchKey]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The number and the key of those that some rank has not finished."""
+    """Index and key of the operations that at least one rank has not finished."""
     users: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
-    """Owners and members of what it was used for."""
+    """Owner and members of each group that has used the communicator."""
 
     @property
     def ready(self) -> bool:

@@ -1,9 +1,9 @@
-"""Communicators: made for ranks when first needed, kept, and given up on all ranks together.
+"""Communicators: created when a group first needs one, then kept, and always aborted on all ranks together.
 
-Pure, like `matcher.py`. A communicator is keyed by the places of its ranks, in rank order. Those of local devices
-are shared by all sessions that these processes serve; those of groups over daemons belong to their group. Operations
-that are complete wait here while it is being made; afterwards every rank gets `go` in one order, the same on every
-link. What was given up is made anew when its ranks present again.
+Pure, like `matcher.py`. A communicator is keyed by the locations of its ranks, in rank order. Communicators of local
+devices are shared by all sessions of those processes; communicators of a group over daemons belong to that group.
+Complete operations wait here while their communicator is being created. Afterwards every rank gets `go` in one order,
+which is the same on every link. After an abort, a new communicator is created when the ranks present again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hearthd.front.collectives.matcher import fail_all, lies_in
 from hearthd.front.collectives.order import CollectiveOrder
 
 MAX_IDLE = 64
-"""Communicators of one device process beyond which those that have nothing to do are given up, the one that was used
-least recently first."""
+"""Number of communicators of one device process above which idle ones are aborted, the least recently used first."""
 
 
 class Communicators:
-    """All live communicators that this front coordinates. `nonce`: what sets its names apart from other daemons'."""
+    """The live communicators that this front coordinates. `nonce` makes their names different from those of other
+    daemons."""
 
     def __init__(
         self, recorder: FlightRecorder | None = None, nonce: str = "", order: CollectiveOrder[MatchKey] | None = None
@@ -37,12 +37,12 @@ class Communicators:
         self._order = CollectiveOrder[MatchKey]() if order is None else order
         self._nonce = nonce or secrets.token_hex(4)
         self._by_identity: dict[Identity, Communicator] = {}
-        self._by_id: dict[str, Communicator] = {}  # the one used least recently first
+        self._by_id: dict[str, Communicator] = {}  # least recently used first
         self._numbers = itertools.count(1)
         self.aborts = 0
-        """Communicators that were given up because something failed."""
+        """Number of communicators that were aborted because of a failure."""
         self.failed: Counter[Reason] = Counter()
-        """Operations that did not run or did not end, by reason."""
+        """Number of operations that did not run or did not end, by reason."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -52,14 +52,14 @@ class Communicators:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `expire` is due next."""
+        """The time at which `expire` has to be called next."""
         waiting = [comm for comm in self._by_id.values() if not comm.ready]
         if not waiting:
             return None
         return min((min([comm.deadline, *(match.deadline for match in comm.queue)]) for comm in waiting), default=None)
 
     def submit(self, match: Match) -> list[DeviceMessage]:
-        """An operation whose ranks are all there: runs it, or has its communicator made first."""
+        """Runs an operation that all ranks have presented, or first has its communicator created."""
         places = match.places
         comm = self._by_identity.get((match.key.scope, places))
         sends: list[DeviceMessage] = []
@@ -67,7 +67,7 @@ class Communicators:
             comm = self._make(match)
             sends += [*self._make_room(comm), comm.frame("create_id", 0, ranks=len(comm.places))]
         else:
-            self._by_id[comm.id] = self._by_id.pop(comm.id)  # used last
+            self._by_id[comm.id] = self._by_id.pop(comm.id)  # most recently used
         comm.users.add((match.key.owner, match.key.members))
         if comm.ready:
             self._recorder.ready(match.key.owner, match.key.members)
@@ -84,7 +84,7 @@ class Communicators:
         return comm
 
     def _make_room(self, comm: Communicator) -> list[DeviceMessage]:
-        """A device process that has too many gives up what is used least."""
+        """Aborts the least recently used idle communicators of each device process that has too many."""
         sends: list[DeviceMessage] = []
         for place in comm.places:
             there = [each for each in self if place in each.places]
@@ -106,10 +106,10 @@ class Communicators:
             for rank, place in enumerate(comm.places)
         ]
 
-    # ---- what the ranks say ----
+    # ---- messages of the ranks ----
 
     def withdraw(self, key: MatchKey, rank: int, refusal: Refusal) -> list[DeviceMessage]:
-        """A rank will not take part in an operation that still waits for its communicator."""
+        """Fails an operation that waits for its communicator, because the rank will not take part."""
         for comm in self:
             for match in [match for match in comm.queue if match.key == key]:
                 comm.queue.remove(match)
@@ -118,10 +118,12 @@ class Communicators:
         return []
 
     def message(self, place: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[DeviceMessage]:
-        """Takes a message of a rank's process about a communicator; messages about an unknown one are ignored.
+        """Handles a message of a rank's process about a communicator. Messages about an unknown communicator are
+        ignored.
 
-        `owner`: for what comes from another daemon, the group that it is a member of; it has no say in any other.
-        Raises KeyError, TypeError or ValueError for what is no message."""
+        `owner` is the group of a message from another daemon; such a message may only concern communicators of that
+        group. Raises KeyError, TypeError or ValueError for an invalid message.
+        """
         op = body["op"]
         comm = self._by_id.get(str(body["comm"]))
         if comm is None or place not in comm.places or (owner and comm.key.scope != owner):
@@ -165,7 +167,8 @@ class Communicators:
         if not body.get("timed_out"):
             why = f"{comm.key.name(rank)} reports: {body.get('reason') or 'a failure'}"
             return self._give_up(comm, why, errors.failed(comm.key, why, rank))
-        # The first that this rank has not finished, of those that have this sequence number where it says one.
+        # The operation that failed: the first one that this rank has not finished or, if the message names a sequence
+        # number, the first such operation with that number.
         ahead = [(index, key) for index, key in comm.flying if index > comm.done[rank]]
         named = [(index, key) for index, key in ahead if key.sequence == body.get("sequence")]
         index, key = next(iter(named or ahead), (comm.done[rank] + 1, comm.key))
@@ -175,11 +178,11 @@ class Communicators:
         why = f"{comm.key.names(behind)} did not finish in time"
         return self._give_up(comm, why, refusal)
 
-    # ---- what ends ----
+    # ---- end ----
 
     def expire(self, now: float) -> list[DeviceMessage]:
-        """Fails operations that have waited too long for their communicator, and aborts communicators without waiting
-        operations."""
+        """Fails operations that have waited too long for their communicator, and aborts communicators whose own time
+        limit has passed."""
         sends: list[DeviceMessage] = []
         for comm in [comm for comm in self if not comm.ready]:
             late = [rank for rank in range(len(comm.places)) if rank not in comm.joined]
@@ -192,8 +195,8 @@ class Communicators:
         return sends
 
     def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
-        """Aborts the communicators of a process, or of a node, on the survivors; the next use of the group makes a new
-        one. Of other nodes' places only those of `owners` are meant."""
+        """Aborts the communicators of a lost process or node on the remaining ranks. The next use of the group creates
+        a new one. For other nodes only communicators of `owners` are affected."""
         local = isinstance(where, RankLocation) and where.node == 0
         sends: list[DeviceMessage] = []
         for comm in self:
@@ -208,8 +211,8 @@ class Communicators:
         return sends
 
     def give_up(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
-        """Fails what an owner has waiting and forgets it. A group's communicators go with it; those of devices stay for
-        other sessions."""
+        """Fails the waiting operations of an owner and forgets the owner. The communicators of a group over daemons are
+        aborted; those of local devices are kept for other sessions."""
         sends: list[DeviceMessage] = []
         for comm in self:
             theirs = [match for match in comm.queue if match.key.owner == owner]
@@ -229,7 +232,7 @@ class Communicators:
         self.aborts += 1
         self.failed[refusal.reason] += len(comm.flying)
         owners = {(key.owner, key.members) for _, key in comm.flying}
-        # The operations of other sessions are not shown.
+        # Operations of other sessions must not be shown.
         lines: Iterable[str] = self._recorder.lines(*owners.pop()) if len(owners) == 1 else []
         for _, key in comm.flying:
             self._recorder.failed(key, refusal.message)

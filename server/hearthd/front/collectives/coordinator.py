@@ -1,6 +1,6 @@
-"""The matcher and the communicators together: everything that is decided about collective operations, without a clock.
+"""The coordinator: the matcher and the communicators combined. It makes all decisions about collective operations.
 
-Pure: `CollectiveRouter` has the links and the time.
+Pure: `CollectiveRouter` has the links and the clock.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from hearthd.front.collectives.order import CollectiveOrder
 
 
 class Coordinator:
-    """The coordinator of the node: for groups of local devices, and for groups over daemons that were created
-    here."""
+    """The coordinator of the node, for groups of local devices and for groups over daemons that were created here."""
 
     def __init__(self, timeout: float = 30.0, recorder: FlightRecorder | None = None, nonce: str = "") -> None:
         self.recorder = FlightRecorder() if recorder is None else recorder
@@ -30,20 +29,20 @@ class Coordinator:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `expire` is due; at times it turns out that nothing is to be done yet."""
+        """The time at which `expire` has to be called. At that time there may be nothing to expire yet."""
         both = (self.matcher.deadline, self.communicators.deadline)
         return min((when for when in both if when is not None), default=None)
 
     @property
     def failed(self) -> Counter[Reason]:
-        """Operations that failed so far, by reason."""
+        """Number of operations that failed so far, by reason."""
         return self.matcher.failed + self.communicators.failed
 
     def present(
         self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> list[DeviceMessage]:
-        """Takes a rank's part in an operation, or in a sequence of `count`, each of which stands behind the one before.
-        Raises KeyError, TypeError or ValueError if `body` is no `present`."""
+        """Handles a rank's part in an operation, or in `count` consecutive operations, each ordered behind the previous
+        one. Raises KeyError, TypeError or ValueError if `body` is not a valid `present` message."""
         sends: list[DeviceMessage] = []
         for told, match in self.matcher.row(key, rank, place, body, now, count):
             sends += told
@@ -54,13 +53,13 @@ class Coordinator:
         return sends
 
     def withdraw(self, key: MatchKey, rank: int, body: Mapping[str, Any]) -> list[DeviceMessage]:
-        """A rank that has presented, or was to present, an operation will not take part. Raises KeyError or ValueError
-        where `body` is no `withdraw`."""
+        """Handles a rank's message that it will not take part in an operation, whether or not it had presented it.
+        Raises KeyError or ValueError if `body` is not a valid `withdraw` message."""
         refusal = from_text(body["status"])
         return self._go_on(self.communicators.withdraw(key, rank, refusal) or self.matcher.withdraw(key, rank, refusal))
 
     def _go_on(self, sends: list[DeviceMessage]) -> list[DeviceMessage]:
-        """Submits the operations that were released, and returns `sends` with their messages."""
+        """Submits the operations that were released. Returns `sends` extended by their messages."""
         while self._released:
             match = self.matcher.released()
             if match is not None:
@@ -68,15 +67,15 @@ class Coordinator:
         return sends
 
     def message(self, place: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[DeviceMessage]:
-        """Takes a message of a rank's process about a communicator. Raises as `present`."""
+        """Handles a message of a rank's process about a communicator. Raises the same errors as `present`."""
         return self._go_on(self.communicators.message(place, body, owner))
 
     def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
-        """A process or a node is gone, with the ranks that `owners` had there."""
+        """Handles the loss of a process or a node, with the ranks that `owners` had there."""
         return self._go_on(self.matcher.lost(where, why, owners) + self.communicators.lost(where, why, owners))
 
     def give_up(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
-        """A session or a group ends: nothing of it is kept."""
+        """Removes everything that belongs to a session or group that ends."""
         sends = self.matcher.give_up(owner, refusal) + self.communicators.give_up(owner, refusal)
         self.recorder.forget(owner)
         return self._go_on(sends)

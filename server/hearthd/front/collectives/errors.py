@@ -12,7 +12,7 @@ _AGAIN = "Present it again, with the next sequence number on every rank; a new c
 
 
 def with_recorder(refusal: Refusal, lines: Sequence[str]) -> Refusal:
-    """The refusal with what the flight recorder knows."""
+    """Returns the refusal with the lines of the flight recorder added."""
     if not lines:
         return refusal
     details = {**refusal.details, "recorder": "\n".join(lines)}
@@ -22,7 +22,7 @@ def with_recorder(refusal: Refusal, lines: Sequence[str]) -> Refusal:
 
 
 def impossible(devices: Sequence[int], device: int, known: Collection[int]) -> Refusal | None:
-    """Why a device cannot present for a group of these devices."""
+    """Returns the reason why a device cannot present for a group of these devices; None if it can."""
     found = set(devices)
     if len(found) == len(devices) and device in found and found.issubset(known):
         return None
@@ -63,7 +63,8 @@ def twice(key: MatchKey, rank: int) -> Refusal:
 
 
 def mismatch(key: MatchKey, found: Mismatch) -> Refusal:
-    """`odd_rank`, `requested` (their values) and `expected` (the others') name what differs; see `signature`."""
+    """Returns the refusal of operations that do not match. Its details name the difference: `odd_rank`, `requested`
+    (values of those ranks) and `expected` (value of the other ranks); see `signature`."""
     which = f", operation {found.position} of the batch" if found.position else ""
     details: dict[str, object] = {
         "field": found.field,
@@ -172,7 +173,8 @@ def lost_before(key: MatchKey, where: RankLocation | int, why: str) -> Refusal:
 
 
 def not_finished(key: MatchKey, missing: Iterable[int], sequence: int | None) -> Refusal:
-    """Refuses an operation that ranks have not finished. `sequence`: its number, if all recipients may know it."""
+    """Returns the refusal of an operation that ranks have not finished. `sequence`: its number, if all recipients may
+    know it."""
     missing = list(missing)
     which = f"Operation {sequence}" if sequence is not None else "An operation"
     return Refusal(
@@ -185,7 +187,8 @@ def not_finished(key: MatchKey, missing: Iterable[int], sequence: int | None) ->
 
 
 def failed(key: MatchKey, why: str, rank: int | None = None) -> Refusal:
-    """The communicator failed; `rank`: where, if it was at one."""
+    """Returns the refusal after a communicator failed. `rank`: the rank at which it failed, if there is one such
+    rank."""
     at = {} if rank is None else {"failed": key.numbers([rank])}
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
@@ -196,7 +199,7 @@ def failed(key: MatchKey, why: str, rank: int | None = None) -> Refusal:
 
 
 def _some(devices: Sequence[int]) -> str:
-    """A list of whatever length."""
+    """Formats a list of devices, shortened to 64 entries."""
     return (
         str(list(devices)) if len(devices) <= 64 else f"{str(list(devices[:64]))[:-1]}, and {len(devices) - 64} more]"
     )

@@ -1,6 +1,6 @@
-"""The flight recorder: what became of the last operations of each group. Bounded, and dropped with its owner.
+"""Flight recorder: the history of the last operations of each group. It is bounded, and dropped with its owner.
 
-Pure but for the clock, which is passed in. A group is (owner, members), as in the `MatchKey` of its operations.
+Pure, with the clock passed in. A group is identified by (owner, members), as in the `MatchKey` of its operations.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from hearthd.front.collectives.match import MatchKey
 
 OPERATIONS = 64
-"""Number of operations that are kept of each group."""
+"""Maximum number of operations kept for each group."""
 GROUPS = 32
-"""Number of groups that are kept of each owner; the least recently used one is evicted."""
+"""Maximum number of groups kept for each owner; the least recently used one is evicted."""
 LINES = 8
-"""Number of lines that come with an error."""
+"""Maximum number of lines added to an error."""
 _DESCRIBED = 6
-"""Operations of a batch."""
+"""Maximum number of operations of a batch that are described."""
 _ERROR = 300
-"""Characters of a reason that are kept."""
+"""Maximum length of a stored reason in characters."""
 _LINE = 200
-"""Characters of a line: errors travel in trailing metadata, of which gRPC takes 8 KiB."""
+"""Maximum length of a line in characters. Errors are sent in trailing metadata, which gRPC limits to 8 KiB."""
 
 
 @dataclass(slots=True)
 class RecordedOperation:
-    """An operation of the recorder. Times are unix time in ns; 0: not yet."""
+    """An operation in the recorder. Times are Unix times in nanoseconds; 0: not yet."""
 
     sequence: int
     what: str
     presented: dict[int, int] = field(default_factory=dict)
-    """Times by rank."""
+    """Time of the presentation, by rank."""
     launched: int = 0
     finished: int = 0
-    """Time of the end, or of the failure."""
+    """Time at which the operation ended or failed."""
     error: str = ""
 
     @property
@@ -54,42 +54,42 @@ class RecordedOperation:
 
 @dataclass
 class GroupHistory:
-    """A group's last operations, and how its communicator is."""
+    """The last operations of a group, and the state of its communicator."""
 
     operations: OrderedDict[int, RecordedOperation] = field(default_factory=OrderedDict)
     """Operations by sequence number, in the order in which they were first presented."""
     state: str = "forming"
-    """`forming`, `ready` or `failed`."""
+    """The state of the group's communicator: `forming`, `ready` or `failed`."""
     detail: str = ""
-    """Why it failed last."""
+    """The reason of the last failure."""
     aborts: int = 0
-    """Communicators that were given up."""
+    """Number of communicators that were aborted."""
     _last: Sequence[Mapping[str, Any]] | None = None
     _text: str = ""
 
     def text(self, operations: Sequence[Mapping[str, Any]]) -> str:
-        """`describe_operations`, cached for the last argument."""
+        """Returns `describe_operations(operations)`, cached for the last argument."""
         if operations != self._last:
             self._last, self._text = operations, describe_operations(operations)
         return self._text
 
     def lines(self, last: int = LINES) -> list[str]:
-        """The last operations, oldest first, a line each."""
+        """Returns the last operations, oldest first, one line each."""
         return [_line(entry) for entry in list(self.operations.values())[-last:]]
 
 
 class FlightRecorder:
-    """All groups of the node that this front matches."""
+    """The histories of all groups that this front coordinates."""
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self._clock = clock
         self._rings: dict[str, OrderedDict[tuple[int, ...], GroupHistory]] = {}
 
     def __len__(self) -> int:
-        """Owners that it knows."""
+        """Number of owners with a history."""
         return len(self._rings)
 
-    # ---- what happens ----
+    # ---- events ----
 
     def presented(self, key: MatchKey, rank: int, operations: Sequence[Mapping[str, Any]]) -> None:
         rings = self._rings.get(key.owner)
@@ -106,7 +106,7 @@ class FlightRecorder:
             entry = ring.operations[key.sequence] = RecordedOperation(key.sequence, ring.text(operations))
             if len(ring.operations) > OPERATIONS:
                 ring.operations.popitem(last=False)
-        elif not entry.what:  # the first rank had no part in it
+        elif not entry.what:  # the first rank presented no operation
             entry.what = describe_operations(operations)
         entry.presented[rank] = self._clock()
 
@@ -126,7 +126,7 @@ class FlightRecorder:
             entry.finished, entry.error = self._clock(), error[:_ERROR]
 
     def ready(self, owner: str, members: tuple[int, ...]) -> None:
-        """The group has a communicator."""
+        """Notes that the group has a communicator."""
         ring = self.ring(owner, members)
         if ring is not None:
             ring.state, ring.detail = "ready", ""
@@ -141,14 +141,14 @@ class FlightRecorder:
     def forget(self, owner: str) -> None:
         self._rings.pop(owner, None)
 
-    # ---- what is asked ----
+    # ---- queries ----
 
     def ring(self, owner: str, members: tuple[int, ...]) -> GroupHistory | None:
         rings = self._rings.get(owner)
         return rings.get(members) if rings is not None else None
 
     def rings(self, owner: str) -> Iterator[tuple[tuple[int, ...], GroupHistory]]:
-        """An owner's groups: members and ring, the one used last at the end."""
+        """Yields an owner's groups as pairs of members and history, the most recently used last."""
         yield from self._rings.get(owner, OrderedDict()).items()
 
     def lines(self, owner: str, members: tuple[int, ...]) -> list[str]:
@@ -161,7 +161,8 @@ class FlightRecorder:
 
 
 def describe_operations(operations: Sequence[Mapping[str, Any]]) -> str:
-    """`all_reduce 1024 float32 sum`; several of a batch with commas; nothing where the rank has no part."""
+    """Describes operations as text, for example `all_reduce 1024 float32 sum`. Those of a batch are separated by
+    commas. Empty if the rank has no part in the operation."""
     texts = [_describe(operation) for operation in operations[:_DESCRIBED]]
     more = len(operations) - len(texts)
     return ", ".join([*texts, f"{more} more"] if more else texts)

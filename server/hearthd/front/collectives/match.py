@@ -10,24 +10,26 @@ GROUP = "group:"
 
 
 class RankLocation(NamedTuple):
-    """The device process that a rank is in."""
+    """The location of a rank: the device process in which it runs."""
 
     node: int
-    """0: this daemon's; others: as in the members of a group over daemons, and only together with its owner unique."""
+    """0: this daemon's node. Other numbers are those in the members of a group over daemons, and are unique only
+    together with the owner."""
     device: int
     process: int
-    """Generation of the process: a device has several, one after another and for different sessions."""
+    """Generation of the process. A device has several processes, successively and for different sessions."""
 
 
 def place_name(where: RankLocation | int) -> str:
-    """`device 1`, `device 0 of node 1`, `node 1`."""
+    """Returns the name of a location for messages: `device 1`, `device 0 of node 1` or `node 1`."""
     if isinstance(where, int):
         return f"node {where}"
     return f"device {where.device}" + (f" of node {where.node}" if where.node else "")
 
 
 def group_name(group: str, members: Sequence[int]) -> str:
-    """`group [0, 1]`, or `group 3f2a9c01 of 2 ranks` over daemons."""
+    """Returns the name of a group for messages: `group [0, 1]`, or `group 3f2a9c01 of 2 ranks` for a group over
+    daemons."""
     return f"group {group[:8]} of {len(members)} ranks" if group else f"group {list(members)}"
 
 
@@ -39,57 +41,59 @@ class DeviceMessage(NamedTuple):
 
 
 class MatchKey(NamedTuple):
-    """Names an operation."""
+    """The identity of an operation."""
 
     owner: str
-    """A session's id, or ``group:<hex>`` for a group over daemons."""
+    """The id of a session, or ``group:<hex>`` for a group over daemons."""
     members: tuple[int, ...]
-    """Members in rank order: ordinals of devices; of a group over daemons, the ranks 0 to n - 1."""
+    """Members in rank order: ordinals of devices or, for a group over daemons, the ranks 0 to n - 1."""
     sequence: int
 
     @property
     def group(self) -> str:
-        """The group's id in hex; empty for devices of this daemon."""
+        """The group's id in hexadecimal. Empty for a group of this daemon's devices."""
         return self.owner.removeprefix(GROUP) if self.owner.startswith(GROUP) else ""
 
     @property
     def scope(self) -> str:
-        """The owner of its communicators: those of local devices are shared by all sessions of their processes."""
+        """The owner of the operation's communicator. Empty for local devices, whose communicators all sessions of their
+        processes share."""
         return self.owner if self.group else ""
 
     @property
     def title(self) -> str:
-        """Name of the operation in messages: `Operation 3 of group [0, 1]`."""
+        """The name of the operation for messages: `Operation 3 of group [0, 1]`."""
         return f"Operation {self.sequence} of {group_name(self.group, self.members)}"
 
     def name(self, rank: int) -> str:
-        """`device 3`, or `rank 1`."""
+        """Returns the name of a rank: `device 3`, or `rank 1` for a group over daemons."""
         return f"rank {rank}" if self.group else f"device {self.members[rank]}"
 
     def names(self, ranks: Iterable[int]) -> str:
-        """`devices 0, 3`, or `ranks 0, 1`."""
+        """Returns the names of several ranks: `devices 0, 3`, or `ranks 0, 1` for a group over daemons."""
         return f"{'ranks' if self.group else 'devices'} {self.numbers(ranks)}"
 
     def numbers(self, ranks: Iterable[int]) -> str:
-        """Returns the ranks as details name them: ordinals, or the ranks of a group over daemons."""
+        """Returns the ranks as they appear in details: device ordinals, or the ranks of a group over daemons."""
         return ", ".join(str(self.members[rank]) for rank in sorted(ranks))
 
     def address(self) -> dict[str, Any]:
-        """Returns its key in the device process, without the channel."""
+        """Returns the fields that identify the operation to a device process, without the channel."""
         return {"group": self.group, "devices": [] if self.group else list(self.members), "sequence": self.sequence}
 
 
 class Presentation(NamedTuple):
-    """The part of one rank in an operation, as presented."""
+    """The part of one rank in an operation, as the rank presented it."""
 
     place: RankLocation
     channel: int
-    """The number of its session's channel, in its process."""
+    """The number of the session's channel in the rank's process."""
     operations: list[dict[str, Any]]
 
     @classmethod
     def of(cls, place: RankLocation, body: Mapping[str, Any]) -> Presentation:
-        """Raises KeyError, TypeError or ValueError for what is none."""
+        """Returns the part in a `present` message. Raises KeyError, TypeError or ValueError if the message is
+        invalid."""
         signature = body["signature"]
         operations = [signature] if isinstance(signature, dict) else list(signature)
         if not all(isinstance(operation, dict) for operation in operations):
@@ -99,13 +103,13 @@ class Presentation(NamedTuple):
 
 @dataclass(slots=True)
 class Match:
-    """An operation and the parts of it that have been presented, by rank."""
+    """An operation, and the parts of it that ranks have presented."""
 
     key: MatchKey
     deadline: float
     parts: dict[int, Presentation] = field(default_factory=dict)
     behind: set[MatchKey] = field(default_factory=set)
-    """Operations that it stands behind on some rank."""
+    """Operations that must run before this one on at least one rank."""
 
     @property
     def missing(self) -> list[int]:
@@ -114,5 +118,5 @@ class Match:
 
     @property
     def places(self) -> tuple[RankLocation, ...]:
-        """The places of all ranks, in their order; only when none is missing."""
+        """The locations of all ranks, in rank order. Available only after all ranks have presented."""
         return tuple([self.parts[rank].place for rank in range(len(self.key.members))])

@@ -1,13 +1,14 @@
-"""Matches the ranks of collective operations, so that none is launched before every rank has presented the same.
+"""Matches the ranks of collective operations: an operation is launched only after every rank has presented the same
+operation.
 
-Pure: messages of ranks go in, messages to them come out, times are passed in. The bodies of COLLECTIVE frames are JSON;
-a `status` and a unique id are base64 in them:
+Pure: messages of ranks are passed in, messages to ranks are returned, and times are passed in. The bodies of COLLECTIVE
+frames are JSON, in which a `status` and a unique id are base64:
 
 - device to front: `present`, `withdraw`, `id`, `joined`, `join_failed`, `failed`, `progress`, `wedged`
 - front to device: `fail`, `go`, `create_id`, `join`, `abort`
 
-An operation is named by its `MatchKey`, a rank's process by its `RankLocation`. `communicators.py` takes over when all
-ranks are there; `signature.py` compares their requests.
+An operation is identified by its `MatchKey`, and a rank's process by its `RankLocation`. `communicators.py` continues
+after all ranks have presented; `signature.py` compares their requests.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ from hearthd.front.collectives.order import CollectiveOrder
 from hearthd.front.collectives.signature import mismatch
 
 MAX_FAILURES = 256
-"""Failed operations of one owner that are remembered for ranks that present them later."""
+"""Maximum number of failed operations of one owner that are remembered for ranks that present them later."""
 
 
 class MatchFailure(NamedTuple):
-    """The refusal for ranks that present an operation that has failed."""
+    """The refusal for ranks that present an operation that has already failed."""
 
     refusal: Refusal
     by: int | None = None
-    """The rank that has withdrawn, while no other rank knows that."""
+    """The rank that has withdrawn, as long as no other rank was notified. None: another rank was notified."""
 
 
 def fail(key: MatchKey, part: Presentation, refusal: Refusal) -> DeviceMessage:
-    """Tells one rank that its operation will not run."""
+    """Returns the message that tells one rank that its operation will not run."""
     return DeviceMessage(
         part.place, {"op": "fail", "channel": part.channel, **key.address(), "status": to_text(refusal)}
     )
 
 
 def fail_all(match: Match, refusal: Refusal) -> list[DeviceMessage]:
-    """Tells every rank that has presented."""
+    """Returns the messages that tell every rank that has presented that the operation will not run."""
     return [fail(match.key, part, refusal) for _, part in sorted(match.parts.items())]
 
 
 def lies_in(place: RankLocation, where: RankLocation | int) -> bool:
-    """Returns True if a rank is lost with a process, or with a whole node."""
+    """Returns True if a rank is lost with the process, or with the whole node, `where`."""
     return place == where if isinstance(where, RankLocation) else place.node == where
 
 
@@ -60,11 +61,11 @@ class MatcherView:
     """State of a `Matcher`, for tests and diagnostics."""
 
     pending: frozenset[MatchKey]
-    """Operations that wait for ranks, and complete ones that are held behind others."""
+    """Operations that wait for ranks, and complete operations that are held behind others."""
     failures: Mapping[str, int]
     """Number of failed operations that are remembered, by owner."""
     open: int
-    """Operations in the order that have neither gone nor failed."""
+    """Number of operations in the order that have neither been released nor failed."""
 
 
 class Matcher:
@@ -80,34 +81,35 @@ class Matcher:
         self._recorder = FlightRecorder() if recorder is None else recorder
         self._order = CollectiveOrder[MatchKey]() if order is None else order
         self._pending: dict[MatchKey, Match] = {}
-        """Operations that wait for ranks, and operations that are complete and held behind others."""
+        """Operations that wait for ranks, and complete operations that are held behind others."""
         self._failures: dict[str, OrderedDict[MatchKey, MatchFailure]] = {}
         self._due = math.inf
         self._agreed: tuple[Presentation, ...] = ()
-        """The presentations that were compared last, and agree."""
+        """The presentations that were compared last, and match."""
         self.failed: Counter[Reason] = Counter()
 
     def __len__(self) -> int:
         return len(self._pending)
 
     def inspect(self) -> MatcherView:
-        """Returns what waits, and what is remembered of failed operations."""
+        """Returns the pending operations, and the number of remembered failures."""
         failures = {owner: len(failed) for owner, failed in self._failures.items()}
         return MatcherView(frozenset(self._pending), failures, len(self._order))
 
     @property
     def deadline(self) -> float | None:
-        """Time at which `expire` is due; nothing expires before. It may be early: finding out costs a check of all
-        pending operations."""
+        """The time at which `expire` has to be called; nothing expires before. The time may be too early, because an
+        exact one would take a check of all pending operations."""
         return self._due if self._pending else None
 
     def row(
         self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> Iterator[tuple[list[DeviceMessage], Match | None]]:
-        """Takes one rank's part in `count` operations, each of which stands behind the one before. Yields for each the
-        messages to send, and the operation if it is complete and all ranks agree.
+        """Handles one rank's part in `count` operations, each of which is ordered behind the previous one. Yields for
+        each operation the messages to send, and the operation if it is complete and all ranks match.
 
-        Raises KeyError, TypeError or ValueError for what is no `present`."""
+        Raises KeyError, TypeError or ValueError for an invalid `present` message.
+        """
         part = Presentation.of(place, body)
         behind = _behind(key, body)
         seconds = float(body.get("timeout") or 0) or self._timeout
@@ -129,7 +131,7 @@ class Matcher:
             if failure.by != rank:
                 failures[key] = failure._replace(by=None)
                 return [fail(key, part, failure.refusal)], None
-            del failures[key]  # it comes after all, and no rank knows otherwise yet
+            del failures[key]  # the rank takes part after all, and no other rank was notified of its withdrawal
         match = self._pending.get(key)
         if match is None:
             match = self._pending[key] = Match(key, deadline)
@@ -154,7 +156,7 @@ class Matcher:
         return [], match
 
     def released(self) -> Match | None:
-        """A complete operation that may go now, though it had to be held."""
+        """Returns the next complete operation that was held and may be launched now; None: there is none."""
         while self._order.released:
             match = self._pending.pop(self._order.released.popleft(), None)
             if match is not None:
@@ -162,8 +164,8 @@ class Matcher:
         return None
 
     def withdraw(self, key: MatchKey, rank: int, refusal: Refusal) -> list[DeviceMessage]:
-        """Withdraws a rank, which has a separate reason: the others cannot run either, whether they have presented or
-        will."""
+        """Handles the withdrawal of a rank. The other ranks cannot run the operation either; they get a refusal at
+        once, or when they present."""
         told = errors.withdrawn(key, rank, refusal)
         match = self._pending.get(key)
         if match is not None:
@@ -173,7 +175,7 @@ class Matcher:
         return []
 
     def expire(self, now: float) -> list[DeviceMessage]:
-        """Fails what has waited too long, the longest overdue first."""
+        """Fails the operations that have waited too long, the longest overdue first."""
         late = sorted((match.deadline, key) for key, match in self._pending.items() if match.deadline <= now)
         sends: list[DeviceMessage] = []
         for _, key in late:
@@ -184,10 +186,12 @@ class Matcher:
         return sends
 
     def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
-        """Fails what can no longer come together: a part is gone with its process, or will not come.
+        """Fails the operations that can no longer be completed, because a part is lost with its process or will not be
+        presented.
 
-        `owners`: whose ranks the process, or the node, had, also those that have presented nothing yet. Of other nodes'
-        places only the operations of `owners` are looked at."""
+        `owners` are the owners of the ranks in the lost process or node, including ranks that have not presented. For
+        other nodes only operations of `owners` are considered.
+        """
         local = isinstance(where, RankLocation) and where.node == 0
         device = where.device if isinstance(where, RankLocation) else None
         sends: list[DeviceMessage] = []
@@ -205,7 +209,7 @@ class Matcher:
         return sends
 
     def give_up(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
-        """Fails what an owner has waiting, and forgets it."""
+        """Fails the waiting operations of an owner, and forgets the owner."""
         sends: list[DeviceMessage] = []
         for match in [match for match in self._pending.values() if match.key.owner == owner]:
             sends += self._fail(match, refusal)
@@ -218,7 +222,7 @@ class Matcher:
         return self._mismatch(match) or errors.not_presented(match)
 
     def _crossed(self, key: MatchKey) -> list[DeviceMessage]:
-        """Fails operations that ranks have in different orders."""
+        """Fails operations that the ranks have presented in contradictory orders."""
         sends: list[DeviceMessage] = []
         circle = sorted(self._order.circle(key))
         for each in circle:
@@ -228,7 +232,8 @@ class Matcher:
         return sends
 
     def _agrees(self, match: Match) -> bool:
-        """Returns True if the same messages have just been compared: in a sequence, that is nearly always so."""
+        """Returns True if the same messages have just been compared, which is nearly always the case in a sequence of
+        operations."""
         agreed = self._agreed
         return len(agreed) == len(match.parts) and all(map(is_, agreed, match.parts.values()))
 
@@ -254,8 +259,8 @@ class Matcher:
 
 
 def _behind(key: MatchKey, body: Mapping[str, Any]) -> set[MatchKey]:
-    """Returns the operations that a rank's operation stands behind there. Raises TypeError or ValueError for an invalid
-    list."""
+    """Returns the operations behind which the rank has ordered its operation. Raises TypeError or ValueError for an
+    invalid list."""
     behind = body.get("behind")
     if not behind:
         return set()

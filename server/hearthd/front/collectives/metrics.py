@@ -29,13 +29,11 @@ class CollectiveMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         communicators = self._coordinator.communicators
         states = Counter("joining" if not comm.ready else "idle" if comm.idle else "busy" for comm in communicators)
-        alive = GaugeMetricFamily(
-            "hearth_communicators", "Communicators that are kept, by what they do.", labels=["state"]
-        )
+        alive = GaugeMetricFamily("hearth_communicators", "Live communicators, by state.", labels=["state"])
         for state in _STATES:
             alive.add_metric([state], states[state])
         failures = CounterMetricFamily(
-            "hearth_collective_failures", "Collective operations that did not run or not end, by reason.",
+            "hearth_collective_failures", "Collective operations that did not run or did not complete, by reason.",
             labels=["reason"],
         )  # fmt: skip
         failed = self._coordinator.failed
@@ -44,10 +42,10 @@ class CollectiveMetrics(Collector):
         yield alive
         yield failures
         yield CounterMetricFamily(
-            "hearth_communicator_aborts", "Communicators given up because something failed.",
+            "hearth_communicator_aborts", "Communicators aborted after a failure.",
             value=communicators.aborts,
         )  # fmt: skip
         yield GaugeMetricFamily(
-            "hearth_collectives_waiting", "Collective operations that wait for ranks.",
+            "hearth_collectives_waiting", "Collective operations waiting for ranks.",
             value=len(self._coordinator.matcher),
         )  # fmt: skip

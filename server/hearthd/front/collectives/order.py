@@ -1,8 +1,9 @@
-"""The order of complete operations that have to wait for others to go first.
+"""The order of complete operations: an operation may have to wait until others have been launched.
 
-A rank presents a row of operations at once, each with those that it stands behind there. One that is complete, but
-stands behind another on some rank, could not start there if it were released now, and would hold up whatever comes
-behind it on every rank: it goes when all that it stands behind have gone, or have failed.
+A rank presents a sequence of operations at once, each with the operations that must run before it on that rank. An
+operation that is complete, but ordered behind another one on some rank, could not start there yet. If it were launched
+now, it would block the operations behind it on every rank. It is therefore held until all operations before it have
+been launched or have failed.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ K = TypeVar("K")
 
 
 class CollectiveOrder(Generic[K]):
-    """Pure; operations are named by their keys."""
+    """The order of operations, which are identified by their keys. Pure."""
 
     def __init__(self) -> None:
         self._open: dict[K, set[K]] = {}
-        """Operations that have neither gone nor failed, and those that are held behind each."""
+        """Operations that have neither been launched nor failed, each with the operations that are held behind it."""
         self._held: dict[K, set[K]] = {}
-        """Held operations, and those that each is held behind."""
+        """Held operations, each with the operations for which it waits."""
         self.released: deque[K] = deque()
-        """Operations that are held no longer, in order; the caller lets them go."""
+        """Operations that are no longer held, in order. The caller launches them."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -32,11 +33,12 @@ class CollectiveOrder(Generic[K]):
         return key in self._held
 
     def open(self, key: K) -> None:
-        """A rank has presented it."""
+        """Adds an operation that a rank has presented."""
         self._open.setdefault(key, set())
 
     def hold(self, key: K, behind: Iterable[K]) -> bool:
-        """An open operation is complete: whether it has to wait for others of these."""
+        """Marks an open operation as complete. Returns True if it is held, because operations of `behind` have to be
+        launched first."""
         waits = {each for each in behind if each in self._open and each != key}
         if not waits:
             return False
@@ -46,13 +48,13 @@ class CollectiveOrder(Generic[K]):
         return True
 
     def circle(self, key: K) -> list[K]:
-        """A held operation and those that it waits for while they wait for it: the ranks have them in different
-        orders. Empty where there are none."""
+        """Returns the operations that wait for each other in a cycle that contains the held operation `key`, because
+        the ranks have them in different orders. Empty if there is no cycle."""
         ahead = self._ahead(key)
         return [each for each in ahead if key in self._ahead(each)] if key in ahead else []
 
     def close(self, key: K) -> None:
-        """Removes an operation that has gone, or failed."""
+        """Removes an operation that was launched or has failed."""
         for each in self._held.pop(key, ()):
             self._open[each].discard(key)
         for each in self._open.pop(key, ()):
@@ -63,11 +65,11 @@ class CollectiveOrder(Generic[K]):
                 self.released.append(each)
 
     def ahead(self, key: K) -> set[K]:
-        """Returns the operations that a held one waits for."""
+        """Returns the operations for which a held operation waits."""
         return set(self._held.get(key, ()))
 
     def _ahead(self, key: K) -> dict[K, None]:
-        """These, and those that they wait for, and so on."""
+        """Returns the operations for which `key` waits, directly or indirectly."""
         found: dict[K, None] = {}
         left = list(self._held.get(key, ()))
         while left:

@@ -1,7 +1,8 @@
-"""Collectives on the links: feeds the matcher and the communicators, sends their messages, keeps their time.
+"""Collectives on the links: passes messages to the matcher and the communicators, sends their messages, and runs their
+timer.
 
-Groups over daemons are matched alike: the holder of their links (`hearthd.front.peers.groups`) presents the parts of
-remote ranks, passes on their messages, and takes messages for them.
+Groups over daemons are matched in the same way. The owner of their links (`hearthd.front.peers.groups`) presents the
+parts of remote ranks, passes on their messages, and sends messages to them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = structlog.get_logger("hearthd.collectives")
 
 
 def rows(sends: list[DeviceMessage]) -> list[DeviceMessage]:
-    """Merges messages: one for each sequence of operations that one local rank is to run on one communicator."""
+    """Merges `go` messages to local ranks: one message for each sequence of operations on one communicator."""
     found: list[DeviceMessage] = []
     last: dict[RankLocation, dict[str, Any]] = {}
     for place, body in sends:
@@ -53,43 +54,46 @@ def _goes_on(row: dict[str, Any], body: dict[str, Any]) -> bool:
 
 
 class GroupRelay(Protocol):
-    """The relay of groups over daemons."""
+    """The relay for groups over daemons."""
 
     def takes(self, link: DeviceLink, body: dict[str, Any]) -> bool:
-        """Asked first of each COLLECTIVE frame of a local device process: whether it concerns a group over daemons, and
-        was handled. Where this front coordinates the group, a `present` comes back by `CollectiveRouter.present`;
-        messages about a communicator that this front has made may be left to the router."""
+        """Called first for each COLLECTIVE frame of a local device process. Returns True if the frame concerned a group
+        over daemons and was handled.
+
+        If this front coordinates the group, the relay passes a `present` back through `CollectiveRouter.present`.
+        Messages about a communicator that this front has created may be left to the router.
+        """
         ...
 
     def device_lost(self, link: DeviceLink, why: str) -> None:
-        """A local device process has ended. The router has failed what had been presented from it; the channels of the
-        link still say which sessions had ranks there."""
+        """Handles the end of a local device process. The router has failed the operations that the process had
+        presented. The channels of the link still show which sessions had ranks there."""
         ...
 
     def session_closed(self, session: str) -> None:
-        """A session is about to close on the devices."""
+        """Handles a session that is about to close on the devices."""
         ...
 
 
 class CollectiveRouter:
-    """The router of the node. Everything happens in the event loop, so all links see one order."""
+    """The router of the node. All methods run in the event loop, so that all links see the same order."""
 
     def __init__(self, devices: Collection[int], timeout: float) -> None:
         self.coordinator = Coordinator(timeout)
         self.remote: Callable[[RankLocation, dict[str, Any]], None] = lambda place, body: None
-        """Takes what is for a rank of another daemon; `body["group"]` says of which group, in hex."""
+        """Sends a message to a rank of another daemon. `body["group"]` is the id of the group in hexadecimal."""
         self.relay: GroupRelay | None = None
         self._devices = frozenset(devices)
         self._links: dict[tuple[int, int], DeviceLink] = {}  # by device and generation
         self._closing: WeakSet[Channel] = WeakSet()
         self._timer: asyncio.TimerHandle | None = None
         self._armed = 0.0
-        """The time at which it goes off; uvloop's handle of a moment that has passed does not say."""
+        """The time at which the timer fires. uvloop's timer handles do not report a time that has passed."""
 
-    # ---- what local device processes say ----
+    # ---- messages of local device processes ----
 
     def on_frame(self, device: int, link: DeviceLink, body: dict[str, Any]) -> None:
-        """A COLLECTIVE frame has come."""
+        """Handles a COLLECTIVE frame."""
         self._links[device, link.generation] = link
         try:
             if body["op"] == "wedged":
@@ -121,15 +125,15 @@ class CollectiveRouter:
             self.present(key, devices.index(link.ordinal), place, body, int(body.get("count") or 1))
 
     def _wedged(self, link: DeviceLink, comm: str) -> None:
-        """The last resort: the device process goes, and a new one takes its place."""
+        """Ends a device process whose communicator cannot be aborted. A new process takes its place."""
         log.error("communicator_wedged", device=link.ordinal, generation=link.generation, comm=comm)
         link.abandon(f"its communicator {comm} could not be aborted")
 
-    # ---- for groups over daemons too ----
+    # ---- also used for groups over daemons ----
 
     def present(self, key: MatchKey, rank: int, place: RankLocation, body: dict[str, Any], count: int = 1) -> None:
-        """Takes a rank's part in an operation, or in a sequence of `count`, each of which stands behind the one before.
-        Raises KeyError, TypeError or ValueError if `body` is no `present`."""
+        """Handles a rank's part in an operation, or in `count` consecutive operations, each ordered behind the previous
+        one. Raises KeyError, TypeError or ValueError if `body` is not a valid `present` message."""
         now = self._now()
         sends = self.coordinator.present(key, rank, place, body, now, count)
         self._send(rows(sends) if count > 1 else sends)
@@ -137,37 +141,39 @@ class CollectiveRouter:
             self._arm()
 
     def withdraw(self, key: MatchKey, rank: int, body: dict[str, Any]) -> None:
-        """A rank will not take part in an operation. Raises KeyError, TypeError or ValueError where `body` is no
-        `withdraw`."""
+        """Handles a rank's message that it will not take part in an operation. Raises KeyError, TypeError or ValueError
+        if `body` is not a valid `withdraw` message."""
         self._send(self.coordinator.withdraw(key, rank, body))
         self._arm()
 
     def message(self, place: RankLocation, body: dict[str, Any], owner: str = "") -> None:
-        """Takes a message of a rank's process about a communicator (`id`, `joined`, `join_failed`, `failed`,
-        `progress`). `owner`: for another daemon's message, the group that it takes part in. Raises as `present`."""
+        """Handles a message of a rank's process about a communicator (`id`, `joined`, `join_failed`, `failed`,
+        `progress`). `owner`: for a message of another daemon, the group in which it takes part. Raises the same errors
+        as `present`."""
         self._send(self.coordinator.message(place, body, owner))
         self._arm()
 
     def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None:
-        """A device process, or a whole node, is gone, and with it the ranks that `owners` (sessions, groups) had there.
-        For places of other nodes, whose numbers are each group's own, `owners` says which groups are meant."""
+        """Handles the loss of a device process or a whole node, with the ranks that `owners` (sessions, groups) had
+        there. Node numbers differ between groups, so for other nodes only the groups in `owners` are affected."""
         self._send(self.coordinator.lost(where, why, owners))
         self._arm()
 
     def give_up(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
-        """A group is left, or a session has ended: what waits fails, communicators of a group are aborted, and nothing
-        of it is kept."""
+        """Handles the end of a group or a session: waiting operations fail, the communicators of a group are aborted,
+        and nothing of the owner is kept."""
         self._send(self.coordinator.give_up(owner, Refusal(reason, why, fix="Go on with another group.")))
         self._arm()
 
     def link(self, place: RankLocation) -> DeviceLink | None:
-        """Returns the link to a local device process that has sent a message about collectives."""
+        """Returns the link to a local device process that has sent a message about collectives; None if there is
+        none."""
         return self._links.get((place.device, place.process)) if place.node == 0 else None
 
-    # ---- what happens to devices and sessions ----
+    # ---- events of devices and sessions ----
 
     def on_device_lost(self, link: DeviceLink, why: str) -> None:
-        """A device process has ended, and with it the part that its sessions had on the device."""
+        """Handles the end of a device process, with the ranks of its sessions on the device."""
         sessions = {channel.session_id for channel in link.channels.values()}
         self._links.pop((link.ordinal, link.generation), None)
         self.lost(RankLocation(0, link.ordinal, link.generation), why, sessions)
@@ -175,8 +181,8 @@ class CollectiveRouter:
             self.relay.device_lost(link, why)
 
     def on_session_closed(self, session: str) -> None:
-        """A session is about to close on the devices."""
-        for link in self._links.values():  # what its processes have yet to say is about nothing
+        """Handles a session that is about to close on the devices."""
+        for link in self._links.values():  # later messages of its processes are ignored
             self._closing.update(each for each in link.channels.values() if each.session_id == session)
         self.give_up(session, "The session ended before all ranks had presented.", Reason.SESSION_EXPIRED)
         if self.relay is not None:
@@ -207,7 +213,7 @@ class CollectiveRouter:
         due = self.coordinator.deadline
         if self._timer is not None:
             if due is not None and self._armed <= due:
-                return  # it comes in time, and checks again
+                return  # the timer fires early enough, and then checks again
             self._timer.cancel()
             self._timer = None
         if due is not None:

@@ -1,7 +1,7 @@
-"""Comparison of the ranks' requests for one collective operation, and the rank that differs.
+"""Compares the ranks' requests for one collective operation, and finds the rank that differs.
 
-Pure. Each rank has a list of operations, dicts with `kind`, `count`, `dtype`, `reduce`, `root` and `peer`, which run as
-one. Sends and receives are paired; everything else has to be the same, in the same order, on every rank.
+Pure. Each rank has a list of operations, which run as one: dicts with `kind`, `count`, `dtype`, `reduce`, `root` and
+`peer`. Sends and receives are paired. Everything else has to be equal, in the same order, on every rank.
 """
 
 from __future__ import annotations
@@ -24,40 +24,41 @@ _FIELDS = {
     "scatter": ("count", "dtype", "root"),
     "barrier": (),
 }
-"""The fields that have to be the same, beside the kind."""
+"""The fields, beside `kind`, that have to be equal on all ranks."""
 
 _EVERY_FIELD = ("count", "dtype", "reduce", "root")
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first thing in which ranks differ."""
+    """The first difference between ranks."""
 
     field: str
-    """`operations`: how many there are; `sends`, `recvs`: how many from one rank to another; `peer`: no such rank."""
+    """The field that differs. `operations`: the number of operations; `sends`, `recvs`: the number from one rank to
+    another; `peer`: a rank that does not exist."""
     values: dict[int, Any]
-    """Values by rank; for a send and its receive only those two."""
+    """Values by rank. For a send and its receive, only those of the two ranks."""
     odd: list[int]
-    """Ranks that differ from most; of two, which cannot outvote each other, the higher one. A send and its receive:
-    both ranks, neither of which is more right than the other."""
+    """Ranks that differ from the majority; of two ranks, the higher one. For a send and its receive: both ranks,
+    because neither is more likely to be right."""
     position: int = 0
-    """The position of the operation among the odd rank's, from 1; 0 where there is but one, or where their number
-    differs."""
+    """The position of the operation among those of the odd rank, from 1. 0 if there is only one operation, or if the
+    number of operations differs."""
     pair: tuple[int, int, Any, Any] | None = None
     """Sender, receiver, and the value of each."""
 
     @property
     def usual(self) -> list[int]:
-        """The other ranks."""
+        """The ranks that agree with the majority."""
         return [rank for rank in self.values if rank not in self.odd]
 
 
 def mismatch(lists: Mapping[int, Sequence[Operation]], size: int) -> Mismatch | None:
-    """Returns the difference between the operations of the ranks that are there, of `size`. Transfers to and from
-    others are not compared."""
+    """Returns the first difference between the operations of the ranks that have presented; `size` is the number of all
+    ranks. Transfers to and from the other ranks are not compared."""
     first = next(iter(lists.values()), ())
     if all(each == first for each in lists.values()) and not any(map(_meets_another, first)):
-        return None  # nearly always
+        return None  # the usual case
     ranks = sorted(lists)
     several = any(len(operations) > 1 for operations in lists.values())
     shared = {rank: _shared(lists[rank]) for rank in ranks}
@@ -77,12 +78,12 @@ def _meets_another(operation: Operation) -> bool:
 
 
 def _shared(operations: Sequence[Operation]) -> list[tuple[int, Operation]]:
-    """A rank's operations but for sends and receives, each with its position from 1."""
+    """Returns a rank's operations without sends and receives, each with its position from 1."""
     return [(position, operation) for position, operation in enumerate(operations, 1) if not _meets_another(operation)]
 
 
 def _row(operations: Mapping[int, Operation]) -> Mismatch | None:
-    """Compares one operation, as each rank has it."""
+    """Compares one operation across all ranks."""
     found = _vote("kind", {rank: operation.get("kind") for rank, operation in operations.items()})
     if found is not None:
         return found
@@ -95,16 +96,17 @@ def _row(operations: Mapping[int, Operation]) -> Mismatch | None:
 
 
 def _vote(name: str, values: dict[int, Any]) -> Mismatch | None:
-    """The most frequent value is the group's; between equals, that of the lowest rank."""
+    """Returns the difference in one field, if there is one. The most frequent value counts as the group's; among
+    equally frequent values, that of the lowest rank."""
     counts = Counter(map(repr, values.values()))
     if len(counts) <= 1:
         return None
-    usual = max(counts, key=lambda text: counts[text])  # the first of equals, and they are in the order of ranks
+    usual = max(counts, key=lambda text: counts[text])  # the first of the most frequent; the values are in rank order
     return Mismatch(name, values, [rank for rank, value in values.items() if repr(value) != usual])
 
 
 def _pairs(lists: Mapping[int, Sequence[Operation]], size: int, several: bool) -> Mismatch | None:
-    """Each send and the receive that it goes to: the k-th from a to b is b's k-th from a."""
+    """Compares each send with its receive: the k-th send from rank a to rank b belongs to b's k-th receive from a."""
     sends: defaultdict[tuple[int, int], list[tuple[int, Operation]]] = defaultdict(list)
     recvs: defaultdict[tuple[int, int], list[tuple[int, Operation]]] = defaultdict(list)
     for rank, operations in sorted(lists.items()):

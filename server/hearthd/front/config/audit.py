@@ -1,4 +1,4 @@
-"""`[audit]`: where the audit log is, which key signs it, where its head is anchored."""
+"""The `[audit]` section: the path of the audit log, the key that signs it, and the place where its head is anchored."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from pydantic import Field, field_validator, model_validator
 from hearthd.front.config.section import Seconds, Section
 
 LOG, SYSLOG = "log", "syslog"
-"""Anchors that are no file: the daemon's own log, and syslog (on hosts with systemd the journal)."""
+"""Places for anchors that are not files: the daemon's own log, and syslog (the journal, on hosts with systemd)."""
 
 
 def state_folder() -> Path:
-    """The directory for what has to outlive the daemon: systemd's StateDirectory, else that of the user; of root the
-    one that systemd gives to a service, so that root verifies a service's log without more ado."""
+    """Returns the directory for files that outlive the daemon: systemd's StateDirectory, otherwise that of the user.
+    For root it is the directory that systemd gives to a service, so that root can verify a service's log without
+    further options."""
     systemd = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     if systemd:
         return Path(systemd)
@@ -30,10 +31,10 @@ def state_folder() -> Path:
 class AuditSettings(Section):
     """The audit log: one JSON object a line, chained by hashes, signed and anchored (`hearthd audit verify`)."""
 
-    path: str = ""  # "": none
-    key: str = "auto"  # of the keys that sign it; "auto": in the state directory; "": unsigned
-    anchor: str = "auto"  # "auto": a file in the state directory; another file, "log", "syslog", or "": none
-    anchor_interval: Seconds = Field(default=10.0, gt=0, le=86400)  # the longest time without an anchor
+    path: str = ""  # "": no audit log
+    key: str = "auto"  # file of the keys that sign it; "auto": in the state directory; "": unsigned
+    anchor: str = "auto"  # "auto": a file in the state directory; or another file, "log", "syslog", "": no anchor
+    anchor_interval: Seconds = Field(default=10.0, gt=0, le=86400)  # maximum time without an anchor
 
     @field_validator("path", "key")
     @classmethod
@@ -62,12 +63,12 @@ class AuditSettings(Section):
 
     @property
     def key_path(self) -> str:
-        """The file of keys; empty: none."""
+        """The file of keys. Empty: there is none."""
         return str(state_folder() / "audit.key") if self.key == "auto" else self.key
 
     @property
     def anchor_path(self) -> str | Literal["", "log", "syslog"]:
-        """The file of anchors, or the kind of what is no file; empty: none. One file for each log."""
+        """The file of anchors, or `log` or `syslog`. Empty: there is no anchor. Each log has a separate file."""
         if self.anchor != "auto":
             return self.anchor
         return str(state_folder() / f"audit-{hashlib.sha256(self.path.encode()).hexdigest()[:8]}.anchor")

@@ -1,4 +1,5 @@
-"""The `[collectives]` section: how long ranks wait for each other, and where the daemons of a group find each other."""
+"""The `[collectives]` section: the time that ranks wait for each other, and the addresses by which daemons of a group
+connect."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ MAX_ADVERTISED = 16
 
 
 class CollectiveSettings(Section):
-    """Collectives over devices; `listen`, `advertise` and `peers` are for groups over several daemons."""
+    """Settings of collectives over devices. `listen`, `advertise` and `peers` are for groups over several daemons."""
 
     timeout: Seconds = Field(default=30.0, gt=0)
-    listen: str = "127.0.0.1:0"  # opened for the first group over daemons; "": there are no such groups here
-    advertise: tuple[str, ...] = ()  # "host:port" under which other daemons reach it; none: where it listens
-    peers: tuple[str, ...] = (AUTO,)  # where it connects to for tickets; "auto": see `peer_targets`
+    listen: str = "127.0.0.1:0"  # opened for the first group over daemons; "": this daemon takes part in no such groups
+    advertise: tuple[str, ...] = ()  # "host:port" at which other daemons reach this one; none: where it listens
+    peers: tuple[str, ...] = (AUTO,)  # addresses in tickets to which it may connect; "auto": see `peer_targets`
 
     @field_validator("listen")
     @classmethod
@@ -31,7 +32,7 @@ class CollectiveSettings(Section):
     @field_validator("advertise", "peers", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        if isinstance(value, str):  # of the environment
+        if isinstance(value, str):  # a value from the environment
             return tuple(part.strip(" \"'") for part in value.strip("[] ").split(",") if part.strip())
         return value
 
@@ -67,8 +68,8 @@ class CollectiveSettings(Section):
 
 
 def refuse_clear_tickets(section: CollectiveSettings, *, tls: bool, insecure: bool) -> None:
-    """Peers prove themselves by a group's ticket, so there is no need of tenants; nothing hides it but TLS. Raises
-    `ValueError`."""
+    """Raises `ValueError` if the tickets of groups would be sent unencrypted to other hosts. Peers authenticate with a
+    group's ticket, so tenants are not necessary, but only TLS keeps the ticket secret."""
     text = section.listen
     if text and not parse_address(text).loopback and not tls and not insecure:
         raise ValueError(

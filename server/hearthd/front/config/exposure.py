@@ -1,4 +1,4 @@
-"""Listeners on which every login of the host, or every host, may do everything. Pure."""
+"""Finds listeners on which every user of the host, or every host, may do everything. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FIX = (
     "for the daemon's own user alone"
 )
 UNIX = "unix"
-"""The Unix socket, in the place of an address."""
+"""Stands for the Unix socket where an address is expected."""
 
 
 def unguarded(config: Config) -> str:
-    """Returns the address of an open listener of a daemon without tenants: that of gRPC over TCP, which asks for no
-    credential, or "unix" if all users may connect to the Unix socket; empty: there is none."""
+    """Returns the address of a listener that needs no credential, if the daemon has no tenants: that of gRPC over TCP,
+    or "unix" if all users may connect to the Unix socket. Empty: there is none."""
     if config.tenants:
         return ""
     return config.listen.grpc or (UNIX if config.listen.unix_access == "all" and config.unix_path else "")

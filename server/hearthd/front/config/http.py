@@ -1,4 +1,4 @@
-"""`[http]`: access over HTTP, and limits on strangers."""
+"""The `[http]` section: access over HTTP, and limits on unauthenticated clients."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
 
 
 class HttpSettings(Section):
-    """Limits of the HTTP listener; connections beyond them displace idle ones, and are closed where there are none."""
+    """Limits of the HTTP listener. A connection beyond them displaces an idle one, or is closed if there is none."""
 
-    hosts: tuple[str, ...] = ()  # further names that a request may be for: "gpu1.example.org", "*.example.org", "*"
-    metrics_on_loopback: bool = False  # with tenants: /metrics asks no token of this host and tells of all tenants
-    metrics_max_age: Seconds = Field(default=1.0, ge=0, le=60)  # /metrics is collected once in so long for each viewer
+    hosts: tuple[str, ...] = ()  # additional host names of requests: "gpu1.example.org", "*.example.org", "*"
+    metrics_on_loopback: bool = False  # with tenants: /metrics needs no token from this host, and shows all tenants
+    # Interval at which /metrics is collected for each viewer.
+    metrics_max_age: Seconds = Field(default=1.0, ge=0, le=60)
     max_connections: int = Field(default=256, ge=8, le=65536)
     max_connections_per_address: int = Field(default=64, ge=4, le=65536)
     header_timeout: Seconds = Field(default=5.0, gt=0, le=600)  # from a request's first byte to the end of its headers
     idle_timeout: Seconds = Field(default=30.0, gt=0, le=3600)  # of a connection between two requests
-    write_timeout: Seconds = Field(default=10.0, gt=0, le=600)  # for a client to take 64 KiB of an answer
+    write_timeout: Seconds = Field(default=10.0, gt=0, le=600)  # time for a client to read 64 KiB of a response
 
     @field_validator("hosts", mode="before")
     @classmethod

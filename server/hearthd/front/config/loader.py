@@ -1,7 +1,7 @@
-"""Configuration: TOML < `HEARTH_*` environment < flags, each value with its origin; unknown keys are errors.
+"""Loads the configuration: TOML < `HEARTH_*` environment < flags. Each value has its origin; unknown keys are errors.
 
 The environment names a setting by section and key, `HEARTH_DEVICES_BACKEND` or `HEARTH_INSECURE`; `HEARTH_CONFIG` names
-the file. Variables of clients (`FOREIGN_VARIABLES`) are left alone. `[[tenants]]` stand in the file only.
+the file. Variables of clients (`FOREIGN_VARIABLES`) are ignored. `[[tenants]]` can only be set in the file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some, it reads what every package brings
+# Without this, pydantic reads the entry points of every package to find plugins.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 from pydantic import BaseModel, ValidationError
 
@@ -37,20 +38,20 @@ FOREIGN_VARIABLES = frozenset(
         "HEARTH_TRACE",
     }
 )
-"""Variables of the clients, which share the prefix."""
+"""Variables of clients, which have the same prefix."""
 DEBUG_VARIABLES = frozenset({"HEARTH_CPU_RACECHECK", "HEARTH_DEBUGGABLE"})
-"""Variables that processes read themselves (docs/operations.md, "Finding races on a laptop", "What it protects")."""
+"""Variables that processes read directly (docs/operations.md, "Finding races on a laptop", "What it protects")."""
 FILE_VARIABLE = "HEARTH_CONFIG"
 _PREFIX = "HEARTH_"
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the text is one line for the person who wrote it."""
+    """The configuration cannot be used. The text is one line for the person who wrote it."""
 
 
 def check_exposure(config: Config, backend: str) -> None:
-    """Refuses a CPU backend that was found at start (`auto`) and is exposed, as the settings' check does for a
-    configured one. Raises `ConfigError`."""
+    """Raises `ConfigError` if the CPU backend was chosen at the start (`auto`) and is exposed to other hosts. A
+    configured CPU backend is checked with the settings."""
     if backend != "cpu":
         return
     for name in ("grpc", "http", "lanes"):
@@ -72,7 +73,7 @@ def tenants(config: Config) -> Directory:
 
 
 def settings() -> Iterator[tuple[str, ...]]:
-    """The path of every setting."""
+    """Yields the path of every setting."""
     for name, field in Config.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
@@ -87,7 +88,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[tuple[str, ...], Any] | None = None,
 ) -> tuple[Config, dict[tuple[str, ...], str]]:
-    """The configuration, and where each setting that is not a default comes from. Raises `ConfigError`.
+    """Returns the configuration, and the origin of each setting that is not a default. Raises `ConfigError`.
 
     `flags` maps paths such as ``("listen", "grpc")`` to values; None stands for a flag that was not given.
     """
@@ -117,11 +118,11 @@ GONE = {
     'this host could read what is all tenants\'. Give Prometheus the token of a tenant with rights = ["observe"], or '
     "set metrics_on_loopback = true in [http], which is for /metrics alone",
 }  # fmt: skip
-"""Settings that there were, and what to write instead."""
+"""Settings that were removed, and what to write instead."""
 
 
 def config_path(path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Path | None:
-    """The file that is read: the one that is named, else `HEARTH_CONFIG`'s; None: there is none."""
+    """Returns the file to read: the given one, otherwise that of `HEARTH_CONFIG`. None: there is no file."""
     named = path or (os.environ if environ is None else environ).get(FILE_VARIABLE)
     return Path(named) if named else None
 
@@ -177,7 +178,8 @@ def _variable(where: tuple[str, ...]) -> str:
 
 
 def _nearest(where: tuple[str, ...], known: set[tuple[str, ...]]) -> str:
-    """The valid name nearest to a wrong one: by the whole path, or by the key alone, which finds a wrong section."""
+    """Returns the valid name nearest to a wrong one: by the whole path, or by the key alone, which finds the right
+    section."""
     wrong = ".".join(where)
     sections = {path[0] for path in known}
     candidates = {".".join(path): ".".join(path) for path in known} | {name: f"[{name}]" for name in sections}
@@ -209,7 +211,8 @@ def _explain(error: ValidationError, origins: Mapping[tuple[str, ...], str]) -> 
 
 
 def _explain_tenant(item: Mapping[str, Any], origin: str) -> str:
-    """Explains an error in one of the tenants' tables. Values are not shown: one may be a token in the wrong place."""
+    """Explains an error in one of the tenants' tables. Values are not shown, because a value may be a misplaced
+    token."""
     location = [part for part in item["loc"] if part not in ("str", "int", "float")]
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
     message = item["msg"].removeprefix("Value error, ")

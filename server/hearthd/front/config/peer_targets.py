@@ -1,20 +1,20 @@
 """Entries of `[collectives] peers`: destinations to which this daemon may connect because a ticket names them.
 
-A ticket comes from a session and names whatever its client likes. Without a limit every tenant with the right
-`collective` could have the daemon knock at the ports of its host and of the network that it stands in.
+A ticket comes from a session and can name any address. Without a limit, every tenant with the right `collective` could
+have the daemon probe the ports of its host and of its network.
 
-`"auto"`, the default, gives callers nothing that they could not reach without the daemon:
+`"auto"`, the default, gives callers access to nothing that they could not reach without the daemon:
 
-- Only its own host reaches the daemon (`listen.grpc` on loopback, or off): loopback and private networks. Its callers
-  are on this host and may connect there themselves. Where they may not (a container that has only the Unix socket),
-  set `peers`.
-- Other hosts reach it, without authentication (`insecure`): private networks. Its callers are trusted people of such a
-  network; loopback, where services often ask for no credential, is not theirs.
-- Other hosts reach it, and it has tenants: nothing. Tenants may be strangers and come from anywhere, so that the
-  operator says which daemons there are.
+- Only its own host can reach the daemon (`listen.grpc` on loopback, or off): loopback and private networks. The callers
+  are on this host and may connect there themselves. If they may not (a container that has only the Unix socket), set
+  `peers`.
+- Other hosts can reach it without authentication (`insecure`): private networks. The callers are trusted users of such
+  a network. Loopback, where services often ask for no credential, is excluded.
+- Other hosts can reach it, and it has tenants: nothing. Tenants may be untrusted and connect from anywhere, so the
+  operator has to list the daemons.
 
-Link-local addresses are in none of these: clouds hand out their hosts' credentials there. See
-`hearthd.front.peers.targets` for how an address is checked.
+Link-local addresses are never included, because clouds provide the credentials of hosts there. See
+`hearthd.front.peers.targets` for the check of an address.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hearthd.front.addresses import Address, parse_address
 AUTO = "auto"
 MAX_PEERS = 256
 NAME = re.compile(r"(?=.*[a-z])[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?", re.IGNORECASE)
-"""Host name with a letter: `getaddrinfo` reads `127.1` as an address."""
+"""A host name with at least one letter, because `getaddrinfo` reads `127.1` as an address."""
 
 IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
@@ -36,21 +36,21 @@ IpNetwork = IPv4Network | IPv6Network
 LOOPBACK: tuple[IpNetwork, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 PRIVATE: tuple[IpNetwork, ...] = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
 METADATA: tuple[IpNetwork, ...] = (ip_network("fd00:ec2::/32"),)
-"""Private by its number, but where a cloud's hosts find their credentials."""
+"""Networks that are private by number, but at which a cloud provides the credentials of its hosts."""
 
 
 class PeerTarget(NamedTuple):
     """An entry of `peers`."""
 
     name: str
-    """Name in lower case; empty for a network."""
+    """The name in lower case. Empty for a network."""
     network: IpNetwork | None
     port: int
-    """0: any."""
+    """The port. 0: any port."""
 
 
 def parse_peer(text: str) -> PeerTarget:
-    """A name, an address or a network in CIDR; the first two may have a port. Raises `ValueError`."""
+    """Parses a name, an address or a network in CIDR notation; the first two may have a port. Raises `ValueError`."""
     if "/" in text:
         try:
             return PeerTarget("", ip_network(text), 0)
@@ -74,5 +74,5 @@ def parse_peer(text: str) -> PeerTarget:
 
 
 def plain(name: str) -> str:
-    """The name as entries have it."""
+    """Returns the name in the form that entries use."""
     return name.rstrip(".").lower()

@@ -1,4 +1,4 @@
-"""Sections of the configuration: their base class, and durations and sizes as people write them."""
+"""The base class of sections of the configuration, and the parsers of durations and sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_seconds(value: object) -> float:
-    """ "30s", "500ms", "500us", "2m", "1h" in seconds; plain numbers are seconds."""
+    """Parses a duration such as "30s", "500ms", "500us", "2m" or "1h", and returns it in seconds. Plain numbers are
+    seconds."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
@@ -27,7 +28,7 @@ def parse_seconds(value: object) -> float:
 
 
 def parse_bytes(value: object) -> int:
-    """ "8GiB", "512 MiB", "1GB" in bytes; plain numbers are bytes."""
+    """Parses a size such as "8GiB", "512 MiB" or "1GB", and returns it in bytes. Plain numbers are bytes."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
@@ -41,6 +42,6 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 
 
 class Section(BaseModel):
-    """Settings under one heading; those that it does not know are errors."""
+    """A group of settings. Unknown settings are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

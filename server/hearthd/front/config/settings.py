@@ -1,4 +1,4 @@
-"""The settings of the daemon, as `hearthd.front.config.loader` reads them and everything else uses them."""
+"""The settings of the daemon, loaded by `hearthd.front.config.loader`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from hearthd.front.config.tenants import TenantSettings, check_distinct
 
 
 class ListenSettings(Section):
-    """Addresses are `host:port` (port 0: any free one); an empty string switches a listener off."""
+    """Addresses have the form `host:port` (port 0: any free port). An empty string disables a listener."""
 
     grpc: str = "127.0.0.1:7421"
     http: str = "127.0.0.1:7422"
     http_unix: str = ""  # HTTP on a Unix socket, for users of this host; "auto": hearth-http.sock beside `unix`
-    lanes: str = "127.0.0.1:7423"  # where bulk data comes by TCP, in stripes
+    lanes: str = "127.0.0.1:7423"  # TCP port for bulk data in stripes
     unix: str = "auto"  # gRPC on a Unix socket; "auto": see `default_unix_path`
-    unix_access: Literal["auto", "owner", "all"] = "auto"  # who may connect there; "auto": all where users are tenants
+    # Users who may connect to `unix`; "auto": all if users are tenants.
+    unix_access: Literal["auto", "owner", "all"] = "auto"
 
     @field_validator("grpc", "http", "lanes")
     @classmethod
@@ -48,21 +49,24 @@ class DeviceSettings(Section):
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     visible: Literal["all"] | tuple[int, ...] = "all"
     cpu_count: int = Field(default=2, ge=1, le=64)
-    memory_limit: Bytes = Field(default=0, ge=0)  # per device; 0: what the device has
+    memory_limit: Bytes = Field(default=0, ge=0)  # per device; 0: all memory of the device
     max_streams: int = Field(default=128, ge=1, le=1024)  # per device; further streams of clients share these
     cpu_on_network: bool = False
-    cpu_tenants: Literal["confined", "trusted"] = "confined"  # tenants of the CPU backend: behind walls, or known
-    gpu_confinement: Literal["off", "process"] = "process"  # of processes on GPUs: seccomp, closed to others
+    # Kernels of tenants on the CPU backend: in confined processes, or trusted.
+    cpu_tenants: Literal["confined", "trusted"] = "confined"
+    # Confinement of GPU processes: seccomp, and protection from other processes.
+    gpu_confinement: Literal["off", "process"] = "process"
     start_timeout: Seconds = Field(default=60.0, gt=0)
     ping_timeout: Seconds = Field(default=10.0, gt=0)
-    linger: Seconds = Field(default=500e-6, ge=0)  # looking for the next request without a sleep; 0: none
+    linger: Seconds = Field(default=500e-6, ge=0)  # spin-wait time for the next request; 0: none
     max_restarts: int = Field(default=5, ge=0)
     restart_window: Seconds = Field(default=60.0, gt=0)
-    max_faults: int = Field(default=5, ge=0)  # of one session within restart_window; then it has to be dedicated
-    isolation: Literal["tenant", "shared"] = "tenant"  # a process for each tenant, or one for all of them
-    idle_timeout: Seconds = Field(default=60.0, ge=0)  # of a process that holds nothing for its tenant; 0: it stays
-    context_memory: Bytes = Field(default=640 << 20, ge=0)  # what a process on a GPU takes before it allocates anything
-    max_processes: int = Field(default=8, ge=1, le=256)  # of each device
+    max_faults: int = Field(default=5, ge=0)  # of one session within restart_window; beyond, it has to be dedicated
+    isolation: Literal["tenant", "shared"] = "tenant"  # a process for each tenant, or one for all tenants
+    idle_timeout: Seconds = Field(default=60.0, ge=0)  # of a process without sessions of its tenant; 0: it never ends
+    # Memory that a GPU process uses before it allocates anything.
+    context_memory: Bytes = Field(default=640 << 20, ge=0)
+    max_processes: int = Field(default=8, ge=1, le=256)  # for each device
     spare: bool = False  # one more process for each device, ready for a new tenant or a loss
 
     @field_validator("visible", mode="before")
@@ -89,18 +93,20 @@ class DeviceSettings(Section):
 class SessionSettings(Section):
     lease: Seconds = Field(default=30.0, gt=0)
     max: int = Field(default=1024, ge=1)
-    bind: bool = False  # whether a session's token is good only beside the credential that opened it
-    durable_bytes: Bytes = Field(default=0, ge=0)  # host memory for durable buffers, in all; 0: a quarter of the host's
+    bind: bool = False  # True: a session's token is valid only with the credential that opened the session
+    durable_bytes: Bytes = Field(default=0, ge=0)  # host memory for all durable buffers; 0: a quarter of the host's
 
 
 class LaneSettings(Section):
-    """Ways past the front, directly to the device process: for clients on this host those of a Unix socket, and for
-    bulk data that of `listen.lanes`."""
+    """Connections that lead directly to the device process: over a Unix socket for clients on this host, and over
+    `listen.lanes` for bulk data."""
 
     enabled: bool = True
-    path: str = "auto"  # of a Unix socket; "auto": beside gRPC's, with ".lane" behind its name
-    chunk_bytes: Bytes = Field(default=4 << 20, ge=64 << 10, le=16 << 20)  # of bulk data by TCP, at a time
-    segment_bytes: Bytes = Field(default=0, ge=0)  # shared with clients by one device process; 0: half of the host's
+    path: str = "auto"  # Unix socket; "auto": the path of gRPC's with ".lane" appended
+    # Maximum size of one piece of bulk data over TCP.
+    chunk_bytes: Bytes = Field(default=4 << 20, ge=64 << 10, le=16 << 20)
+    # Memory that one device process shares with clients; 0: half of the host's.
+    segment_bytes: Bytes = Field(default=0, ge=0)
 
     @field_validator("path")
     @classmethod
@@ -111,17 +117,17 @@ class LaneSettings(Section):
 
 
 class LaunchSettings(Section):
-    timeout: Seconds = Field(default=0.0, ge=0)  # 0: none
-    load_timeout: Seconds = Field(default=60.0, ge=0)  # of a module that waits for others' kernels; 0: for ever
+    timeout: Seconds = Field(default=0.0, ge=0)  # 0: no limit
+    load_timeout: Seconds = Field(default=60.0, ge=0)  # of a module that waits for other sessions' kernels; 0: no limit
 
 
 class CacheSettings(Section):
-    """Compiled modules on disk."""
+    """Cache of compiled modules on disk."""
 
     dir: str = "auto"  # "auto": $CACHE_DIRECTORY, $XDG_CACHE_HOME/hearth or ~/.cache/hearth; "": no cache
     max_bytes: Bytes = Field(default=1 << 30, ge=0)
     key: str = "auto"  # file with the key that authenticates entries; "auto": `key` in the cache's directory
-    shared: bool = False  # whether tenants find what others have compiled
+    shared: bool = False  # True: tenants share compiled modules
 
     @field_validator("key")
     @classmethod
@@ -132,21 +138,20 @@ class CacheSettings(Section):
 
 
 class ProfileSettings(Section):
-    """Profiling aids for a device process under a profiler. They cost time at every command, and are off."""
+    """Profiling aids for device processes. They cost time for every command, and are off by default."""
 
     nvtx: bool = False  # NVTX ranges around commands (package `nvtx`, or CuPy's)
     cupti: bool = False  # CUPTI's kernel activity in traces (package `cupti-python`)
 
 
 class CompileSettings(Section):
-    """Limits of one compile; a device process compiles in separate processes."""
+    """Limits of one compile. Compiles run in separate processes."""
 
     timeout: Seconds = Field(default=120.0, gt=0)
-    memory: Bytes = Field(default=4 << 30, ge=256 << 20)  # address space, beyond what the compiler takes to start
-    workers: int = Field(default=2, ge=1, le=64)  # at once, for each device process; one more for each further session
-    tenants: Literal["confined", "trusted"] = (
-        "confined"  # tenants' compiles: behind Landlock, or wherever there is none
-    )
+    memory: Bytes = Field(default=4 << 30, ge=256 << 20)  # address space beyond what the compiler needs to start
+    # Concurrent workers for each device process, and one more for each further session.
+    workers: int = Field(default=2, ge=1, le=64)
+    tenants: Literal["confined", "trusted"] = "confined"  # compiles of tenants: confined by Landlock, or trusted
 
 
 class LogSettings(Section):
@@ -165,11 +170,11 @@ class LimitSettings(Section):
 
 
 class TlsSettings(Section):
-    """TLS for gRPC over TCP, and for HTTP beyond loopback. Unix sockets stay plain."""
+    """TLS for gRPC over TCP, and for HTTP on addresses other than loopback. Unix sockets do not use TLS."""
 
-    certificate: str = ""  # PEM: the daemon's certificate, and those between it and its CA; "": no TLS
-    key: str = ""  # PEM, for its owner only
-    client_ca: str = ""  # PEM: whose certificates clients have to show
+    certificate: str = ""  # PEM: the daemon's certificate and the intermediate certificates; "": no TLS
+    key: str = ""  # PEM; readable by its owner only
+    client_ca: str = ""  # PEM: authorities whose certificates clients have to show
     require_client_certificate: bool = False
     crl: str = ""  # PEM or DER: revoked certificates of client_ca's authorities; "": none
 
@@ -184,7 +189,7 @@ class TlsSettings(Section):
         if self.crl and not self.client_ca:
             raise ValueError("crl needs client_ca: it lists certificates of clients that were revoked")
         if bool(self.client_ca) != self.require_client_certificate:
-            # gRPC's Python server either requires a client's certificate or does not ask for one.
+            # gRPC's Python server either requires a certificate of the client or does not ask for one.
             raise ValueError("client_ca and require_client_certificate = true belong together")
         return self
 
@@ -192,13 +197,15 @@ class TlsSettings(Section):
 class AuthSettings(Section):
     """Authentication of callers; see `[[tenants]]`."""
 
-    max_failures: int = Field(default=10, ge=1, le=10000)  # of one peer within a minute; further ones are answered late
+    # Failures of one peer within a minute; further ones are answered with a delay.
+    max_failures: int = Field(default=10, ge=1, le=10000)
     failure_delay: Seconds = Field(default=1.0, ge=0, le=60)
-    ticket_lifetime: Seconds = Field(default=10.0, gt=0, le=600)  # of what a Unix socket's user is identified by
+    # Lifetime of the ticket that identifies a user of the Unix socket.
+    ticket_lifetime: Seconds = Field(default=10.0, gt=0, le=600)
 
 
 class Config(Section):
-    """The daemon's whole configuration."""
+    """The complete configuration of the daemon."""
 
     listen: ListenSettings = ListenSettings()
     devices: DeviceSettings = DeviceSettings()
@@ -268,12 +275,12 @@ class Config(Section):
 
     @property
     def unix_path(self) -> str:
-        """The Unix socket's path; empty: none."""
+        """The path of the Unix socket. Empty: there is none."""
         return default_unix_path(os.environ) if self.listen.unix == "auto" else self.listen.unix
 
     @property
     def http_path(self) -> str:
-        """The path of the Unix socket for HTTP; empty: none."""
+        """The path of the Unix socket for HTTP. Empty: there is none."""
         if self.listen.http_unix != "auto":
             return self.listen.http_unix
         beside = Path(self.unix_path)
@@ -281,7 +288,7 @@ class Config(Section):
 
     @property
     def lane_path(self) -> str:
-        """The path of the Unix socket for lanes; empty: there are none. Only clients of gRPC's socket are offered a
+        """The path of the Unix socket for lanes. Empty: there is none. Only clients of gRPC's Unix socket are offered a
         lane."""
         if not self.lanes.enabled or not self.unix_path:
             return ""
@@ -289,12 +296,12 @@ class Config(Section):
 
     @property
     def lane_address(self) -> str:
-        """The TCP address of connections for bulk data; empty: none."""
+        """The TCP address for bulk data connections. Empty: there is none."""
         return self.listen.lanes if self.lanes.enabled else ""
 
     @property
     def cache_dir(self) -> str:
-        """The directory of compiled modules; empty: none."""
+        """The directory of compiled modules. Empty: there is none."""
         if self.cache.dir != "auto":
             return self.cache.dir
         systemd = os.environ.get("CACHE_DIRECTORY", "").split(":")[0]
@@ -305,14 +312,15 @@ class Config(Section):
 
     @property
     def cache_key(self) -> str:
-        """The file with the key of the cache; empty: there is no cache."""
+        """The file with the key of the cache. Empty: there is no cache."""
         if not self.cache_dir:
             return ""
         return str(Path(self.cache_dir) / "key") if self.cache.key == "auto" else self.cache.key
 
 
 def refuse_cpu_exposed(config: Config, name: str, address: str) -> None:
-    """Kernels of the CPU backend are native code that can do anything the daemon can; raises unless that is wanted."""
+    """Raises `ValueError` if the CPU backend would be exposed to other hosts and that is not explicitly allowed. Its
+    kernels are native code that can do everything the daemon can."""
     if not config.devices.cpu_on_network:
         raise ValueError(
             f"listen.{name} = {address!r} would serve the CPU backend to other hosts: its kernels are native code that "

@@ -1,4 +1,4 @@
-"""Quotas as the configuration writes them, and what those mean that it leaves out."""
+"""Quotas as the configuration writes them, and the values of those that it leaves out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from hearthd.front.config.section import Section, parse_bytes, parse_seconds
 
 AUTO, NONE = -1, 0
-"""Values for a quota that is left out, and for one that is "none"."""
+"""Values of a quota that is left out ("auto"), and of one that is "none"."""
 DEVICE_SHARE = 7 / 8
-"""The part of each device that one of several tenants may hold: an eighth is left for the others."""
+"""The fraction of each device's memory that one of several tenants may hold; an eighth is left for the other
+tenants."""
 HANDLES = 262_144
-"""Handles of one tenant in a device process: some 170 MiB of the host where all of them are empty buffers."""
+"""Maximum number of handles of one tenant in a device process. If all of them are empty buffers, they use about 170 MiB
+of host memory."""
 PUBLISHED = 1024
-"""Names of one tenant on one device."""
+"""Maximum number of published names of one tenant on one device."""
 
 
 def _quota(parse: Callable[[object], float]) -> BeforeValidator:
@@ -51,7 +53,7 @@ Seconds = Annotated[float, _quota(parse_seconds), _SHOWN]
 
 
 class QuotaSettings(Section):
-    """Limits of one tenant; "none" (or 0): no limit, "auto": see `resolve`."""
+    """Limits of one tenant. "none" (or 0): no limit; "auto": see `resolve`."""
 
     device_bytes: Bytes = Field(default=AUTO)
     pinned_bytes: Bytes = Field(default=AUTO)
@@ -66,20 +68,21 @@ class QuotaSettings(Section):
 
 @dataclass(frozen=True)
 class HostCapacity:
-    """Capacities of the host that tenants divide, in bytes."""
+    """Capacities of the host that are divided among tenants, in bytes."""
 
     pinned_bytes: int = 0
     durable_bytes: int = 0
     several: bool = False
-    """There is more than one tenant."""
+    """True if there is more than one tenant."""
 
 
 def resolve(settings: QuotaSettings, means: HostCapacity) -> dict[str, Any]:
-    """The fields of `tenants.Quotas`; 0: no limit.
+    """Returns the fields of `tenants.Quotas`. 0: no limit.
 
-    "auto" of what tenants could take from each other: 7/8 of each device's memory, the host's share of page-locked
-    memory, half of that of durable copies; nothing of it for a tenant that is the only one. Sessions are bounded by
-    shares (`shares`), the queue by `[limits]` for each session: a bound for the tenant costs it its lanes.
+    "auto" limits what tenants could take from each other: 7/8 of each device's memory, the host's share of page-locked
+    memory, and half of that of durable copies. A single tenant has none of these limits. Sessions are limited by shares
+    (`hearthd.front.tenancy.shares`), and the queue by `[limits]` for each session, because a limit on the tenant's
+    queue would prevent its lanes.
     """
     means = means if means.several else HostCapacity()
     auto: dict[str, int] = {

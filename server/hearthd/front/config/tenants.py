@@ -1,4 +1,4 @@
-"""`[[tenants]]`: the users of the daemon, as the configuration writes them."""
+"""The `[[tenants]]` tables: the users of the daemon, as the configuration writes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _NEVER = "never"
 
 
 def _expiry(value: Any) -> Any:
-    """Unix time of a date (its whole day, UTC, is still good) or of a time (UTC unless it says otherwise)."""
+    """Returns the Unix time of a date (valid until the end of that day, UTC) or of a time (UTC unless it has a time
+    zone)."""
     if isinstance(value, str) and value != _NEVER:
         with contextlib.suppress(ValueError):
             value = datetime.date.fromisoformat(value) if len(value) <= 10 else datetime.datetime.fromisoformat(value)
@@ -40,7 +41,7 @@ def _expiry(value: Any) -> Any:
 
 
 class TokenSettings(Section):
-    """A bearer token, by its hash: the token itself stands nowhere in the configuration."""
+    """A bearer token, given by its hash. The configuration never contains the token itself."""
 
     hash: str
     name: str = Field(default="", max_length=64)
@@ -60,7 +61,7 @@ class TokenSettings(Section):
                 "prints in its place"
             )
         if _HASH.fullmatch(value) is None:
-            # What stands here may be a token, by mistake: it must not be shown.
+            # The value may be a token, by mistake, and must not be shown.
             raise ValueError(
                 'a token is given by its hash, "sha256:" and 64 hexadecimal digits; `hearthd token` makes both'
             )
@@ -94,7 +95,7 @@ class TenantSettings(Section):
     @field_validator("tokens", mode="before")
     @classmethod
     def _short_form(cls, value: Any) -> Any:
-        """A hash alone stands for a token without name or date."""
+        """Converts a plain hash to a token without a name and an expiry."""
         if isinstance(value, list | tuple):
             return [{"hash": item} if isinstance(item, str) else item for item in value]
         return value
@@ -129,7 +130,8 @@ class TenantSettings(Section):
         return self
 
     def tenant(self, means: HostCapacity) -> Tenant:
-        """Returns the tenant that the daemon uses; `means`: the capacities that quotas left out divide."""
+        """Returns the tenant that the daemon uses. `means`: the capacities that are divided among tenants for quotas
+        that are left out."""
         return Tenant(
             name=self.name,
             weight=self.weight,
@@ -141,7 +143,7 @@ class TenantSettings(Section):
 
 
 def check_distinct(tenants: Iterable[TenantSettings]) -> None:
-    """Raises `ValueError` where two tenants have the same name, or one identity would be two of them."""
+    """Raises `ValueError` if two tenants have the same name, or share an identity."""
     owners: dict[tuple[str, object], str] = {}
     for tenant in tenants:
         claims: list[tuple[str, object]] = [("name", tenant.name)]

@@ -1,10 +1,10 @@
-"""Connections that have shown no credential yet, on every listener: how many there may be, for how long, and how much
-they may send.
+"""Limits on connections that have shown no credential yet, called strangers, on every listener: their number, their
+lifetime, and the bytes that they may send.
 
-Owns: the limits per listener, per peer and in all (`limiter`), the descriptors that they are cut to (`descriptors`),
-peers that misbehave (`penalties`), and the guard of the gRPC listeners (`guard`), which Python cannot ask at accept,
-with what the kernel holds back for it (`holding`). Covers connections, not messages: what a message may hold before its
-credential is known belongs to admission.
+Owns: the limits for each listener, for each peer and in total (`limiter`); the descriptors to which the limits are
+adjusted (`descriptors`); peers that misbehave (`penalties`); the guard of the gRPC listeners (`guard`), whose
+connections Python does not accept itself; and the data that the kernel holds back for the guard (`holding`). Covers
+connections, not messages: the size of a message before its credential is known belongs to `hearthd.front.admission`.
 
 Above: `hearthd.front.audit`. Below: `hearthd.front.gpu`.
 """

@@ -1,6 +1,6 @@
-"""Accept loops over listening sockets, for listeners that count connections from their first byte on.
+"""Accept loops over listening sockets, for listeners that have to count connections from the first byte on.
 
-`asyncio.Server` tells of a connection after TLS only. Belongs to the event loop.
+`asyncio.Server` reports a connection only after the TLS handshake. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -11,26 +11,29 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-_AGAIN = 0.1
-"""Seconds until accepting is tried again when there are no descriptors."""
+AGAIN = 0.1
+"""Delay, in seconds, before accepting is tried again after descriptors or memory ran out."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 Accepted = Callable[[socket.socket, Any], None]
-"""Takes a connection and the address that the kernel gives for its peer."""
+"""Handles a connection, and the address that the kernel gives for its peer."""
 
 
 class AcceptLoop:
-    """The listening sockets of one listener, and the tasks that it has begun."""
+    """The listening sockets of one listener, and the tasks that handle its connections."""
 
-    def __init__(self, name: str, accepted: Accepted, short: Callable[[OSError], None]) -> None:
-        """`name`: of the tasks. `short`: called when a connection cannot be accepted for lack of descriptors or
-        memory."""
+    def __init__(
+        self, name: str, accepted: Accepted, short: Callable[[OSError], None], *, again: float = AGAIN
+    ) -> None:
+        """Creates the loop. `name` is the name of its tasks. `short` is called when a connection cannot be accepted
+        because there are no descriptors or no memory; accepting is tried again after `again` seconds."""
+        self._again = again
         self._name, self._accepted, self._short = name, accepted, short
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def listen(self, listening: socket.socket) -> None:
-        """Accepts on a non-blocking socket, which belongs to this object from then on."""
+        """Accepts connections on a non-blocking socket, which this object owns from then on."""
         self._listening.append(listening)
         self.keep(self._accept(listening))
 
@@ -58,8 +61,8 @@ class AcceptLoop:
             except OSError as error:
                 if error.errno in _SHORTAGES:
                     self._short(error)
-                    await asyncio.sleep(_AGAIN)
-                else:  # the peer has gone; an error that stays does not stop the event loop
+                    await asyncio.sleep(self._again)
+                else:  # the peer has disconnected; the sleep lets the event loop run if the error persists
                     await asyncio.sleep(0)
                 continue
             self._accepted(connection, where)

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 log = structlog.get_logger("hearthd.connections")
 
 LOG_INTERVAL = 5.0
-"""Seconds between two lines about the same listener and reason; the second says how many it stands for."""
+"""Minimum interval, in seconds, between log lines about the same event, listener and reason. Each line has the number
+of events since the last one."""
 
 
 class ConnectionCounts:

@@ -1,7 +1,8 @@
-"""The budget of file descriptors: how the process's limit is divided between devices, a reserve, and each listener.
+"""The budget of file descriptors: divides the process's limit among devices, a reserve, and each listener.
 
-`budget` is pure. A listener's share is the most connections that it takes, and strangers get half of that, so that
-clients with a credential still get in. The reserve is for files, probes and connections that are just being refused.
+`budget` is pure. A listener's share is its maximum number of connections. Unauthenticated connections get at most half
+of the share, so that clients with a credential can still connect. The reserve is for files, probes and connections that
+are being refused.
 """
 
 from __future__ import annotations
@@ -11,31 +12,32 @@ import resource
 from typing import NamedTuple
 
 MOST = 65536
-"""The soft limit is raised to the hard one, up to here."""
+"""Maximum value to which the soft limit is raised; the hard limit is never exceeded."""
 RESERVE = 8
 DEVICE = 8
-"""Descriptors of one device process: its sockets, its memory and its crash report."""
+"""Number of descriptors for one device process: its sockets, its memory and its crash report."""
 LEAST = 2
-"""Connections of each listener, however low the limit is."""
+"""Minimum number of connections of each listener, however low the limit is."""
 COMFORT = 1024
-"""A limit from which on nothing is cut to less than some dozens of clients need."""
+"""The limit from which on every listener has connections for some dozens of clients."""
 _PARTS = {
     "grpc": 24, "grpc_unix": 24, "call": 16, "stripes": 8, "lanes": 6, "http": 8, "identity": 2, "peers": 8,
 }  # fmt: skip
-"""Shares in percent."""
+"""Shares of the listeners, in percent."""
 _LASTING = ("grpc", "grpc_unix", "call")
 """Listeners whose connections stay open in the front while their clients use them."""
 
 
 class DescriptorBudget(NamedTuple):
-    """The division of one limit."""
+    """The division of one limit on open files."""
 
     limit: int
-    """Descriptors that the process may have."""
+    """Number of descriptors that the process may have."""
     shares: dict[str, int]
-    """The most connections of each listener."""
+    """Maximum number of connections of each listener."""
     needed: int
-    """The least limit that leaves clients enough, and as many connections as the configuration asks for by number."""
+    """The lowest limit that leaves enough connections for clients, including the number that the configuration asks
+    for."""
 
     @property
     def small(self) -> bool:
@@ -44,12 +46,12 @@ class DescriptorBudget(NamedTuple):
 
 
 def budget(limit: int, used: int, devices: int, asked: int = 0) -> DescriptorBudget:
-    """Divides a limit.
+    """Divides the limit on open files.
 
     Args:
-        limit: descriptors that the process may have.
-        used: descriptors that it has before it listens.
-        devices: device processes that it may have.
+        limit: number of descriptors that the process may have.
+        used: number of descriptors that it has open before it listens.
+        devices: maximum number of device processes.
         asked: connections of a listener that the configuration asks for; 0: as many as fit.
     """
     others = used + RESERVE + DEVICE * devices
@@ -60,7 +62,7 @@ def budget(limit: int, used: int, devices: int, asked: int = 0) -> DescriptorBud
 
 
 def raise_limit() -> int:
-    """Raises the soft limit on open files as far as the process may; the limit that is in force."""
+    """Raises the soft limit on open files as far as the process may, and returns the limit that is in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft == resource.RLIM_INFINITY:
@@ -75,11 +77,11 @@ def raise_limit() -> int:
 
 
 USED = 48
-"""Descriptors that a daemon has before it listens, about."""
+"""Approximate number of descriptors that a daemon has open before it listens."""
 
 
 def used() -> int:
-    """Descriptors that the process has open; a guess where /proc is not mounted."""
+    """Returns the number of open descriptors of the process. If /proc is not mounted, returns the estimate `USED`."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 - paths are not wanted
     except OSError:

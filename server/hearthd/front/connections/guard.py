@@ -1,9 +1,10 @@
-"""The guard of the gRPC listeners: closes connections that show no credential in time, or flood before they do.
+"""The guard of the gRPC listeners: closes connections that show no credential in time, or send too much before they do.
 
-Several times a second it lists the process's sockets (`open_sockets`) and applies `strangers.judge`. The rate adapts:
-`REST` seconds between two scans while there is no stranger, `ALERT` while there are some, `HASTE` when one comes or a
-peer is penalized, and never more than a twentieth of the event loop's time. New connections of penalized peers are held
-back (`holding`). Without tenants every client is let in, and nothing is closed.
+Several times a second it lists the process's sockets (`open_sockets`) and applies `strangers.judge`. The interval
+between two scans adapts: `REST` seconds without a stranger (an unauthenticated connection), `ALERT` with strangers,
+`HASTE` after a connection has arrived or while a peer is penalized. Scans take at most a twentieth of the event loop's
+time. New connections of penalized peers are held back (`holding`). Without tenants every client is accepted, and no
+connection is closed.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ from hearthd.front.connections.strangers import (
 log = structlog.get_logger("hearthd.connections")
 
 REST = 0.1
-"""Seconds between two scans when all connections have shown a credential."""
+"""Interval between scans, in seconds, while all connections have shown a credential."""
 ALERT = 0.05
-"""Seconds between two scans otherwise."""
+"""Interval between scans, in seconds, while there are strangers."""
 HASTE = 0.004
-"""Seconds between two scans while a peer is penalized, or a stranger has come within the last second; seconds until the
-first scan of a new connection."""
+"""Interval between scans, in seconds, while a peer is penalized or after a stranger has arrived within the last second.
+Also the delay until the first scan of a new connection."""
 _SHARE = 20
-"""The divisor of the event loop's time that gives the share of scans."""
+"""Minimum ratio of the time between scans to the time of a scan."""
 _AGAIN = 0.002
-"""Seconds between two scans for the connection of a call from an unknown peer."""
+"""Minimum interval, in seconds, between scans that search for the connection of a call from an unknown peer."""
 _EARLY = 4096
-"""Peers with an accepted credential whose connection was not seen yet."""
+"""Maximum number of remembered peers whose credential was accepted before a scan saw their connection."""
 
 FAILED_COST = 12.0
-"""The cost of a call with a missing or wrong credential, in calls: see `strangers.CALLS`."""
+"""The cost of a call with a missing or wrong credential, in calls; see `strangers.CALLS`."""
 UNKNOWN_COST = 8.0
-"""The cost of a request that was refused before it was decoded, or to an unknown method."""
+"""The cost, in calls, of a request to an unknown method, or one that was refused before it was decoded."""
 
 
 class ConnectionGuard:
-    """The connection guard of a daemon; belongs to the event loop."""
+    """The connection guard of a daemon. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -62,41 +63,43 @@ class ConnectionGuard:
         guarded: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`guarded`: whether calls have to show credentials, i.e. there are tenants."""
+        """Creates the guard. `guarded` returns True if calls have to show credentials, that is, if there are
+        tenants."""
         self.bounds = bounds
         self.penalties = Penalties()
         self._observer = observer
         self._guarded = guarded
         self._clock = clock
         self._listeners: dict[str, str] = {}
-        """Listener's name by its port (as text) or path."""
+        """Names of listeners, by port (as text) or path."""
         self._sockets: OpenSockets | None = None
         self._holding: AcceptFilter | None = None
         self._listening: list[socket.socket] = []
         """Duplicates of gRPC's listening sockets."""
         self._connections: dict[int, UnauthenticatedConnection] = {}
-        """Connections by descriptor, authenticated ones as well."""
+        """The connections of the gRPC listeners, including authenticated ones, by descriptor."""
         self._named: dict[str, UnauthenticatedConnection] = {}
         self._accepted: set[str] = set()
-        """Peers, as gRPC calls them, with an accepted credential."""
+        """Peers with an accepted credential, by gRPC's name of the peer."""
         self._early: dict[str, str] = {}
-        """The ones among them whose connection was not seen yet, by `peers.grpc_name`; oldest first."""
+        """gRPC's names of peers whose credential was accepted before a scan saw their connection, by `peers.grpc_name`;
+        oldest first."""
         self._users: set[str] = set()
         """Users (`uid:N`) on Unix sockets with an accepted credential."""
         self._all_users = False
-        """A credential came over a Unix socket that does not say which user showed it."""
+        """True if a credential was accepted over a Unix socket and the user that showed it is unknown."""
         self._cut: OrderedDict[str, None] = OrderedDict()
-        """Strangers' connections that were closed here and are gone, by name; the latest."""
+        """Names of the last connections that ended without showing a credential."""
         self._looked = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
         self._resting = 0.0
-        """The event loop's time until which there is no look, whatever comes: what the last one took is its share."""
+        """The event loop's time before which no scan starts, so that scans do not exceed their share of the time."""
 
-    # ---- life ----
+    # ---- start and stop ----
 
     def start(self, ports: Iterable[int], paths: Iterable[str]) -> None:
-        """Watches the gRPC listeners on these TCP ports and Unix sockets."""
+        """Starts to watch the gRPC listeners on these TCP ports and Unix sockets."""
         self._listeners = {str(port): "grpc" for port in ports} | dict.fromkeys(paths, "grpc_unix")
         try:
             sockets = OpenSockets()
@@ -122,7 +125,7 @@ class ConnectionGuard:
 
     @property
     def descriptors(self) -> int:
-        """Open descriptors of the process at the last look."""
+        """Number of open descriptors of the process at the last scan."""
         return self._sockets.descriptors if self._sockets is not None else 0
 
     @property
@@ -132,7 +135,8 @@ class ConnectionGuard:
     # ---- reports about calls ----
 
     def accepted(self, peer: str, uid: int | None) -> None:
-        """A call from `peer` (gRPC's name) has shown an accepted credential. Cheap for a peer that has before."""
+        """Notes that a call from `peer` (gRPC's name) has shown an accepted credential. Repeated calls for the same
+        peer are cheap."""
         if peer in self._accepted:
             return
         name = normal_name(peer)
@@ -152,23 +156,27 @@ class ConnectionGuard:
             self._accepted.discard(self._early.pop(next(iter(self._early))))
 
     def spent(self, peer: str, cost: float = 1.0) -> None:
-        """A call from `peer` showed no credential, or a wrong one."""
+        """Adds `cost` for a call from `peer` without a valid credential. Closes the connection if it exceeds its
+        limit."""
         found = self._named.get(normal_name(peer))
         if found is not None and not found.proven:
             now = self._clock()
             found.spend(cost, now)
             if cost <= 1:
                 found.probed = now
-            # Not at the next look: a loop that is busy with a flood's calls comes to it late.
+            # Checked now, because an event loop that is busy with a flood of calls scans late.
             penalized = self.penalties.penalized(found.peer, now)
             if self._sockets is not None and not found.closed and self._guarded() and overspent(found, penalized):
                 self._close(self._sockets, found, "flood", now)
         self._look_within(HASTE)
 
     def admits(self, peer: str) -> bool:
-        """Returns True if a call from `peer` is to be decided on. An unauthenticated one is not once its connection was
-        closed here, or has received more than it may send: gRPC bounds the metadata of a frame, not of a call, and
-        hands over calls whose connection was cut in the middle of theirs."""
+        """Returns True if a call from `peer` may be processed.
+
+        An unauthenticated call is refused if its connection was closed here, or has received more bytes than allowed.
+        gRPC limits the metadata of a frame, not of a call, and passes on calls whose connection was closed while they
+        were being received.
+        """
         if peer in self._accepted or self._sockets is None or not self._guarded():
             return True
         name = normal_name(peer)
@@ -187,7 +195,7 @@ class ConnectionGuard:
             self._close(self._sockets, each, "flood", self._clock())
         return False
 
-    # ---- a look ----
+    # ---- scans ----
 
     @staticmethod
     def _now() -> float:
@@ -201,7 +209,8 @@ class ConnectionGuard:
             self._arm(max(seconds, self._resting - now))
 
     def _arrived(self) -> None:
-        """A connection is about to be accepted: whatever it sends until it is seen is read by gRPC."""
+        """Schedules a scan, because a connection is about to be accepted. gRPC reads whatever it sends before the
+        scan."""
         self._ignore_arrivals()
         self._look_within(HASTE)
 
@@ -235,7 +244,8 @@ class ConnectionGuard:
             self._arm(max(wait, rest))
 
     def look(self) -> float:
-        """Updates the table and closes what is to be closed; seconds until the next look."""
+        """Scans: updates the table, and closes the connections that exceed a limit. Returns the time until the next
+        scan in seconds."""
         sockets, holding = self._sockets, self._holding
         assert sockets is not None and holding is not None
         now = self._looked = self._clock()
@@ -295,7 +305,7 @@ class ConnectionGuard:
         each.closed = True
         if reason == "flood":
             self.penalties.add(each.peer, now)
-            each.bytes = 0  # they are paid for
+            each.bytes = 0  # they have been charged to the penalty
         self._observer.connection_refused(self._listener(each), each.peer, reason)
 
     def _forget(self, number: int) -> None:

@@ -1,10 +1,10 @@
-"""The data of penalized peers is held back: their new connections to gRPC's TCP port take turns.
+"""Holds back the data of penalized peers: their new connections to gRPC's TCP port are admitted one after another.
 
-A peer that floods connects again as soon as it is closed, and each of its connections costs what it sends until the
-guard's next look. So the kernel drops the data of a penalized peer's new connections (`socket_filter`) until it is
-their turn; gRPC accepts them and reads nothing. One turn in `TURN` seconds, whatever the number of peers and
-connections, bounds the cost of all. A tenant behind a penalized address waits for its turn, and its host then sends
-again: some tenths of a second. Connections that were there before are not concerned.
+A peer that floods reconnects as soon as its connection is closed, and each connection costs the data that it sends
+before the guard's next scan. Therefore the kernel drops the data of a penalized peer's new connections
+(`socket_filter`) until they are admitted; gRPC accepts them but reads nothing. Admitting one connection every `TURN`
+seconds bounds the cost, whatever the number of peers and connections. A tenant at a penalized address has to wait too,
+and its host then sends the data again, which takes some tenths of a second. Earlier connections are not affected.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from hearthd.front.connections.strangers import UnauthenticatedConnection
 log = structlog.get_logger("hearthd.connections")
 
 TURN = 0.05
-"""Seconds between two connections whose data is let in."""
+"""Minimum interval, in seconds, between two connections that are admitted."""
 
 
 class TurnOrder:
-    """Chooses the connection that is let in next. Pure."""
+    """Chooses the connection that is admitted next. Pure."""
 
     def __init__(self, period: float = TURN) -> None:
         self._period = period
         self._due = 0.0
         self._served: dict[str, float] = {}
-        """The time of the last turn of each waiting peer."""
+        """The time at which each waiting peer last had a connection admitted."""
 
     def next(self, held: Iterable[UnauthenticatedConnection], now: float) -> UnauthenticatedConnection | None:
-        """The oldest connection of the peer whose last turn is longest ago; None: no turn is due, or none waits."""
+        """Returns the oldest connection of the peer that has waited longest since its last admission. None: the
+        interval has not passed, or no connection waits."""
         oldest: dict[str, UnauthenticatedConnection] = {}
         for each in held:
             if each.peer not in oldest or each.since < oldest[each.peer].since:
@@ -48,20 +49,20 @@ class TurnOrder:
 
 
 class AcceptFilter:
-    """The listening sockets' filter. Belongs to the guard."""
+    """The filter of the listening sockets. Belongs to the guard."""
 
     def __init__(self, sockets: OpenSockets, listening: Iterable[socket.socket]) -> None:
-        """`listening`: gRPC's listening sockets."""
+        """Creates the filter. `listening`: gRPC's listening sockets."""
         self._sockets = sockets
         self._listening = [one for one in listening if one.family != socket.AF_UNIX]
         self._peers: frozenset[str] = frozenset()
         self._used = False
-        """A filter was set once: connections may have it until they are seen."""
+        """True once a filter was set: new connections may have it until a scan sees them."""
         self._turns = TurnOrder()
         self._refused = False
 
     def hold(self, peers: Iterable[str]) -> None:
-        """New connections of these peers, and of no others, are held from now on."""
+        """Holds the new connections of exactly these peers from now on."""
         peers = frozenset(peers)
         if peers == self._peers or self._refused:
             return
@@ -79,7 +80,8 @@ class AcceptFilter:
         self._peers, self._used = peers, True
 
     def enter(self, each: UnauthenticatedConnection) -> bool:
-        """Returns True if a connection that was just seen is held; takes the filter away from others."""
+        """Returns True if a connection that a scan has just found is held. Removes the filter from other
+        connections."""
         if not self._used or not each.name:
             return False
         each.held = each.peer in self._peers
@@ -88,7 +90,7 @@ class AcceptFilter:
         return each.held
 
     def let_in(self, strangers: Iterable[UnauthenticatedConnection], now: float) -> None:
-        """Lets in those whose peers are penalized no more, and the one whose turn it is."""
+        """Admits the held connections whose peers are no longer penalized, and the next one of a penalized peer."""
         held = [each for each in strangers if each.held and not each.closed]
         chosen = [each for each in held if each.peer not in self._peers]
         if (turn := self._turns.next((each for each in held if each.peer in self._peers), now)) is not None:

@@ -1,7 +1,7 @@
-"""Limits on the connections of one listener: in all, of strangers, and of strangers per peer. Pure but for deadlines,
-which use the running event loop.
+"""Limits on the connections of one listener: in total, of strangers, and of strangers of one peer.
 
-Every listener that accepts by itself has one `ConnectionLimiter`. An asyncio protocol uses it like this:
+A stranger is a connection that has shown no accepted credential. Pure, except for time limits, which use the running
+event loop. Every listener that accepts connections itself has one `ConnectionLimiter`. An asyncio protocol uses it so:
 
 >>> class Protocol(asyncio.Protocol):
 ...     def connection_made(self, transport):
@@ -9,19 +9,19 @@ Every listener that accepts by itself has one `ConnectionLimiter`. An asyncio pr
 ...         if self._slot is None:
 ...             transport.abort()  # refused, counted and logged already
 ...             return
-...         self._slot.expect()  # a credential (or a whole request) within `limiter.timeout`, else `transport.abort`
+...         self._slot.expect()  # a credential or a request within `limiter.timeout`, else `transport.abort`
 ...     def request_complete(self):
-...         self._slot.prove()  # an accepted credential: no stranger any more, no deadline
+...         self._slot.prove()  # an accepted credential: no longer a stranger, no time limit
 ...     def connection_lost(self, exc):
 ...         if self._slot is not None:
 ...             self._slot.release()
 
 A listener whose connections show a credential with each request (HTTP) calls `prove` while an accepted request is under
-way and `wait` afterwards: between two requests the connection is a stranger again, and the youngest.
+way and `wait` afterwards: between two requests the connection is a stranger again, and the youngest one.
 
-A stranger beyond a limit takes the place of another one: the oldest of the peer that has the most. So a peer that holds
-as many connections as it may shuts out itself, and a probe or a new tenant still gets in. Where there is no stranger, a
-few more are admitted for probes alone.
+A stranger in excess of a limit displaces another stranger: the oldest of the peer that has most strangers. A peer that
+opens as many connections as it may thus only displaces its own, and a probe or a new tenant can still connect. If there
+is no stranger to displace, a few more connections are admitted, for probes only.
 """
 
 from __future__ import annotations
@@ -43,47 +43,48 @@ class ConnectionObserver(Protocol):
     def connection_closed(self, listener: str) -> None: ...
 
     def connection_refused(self, listener: str, peer: str, reason: str) -> None:
-        """`reason`: full, strangers, address, evicted, silent, flood, penalty."""
+        """Counts a connection that was refused or closed. `reason`: full, strangers, address, evicted, silent, flood or
+        penalty."""
 
     def connection_held(self, listener: str, peer: str) -> None:
-        """The data of a penalized peer's connection is held back until it is its turn."""
+        """Counts a connection of a penalized peer whose data is held back."""
 
 
 class ConnectionSlot:
-    """The slot of an admitted connection."""
+    """The slot of an open connection."""
 
     __slots__ = ("_drop", "_limiter", "_timer", "peer", "reserved", "stranger")
 
     def __init__(self, limiter: ConnectionLimiter, peer: str, drop: Callable[[], None], reserved: bool = False) -> None:
         self.peer = peer
-        """The group that limits count: an address, an IPv6 network, a user."""
+        """The group that limits count: an address, an IPv6 network or a user."""
         self.stranger = True
         self.reserved = reserved
-        """Beyond the limits: for probes alone."""
+        """True if the connection exceeds the limits and was admitted because it may be a probe."""
         self._limiter = limiter
         self._drop = drop
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, seconds: float | None = None) -> None:
-        """Drops the connection unless `prove`, `release` or a further `expect` comes within `seconds` (default: the
+        """Drops the connection unless `prove`, `release` or another `expect` is called within `seconds` (default: the
         limiter's timeout)."""
         self._cancel()
         wait = self._limiter.timeout if seconds is None else seconds
         self._timer = asyncio.get_running_loop().call_later(wait, self._limiter._overdue, self)
 
     def prove(self) -> None:
-        """Ends the connection's life as a stranger: it has shown an accepted credential."""
+        """Notes that the connection has shown an accepted credential. It is no longer a stranger."""
         self._cancel()
         if self.stranger:
             self._limiter._forget_stranger(self)
             self.stranger = False
 
     def wait(self) -> None:
-        """The connection is a stranger again, and the youngest."""
+        """Makes the connection a stranger again, and the youngest one."""
         self._limiter._enter_stranger(self)
 
     def release(self) -> None:
-        """The connection is closed. A second call does nothing."""
+        """Releases the slot of a closed connection. A second call does nothing."""
         self._cancel()
         self._limiter._release(self)
 
@@ -110,7 +111,7 @@ class LimiterView:
 
 
 class ConnectionLimiter:
-    """The connections of one listener."""
+    """The open connections of one listener, and their limits."""
 
     def __init__(
         self,
@@ -124,17 +125,17 @@ class ConnectionLimiter:
         most_of_peer: int | None = None,
         reserve: int = 0,
     ) -> None:
-        """All numbers are of connections.
+        """Creates a limiter. All numbers are numbers of connections.
 
         Args:
-            listener: its name in metrics and logs.
-            observer: counts and logs.
-            most: in all.
-            most_strangers: strangers in all.
-            most_per_peer: strangers of a peer.
-            timeout: seconds that `ConnectionSlot.expect` allows.
-            most_of_peer: those of a peer with its proven ones; None: no limit.
-            reserve: connections beyond `most` and `most_of_peer`, for probes.
+            listener: name of the listener in metrics and logs.
+            observer: counts and logs connections.
+            most: maximum in total.
+            most_strangers: maximum of strangers in total.
+            most_per_peer: maximum of strangers of one peer.
+            timeout: default time limit of `ConnectionSlot.expect`, in seconds.
+            most_of_peer: maximum of one peer, including authenticated connections; None: no limit.
+            reserve: connections for probes beyond `most` and `most_of_peer`.
         """
         self.listener = listener
         self.most, self.most_strangers, self.most_per_peer = most, most_strangers, most_per_peer
@@ -143,13 +144,13 @@ class ConnectionLimiter:
         self._observer = observer
         self._slots: set[ConnectionSlot] = set()
         self._strangers: dict[str, OrderedDict[ConnectionSlot, None]] = {}
-        """Slots by peer, oldest first."""
+        """Slots of strangers by peer, oldest first."""
         self._count = 0
         self._of: Counter[str] = Counter()
-        """Connections by peer."""
+        """Number of open connections, by peer."""
 
     def __len__(self) -> int:
-        """Open connections."""
+        """Number of open connections."""
         return len(self._slots)
 
     @property
@@ -157,12 +158,13 @@ class ConnectionLimiter:
         return self._count
 
     def inspect(self) -> LimiterView:
-        """Returns the open connections, and the counts that the limits apply to."""
+        """Returns the open connections, and the counts to which the limits apply."""
         strangers = {peer: len(slots) for peer, slots in self._strangers.items()}
         return LimiterView(frozenset(self._slots), dict(self._of), strangers)
 
     def admit(self, peer: str, drop: Callable[[], None]) -> ConnectionSlot | None:
-        """A slot for a new connection; None where it is to be closed at once. May drop another stranger in its favour.
+        """Returns a slot for a new connection; None if the connection has to be closed at once. May drop a stranger to
+        make room.
 
         Args:
             peer: an IP address, or `uid:N` on a Unix socket.
@@ -195,7 +197,7 @@ class ConnectionLimiter:
         return beyond < self.reserve
 
     def evict(self, reason: str) -> None:
-        """Drops the oldest stranger of the peer that has the most, if there is one."""
+        """Drops the oldest stranger of the peer that has most strangers, if there is one."""
         if self._strangers:
             self._evict(max(self._strangers, key=lambda each: len(self._strangers[each])), reason)
 

@@ -1,5 +1,5 @@
-"""All connection limits of one daemon, made from its configuration: a limiter for each listener that accepts by itself,
-the guard of gRPC's, and what reports credentials to both."""
+"""All connection limits of one daemon, created from its configuration: a limiter for each listener that accepts
+connections itself, the guard of gRPC's listeners, and the methods that report credentials to both."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from hearthd.front.connections.strangers import UnauthenticatedLimits
 log = structlog.get_logger("hearthd.connections")
 
 _CALLING: ContextVar[ConnectionSlot | str] = ContextVar("calling", default="")
-"""The connection of the running call: code that accepts or refuses its credential need not be passed the call."""
+"""The connection of the running call. Code that accepts or refuses the credential of the call thus needs no reference
+to the call."""
 _PROBES = 16
-"""Connections of HTTP beyond its limits, for probes."""
+"""Number of HTTP connections beyond the limits, for probes."""
 
 
 def _half(most: int, wanted: int) -> int:
@@ -34,19 +35,19 @@ def _half(most: int, wanted: int) -> int:
 
 
 def enter_call(context: Any) -> None:
-    """A call begins in this task."""
+    """Records the connection of the call that begins in this task."""
     slot = getattr(context, "slot", None)
     _CALLING.set(context.peer() if slot is None else slot)
 
 
 def current_call() -> ConnectionSlot | str:
-    """The slot of a call that came as frames, gRPC's name of the peer otherwise; empty outside of calls. Never the call
-    itself: tasks that it starts would keep it alive."""
+    """Returns the slot of a framed call, or gRPC's name of the peer for other calls. Empty outside of calls. The call
+    itself is never returned, because tasks that the call starts would keep it alive."""
     return _CALLING.get()
 
 
 class ConnectionLimits:
-    """Belongs to the event loop."""
+    """The connection limits of a daemon. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class ConnectionLimits:
         registry: CollectorRegistry | None = None,
         guarded: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`guarded`: whether there are tenants, so that calls have to show credentials."""
+        """Creates the limits. `guarded` returns True if there are tenants, so that calls have to show credentials."""
         self.settings = settings
         self.counts = ConnectionCounts(registry)
         bounds = UnauthenticatedLimits(
@@ -65,16 +66,16 @@ class ConnectionLimits:
         )
         self.guard = ConnectionGuard(bounds, self.counts, guarded)
         self.most_grpc = settings.max
-        """Connections of each of gRPC's listeners."""
+        """Maximum number of connections of each gRPC listener."""
         self._limiters: dict[str, ConnectionLimiter] = {}
         self.budget: descriptors.DescriptorBudget | None = None
-        """The division of the limit on open files; None before `fit`."""
+        """The division of the limit on open files. None: `fit` was not called."""
 
     def limiter(self, listener: str) -> ConnectionLimiter:
-        """The limiter of a listener, by its name in metrics: call, lanes, stripes, identity, peers."""
+        """Returns the limiter of a listener, by its name in metrics: call, lanes, stripes, identity or peers."""
         make = partial(
             ConnectionLimiter,
-            # These show a credential within a second or are closed, and clients open several at once.
+            # These connections show a credential within a second or are closed, and clients open several at once.
             most=self.settings.max,
             most_strangers=2 * self.settings.max_strangers,
             most_per_peer=self.settings.max_strangers,
@@ -83,7 +84,7 @@ class ConnectionLimits:
         return self._limiter(listener, make)
 
     def http(self, settings: HttpSettings) -> ConnectionLimiter:
-        """The limiter of the HTTP listener, where a connection is a stranger between two requests."""
+        """Returns the limiter of the HTTP listener. An HTTP connection is a stranger between two requests."""
         make = partial(
             ConnectionLimiter,
             most=settings.max_connections,
@@ -103,8 +104,8 @@ class ConnectionLimits:
         return found
 
     def fit(self, devices: int) -> None:
-        """Raises the limit on open files and cuts all limits to it; logs a warning where that is much. Call it before
-        the listeners are opened. `devices`: device processes that there may be."""
+        """Raises the limit on open files and reduces all limits to fit. Logs a warning if the limit is too low. Must be
+        called before the listeners are opened. `devices`: maximum number of device processes."""
         limit = descriptors.raise_limit()
         self.budget = descriptors.budget(limit, descriptors.used(), devices, self.settings.asked)
         for limiter in self._limiters.values():
@@ -125,28 +126,29 @@ class ConnectionLimits:
             )
 
     def share(self, listener: str) -> int:
-        """The most connections that the limit on open files leaves a listener."""
+        """Returns the maximum number of connections that the limit on open files leaves a listener."""
         return self.budget.shares.get(listener, self.settings.max) if self.budget is not None else self.settings.max
 
     def _cut(self, limiter: ConnectionLimiter) -> None:
         limiter.most = min(limiter.most, self.share(limiter.listener))
-        if limiter.reserve:  # for probes, which come as strangers and each displace another
+        if limiter.reserve:  # probes arrive as strangers, and each displaces another stranger
             limiter.most_strangers, limiter.reserve = limiter.most, min(limiter.most, limiter.reserve)
         else:
             limiter.most_strangers = _half(limiter.most, limiter.most_strangers)
         limiter.most_per_peer = min(limiter.most_strangers, limiter.most_per_peer)
 
     def grpc_options(self) -> tuple[tuple[str, int], ...]:
-        """Options of the gRPC server. The handshake's deadline covers TLS and the client's first SETTINGS."""
+        """Returns options of the gRPC server. The time limit of the handshake includes TLS and the client's first
+        SETTINGS frame."""
         return (
             ("grpc.server_handshake_timeout_ms", int(self.settings.handshake_timeout * 1000)),
             ("grpc.max_allowed_incoming_connections", self.most_grpc),
         )
 
-    # ---- what calls show ----
+    # ---- reports about calls ----
 
     def shown(self, caller: Any) -> None:
-        """Notes that the running call has shown the credential of `caller`, whose `uid` is set for a user of this host;
+        """Notes that the running call has shown the credential of `caller`, whose `uid` is set for a user of this host.
         None: no credential, or a wrong one."""
         calling = current_call()
         if isinstance(calling, ConnectionSlot):
@@ -158,11 +160,11 @@ class ConnectionLimits:
             self.guard.spent(calling, FAILED_COST)
 
     def probed(self) -> None:
-        """The running call asks for what needs no credential."""
+        """Notes that the running call asks for something that needs no credential."""
         calling = current_call()
         if isinstance(calling, str) and calling:
             self.guard.spent(calling)
 
     def refused(self, peer: str) -> None:
-        """A request from `peer`, gRPC's name, was refused for its form."""
+        """Notes that a request from `peer` (gRPC's name) was refused because of its form."""
         self.guard.spent(peer, UNKNOWN_COST)

@@ -1,8 +1,9 @@
-"""The process's own sockets, read from the kernel: which connections a listener has that another library accepted.
+"""The process's own sockets, read from the kernel: the connections of a listener that another library has accepted.
 
-gRPC's C core accepts by itself and tells Python nothing of it. `/proc/self/fd` lists its descriptors; each is looked at
-through one reserved descriptor, filled by `dup2`, so that a look needs no free descriptor and what is shut down is the
-very socket that was looked at, whatever gRPC's threads close meanwhile.
+gRPC's C core accepts connections itself and does not report them to Python. `/proc/self/fd` lists the process's
+descriptors. Each is examined through one reserved descriptor, to which it is copied by `dup2`. A scan therefore needs
+no free descriptor, and the socket that is shut down is certainly the one that was examined, even if gRPC's threads
+close descriptors meanwhile.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from hearthd.front.connections import socket_filter
 from hearthd.front.connections.peers import credentials_of, grpc_name
 
 _BYTES_RECEIVED = struct.Struct("=128xQ")
-"""tcp_info.tcpi_bytes_received, linux/tcp.h (since Linux 4.1)."""
+"""The field `tcp_info.tcpi_bytes_received` of linux/tcp.h (since Linux 4.1)."""
 _TCP_INFO_BYTES = 144
 _SO_DOMAIN = 39  # asm-generic/socket.h
 _UNSPECIFIED = struct.pack("=H14x", socket.AF_UNSPEC)
-"""A TCP socket that connects to this address is not connected any more: what is unread is dropped, and the peer gets an
-RST. Python's own `connect` cannot name it."""
+"""Address with which `connect` disconnects a TCP socket: unread data is dropped, and the peer gets an RST. Python's own
+`connect` cannot express this address."""
 _connect = ctypes.CDLL(None, use_errno=True).connect
 
 
@@ -35,37 +36,37 @@ class OpenSocket(NamedTuple):
     """A connected socket."""
 
     local: str
-    """Listener of the socket: `host:port`'s port for TCP, the path of a Unix socket."""
+    """The listener of the socket: its port for TCP, its path for a Unix socket."""
     peer: str
     """An IP address, or `uid:N`."""
     name: str
-    """See `peers.grpc_name`; empty on a Unix socket."""
+    """Name of the peer as given by `peers.grpc_name`. Empty on a Unix socket."""
     pid: int
     """The peer's process on a Unix socket, else 0."""
 
 
 class OpenSockets:
-    """The descriptor table. Belongs to one thread."""
+    """The process's table of descriptors. Belongs to one thread."""
 
     def __init__(self) -> None:
-        """Raises `OSError` where there are no descriptors left or /proc is not mounted."""
+        """Reserves a descriptor. Raises `OSError` if there is no free descriptor, or /proc is not mounted."""
         _descriptors()
-        # AF_UNIX, whose addresses are the longest: the kernel's answers for every family fit.
+        # AF_UNIX has the longest addresses, so that the kernel's answers for every family fit.
         self._hand = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._null = os.dup(self._hand.fileno())
-        """An unconnected socket that the hand is when it holds no other."""
+        """An unconnected socket, to which the reserved descriptor refers while it refers to no other."""
         self._seen: dict[int, int] = {}
-        """Inode of the socket at each descriptor."""
+        """Inodes of sockets, by descriptor."""
         self.descriptors = 0
-        """Open descriptors of the process at the last `scan`."""
+        """Number of open descriptors of the process at the last `scan`."""
 
     def scan(self) -> tuple[dict[int, int], list[int]]:
-        """Sockets that are new since the last scan (inode by descriptor), and descriptors that went, or became another
-        file."""
+        """Returns the sockets that are new since the last scan (inode by descriptor), and the descriptors that were
+        closed or refer to another file."""
         seen: dict[int, int] = {}
         fstat, is_socket = os.fstat, stat.S_ISSOCK
         numbers = _descriptors()
-        self.descriptors = len(numbers) - 1  # one is the listing's own
+        self.descriptors = len(numbers) - 1  # without the descriptor of the listing itself
         for text in numbers:
             number = int(text)
             try:
@@ -80,7 +81,8 @@ class OpenSockets:
         return new, gone
 
     def listening(self, names: Collection[str]) -> list[socket.socket]:
-        """Duplicates of the sockets that listen at these addresses, named as `OpenSocket.local`."""
+        """Returns duplicates of the sockets that listen at these addresses, which have the form of
+        `OpenSocket.local`."""
         found = []
         for number in map(int, _descriptors()):
             try:
@@ -96,7 +98,7 @@ class OpenSockets:
         return found
 
     def find(self, number: int, inode: int) -> OpenSocket | None:
-        """Both ends of a socket; None where it is none that is connected, or has gone."""
+        """Returns both ends of a connected socket; None if it is not connected or was closed."""
         if not self._take(number, inode):
             return None
         try:
@@ -112,8 +114,8 @@ class OpenSockets:
             self._drop()
 
     def received(self, number: int, inode: int, *, tcp: bool) -> int:
-        """Bytes that a TCP connection has received so far, or that wait unread on a Unix socket; -1 where it has
-        gone."""
+        """Returns the bytes that a TCP connection has received so far, or the unread bytes of a Unix socket. -1: it was
+        closed."""
         if not self._take(number, inode):
             return -1
         try:
@@ -127,7 +129,8 @@ class OpenSockets:
             self._drop()
 
     def shut(self, number: int, inode: int) -> bool:
-        """Ends a connection in both directions; the library that accepted it cleans up. False: it has gone already."""
+        """Shuts a connection down in both directions; the library that accepted it then closes it. Returns False if it
+        was already closed."""
         if not self._take(number, inode):
             return False
         try:
@@ -140,8 +143,8 @@ class OpenSockets:
             self._drop()
 
     def reset(self, number: int, inode: int) -> bool:
-        """Closes the socket as `shut` does, and drops the data that was received but not read, which the library would
-        read first."""
+        """Closes a connection like `shut`, and drops the data that was received but not read, which the library would
+        otherwise still read."""
         if not self._take(number, inode):
             return False
         try:
@@ -155,7 +158,7 @@ class OpenSockets:
             self._drop()
 
     def remove_filter(self, number: int, inode: int) -> None:
-        """Takes the filter of a connection away, if it has one."""
+        """Removes the filter of a connection, if it has one."""
         if self._take(number, inode):
             with contextlib.suppress(OSError):
                 socket_filter.detach(self._hand)
@@ -168,7 +171,7 @@ class OpenSockets:
         self._null = -1
 
     def _take(self, number: int, inode: int) -> bool:
-        """Returns True if the reserved descriptor is the socket now."""
+        """Makes the reserved descriptor refer to the socket. Returns False if the socket was closed."""
         hand = self._hand.fileno()
         try:
             os.dup2(number, hand, inheritable=False)
@@ -195,7 +198,7 @@ def _listens(one: socket.socket) -> bool:
 
 
 def _local(one: socket.socket) -> str:
-    """The port of a TCP socket, the path of a Unix socket; empty for others."""
+    """Returns the port of a TCP socket or the path of a Unix socket; empty for other sockets."""
     name = one.getsockname()
     if isinstance(name, tuple):
         return str(name[1]) if len(name) > 1 else ""

@@ -1,4 +1,5 @@
-"""Names of peers: how gRPC, sockets and limits call the other end of a connection. Pure but for `peer_of`."""
+"""Names of peers: how gRPC, sockets and limits name the other end of a connection. Pure, except for `peer_of` and
+`credentials_of`."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 def peer_of(connection: Any) -> str:
-    """The peer of a connected socket, as `ConnectionLimiter.admit` takes it: an IP address, or `uid:N` on a Unix
-    socket; empty where it has gone already. Accepts asyncio's transport sockets."""
+    """Returns the peer of a connected socket in the form that `ConnectionLimiter.admit` expects: an IP address, or
+    `uid:N` on a Unix socket. Empty if the peer has disconnected. Accepts asyncio's transport sockets."""
     try:
         if connection.family == socket.AF_UNIX:
             return f"uid:{credentials_of(connection)[1]}"
@@ -24,7 +25,8 @@ def peer_of(connection: Any) -> str:
 
 
 def credentials_of(connection: Any) -> tuple[int, int, int]:
-    """Process, user and primary group at the other end of a Unix socket when it connected. Raises `OSError`."""
+    """Returns the pid, user and primary group at the other end of a Unix socket, as of the time of connecting. Raises
+    `OSError`."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(packed)
     return pid, uid, gid
@@ -32,8 +34,8 @@ def credentials_of(connection: Any) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=1024)
 def group_of(peer: str) -> str:
-    """The group that limits count `peer` in: an IPv6 address counts as its /64, which one host has to itself; an IPv4
-    address in IPv6 clothes as the IPv4 address."""
+    """Returns the group under which limits count `peer`. An IPv6 address counts as its /64, which typically belongs to
+    one host; an IPv4-mapped IPv6 address counts as the IPv4 address."""
     if ":" not in peer or peer.startswith("uid:"):
         return peer
     try:
@@ -48,7 +50,7 @@ def group_of(peer: str) -> str:
 
 
 def grpc_name(host: str, port: int) -> str:
-    """gRPC's name of a TCP peer, in the form that `normal_name` gives."""
+    """Returns gRPC's name of a TCP peer, in the form that `normal_name` returns."""
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     return f"{mapped or address}|{port}"
@@ -56,8 +58,8 @@ def grpc_name(host: str, port: int) -> str:
 
 @lru_cache(maxsize=4096)
 def normal_name(peer: str) -> str:
-    """`context.peer()` (`ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`) in the form of `grpc_name`; empty where it is not of
-    TCP."""
+    """Converts `context.peer()` (`ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`) to the form of `grpc_name`. Empty if the peer is
+    not connected over TCP."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return ""

@@ -1,7 +1,7 @@
-"""Peers whose connections misbehaved: a bounded table of scores that decay. Pure: the clock is passed in.
+"""Penalties: a bounded table of decaying scores of peers whose connections misbehaved. Pure: the clock is passed in.
 
-A score halves every `half_life` seconds. The table holds `most` peers; a further one takes the place of the lowest
-score among the oldest, so that a sweep over many addresses does not make the table forget the worst.
+A score halves every `half_life` seconds. The table holds at most `most` peers. A further peer replaces the one with the
+lowest score among the oldest entries, so that a sweep over many addresses does not remove the worst peers.
 """
 
 from __future__ import annotations
@@ -10,31 +10,32 @@ from collections import OrderedDict
 from itertools import islice
 
 HALF_LIFE = 30.0
-"""Seconds."""
+"""Time, in seconds, in which a score halves."""
 MOST_PEERS = 1024
 _HIGHEST = 4.0
-"""Times the threshold: however long a peer misbehaved, it is penalized for two half-lives afterwards."""
+"""Maximum score, as a multiple of the threshold. However long a peer misbehaved, it is penalized for two half-lives
+afterwards."""
 _LOOKED_AT = 16
 _FORGOTTEN = 0.05
-"""A score below counts as none."""
+"""Scores below this value are dropped."""
 
 
 class Penalties:
-    """Scores by peer: one point a misbehaving connection."""
+    """Scores by peer. Each misbehaving connection adds one point."""
 
     def __init__(self, threshold: float = 3.0, half_life: float = HALF_LIFE, most: int = MOST_PEERS) -> None:
-        """`threshold`: the score from which a peer is penalized."""
+        """Creates the table. `threshold`: the score from which a peer is penalized."""
         self.threshold = threshold
         self._half_life = half_life
         self._most = most
         self._scores: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Score and its time, the peer that misbehaved last at the end."""
+        """Score and its time by peer; the peer that misbehaved last is at the end."""
 
     def __len__(self) -> int:
         return len(self._scores)
 
     def add(self, peer: str, now: float, points: float = 1.0) -> float:
-        """The peer's new score."""
+        """Adds points to a peer's score, and returns the new score."""
         score = min(self.score(peer, now) + points, _HIGHEST * self.threshold)
         self._scores[peer] = (score, now)
         self._scores.move_to_end(peer)

@@ -1,9 +1,9 @@
-"""Socket filters: the kernel holds back the data of some peers, before a library reads any of it.
+"""Socket filters: the kernel drops the data of some peers before a library reads any of it.
 
-`program` is pure and makes a classic BPF program (Linux, `SO_ATTACH_FILTER`, which needs no privilege). A listening TCP
-socket with the program completes handshakes as before, and each connection that it makes has the program from its first
-segment on. The kernel does not acknowledge the data that it drops: the peer's host sends it again, first after about
-0.2 s, so that a connection whose program is taken away in time has lost nothing.
+`program` is pure and creates a classic BPF program (Linux, `SO_ATTACH_FILTER`, which needs no privilege). A listening
+TCP socket with the program completes handshakes as before, and each connection that it accepts has the program from its
+first segment on. The kernel does not acknowledge the data that it drops. The peer's host sends it again, first after
+about 0.2 s, so that no data is lost if the program is removed from the connection in time.
 
 See also: https://docs.kernel.org/networking/filter.html.
 """
@@ -18,14 +18,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 MOST_PEERS = 64
-"""Peers in one program, which runs for each segment that arrives."""
+"""Maximum number of peers in one program, because the program runs for each segment that arrives."""
 PASS, DROP = 0xFFFFFFFF, 0
 
 LOAD_WORD, LOAD_BYTE, LOAD_LENGTH = 0x20, 0x30, 0x80
 AND, SHIFT_RIGHT, SUBTRACT_X, COPY_TO_X = 0x54, 0x74, 0x1C, 0x07
 EQUAL, JUMP, RETURN = 0x15, 0x05, 0x06
 IP_HEADER = 0xFFF00000
-"""SKF_NET_OFF. Offsets below count from the TCP header."""
+"""SKF_NET_OFF: base of offsets into the IP header. Other offsets count from the TCP header."""
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # asm-generic/socket.h
 _INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter
@@ -33,7 +33,8 @@ _PROGRAM = struct.Struct("@HP")  # struct sock_fprog
 
 
 class Instruction(NamedTuple):
-    """The accumulator is compared with, or changed by, `value`; a comparison skips `yes` or `no` instructions."""
+    """A BPF instruction. The accumulator is compared with, or changed by, `value`. A comparison skips `yes`
+    instructions if it is true, otherwise `no` instructions."""
 
     code: int
     value: int = 0
@@ -42,8 +43,8 @@ class Instruction(NamedTuple):
 
 
 def program(peers: Iterable[str]) -> list[Instruction]:
-    """Drops segments with data from these peers, named as by `peers.group_of`: IPv4 and IPv6 addresses, IPv6 networks.
-    Leaves out other names, and peers beyond `MOST_PEERS`."""
+    """Returns a program that drops segments with data from these peers, named as by `peers.group_of`: IPv4 and IPv6
+    addresses, and IPv6 networks. Other names, and peers beyond `MOST_PEERS`, are left out."""
     ipv4: list[Instruction] = [Instruction(LOAD_WORD, IP_HEADER + 12)]
     ipv6: list[Instruction] = []
     for peer in list(peers)[:MOST_PEERS]:
@@ -63,7 +64,7 @@ def program(peers: Iterable[str]) -> list[Instruction]:
         ipv6.append(Instruction(RETURN, DROP))
     accept = Instruction(RETURN, PASS)
     return [
-        # The accumulator becomes the length of the data behind the TCP header.
+        # Loads the length of the data behind the TCP header into the accumulator.
         Instruction(LOAD_BYTE, 12),
         Instruction(AND, 0xF0),
         Instruction(SHIFT_RIGHT, 2),
@@ -72,7 +73,7 @@ def program(peers: Iterable[str]) -> list[Instruction]:
         Instruction(SUBTRACT_X),
         Instruction(EQUAL, 0, 0, 1),
         accept,
-        # The IP version.
+        # Branches on the IP version.
         Instruction(LOAD_BYTE, IP_HEADER),
         Instruction(SHIFT_RIGHT, 4),
         Instruction(EQUAL, 4, 1, 0),
@@ -85,12 +86,13 @@ def program(peers: Iterable[str]) -> list[Instruction]:
 
 
 def attach(to: socket.socket, instructions: list[Instruction]) -> None:
-    """Replaces the program of a socket. Raises `OSError` where the kernel or a container's policy has no filters."""
+    """Sets the program of a socket, replacing an earlier one. Raises `OSError` if the kernel or a container's policy
+    does not allow filters."""
     packed = b"".join(_INSTRUCTION.pack(each.code, each.yes, each.no, each.value) for each in instructions)
     kept = ctypes.create_string_buffer(packed, len(packed))
     to.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM.pack(len(instructions), ctypes.addressof(kept)))
 
 
 def detach(of: socket.socket) -> None:
-    """Takes the program of a socket away. Raises `OSError` where it has none."""
+    """Removes the program of a socket. Raises `OSError` if it has none."""
     of.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)

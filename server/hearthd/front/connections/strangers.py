@@ -1,8 +1,9 @@
-"""Policy of the connection guard: which connections of a gRPC listener are to be closed, and why. Pure.
+"""Policy of the connection guard: decides which connections of a gRPC listener are closed, and for what reason. Pure.
 
-A connection is a stranger until a call on it has shown an accepted credential. Strangers are bounded in age, bytes,
-calls, and number (per peer and in all, the oldest of the largest peer first). Peers whose connections misbehaved
-lately have tighter bounds and never none: tenants may come from the same address.
+A connection is a stranger until a call on it has shown an accepted credential. The age, bytes, calls and number of
+strangers are limited. If there are too many, for one peer or in total, the oldest connections of the largest peer are
+closed first. Peers whose connections misbehaved recently have lower limits, but are never excluded, because tenants may
+connect from the same address.
 """
 
 from __future__ import annotations
@@ -14,52 +15,54 @@ from dataclasses import dataclass, field
 from hearthd.front.connections.penalties import Penalties
 
 CALLS = 256
-"""Calls without a credential (health, reflection) that a stranger may make at once."""
+"""Number of calls without a credential (health, reflection) that a stranger may make in a burst."""
 CALLS_PER_SECOND = 10.0
-"""The rate at which they come back."""
+"""Number of further calls without a credential that a stranger may make each second."""
 PENALTY_DIVISOR = 16
-"""Bytes, age, calls and number of a penalized peer's strangers are divided by this."""
+"""Divisor of a penalized peer's limits on bytes, age, calls and number of strangers."""
 PENALTY_GRACE = 1.0
-"""Seconds that a stranger has even then: time for the first call of a tenant at the same address."""
+"""Minimum lifetime, in seconds, of a penalized peer's stranger: time for the first call of a tenant at the same
+address."""
 CROWD_GRACE = 0.25
-"""Seconds in which a stranger is not closed for the number of a penalized peer's others."""
+"""Age, in seconds, up to which a stranger is not closed because of the number of a penalized peer's connections."""
 SETTLED = 1.0
-"""Seconds in which a stranger does not count against the number of its peer's: many tenants of one address may start at
-once."""
+"""Age, in seconds, up to which a stranger does not count towards the number of its peer's strangers, because many
+tenants at one address may start at the same time."""
 BACKLOG = 32 << 10
-"""Unread bytes on a Unix socket, whose received bytes the kernel does not count, that make a scan suspicious."""
+"""Number of unread bytes on a Unix socket from which a scan counts as suspicious. The kernel does not count the bytes
+that a Unix socket has received."""
 BACKLOG_LOOKS = 10
-"""Suspicious scans in a row until the connection counts as a flood."""
+"""Number of consecutive suspicious scans after which the connection counts as a flood."""
 
 
 @dataclass(eq=False, slots=True)
 class UnauthenticatedConnection:
-    """A connection that has shown no credential yet."""
+    """A connection to a gRPC listener, and what the guard knows of it."""
 
     number: int
     inode: int
     peer: str
-    """The group that limits count: see `peers.group_of`."""
+    """The group that limits count; see `peers.group_of`."""
     name: str
-    """See `peers.grpc_name`; empty on a Unix socket."""
+    """Name as given by `peers.grpc_name`. Empty on a Unix socket."""
     since: float
     pid: int = 0
     proven: bool = False
     called: str = ""
-    """gRPC's name of the peer, once a call on it has shown an accepted credential."""
+    """gRPC's name of the peer, once a call on the connection has shown an accepted credential."""
     closed: bool = False
-    """True once it was shut down; gRPC has yet to close its descriptor."""
+    """True once the connection was shut down. gRPC has still to close its descriptor."""
     held: bool = False
-    """The kernel drops its data until it is its turn: see `holding`."""
+    """True while the kernel drops the data of the connection, until it is admitted; see `holding`."""
     bytes: int = 0
-    """Received so far (TCP)."""
+    """Number of bytes received so far (TCP only)."""
     backlogs: int = 0
-    """Scans in a row at which much was unread (Unix)."""
+    """Number of consecutive scans with much unread data (Unix sockets only)."""
     spent: float = 0.0
-    """Calls without a credential, less what has come back."""
+    """Cost of calls without a credential, which decays by `CALLS_PER_SECOND`."""
     spent_at: float = 0.0
     probed: float = field(default=-1.0)
-    """The time of its last call that needs no credential."""
+    """Time of the last call that needs no credential."""
 
     def spend(self, cost: float, now: float) -> None:
         self.spent = max(0.0, self.spent - (now - self.spent_at) * CALLS_PER_SECOND) + cost
@@ -68,7 +71,7 @@ class UnauthenticatedConnection:
 
 @dataclass(frozen=True)
 class UnauthenticatedLimits:
-    """See `hearthd.front.config.front_limits.ConnectionSettings`."""
+    """The limits of the guard; see `hearthd.front.config.front_limits.ConnectionSettings`."""
 
     most: int
     most_per_peer: int
@@ -77,14 +80,14 @@ class UnauthenticatedLimits:
 
 
 def overspent(each: UnauthenticatedConnection, penalized: bool) -> bool:
-    """Returns True if the connection has made more calls without a credential than it may."""
+    """Returns True if the connection has made too many calls without a credential."""
     return each.spent > CALLS / (PENALTY_DIVISOR if penalized else 1)
 
 
 def judge(
     strangers: Iterable[UnauthenticatedConnection], bounds: UnauthenticatedLimits, penalties: Penalties, now: float
 ) -> list[tuple[UnauthenticatedConnection, str]]:
-    """The connections to close, each with its reason: flood, silent, penalty, address, strangers."""
+    """Returns the connections to close, each with the reason: flood, silent, penalty, address or strangers."""
     closing: dict[UnauthenticatedConnection, str] = {}
     by_peer: defaultdict[str, list[UnauthenticatedConnection]] = defaultdict(list)
     for each in strangers:
@@ -117,8 +120,8 @@ def judge(
 
 
 def _beyond(by_peer: dict[str, list[UnauthenticatedConnection]], most: int) -> list[UnauthenticatedConnection]:
-    """Returns the connections over `most` in all: the largest peers are cut to a common size, oldest connections
-    first."""
+    """Returns the connections in excess of `most` in total. The largest peers are reduced to a common size, oldest
+    connections first."""
     total = sum(map(len, by_peer.values()))
     if total <= most:
         return []

@@ -1,4 +1,4 @@
-"""Access to the daemon, assembled from the configuration: tenants, TLS, the identity socket, the audit log."""
+"""Access to the daemon: tenants, TLS, the identity socket and the audit log, created from the configuration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ log = structlog.get_logger("hearthd.access")
 
 
 class Access:
-    """Made with the daemon, opened before it listens, closed when it is over."""
+    """The access control of a daemon. It is created with the daemon, opened before the daemon listens, and closed after
+    the daemon has stopped."""
 
     def __init__(self, config: Config, sessions: SessionTable, observer: FailureObserver) -> None:
         self.audit = sessions.audit = Audit(config.audit)
@@ -54,11 +55,11 @@ class Access:
             failure_delay=config.auth.failure_delay,
         )
         self.connections: ConnectionLimits | None = None
-        """Limits on connections to the identity socket."""
+        """The connection limits of the daemon, which give the limits of the identity socket. None: no limits."""
         sessions.accounts.change(self.auth.directory.tenants)
         self.auth.bound.on = config.sessions.bind
         self.certificates: ServerCertificates | None = None
-        """The daemon's certificates; None: no TLS."""
+        """The daemon's certificates. None: no TLS."""
         self._config = config
         self._sessions = sessions
         self._tickets = IdentityTickets(config.auth.ticket_lifetime)
@@ -66,7 +67,7 @@ class Access:
         self._revocations_seen = 0
         self._identity: IdentitySocket | None = None
         self.http_server: HttpServer | None = None
-        """The HTTP server that `http` made last; changes of the configuration apply to it."""
+        """The HTTP server that `http` created last. Changes of the configuration apply to it."""
         self._refusals: Refusals | None = None
         self._http_address = Address("", 0)
 
@@ -82,7 +83,8 @@ class Access:
             self.http_server.hosts = config.http.hosts
 
     def open(self) -> None:
-        """Raises `ListenError` where a file that the configuration names cannot be used."""
+        """Opens the audit log and loads certificates and revocations. Raises `ListenError` if a configured file cannot
+        be used."""
         tls = self._config.tls
         try:
             self.audit.open()
@@ -96,14 +98,14 @@ class Access:
 
     @property
     def certificate_expires(self) -> float | None:
-        """Unix time; None without TLS."""
+        """Unix time at which the daemon's certificate expires. None: no TLS."""
         if self.certificates is None:
             return None
         self.certificates.look()
         return self.certificates.expires
 
     def revoked(self) -> list[Session]:
-        """Sessions that were opened with a certificate which is revoked by now."""
+        """Returns the sessions that were opened with a certificate that has been revoked since."""
         revocations = self.auth.certificates.revocations
         if revocations is None:
             return []
@@ -115,16 +117,16 @@ class Access:
 
     @property
     def public_socket(self) -> bool:
-        """True if other users of this host may connect to the Unix sockets, where they have to show a credential."""
+        """True if other users of this host may connect to the Unix sockets. They have to show a credential."""
         return self.by_user or self._config.listen.unix_access == "all"
 
     @property
     def by_user(self) -> bool:
-        """True if other users of this host may connect to the Unix socket, which identifies them."""
+        """True if other users of this host may connect to the Unix socket, which identifies them by user."""
         return self.auth.directory.by_user
 
     def add_port(self, server: grpc.aio.Server, address: Address) -> int:
-        """Has gRPC listen on TCP, with TLS where it is configured; the port."""
+        """Has gRPC listen on a TCP address, with TLS if it is configured. Returns the port."""
         if self.certificates is not None:
             return server.add_secure_port(str(address), self.certificates.grpc())
         return server.add_insecure_port(str(address))
@@ -138,10 +140,12 @@ class Access:
         status: NodeStatus,
         limiter: ConnectionLimiter,
     ) -> HttpServer:
-        """The HTTP server for an address, or for a Unix socket alone: on loopback without TLS; with tenants it asks for
-        a credential everywhere."""
+        """Creates the HTTP server for an address; None: for a Unix socket only. On a loopback address it uses no TLS.
+        With tenants it asks for a credential at every address."""
         from hearthd.front.http.refused import Refusals
-        from hearthd.front.http.server import HttpServer  # not before it is wanted: aiohttp is a fifth of the imports
+
+        # Imported late, because aiohttp takes a fifth of the import time.
+        from hearthd.front.http.server import HttpServer
 
         if self._refusals is None:
             self._refusals = Refusals()
@@ -159,13 +163,13 @@ class Access:
         return address.loopback and self._config.http.metrics_on_loopback
 
     def peers(self, admit: Admit) -> PeerPort:
-        """Makes the port where other daemons join groups of this one; with TLS if it is configured."""
+        """Creates the port at which other daemons join groups of this daemon, with TLS if it is configured."""
         section = self._config.collectives
         certificates = lambda: self.certificates.peers() if self.certificates is not None else None  # noqa: E731
         return PeerPort(section.listen, section.advertise, socket.gethostname(), admit, certificates)
 
     def fingerprint(self) -> bytes:
-        """SHA-256 of the daemon's certificate; empty without TLS."""
+        """Returns the SHA-256 of the daemon's certificate; empty without TLS."""
         return self.certificates.fingerprint() if self.certificates is not None else b""
 
     def ticket(self, connection: socket.socket) -> str:
@@ -174,7 +178,8 @@ class Access:
         return self._tickets.issue(user_of(connection)) if self.by_user else ""
 
     async def listen_beside(self, path: str) -> None:
-        """The identity socket beside gRPC's, where tenants are known by user or group. Raises `ListenError`."""
+        """Opens the identity socket beside gRPC's Unix socket, if tenants are identified by user or group. Raises
+        `ListenError`."""
         if self.by_user:
             directory = Path(path).parent
             if not directory.stat().st_mode & stat.S_IXOTH:
@@ -185,7 +190,7 @@ class Access:
             await self._identity.start()
 
     async def watch(self, link: DeviceLink) -> None:
-        """Notes what a device process refuses a session."""
+        """Registers for the refusals that a device process sends to sessions, and writes them to the audit log."""
         link.listen(Kind.DENIED, partial(self._denied, link))
 
     def _denied(self, link: DeviceLink, frame: Frame) -> None:
@@ -197,7 +202,7 @@ class Access:
             self.audit.refused(session, body["operation"], refusal)
 
     def device_lost(self, link: DeviceLink, why: str) -> None:
-        """Notes whose work was on a device process that has ended."""
+        """Records a device process that has ended in the audit log, with the sessions that used it."""
         sessions = sorted({channel.session_id for channel in link.channels.values()})
         self.audit.record("device_lost", device=link.ordinal, generation=link.generation, why=why, sessions=sessions)
 

@@ -1,10 +1,11 @@
-"""The changes of a reload, made in a daemon that runs.
+"""Applies the changes of a reload to a running daemon.
 
-A credential that is taken away stops working: sessions that were opened with it end, since a token is revoked for a
-reason. So do those whose credential is another tenant's now. A device or a right that a tenant has no more is not there
-for its sessions from then on, and what they hold on such a device is freed. A quota that is below what is in use takes
-nothing away: what goes beyond it is refused. (A bound on queued work counts for Execute streams; a lane that was open
-before there was one stays, and is not held to it until its client connects again.)
+A credential that is removed stops working: sessions that were opened with it are closed, because an operator revokes a
+token for a reason. Sessions whose credential now belongs to another tenant are closed, too. A device or right that a
+tenant loses is not available to its sessions from then on, and what they hold on such a device is freed. A quota that
+is lowered below the present usage takes nothing away, but further use is refused. (A limit on queued work applies to
+Execute streams. A lane that was opened before there was a limit stays, and is not limited until its client connects
+again.)
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from hearthd.shared.device_spec import DeviceSpec
 
 _FIX = "Open a new session with a credential that is good, which the daemon's operator gives you"
 _TOLD = ("log_level", "log_format", "launch_timeout", "load_timeout")
-"""Parts of its specification that are sent to a running device process."""
+"""Fields of a specification that are sent to a running device process."""
 _PATIENCE = 2.0
-"""Seconds that a reload waits for what it ended to be given back; it ends all the same."""
+"""Time, in seconds, that a reload waits until what it ended has been freed. The rest is freed after the reload."""
 
 
 class ConfigChanges:
-    """Belongs to the event loop."""
+    """Applies the changes of a reload. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class ConfigChanges:
         overload: OverloadManager,
         specify: Callable[[Config], list[DeviceSpec]],
     ) -> None:
-        """`specify` returns the specifications of device processes of a configuration."""
+        """Creates the object. `specify` returns the specifications of the device processes for a configuration."""
         self._sessions = sessions
         self._supervisor = supervisor
         self._access = access
@@ -60,8 +61,8 @@ class ConfigChanges:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def make(self, plan: ReloadPlan, directory: Directory) -> int:
-        """Makes all of them; returns the number of sessions that were ended. Does not wait for work of sessions that
-        keep what they have."""
+        """Applies all changes of a plan. Returns the number of sessions that were closed. Does not wait for the work of
+        sessions that continue."""
         config, changed = plan.config, frozenset(plan.changed)
         self._access.change(config)
         self._sessions.lease, self._sessions.limit = config.sessions.lease, config.sessions.max
@@ -77,7 +78,8 @@ class ConfigChanges:
         return await self._change_tenants(directory) if "tenants" in changed else 0
 
     def _tell_processes(self, config: Config) -> None:
-        """Sends running device processes the changed parts of their specification; later ones are started with it."""
+        """Sends the changed fields of their specification to running device processes. Later processes start with
+        them."""
         for spec in self._specify(config):
             device = self._supervisor.devices[spec.ordinal]
             news: dict[str, Any] = {name: getattr(spec, name) for name in _TOLD}
@@ -113,8 +115,8 @@ class ConfigChanges:
         return ended
 
     def _change_session(self, session: Session, caller: Caller) -> Iterator[Coroutine[Any, Any, None]]:
-        """Gives the session its caller's present state; yields the closes of channels on devices that are not for it
-        any more."""
+        """Applies the caller's present state to a session. Yields coroutines that close its channels on devices that
+        the tenant no longer has."""
         before = session.tenant
         self._sessions.renew(session, caller)
         for ordinal in [*session.channels, *session.ended]:
@@ -133,11 +135,11 @@ class ConfigChanges:
 
 
 class _AccessRevoked(Exception):
-    """Why a session ends."""
+    """The reason why a session is closed."""
 
 
 def _again(directory: Directory, caller: Caller) -> Caller:
-    """The caller as the configuration has it now. Raises `_AccessRevoked`."""
+    """Returns the caller as the new configuration defines it. Raises `_AccessRevoked`."""
     try:
         now = directory.again(caller, time.time())
     except Refusal as refusal:
@@ -154,7 +156,7 @@ def _again(directory: Directory, caller: Caller) -> Caller:
 
 
 def patience(policy: IsolationPolicy, config: Config) -> IsolationPolicy:
-    """The supervisor's, as far as it can be changed while it runs."""
+    """Returns the supervisor's policy with the settings that can be changed while the daemon runs."""
     return dataclasses.replace(
         policy,
         start_timeout=config.devices.start_timeout,

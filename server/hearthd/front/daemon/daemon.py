@@ -1,4 +1,4 @@
-"""The daemon's life: start, serve, drain, stop."""
+"""The daemon: start, service, drain and stop."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from hearthd.shared.sighup import Hangup
 log = structlog.get_logger("hearthd")
 
 _SAME_SIGNAL = 0.2
-"""Seconds within which a second signal is the first one, sent to the process and to its group."""
+"""Time, in seconds, within which a second signal counts as the first one, sent both to the process and to its group."""
 _WORD = 5.0
-"""Seconds between two words of a daemon that starts to the service manager, each good for a few of them."""
+"""Interval, in seconds, between messages of a starting daemon to the service manager. Each message extends the time
+limit by several intervals."""
 _LAST_WORDS = 0.5
-"""Seconds that sessions which the end overtakes, and calls under way, have for being notified."""
+"""Time, in seconds, for calls under way, and for sessions that are closed by the stop, to be notified."""
 
 
 class Daemon:
-    """The daemon of a node. `launcher` is replaced in tests and by embedders; `read` reads the configuration again
-    where that is asked for, and `hangup` has had the signal until now."""
+    """The daemon of a node. Tests and embedders replace `launcher`. `read` reads the configuration again for a reload.
+    `hangup` has handled SIGHUP until now."""
 
     def __init__(
         self,
@@ -75,14 +76,15 @@ class Daemon:
         return self.reloader.config
 
     async def start(self) -> None:
-        """Listens and starts the devices; returns when each of them serves or has failed. Raises `ListenError`."""
+        """Starts to listen and starts the devices. Returns after each device serves or has failed. Raises
+        `ListenError`."""
         self._notifier.starting("Starting")
         try:
             self.access.open()
             services = (self.parts.node_service.handler(), self.device_service.handler())
             self.addresses = await self._listeners.open(services)
             self.supervisor.start()
-            await asyncio.sleep(0)  # they are on their way before what HTTP imports, which takes a while, has the loop
+            await asyncio.sleep(0)  # lets the devices start before the imports of HTTP block the event loop for a while
             http = await self._listeners.open_http()
             self.addresses = replace(self.addresses, http=http, http_unix=self.config.http_path)
         except BaseException:
@@ -98,7 +100,7 @@ class Daemon:
         log.info("listening", **{name: value for name, value in vars(self.addresses).items() if value})
         settled = asyncio.create_task(self.supervisor.settled())
         try:
-            while not settled.done():  # each device has its own limit (devices.start_timeout)
+            while not settled.done():  # each device has its own time limit (devices.start_timeout)
                 self._notifier.starting(f"Starting: {summary(self.supervisor, self.sessions)}")
                 await asyncio.wait({settled}, timeout=_WORD)
         finally:
@@ -114,16 +116,18 @@ class Daemon:
                 fix=exposure.FIX,
             )
 
-    # ---- life ----
+    # ---- service ----
 
     def healthy(self) -> bool:
-        """Returns True if the watchdog may be notified: no serving device has been silent for too long."""
+        """Returns True if the watchdog may be notified: every serving or stalled device has answered a ping recently
+        enough."""
         most = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
         now = time.monotonic()
         return all(now - device.last_pong < most for device in self.supervisor if device.state in (SERVING, STALLED))
 
     async def _reap(self) -> None:
-        """Closes sessions whose lease has run out, and gives free memory back after sessions and bursts."""
+        """Closes sessions whose lease has run out or whose certificate was revoked. Also returns free memory to the
+        system."""
         closing: set[asyncio.Task[list[int]]] = set()
         heap_trimming = HeapTrimming()
         while True:
@@ -151,14 +155,14 @@ class Daemon:
             self._notifier.status(self.status_line())
 
     def status_line(self) -> str:
-        """Returns the line that the service manager shows: devices and sessions served, overload, a refused reload."""
+        """Returns the line that the service manager shows: devices, sessions, overload, and a refused reload."""
         refused = f". The last reload was refused: {self.reloader.refused}" if self.reloader.refused else ""
         overload = self.parts.overload.why
         loaded = f". Overloaded: {overload}" if overload else ""
         return f"Serving {summary(self.supervisor, self.sessions)}{loaded}{refused}"
 
     async def run(self) -> None:
-        """Serves until a signal: the first drains, the second stops at once."""
+        """Serves until a signal arrives. The first SIGTERM or SIGINT drains, the second stops at once."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -182,7 +186,8 @@ class Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
             loop.remove_signal_handler(signal.SIGHUP)
-            signal.signal(signal.SIGHUP, self._hangup.note)  # its default would end what is about to end well
+            # The default action would kill the process during its shutdown.
+            signal.signal(signal.SIGHUP, self._hangup.note)
 
     def _announce_ready(self) -> None:
         log.info("ready", version=version(), devices=len(self.supervisor.devices), pid=os.getpid())
@@ -193,8 +198,9 @@ class Daemon:
         self._notifier.ready(self.status_line())
         self.reloader.open()
         gc.collect()
-        give_back()  # what only the start needed
-        gc.freeze()  # what is there now stays: visiting it again takes a tenth of a second, for all sessions
+        give_back()  # memory that only the start needed
+        # Objects that exist now stay alive: visiting them again would stop all sessions for a tenth of a second.
+        gc.freeze()
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = time.monotonic()
@@ -217,16 +223,17 @@ class Daemon:
     # ---- end ----
 
     def begin_drain(self) -> None:
-        """No new sessions from now on; not ready."""
+        """Accepts no new sessions from now on, and reports not ready."""
         self._drain.begin()
 
     async def drain(self) -> None:
-        """Gives running sessions `drain_timeout` to end; returns earlier when all have, or at a second signal."""
+        """Waits up to `drain_timeout` seconds for running sessions to end. Returns earlier if all have ended, or at a
+        second signal."""
         await self._drain.run(self.config.drain_timeout)
 
     async def stop(self, at_once: bool = False) -> None:
-        """Ends sessions, devices and listeners, and removes what was made; a second signal meanwhile ends what it still
-        waits for. Once is enough, and more do no harm."""
+        """Ends sessions, devices and listeners, and removes the files that were created. A second signal ends what this
+        still waits for. Further calls do nothing."""
         if self._stopped:
             return
         self._stopped = True

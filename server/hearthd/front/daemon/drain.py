@@ -1,8 +1,8 @@
-"""Draining: nothing new is taken on, and what runs has its time to end.
+"""Draining: no new sessions are accepted, and running sessions have time to end.
 
-A session holds the drain up until it is closed, or until its lease has run out, or for `drain_timeout`, whichever is
-first. That one has nothing to do just now does not end it sooner: only its client knows whether it is done, and the
-client is notified (the Draining event of its Execute streams, `Node.draining`).
+A session delays the end of the drain until it is closed, its lease runs out, or `drain_timeout` has passed. An idle
+session is not closed earlier, because only its client knows whether it is done. The client is notified (by the Draining
+event on its Execute streams, and by `Node.draining`).
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from hearthd.front.sessions.session_table import SessionTable
 log = structlog.get_logger("hearthd")
 
 _TICK = 1.0
-"""Seconds between two words to the service manager, each good for a few of them."""
+"""Interval, in seconds, between messages to the service manager. Each message extends the time limit by several
+intervals."""
 
 
 class DrainingClients(Protocol):
-    """The device service, which reaches the clients of a drain."""
+    """The device service, as the drain uses it to notify clients."""
 
     greeting: Callable[[], device_pb2.Event] | None
-    """The first event of every new Execute stream."""
+    """Returns the first event of every new Execute stream. None: there is none."""
 
     def announce(self, event: device_pb2.Event) -> None:
         """Sends the event on every Execute stream."""
 
 
 class Drain:
-    """The drain of a daemon: begun by an operator's call or by a signal, over when the sessions are or their time
-    is."""
+    """The drain of a daemon. It is started by an operator's call or by a signal, and ends when all sessions have ended
+    or the time is up."""
 
     def __init__(
         self, sessions: SessionTable, clients: DrainingClients, notifier: Notifier, not_ready: Callable[[], None]
@@ -49,7 +50,7 @@ class Drain:
         self._hurried = asyncio.Event()
 
     def begin(self) -> None:
-        """Takes no new sessions from now on, is not ready, and notifies all clients."""
+        """Accepts no new sessions from now on, reports not ready, and notifies all clients."""
         if self._sessions.draining:
             return
         log.info("drain", sessions=len(self._sessions))
@@ -58,13 +59,13 @@ class Drain:
         self._clients.announce(self._event())
 
     def shut(self) -> None:
-        """Begins as `begin` does, but notifies only clients that ask."""
+        """Starts the drain like `begin`, but does not send events to clients."""
         self._sessions.draining = True
         self._sessions.drain_left = self.left
         self._not_ready()
 
     def left(self) -> float:
-        """Returns the seconds that the sessions have; 0 if they have no limit."""
+        """Returns the time that sessions have left, in seconds. 0: there is no limit yet."""
         return 0.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def hurry(self) -> None:
@@ -72,9 +73,9 @@ class Drain:
         self._hurried.set()
 
     async def run(self, seconds: float) -> None:
-        """Gives the sessions `seconds` to end; returns sooner when all have ended, or after `hurry`."""
+        """Waits up to `seconds` for the sessions to end. Returns earlier if all have ended, or after `hurry`."""
         self._deadline = time.monotonic() + seconds
-        if self._sessions.draining:  # by a call, which has set no time
+        if self._sessions.draining:  # started by a call, which sets no time limit
             self._clients.announce(self._event())
         self.begin()
         emptied = asyncio.create_task(self._sessions.emptied.wait())

@@ -1,26 +1,27 @@
-"""Times at which the front gives free memory of its heap back to the system. Pure: the clock is passed in."""
+"""Heap trimming: decides when the front returns free heap memory to the system. Pure: the clock is passed in."""
 
 from __future__ import annotations
 
 QUIET = 5.0
-"""Seconds without a session after which trimming delays no client."""
+"""Time, in seconds, without a session after which trimming delays no client."""
 GROWTH = float(8 << 20)
-"""Growth in bytes beyond the least memory so far that is worth a trimming."""
+"""Growth, in bytes, above the least memory so far from which trimming is worthwhile."""
 STILL = 3.0
-"""Seconds without further growth, after which a burst of traffic is over."""
+"""Time, in seconds, without further growth after which a burst of traffic counts as over."""
 GRAIN = float(1 << 20)
-"""Bytes beyond the peak that count as further growth: a session at work moves the peak by a few pages all the time."""
+"""Growth of the peak, in bytes, that counts as further growth. A session at work always moves the peak by a few
+pages."""
 INTERVAL = 5.0
-"""Seconds from one trimming to the next while there are sessions: steady transfers use what is free again and again,
-and pay for each page that was given back."""
+"""Minimum interval, in seconds, between trimmings while there are sessions. Steady transfers reuse free memory, and
+each page that was returned to the system costs time when it is used again."""
 LONGEST = 60.0
-"""Longest interval in seconds. The interval doubles with each trimming that leaves the growth: the memory is in use,
-and may be released at any later time."""
+"""Maximum interval in seconds. The interval doubles with each trimming after which the growth remains: the memory is
+then in use, and may become free at any later time."""
 
 
 class HeapTrimming:
-    """Decides when the heap is trimmed: once after the last session has ended, and after a burst of traffic has made
-    the process grow while sessions stay.
+    """Decides when the heap is trimmed: once after the last session has ended, and after a burst of traffic that made
+    the process grow while sessions remain.
 
     Args:
         quiet: seconds without a session before the heap is trimmed.
@@ -30,22 +31,23 @@ class HeapTrimming:
         self._quiet = quiet
         self._used = False
         self._since: float | None = None
-        """The time since which there has been no session."""
+        """The time since which there has been no session. None: there are sessions, or the heap was trimmed since."""
         self._floor: float | None = None
-        """Least bytes of memory so far."""
+        """The least memory so far, in bytes."""
         self._peak, self._peak_at = 0.0, 0.0
-        """Most bytes since the last trimming, and the time of the last growth by `GRAIN`."""
+        """The most memory since the last trimming, in bytes, and the time of the last growth by `GRAIN`."""
         self._left = 0.0
-        """Bytes of memory after the last trimming."""
+        """Memory after the last trimming, in bytes."""
         self._trimmed_at = -INTERVAL
         self._interval = INTERVAL
 
     def due(self, sessions: int, memory: float, now: float) -> bool:
-        """Returns True if the heap is to be trimmed now.
+        """Returns True if the heap has to be trimmed now.
 
         Args:
-            sessions: their present number. A session that comes and goes between two calls leaves little.
-            memory: bytes of memory that the process has for itself.
+            sessions: present number of sessions. A session that opens and closes between two calls leaves little
+                memory.
+            memory: bytes of private memory of the process.
             now: seconds of a monotonic clock.
         """
         if self._floor is None or memory < self._floor:
@@ -55,7 +57,7 @@ class HeapTrimming:
         return self._deserted(sessions, now) or self._burst_over(memory, now)
 
     def done(self, memory: float, now: float) -> None:
-        """Takes note of a trimming that has left the process `memory` bytes."""
+        """Notes a trimming, after which the process uses `memory` bytes."""
         assert self._floor is not None
         self._peak = self._left = memory
         self._trimmed_at = now

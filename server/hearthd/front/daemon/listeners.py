@@ -1,5 +1,5 @@
-"""The daemon's listeners: gRPC on TCP and on a Unix socket, calls as frames, lanes and HTTP beside it; opened and
-closed as one."""
+"""The daemon's listeners: gRPC on TCP and on a Unix socket, framed calls, lanes and HTTP. They are opened and closed
+together."""
 
 from __future__ import annotations
 
@@ -35,23 +35,27 @@ if TYPE_CHECKING:
 
 _GRPC_OPTIONS = (
     ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.so_reuseport", 0),  # else a second daemon would share the port in silence
+    ("grpc.so_reuseport", 0),  # otherwise a second daemon would share the port silently
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # of gRPC's other pings: while one is out, no keepalive is sent
+    # Applies to gRPC's other pings; while one of them is unanswered, no keepalive ping is sent.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # No limit: beyond one, gRPC makes an error of every further ping, at 12 us each. The connection guard counts bytes.
+    # No limit: above a limit, gRPC answers every further ping with an error, which takes 12 us each. The connection
+    # guard limits the bytes instead.
     ("grpc.http2.max_ping_strikes", 0),
-    # Not 4 MiB, the default: a connection's turn in gRPC's threads would last long, and a few that flood starve others.
+    # Less than the default of 4 MiB, with which reading one connection would occupy gRPC's threads for long, so that a
+    # few flooding connections would block others.
     ("grpc.experimental.tcp_max_read_chunk_size", 128 << 10),
-    # Of one connection, 15 KiB each before the front sees the call. Well above `unary.MAX_CALLS`, which is refused by
-    # name: gRPC resets a stream above this number, which the caller sees as UNAVAILABLE.
+    # Limit for one connection. Each stream takes 15 KiB before the front sees the call. The limit is well above
+    # `unary.MAX_CALLS`, which is enforced with a proper refusal: above this limit gRPC resets the stream, which the
+    # caller sees as UNAVAILABLE.
     ("grpc.max_concurrent_streams", 512),
 )
 
 
 class Listeners:
-    """The listeners of a daemon, with the health service, by which others find out if they may come here."""
+    """The listeners of a daemon, and its health service."""
 
     def __init__(
         self,
@@ -85,8 +89,8 @@ class Listeners:
         self._calls: CallServer | None = None
 
     async def open(self, services: Sequence[GatedService]) -> Addresses:
-        """Listens for gRPC where the configuration says; where that is, in the end. Raises `ListenError`: `close` what
-        is open by then."""
+        """Opens the gRPC listeners of the configuration, with those for framed calls and lanes. Returns the addresses
+        in use. Raises `ListenError`; `close` then closes the listeners that are open."""
         config = self._config.listen
         devices = len(self._supervisor.devices)
         tenants = max(1, len(self._config.tenants))
@@ -114,7 +118,7 @@ class Listeners:
             if self._config.lane_path:
                 self._lanes.open(self._config.lane_path, public=self._access.public_socket)
         lanes = ""
-        if self._config.lane_address and (config.grpc or unix):  # tickets are had over gRPC
+        if self._config.lane_address and (config.grpc or unix):  # tickets for this port are issued over gRPC
             beside = parse_address(config.grpc).host if config.grpc else ""
             lanes = str(self._stripes.open(parse_address(self._config.lane_address), beside))
         await server.start()
@@ -123,7 +127,8 @@ class Listeners:
         return Addresses(grpc=grpc_address, unix=unix, lanes=lanes)
 
     async def open_http(self) -> str:
-        """Opens HTTP on TCP; on a Unix socket it listens at `Config.http_path`."""
+        """Opens HTTP on TCP, and on the Unix socket at `Config.http_path`. Returns the TCP address; empty without
+        TCP."""
         config = self._config
         if not config.listen.http and not config.http_path:
             return ""
@@ -137,7 +142,7 @@ class Listeners:
         return str(await self._http.start(address, unix) or "")
 
     def _guard(self, method: str, serve: Any, method_gate: MethodGate) -> Any:
-        """A method of the health service, which asks for no credential."""
+        """Wraps a method of the health service, which asks for no credential."""
         return guarded(health.NAME, method, serve, self._metrics, method_gate)
 
     def _listen_tcp(self, server: grpc.aio.Server, address: Address) -> Address:
@@ -160,19 +165,20 @@ class Listeners:
             os.umask(before)
 
     def not_ready(self) -> None:
-        """Health says so from now on."""
+        """Reports not ready in the health service from now on."""
         if self._health is not None:
             self._health.drain()
 
     async def close(self, grace: float) -> None:
-        """Takes no connection from here on, and asks those that are there to go (GOAWAY)."""
+        """Accepts no further connections, and asks the connected clients to disconnect (GOAWAY). Calls under way may
+        continue for `grace` seconds."""
         if self._health is not None:
             await self._health.stop()
         self._connections.guard.stop()
         await self._lanes.close()
         await self._stripes.close()
         server, self._server = self._server, None
-        # gRPC cleans up on the loop when its object goes, so it must not outlive the loop.
+        # When the server object is freed, gRPC cleans up on the event loop, so it must be freed before the loop ends.
         stops = [server.stop(grace)] if server is not None else []
         if self._calls is not None:
             stops.append(self._calls.close(grace))
@@ -181,6 +187,6 @@ class Listeners:
         await asyncio.gather(*stops)
 
     def release(self) -> None:
-        """Lets go of the Unix socket's path; calls that have their last words may still be on it before."""
+        """Removes the path of the Unix socket. Called late, because calls that are ending may still use the socket."""
         if self._unix is not None:
             self._unix.release()

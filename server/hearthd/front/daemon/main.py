@@ -1,7 +1,7 @@
-"""`hearthd serve`: the forkserver is started first (by `cli.main`, where the daemon is on its own), so that its imports
-run beside the front's.
+"""`hearthd serve`. The forkserver starts first (`cli.main` starts it in a standalone daemon), so that its imports run
+in parallel with the front's.
 
-So nothing is imported here that is not needed for that; the rest of the front is, when the forkserver is on its way.
+This module therefore imports only what that needs. The rest of the front is imported after the forkserver was started.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from hearthd.shared.malloc import keep_freed_memory
 from hearthd.shared.sighup import Hangup
 
 _KEEP_BYTES = 64 << 20
-"""Freed memory that the front keeps for the next chunks: a few transfers' worth."""
+"""Number of freed bytes that the front keeps for the next chunks: enough for a few transfers."""
 _ARENAS = 1
-"""gRPC receives in any of its threads. With a heap for each, every one of them grows to what it ever held at once and
-keeps that for itself; from a single one, the next chunk takes the place of the last in any thread."""
+"""Number of heap arenas. gRPC receives in any of its threads. If each thread had its own heap, each heap would grow to
+the most that the thread ever held, and keep it. In a single heap, the next chunk reuses the memory of the last, in any
+thread."""
 
 
 def serve(
@@ -31,10 +32,12 @@ def serve(
     read: Callable[[], Config] | None = None,
     hangup: Hangup | None = None,
 ) -> int:
-    """Runs the daemon until it is stopped; returns its exit code: 0, 1 for a failure, 2 for a configuration that cannot
-    work here. `read` reads the configuration again for a reload; `hangup` has had that signal until now."""
+    """Runs the daemon until it is stopped. Returns its exit code: 0, 1 after a failure, or 2 for a configuration that
+    cannot be used on this host. `read` reads the configuration again for a reload. `hangup` has handled SIGHUP until
+    now."""
     keep_freed_memory(_KEEP_BYTES, arenas=_ARENAS)
-    attributes.close_to_others()  # tokens, keys and sessions' secrets: also to processes of this user
+    # Protects tokens, keys and the secrets of sessions from other processes, including those of this user.
+    attributes.close_to_others()
     try:
         tenants(config)
         backend, devices = backends.choose(config)
@@ -45,7 +48,8 @@ def serve(
     launcher = ForkServerLauncher(backend)
     launcher.warm_up()
 
-    # Lines of gRPC's own are not JSON, and strangers could fill the log with them. GRPC_VERBOSITY, where set, counts.
+    # gRPC's own log lines are not JSON, and unauthenticated peers could fill the log with them. A value of
+    # GRPC_VERBOSITY in the environment takes precedence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     polling.import_grpc(polling.LISTENER)
     import uvloop

@@ -1,8 +1,8 @@
-"""Orphans: processes that the front has not started itself, and inherits when their parent ends.
+"""Orphans: processes that the front did not start itself, and inherits when their parent ends.
 
-A compiler outlives a device process that is killed, and device processes outlive the forkserver: the front takes them
-in (`PR_SET_CHILD_SUBREAPER`; in a container it may be process 1, without a parent), and they stay as zombies until
-it has waited for them.
+A compiler outlives a device process that is killed, and device processes outlive the forkserver. The front adopts them
+(`PR_SET_CHILD_SUBREAPER`; in a container it may be process 1, which inherits all orphans). They remain zombies until
+the front has waited for them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import os
 from collections.abc import Callable, Collection, Iterator
 
 _TICK = 2.0
-"""Seconds between checks: uvloop keeps SIGCHLD for itself, and a zombie costs nothing but its number."""
+"""Interval between checks, in seconds. uvloop reserves SIGCHLD, and a zombie takes up nothing but its pid."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def reap(ours: Collection[int]) -> None:
-    """Waits for every child that has ended, but for `ours`, which others wait for. What ended after one of those is
-    left for another time: it is not seen before that has been waited for."""
+    """Reaps every child that has ended, except for `ours`, for which other code waits. If a child of `ours` has ended,
+    the children behind it are reaped at a later call, because the system shows them only afterwards."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -35,8 +35,11 @@ def reap(ours: Collection[int]) -> None:
 
 @contextlib.contextmanager
 def adopted(ours: Callable[[], Collection[int]], *, first: bool | None = None, tick: float = _TICK) -> Iterator[None]:
-    """Waits for orphans as long as the block runs; `first`: whether this process inherits any (None: it does from now
-    on). `ours` says which processes are waited for elsewhere. Inside the event loop."""
+    """Reaps orphans while the block runs. Must be used inside the event loop.
+
+    `first`: whether this process inherits orphans already; None: makes it inherit orphans from now on. `ours` returns
+    the processes for which other code waits.
+    """
     if first is None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     elif not first:

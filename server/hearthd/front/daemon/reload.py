@@ -1,6 +1,6 @@
-"""SIGHUP: the configuration is read again, and what can be changed while the daemon runs is.
+"""Reload (SIGHUP): reads the configuration again, and applies the settings that can be changed while the daemon runs.
 
-A file that cannot be used changes nothing. Signals that come while one reload is under way are one more reload.
+A file that cannot be used changes nothing. Signals that arrive during a reload cause one more reload.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from hearthd.front.tenancy.tenants import Directory
 log = structlog.get_logger("hearthd.reload")
 
 Read = Callable[[], Config]
-"""Reads the configuration as it was read at the start: the same file, environment and flags. Raises `ConfigError`."""
+"""Reads the configuration from the same file, environment and flags as at the start. Raises `ConfigError`."""
 Apply = Callable[[ReloadPlan, Directory], Awaitable[int]]
-"""Makes the changes; how many sessions were ended by them."""
+"""Applies the changes, and returns the number of sessions that were closed."""
 
 
 class Reloader:
-    """The reloads of a daemon. Belongs to the event loop; it reads files elsewhere."""
+    """The reloads of a daemon. Belongs to the event loop; files are read in a thread."""
 
     def __init__(self, config: Config, read: Read | None, apply: Apply, audit: Audit, notifier: Notifier) -> None:
-        """`read`: None where the configuration came from nowhere that could be read again."""
+        """Creates the object. `read` is None if there is nothing from which the configuration could be read again."""
         self.config = config
         """The configuration in force."""
         self.refused = ""
-        """Why the last reload changed nothing; empty: it did what it could."""
+        """The reason why the last reload changed nothing. Empty: it was applied."""
         self._read = read
         self._apply = apply
         self._audit = audit
@@ -44,19 +44,19 @@ class Reloader:
         self._task: asyncio.Task[None] | None = None
 
     def ask(self) -> None:
-        """Reloads now, or once more when what is under way is done, or when the daemon is ready."""
+        """Starts a reload: at once, after the reload that is under way, or when the daemon is ready."""
         self._asked = True
         if self._open and self._task is None:
             self._task = asyncio.create_task(self._run(), name="reload")
 
     def open(self) -> None:
-        """The daemon is ready: what was asked for meanwhile is done now."""
+        """Notes that the daemon is ready, and starts a reload that was requested before."""
         self._open = True
         if self._asked:
             self.ask()
 
     async def settled(self) -> None:
-        """Returns when nothing that was asked for is left to be done."""
+        """Returns when no requested reload is left to be done."""
         while self._task is not None:
             await asyncio.shield(self._task)
 
@@ -90,7 +90,7 @@ class Reloader:
         try:
             wanted, directory = await asyncio.to_thread(self._look)
             planned = plan(self.config, wanted)
-            if planned.config.tenants != wanted.tenants:  # those that stay
+            if planned.config.tenants != wanted.tenants:  # some changed tenants are not applied
                 directory = await asyncio.to_thread(tenants, planned.config)
         except (ConfigError, ReloadError) as error:
             self.refused = str(error)
@@ -109,8 +109,8 @@ class Reloader:
         self._audit.record("reload", **told)
 
     def _look(self) -> tuple[Config, Directory]:
-        """Reads configuration and tenants, in a thread: files may be slow, and so are the user databases of some
-        hosts."""
+        """Reads configuration and tenants. Runs in a thread, because files and the user databases of some hosts may be
+        slow."""
         assert self._read is not None
         wanted = self._read()
         return wanted, tenants(wanted)

@@ -1,7 +1,7 @@
-"""The plan of a reload: the settings that change while the daemon runs. Pure: two configurations go in, a plan comes
-out.
+"""The plan of a reload: the settings that change while the daemon runs. Pure: computed from two configurations.
 
-`RELOADABLE` and `NEEDS_A_RESTART` name every setting once, with what becomes of it or why it stays.
+`RELOADABLE` and `NEEDS_A_RESTART` together name every setting once, with the time at which a change takes effect, or
+the reason why a change needs a restart.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ RELOADABLE: dict[str, str] = {
          "overload.descriptors_critical"), "at once, for the last readings too",
     ),
 }  # fmt: skip
-"""The time at which each takes effect. The audit log's file is opened anew at every reload, so that it can be moved
-away before."""
+"""The time at which a change of each setting takes effect. The file of the audit log is opened again at every reload,
+so that it can be renamed before."""
 
 _MADE = "it is made with the daemon"
 _TOLD = "clients were told of it when they connected"
@@ -88,7 +88,7 @@ NEEDS_A_RESTART: dict[str, str] = {
          "limits.max_unacked_bytes", "limits.max_code_bytes"), _TOLD,
     ),
 }  # fmt: skip
-"""Why each stays as it was."""
+"""The reason why a change of each setting needs a restart."""
 
 FIRST_TENANT = "tenants (the first ones: until now everybody is let in, and shares processes)"
 LAST_TENANT = "tenants (none is left: everybody would be let in)"
@@ -96,19 +96,20 @@ FIRST_USER = "users and groups of tenants (the first ones: until now the Unix so
 
 
 class ReloadError(Exception):
-    """The changeable settings cannot be used without others that are not; the text is one line for the operator."""
+    """The reloadable settings cannot be used without others that need a restart. The text is one line for the
+    operator."""
 
 
 @dataclass(frozen=True)
 class ReloadPlan:
-    """The plan of a reload."""
+    """The result of comparing two configurations."""
 
     config: Config
-    """The configuration in force afterwards."""
+    """The configuration in force after the reload."""
     changed: tuple[str, ...]
-    """Settings that it changes."""
+    """The settings that the reload changes."""
     kept: tuple[str, ...]
-    """Settings that stay as they were until the next start, in the words of the log."""
+    """The settings that keep their values until the next start, with the words of the log."""
     tenants: TenantChanges
 
 
@@ -117,17 +118,17 @@ class TenantChanges:
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The settings of each tenant that has others than before."""
+    """The changed settings of each tenant that exists before and after."""
 
     def __str__(self) -> str:
-        """ "+new -old research (tokens, quotas)"; empty: nothing."""
+        """Returns a summary like "+new -old research (tokens, quotas)"; empty: no changes."""
         parts = [f"+{name}" for name in self.added] + [f"-{name}" for name in self.removed]
         parts += [f"{name} ({', '.join(keys)})" for name, keys in self.changed.items()]
         return " ".join(parts)
 
 
 def plan(running: Config, wanted: Config) -> ReloadPlan:
-    """Raises `ReloadError`."""
+    """Returns the plan. Raises `ReloadError`."""
     differing = [path for path in paths() if value(running, path) != value(wanted, path)]
     changed = [path for path in differing if ".".join(path) in RELOADABLE]
     kept = [".".join(path) for path in differing if path not in changed]
@@ -164,7 +165,7 @@ def tenant_changes(before: tuple[TenantSettings, ...], after: tuple[TenantSettin
 
 
 def paths() -> Iterator[Path]:
-    """Yields the path of every setting, `tenants` as one."""
+    """Yields the path of every setting; `tenants` counts as one setting."""
     for name, info in Config.model_fields.items():
         section = info.annotation
         keys = getattr(section, "model_fields", None)
@@ -186,7 +187,7 @@ def _by_user(tenants: tuple[TenantSettings, ...]) -> bool:
 
 
 def _merged(running: Config, wanted: Config, changed: list[Path]) -> Config:
-    """`running` with some settings of `wanted`, checked as a whole. Raises `ValidationError`."""
+    """Returns `running` with the given settings of `wanted`, validated as a whole. Raises `ValidationError`."""
     values = running.model_dump()
     for path in changed:
         target = values

@@ -1,4 +1,5 @@
-"""Notifications to systemd (`Type=notify`), and the line that `systemctl status` shows; none without systemd."""
+"""Notifications to systemd (`Type=notify`), and the line that `systemctl status` shows. Without systemd they do
+nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import SERVING, STATE_NAMES, Supervisor
 
 _EXTENSION_US = 15_000_000
-"""Microseconds that systemd is asked to wait after each message of a daemon that starts or stops: more than a clean
-stop takes, and a few of the messages."""
+"""Time, in microseconds, that systemd is asked to wait after each message of a daemon that starts or stops. It is
+longer than a clean stop takes, and than several intervals between messages."""
 
 
 class Notifier:
-    """READY, RELOADING, STOPPING, STATUS, and the watchdog while the daemon is well."""
+    """Sends READY, RELOADING, STOPPING, STATUS, and the watchdog notification while the daemon is healthy."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._notifier = sdnotify.SystemdNotifier() if environ.get("NOTIFY_SOCKET") else None
@@ -43,7 +44,8 @@ class Notifier:
             self.tell(f"STATUS={text}")
 
     def starting(self, text: str) -> None:
-        """Reports that the daemon is starting and must not be given up yet; to be repeated every few seconds."""
+        """Reports that the daemon is starting, so that systemd continues to wait. Must be repeated every few
+        seconds."""
         self._told = text
         self.tell(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
 
@@ -52,8 +54,8 @@ class Notifier:
         self.tell(f"READY=1\nSTATUS={text}")
 
     def reloading(self) -> None:
-        """The configuration is read again; `reloaded` has to follow. Understood by Type=notify and by
-        Type=notify-reload (systemd 253), which asks for the time."""
+        """Reports that the configuration is being read again; `reloaded` has to follow. Supports Type=notify and
+        Type=notify-reload (systemd 253), which needs the time."""
         if self._ready and not self._over:
             self.tell(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
@@ -62,12 +64,14 @@ class Notifier:
             self.tell("READY=1")
 
     def stopping(self, status: str) -> None:
-        """Reports that the daemon is stopping and must not be killed yet; repeated, it may take as long as it likes."""
+        """Reports that the daemon is stopping, so that systemd does not kill it yet. If the report is repeated, the
+        stop may take any time."""
         self._over = True
         self.tell(f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
 
     async def watchdog(self, healthy: Callable[[], bool]) -> None:
-        """Pats the watchdog at half its time, from the loop that serves, as long as `healthy` says so."""
+        """Notifies systemd's watchdog at half its interval while `healthy` returns True. Runs in the event loop that
+        serves, so that a blocked loop is detected."""
         while self._notifier is not None and self._interval > 0:
             if healthy():
                 self.tell("WATCHDOG=1")
@@ -75,7 +79,7 @@ class Notifier:
 
 
 def summary(supervisor: Supervisor, sessions: SessionTable) -> str:
-    """ "2 devices (device 1 lost: ...), 3 sessions of 2 tenants" """
+    """Returns a summary like "2 devices (device 1 lost: ...), 3 sessions of 2 tenants"."""
     ill = [
         f"device {device.ordinal} {STATE_NAMES[device.state]}" + (f": {device.detail}" if device.detail else "")
         for device in supervisor

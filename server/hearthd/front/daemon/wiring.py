@@ -1,4 +1,4 @@
-"""The parts of a daemon: each made once, and given the others that it needs."""
+"""The parts of a daemon: each is created once, and gets the other parts that it needs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from hearthd.shared.host_memory import share_of_host
 
 
 class DaemonParts:
-    """The parts of one daemon, none of which runs or listens yet."""
+    """The parts of one daemon. After construction none of them runs or listens yet."""
 
     def __init__(  # noqa: PLR0915 - the one place where the parts are made
         self, config: Config, backend: Backend, devices: list[int], launcher: Launcher | None, read: Read | None
@@ -61,7 +61,7 @@ class DaemonParts:
             max_faults=config.devices.max_faults,
             spare=config.devices.spare,
             context_memory=config.devices.context_memory if backend == "cuda" else 0,
-            scrub=bool(config.tenants),  # one more, or another, may come while it runs
+            scrub=bool(config.tenants),  # a tenant may be added or changed while the process runs
         )
         specs = backends.device_specs(config, backend, devices)
         self.collectives = CollectiveRouter([spec.ordinal for spec in specs], config.collectives.timeout)
@@ -95,7 +95,7 @@ class DaemonParts:
         self.supervisor.prepare.append(traces.watch)
         self.groups = PeerGroups(self.collectives, PeerReach(targets))
         self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
-        self.supervisor.prepare.append(self.groups.watch)  # before channels are opened to a process
+        self.supervisor.prepare.append(self.groups.watch)  # runs before channels to a process are opened
         self.durable_store = DurableStore(self.sessions, config.sessions.durable_bytes or share_of_host())
         self.supervisor.prepare.append(self.durable_store.restore)
         self.access = Access(config, self.sessions, self.metrics)
@@ -185,5 +185,5 @@ class DaemonParts:
         self.durable_store.on_session_closed(session_id)
 
     def _begin_drain(self) -> None:
-        """No new sessions from now on; not ready."""
+        """Accepts no new sessions from now on, and reports not ready."""
         self.drain.begin()

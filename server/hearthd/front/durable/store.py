@@ -1,10 +1,10 @@
-"""The store: copies of durable buffers, in files in memory that outlive the device processes that fill them.
+"""The durable store: copies of durable buffers, in memory files that outlive the device processes that fill them.
 
-Each session has one file for each device, which the front makes and hands to the device process; nothing of it is
-mapped here. A device process asks for places in it (SNAPSHOT with `reserve`), says which copies are complete
-(`commit`, all or none of one message) and which are not needed any more (`forget`). Each is answered, by its id, when
-it stands: until then the process leaves the copies of before alone. So whenever a process ends, what was committed
-last is whole. The next process gets the file, and brings the buffers back before it serves.
+Each session has one file for each device. The front creates the file and hands it to the device process, but does not
+map it. A device process reserves areas in it (SNAPSHOT with `reserve`), reports which copies are complete (`commit`,
+all or none of one message) and which are no longer needed (`forget`). Each request is answered, by its id, after it has
+taken effect; until then the process does not overwrite the previous copies. Whenever a process ends, the copies that
+were committed last are therefore complete. The next process gets the file, and restores the buffers before it serves.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ log = structlog.get_logger("hearthd.durable")
 
 PATIENCE = 30.0
 BYTES_PER_SECOND = 100 << 20
-"""A restore may take as long as this says of its bytes, and `PATIENCE` more."""
+"""Time limit of a restore: its size divided by this rate (bytes per second), plus `PATIENCE` seconds."""
 
 AT_ONCE = 16
-"""Sessions that are restored at a time: the socket for files takes no more than some hundred messages."""
+"""Maximum number of sessions that are restored concurrently, because the socket for files holds only some hundred
+messages."""
 
 _PUNCH_HOLE = 0x02 | 0x01
-"""FALLOC_FL_PUNCH_HOLE, which goes only with FALLOC_FL_KEEP_SIZE."""
+"""FALLOC_FL_PUNCH_HOLE, which requires FALLOC_FL_KEEP_SIZE."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -53,19 +54,20 @@ class SessionCopies:
         self.index = StoreIndex()
         self.file = os.memfd_create("hearth-durable", os.MFD_CLOEXEC)
         self.channel: Channel | None = None
-        """The channel whose device process has the file."""
+        """The channel whose device process has the file. None: no process has it."""
         self._users = 0
         self._closed = False
 
     def hand_over(self, link: DeviceLink, channel: Channel) -> None:
-        """Gives the file to a device process that has not got it. Raises OSError where it takes nothing just now."""
+        """Sends the file to the channel's device process, if that does not have it. Raises OSError if it cannot be sent
+        at the moment."""
         if self.channel is not channel and link.descriptors is not None:
             link.descriptors.send("snapshot", {"channel": channel.number}, [self.file])
             self.channel = channel
 
     @contextlib.contextmanager
     def using(self) -> Iterator[int]:
-        """The file, which stays open meanwhile."""
+        """Yields the file, and keeps it open while the context is entered."""
         self._users += 1
         try:
             yield self.file
@@ -84,7 +86,7 @@ class SessionCopies:
 
 
 class DurableStore:
-    """The durable store of the node. `limit`: bytes of host memory for it all; 0: none."""
+    """The durable store of the node. `limit`: bytes of host memory for all copies; 0: no limit."""
 
     def __init__(self, sessions: Iterable[Session], limit: int = 0) -> None:
         self._sessions = sessions
@@ -94,7 +96,7 @@ class DurableStore:
 
     @property
     def bytes(self) -> int:
-        """Host memory that is promised to durable buffers."""
+        """Bytes of host memory that are reserved for copies."""
         return sum(place.index.bytes for place in self._places.values())
 
     # ---- sessions ----
@@ -110,10 +112,10 @@ class DurableStore:
             place.close()
         self._places.clear()
 
-    # ---- what device processes say ----
+    # ---- messages of device processes ----
 
     def attach(self, link: DeviceLink) -> None:
-        """Serves a device process from now on."""
+        """Starts to serve a device process."""
         link.listen(Kind.SNAPSHOT, partial(self._said, link))
 
     def _said(self, link: DeviceLink, frame: Frame) -> None:
@@ -145,7 +147,8 @@ class DurableStore:
         return {}
 
     def _reserve(self, link: DeviceLink, channel: Channel, wanted: list[list[int]]) -> dict[str, Any]:
-        """Places for buffers, all or none: [key, handle, size] each. Raises Refusal(QUOTA_EXCEEDED)."""
+        """Reserves areas for buffers, all or none; each is given as [key, handle, size]. Raises
+        Refusal(QUOTA_EXCEEDED)."""
         known = self._places.get((channel.session_id, link.ordinal))
         session = known.session if known is not None else self._find(channel.session_id)
         tenant = session.tenant
@@ -187,11 +190,11 @@ class DurableStore:
             if device == ordinal and place.session.tenant.name == tenant
         )
 
-    # ---- a new device process ----
+    # ---- restore ----
 
     async def restore(self, link: DeviceLink) -> None:
-        """Brings back, in a process that is ready, what its sessions had. Returns when it is there, or is known not to
-        come; a process that ends meanwhile is no failure: the next one starts from the same copies."""
+        """Restores, in a process that is ready, the durable buffers of its sessions. Returns when they are restored, or
+        cannot be. If the process ends meanwhile, the next process is restored from the same copies."""
         self.attach(link)
         room = asyncio.Semaphore(AT_ONCE)
 
@@ -221,7 +224,7 @@ class DurableStore:
             place.hand_over(link, channel)
             async with asyncio.timeout(PATIENCE + size / BYTES_PER_SECOND):
                 answer = await _unless_over(link, link.ask(Kind.RESTORE, body, channel.number))
-        except ConnectionError as error:  # it has ended, and its loss is not known yet
+        except ConnectionError as error:  # the process has ended, and its loss is not known yet
             log.warning("durable_again", session=session.id, device=link.ordinal, why=str(error))
             return
         except (OSError, TimeoutError) as error:
@@ -237,11 +240,11 @@ class DurableStore:
                 why = failed[copy.key]
                 log.error("durable_lost", session=session.id, device=link.ordinal, buffer=copy.handle, why=why)
         self._drop(place, index.forget(failed))
-        channel.durable = [copy.handle for copy in copies]  # those that failed say themselves why
+        channel.durable = [copy.handle for copy in copies]  # those that failed report the reason when they are used
         log.info("durable_restored", session=session.id, device=link.ordinal, buffers=len(copies), bytes=size)
 
     def _give_up(self, place: SessionCopies, link: DeviceLink, channel: Channel) -> None:
-        """Removes what may be half restored; the session begins with nothing."""
+        """Removes buffers that may be partly restored. The session starts with none."""
         if place.session.channels.get(link.ordinal) is channel:
             del place.session.channels[link.ordinal]
         self._later(channel.close(Refusal(Reason.BUFFER_LOST, "Its durable buffers could not be restored in time.")))
@@ -250,7 +253,7 @@ class DurableStore:
             place.close()
 
     def _drop(self, place: SessionCopies, holes: list[Hole]) -> None:
-        """Gives memory back to the system; a GiB takes some 0.1 s, in a separate thread."""
+        """Returns memory to the system, in a thread, because that takes some 0.1 s for each GiB."""
         if not holes or place.file < 0:
             return
         using = contextlib.ExitStack()
@@ -269,7 +272,7 @@ class DurableStore:
 
 
 async def _unless_over(link: DeviceLink, asking: Any) -> dict[str, Any]:
-    """The answer; raises Refusal(DEVICE_LOST) where the link ends before it."""
+    """Returns the answer. Raises Refusal(DEVICE_LOST) if the link ends before it arrives."""
     answer = asyncio.ensure_future(asking)
     try:
         await asyncio.wait({answer, link.closed}, return_when=asyncio.FIRST_COMPLETED)

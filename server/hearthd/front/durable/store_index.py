@@ -1,7 +1,7 @@
-"""The index of durable copies: their places in the file, and the host memory that they may take. Pure.
+"""The index of durable copies: their areas in the file, and the host memory that they may use. Pure.
 
-Every buffer has two areas in its session's file, for the copy that is complete and for the one being taken; both count
-from the start, so that no checkpoint fails later for want of memory that was promised.
+Every buffer has two areas in its session's file: for the copy that is complete, and for the copy that is being taken.
+Both are counted from the start, so that no later checkpoint fails because of a lack of memory.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from hearth_proto.reasons import Reason, Refusal
 
 PAGE = 4096
-"""Host memory is had in pages of this size."""
+"""Page size in bytes. Areas are multiples of it."""
 
 Hole = tuple[int, int]
-"""Offset and length of what is not needed any more."""
+"""Offset and length of an unused part of the file."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class DurableCopy:
     span: int
     committed: int | None = None
     superseded: bool = False
-    """True once its handle has a newer copy: the buffer was freed, or durable no more, before that one came."""
+    """True once another buffer has the same handle: this buffer was freed, or is no longer durable."""
 
     @property
     def hole(self) -> Hole:
@@ -38,12 +38,12 @@ class DurableCopy:
 
 
 def span_of(size: int) -> int:
-    """Bytes of one area."""
+    """Returns the size of one area in bytes."""
     return -(-size // PAGE) * PAGE
 
 
 class StoreIndex:
-    """The copies of one session on one device. Places in the file are never used twice: a copy that goes leaves a
+    """The copies of one session on one device. An area of the file is never reused; a copy that is removed leaves a
     hole."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class StoreIndex:
         self._of: dict[int, int] = {}  # the newest key of each handle
 
     def reserve(self, key: int, handle: int, size: int) -> DurableCopy:
-        """Two areas for a buffer; the caller has checked the limits."""
+        """Reserves two areas for a buffer. The caller has checked the limits."""
         if key in self.copies or size < 0:
             raise ValueError(f"copy {key} of {size} bytes")
         before = self._of.get(handle)
@@ -67,7 +67,7 @@ class StoreIndex:
         return copy
 
     def commit(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Commits areas that hold complete copies of one moment: all of them count from now on, or none."""
+        """Marks areas as complete copies, taken at the same moment: either all of them are marked, or none."""
         known = [(self.copies[key], which) for key, which in parts]
         for copy, which in known:
             if which not in (0, 1):
@@ -75,7 +75,7 @@ class StoreIndex:
             copy.committed = which
 
     def forget(self, keys: Iterable[int]) -> list[Hole]:
-        """Removes buffers that are durable no more. Unknown keys are ignored."""
+        """Removes buffers that are no longer durable, and returns their areas. Unknown keys are ignored."""
         gone = [copy for key in keys if (copy := self.copies.pop(key, None)) is not None]
         for copy in gone:
             self.bytes -= 2 * copy.span
@@ -84,13 +84,14 @@ class StoreIndex:
         return [copy.hole for copy in gone if copy.span]
 
     def lost(self) -> list[Hole]:
-        """The device process is gone: whatever has no complete copy went with it."""
+        """Removes the buffers that have no complete copy or were superseded, after the device process has ended.
+        Returns their areas."""
         return self.forget([key for key, copy in self.copies.items() if copy.committed is None or copy.superseded])
 
 
 @dataclass(frozen=True)
 class StoreUse:
-    """Use and limit that a request for `requested` bytes meets, and whose they are. 0 allowed: no limit."""
+    """The usage and limit to check for a request, and their owner in words. `allowed` 0: no limit."""
 
     whose: str
     in_use: int
@@ -98,12 +99,12 @@ class StoreUse:
 
 
 def charge(sizes: Sequence[int]) -> int:
-    """Bytes of host memory that buffers of these sizes take."""
+    """Returns the bytes of host memory for buffers of these sizes."""
     return sum(2 * span_of(size) for size in sizes)
 
 
 def check(requested: int, uses: Iterable[StoreUse]) -> None:
-    """Raises Refusal(QUOTA_EXCEEDED) with all the numbers."""
+    """Raises Refusal(QUOTA_EXCEEDED), with all numbers, if a limit is exceeded."""
     for use in uses:
         if use.allowed and use.in_use + requested > use.allowed:
             raise Refusal(

@@ -1,9 +1,10 @@
-"""The health of a GPU, from NVML's readings: a sick one is fenced, the others of its node serve on. Pure.
+"""The health of a GPU, from NVML's readings: a GPU with a fault is fenced; the other GPUs of its node continue to
+serve. Pure.
 
-Sick is what NVIDIA's documents answer with a reset of the GPU, a restart of the machine, or its replacement; work that
-is given to such a GPU hangs, fails or is wrong. Xids of programs (13, 31, 43, 45, ...: what a wild pointer in a kernel
-causes) say nothing against the GPU: they cost a device process, which is replaced. Newer drivers say themselves what a
-GPU needs; for older ones Xids have to do. Sources: "GPU memory error management"
+A fault is a condition for which NVIDIA's documents ask for a reset of the GPU, a restart of the machine or a
+replacement; work on such a GPU hangs, fails or computes wrong results. Xids caused by programs (13, 31, 43, 45, ...:
+for example an invalid pointer in a kernel) are not faults of the GPU: they end a device process, which is replaced.
+Newer drivers report the action that a GPU needs; for older ones Xids are used. Sources: "GPU memory error management"
 (https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/, "Error recovery and response flags": a pending remapping does
 not preclude new work) and the Xid catalog (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html).
 """
@@ -25,20 +26,21 @@ FATAL_XIDS: Mapping[int, str] = MappingProxyType({
     120: "its system processor (GSP) failed",
     140: "an ECC error that it did not recover from",
 })  # fmt: skip
-"""Xids after which only a reset, or more, helps. 48 (a double-bit error) is not among them: 64, 94 or 95 come with it,
-and of these 94 says that it was contained."""
+"""Xids after which at least a reset is necessary. 48 (a double-bit error) is not among them, because 64, 94 or 95
+follows it, and 94 means that the error was contained."""
 RECOVERIES: Mapping[str, str] = MappingProxyType({
     "gpu_reset": "nvidia-smi --gpu-reset",
     "bus_reset": "a reset of its bus",
     "node_reboot": "restart the machine",
     "system_reboot": "restart the machine",
 })  # fmt: skip
-"""Actions that the GPU needs before it can be used again. Others that a driver asks for can wait for work to end."""
+"""Actions that are necessary before the GPU can be used again. Other actions that a driver asks for can wait until work
+has ended."""
 
 
 def sickness(reading: GpuReading, forgiven: Mapping[int, int] = MappingProxyType({})) -> str:
-    """Why no work should be given to the GPU; empty where it is well. `forgiven`: how often each Xid had been met when
-    an operator last said that the GPU is well again."""
+    """Returns the reason why the GPU must not be given work; empty if it is healthy. `forgiven`: how often each Xid had
+    been reported when an operator last restarted the device."""
     if reading.lost:
         return "the driver has lost the GPU; restart the machine"
     wanted = reading.recovery or ""
@@ -53,7 +55,7 @@ def sickness(reading: GpuReading, forgiven: Mapping[int, int] = MappingProxyType
 
 
 def complaints(reading: GpuReading) -> list[str]:
-    """Returns the conditions of a GPU that still works which an operator should know."""
+    """Returns the problems of a working GPU that an operator should know."""
     found = []
     if reading.recovery not in (None, "none"):
         found.append(f"the driver asks for {reading.recovery}")

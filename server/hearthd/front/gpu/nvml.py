@@ -1,4 +1,4 @@
-"""NVML: which GPUs there are and what they read. The only thing that the front knows of NVIDIA."""
+"""NVML: the GPUs of the node and their readings. This is the only NVIDIA interface that the front uses."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Nvml", "GpuReading", "cuda_count", "cupy_installed", "gpu_count"]
 
 
 RECOVERY_FIELD = 230
-"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older libraries do not name."""
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, a constant that older libraries do not define."""
 _MOST_XIDS = 64
-"""Different Xids that are counted; there are about two hundred, and a GPU that reports this many is broken in any
-case."""
+"""Maximum number of different Xids that are counted for each GPU. About two hundred exist, and a GPU that reports this
+many is broken anyway."""
 
 
 def gpu_count() -> tuple[int, str]:
-    """Returns the number of GPUs that the driver has, and, if it has none, the cause."""
+    """Returns the number of GPUs of the driver; if it is 0, also the reason."""
     try:
         import pynvml
     except ImportError:
@@ -42,8 +42,8 @@ def gpu_count() -> tuple[int, str]:
 
 
 def cuda_count(gpus: int, environ: Mapping[str, str]) -> int:
-    """Returns the number of devices that CUDA shows: `CUDA_VISIBLE_DEVICES` hides some, and ends at its first invalid
-    entry."""
+    """Returns the number of devices that CUDA shows. `CUDA_VISIBLE_DEVICES` hides some, and is read up to its first
+    invalid entry."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return gpus
@@ -59,22 +59,24 @@ def cuda_count(gpus: int, environ: Mapping[str, str]) -> int:
 
 
 def cupy_installed() -> bool:
-    """Returns True if CuPy could be imported; it is not imported here."""
+    """Returns True if CuPy can be imported. Does not import it."""
     return importlib.util.find_spec("cupy") is not None
 
 
 PATIENCE_S = 2.0
-"""Seconds that a reading waits for another one: a driver that hangs, as it may with a GPU that fails, costs one
-thread."""
+"""Maximum time, in seconds, that a reading waits for another one. A driver that hangs, which may happen with a failing
+GPU, thus blocks only one thread."""
 
 
 class Nvml:
-    """Readings by UUID; answers nothing where there is no NVML. `library`: pynvml, unless a test brings its own.
+    """Reads GPUs by UUID; returns None if NVML is not available. `library` replaces pynvml in tests.
 
-    Safe from any thread. What a GPU, its driver or its mode (MIG) does not know is left out, and not asked again.
+    Thread-safe. Values that a GPU, its driver or its mode (MIG) does not support are left out, and not requested again.
     """
 
-    def __init__(self, library: Any = None) -> None:
+    def __init__(self, library: Any = None, *, patience: float = PATIENCE_S) -> None:
+        """`patience`: seconds that a reading waits for another one."""
+        self._patience = patience
         self._nvml: Any = None
         self._handles: dict[str, Any] = {}
         self._unknown: dict[str, set[str]] = {}
@@ -87,9 +89,9 @@ class Nvml:
             self._nvml = nvml
 
     def read(self, uuid: str) -> GpuReading | None:
-        """Returns the reading of a GPU; None if NVML does not know it. Takes some milliseconds: not for the event
-        loop."""
-        if not uuid or not self._lock.acquire(timeout=PATIENCE_S):
+        """Returns the reading of a GPU; None if NVML does not know the GPU. Takes some milliseconds, so it must not be
+        called from the event loop."""
+        if not uuid or not self._lock.acquire(timeout=self._patience):
             return None
         try:
             return self._read(uuid) if self._nvml is not None else None
@@ -123,7 +125,7 @@ class Nvml:
         usage = ask("nvmlDeviceGetUtilizationRates")
         throttling = ask("nvmlDeviceGetCurrentClocksEventReasons")
         if throttling is None:
-            throttling = ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # its name before driver 535
+            throttling = ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # the name of the function before driver 535
         remapped = ask("nvmlDeviceGetRemappedRows") or (None, None, None, None)
         volatile = nvml.NVML_VOLATILE_ECC
         fields = self._fields(ask)
@@ -157,8 +159,8 @@ class Nvml:
         )
 
     def close(self) -> None:
-        if not self._lock.acquire(timeout=PATIENCE_S):
-            return  # the driver holds a thread that asked it something; it goes with the process
+        if not self._lock.acquire(timeout=self._patience):
+            return  # another thread waits for the driver; it ends with the process
         nvml, self._nvml = self._nvml, None
         self._lock.release()
         if nvml is not None:
@@ -169,7 +171,7 @@ class Nvml:
                 nvml.nvmlShutdown()
 
     def _find(self, uuid: str) -> Any:
-        """Returns the GPU's handle, from now on listened to for Xids."""
+        """Returns the handle of a GPU, and registers for its Xids."""
         nvml = self._nvml
         name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         handle = nvml.nvmlDeviceGetHandleByUUID(name)
@@ -181,7 +183,7 @@ class Nvml:
         return handle
 
     def _fields(self, ask: Callable[..., Any]) -> dict[int, Any]:
-        """Returns the values that NVML has of the fields that are read together."""
+        """Returns the values of the fields that are read together, as far as NVML has them."""
         nvml = self._nvml
         wanted = (
             nvml.NVML_FI_DEV_MEMORY_TEMP,
@@ -193,12 +195,13 @@ class Nvml:
         return {each.fieldId: _value(nvml, each) for each in found if each.nvmlReturn == nvml.NVML_SUCCESS}
 
     def _xids_of(self, uuid: str) -> Mapping[int, int]:
-        """Takes what the driver has reported meanwhile, of any GPU; how often which Xid was this GPU's."""
+        """Reads the Xids that the driver has reported for any GPU. Returns the number of reports of each Xid for this
+        GPU."""
         nvml = self._nvml
         for _ in range(1000 if self._events is not None else 0):
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-            except nvml.NVMLError:  # a timeout: there is no more
+            except nvml.NVMLError:  # a timeout: there are no more events
                 break
             self._count(event)
         return dict(self._xids.get(uuid, {}))
@@ -216,7 +219,7 @@ class Nvml:
 
 
 ALL_LINKS = 0xFFFFFFFF
-"""The scope of a field that adds up all NVLinks of a GPU."""
+"""The scope of a field that sums all NVLinks of a GPU."""
 
 
 def _is_lost(nvml: Any, error: Any) -> bool:
@@ -244,7 +247,7 @@ def _scaled(value: Any, factor: float) -> float | None:
 
 
 def _percent(value: Any) -> float | None:
-    """Converts a pair of a utilisation and its sample period."""
+    """Returns the utilization from a pair of utilization and sample period."""
     return None if value is None else value[0] / 100
 
 

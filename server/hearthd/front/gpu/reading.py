@@ -1,4 +1,4 @@
-"""The readings of a GPU at one time. Pure."""
+"""The readings of a GPU at one point in time. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class GpuReading:
-    """NVML's readings of one GPU now; None: NVML has no value. Base units: bytes, ratio, degrees, watts, hertz."""
+    """NVML's present readings of one GPU. None: NVML has no value. Units: bytes, ratios, degrees Celsius, watts,
+    hertz."""
 
     memory_used: int | None = None
     memory_total: int | None = None
@@ -17,38 +18,38 @@ class GpuReading:
     power: float | None = None
     sm_clock: float | None = None
     memory_utilization: float | None = None
-    """Share of the last sample period in which its memory was read or written."""
+    """Fraction of the last sample period in which the GPU's memory was read or written."""
     encoder_utilization: float | None = None
     decoder_utilization: float | None = None
     memory_clock: float | None = None
     memory_temperature: float | None = None
     power_limit: float | None = None
     energy: float | None = None
-    """Joules since the driver was loaded."""
+    """Energy in joules since the driver was loaded."""
     pcie_replays: int | None = None
     nvlink_received: int | None = None
-    """Bytes of payload over all its links."""
+    """Payload bytes received over all NVLinks."""
     nvlink_sent: int | None = None
     ecc_corrected: int | None = None
-    """Since the driver was loaded."""
+    """Number of errors since the driver was loaded."""
     ecc_uncorrected: int | None = None
     rows_remapped_corrected: int | None = None
-    """Rows of its memory that were replaced after errors that could be corrected, in its life."""
+    """Number of memory rows that were replaced after correctable errors, in the lifetime of the GPU."""
     rows_remapped_uncorrected: int | None = None
     remap_pending: bool | None = None
-    """A row is to be replaced at the next reset."""
+    """True if a row will be replaced at the next reset."""
     remap_failed: bool | None = None
     recovery: str | None = None
-    """The action that the driver asks for, one of `RECOVERY`; older drivers name none."""
+    """The action that the driver asks for, one of `RECOVERY`. None: the driver is too old to report one."""
     throttling: Mapping[str, bool] = field(default_factory=dict)
-    """Reasons that may keep the clocks down; True: it does now."""
+    """True for each reason that reduces the clocks now, by reason."""
     xids: Mapping[int, int] = field(default_factory=dict)
-    """The number of reports of each Xid by the driver since this daemon has listened."""
+    """Number of reports of each Xid by the driver since this daemon started to listen."""
     lost: bool = False
-    """The driver cannot reach it any more."""
+    """True if the driver cannot reach the GPU any more."""
 
     def throttled(self, reason: str) -> bool:
-        """Returns True if this reason keeps the clocks down now."""
+        """Returns True if this reason reduces the clocks now."""
         return self.throttling.get(reason, False)
 
 
@@ -60,7 +61,7 @@ THROTTLING = {
     "hw_thermal_slowdown": 0x40,
     "hw_power_brake_slowdown": 0x80,
 }
-"""Bits of nvmlClocksEventReasons*; those of an idle GPU and of clocks set on purpose are no trouble."""
+"""Bits of nvmlClocksEventReasons*. Those of an idle GPU and of clocks that were set on purpose are left out."""
 RECOVERY = (
     "none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset",
     "system_reboot",

@@ -1,4 +1,4 @@
-"""GPU watch: reads NVML every few seconds, and fences GPUs that are sick."""
+"""GPU watch: reads NVML periodically, and fences GPUs with a fault."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hearthd.front.gpu.reading import GpuReading
 log = structlog.get_logger("hearthd.gpu")
 
 INTERVAL = 10.0
-"""Seconds between two readings: each costs a thread some milliseconds, and no GPU anything."""
+"""Interval between readings, in seconds. A reading takes a thread some milliseconds, and does not affect the GPU."""
 
 
 class WatchedDevice(Protocol):
-    """The part of a device that is watched."""
+    """A device, as the watch uses it."""
 
     ordinal: int
     sick: str
@@ -27,7 +27,7 @@ class WatchedDevice(Protocol):
 
 
 class GpuWatch:
-    """Belongs to the event loop."""
+    """Watches the GPUs of the node. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class GpuWatch:
         while True:
             try:
                 self.look(await self._read())
-            except Exception:  # whatever a driver comes up with, the watch continues
+            except Exception:  # the watch continues after any error of the driver
                 log.exception("gpu_watch")
             await asyncio.sleep(self._interval)
 
     def look(self, readings: Mapping[int, GpuReading]) -> None:
-        """Fences what is sick by these readings."""
+        """Fences the devices whose readings show a fault, and logs changed problems of the others."""
         for device in self._devices:
             reading = readings.get(device.ordinal)
             if reading is None:
                 continue
-            if device.ordinal in self._fenced and not device.sick:  # an operator has restarted it since
+            if device.ordinal in self._fenced and not device.sick:  # an operator has restarted the device since
                 self._fenced.discard(device.ordinal)
                 self._forgiven[device.ordinal] = dict(reading.xids)
             why = health.sickness(reading, self._forgiven.get(device.ordinal, {}))

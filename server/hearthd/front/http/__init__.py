@@ -1,7 +1,7 @@
-"""HTTP beside gRPC: probes, metrics, the status document and its page, downloads of traces.
+"""HTTP beside gRPC: probes, metrics, the status document and its page, and downloads of traces.
 
-Owns the HTTP listener and what it answers. Covers neither the content of metrics and status (`hearthd.front.metrics`,
-`hearthd.front.rpc.node_status`) nor authentication (`hearthd.front.auth`).
+Owns the HTTP listener and its responses. Does not cover the content of metrics and status (`hearthd.front.metrics`,
+`hearthd.front.rpc.node_status`) or authentication (`hearthd.front.auth`).
 
 Above: `hearthd.front.daemon`. Below: `hearthd.front.metrics`.
 """

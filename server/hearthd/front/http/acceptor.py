@@ -1,7 +1,7 @@
-"""Listening sockets of HTTP, and admission of what connects.
+"""Listening sockets of HTTP, and admission of the connections to them.
 
-Connections are counted from their first byte on, before TLS (`hearthd.front.connections.accept_loop`). Not what is
-answered (`server`).
+Connections are counted from their first byte on, before TLS (`hearthd.front.connections.accept_loop`). Does not cover
+the responses (`server`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from hearthd.front.tenancy.tenants import User
 BACKLOG = 512
 _SEND_BUFFER = 256 << 10
 _RECEIVE_BUFFER = 64 << 10
-"""Bytes of kernel memory for one connection; the kernel would give one that does not read some megabytes."""
+"""Size, in bytes, of the kernel's buffers for one connection. By default, a connection that does not read could fill
+several megabytes."""
 
 
 class Acceptor:
-    """Accepts for one HTTP server; `make` makes the HTTP library's protocol of a connection."""
+    """Accepts connections for one HTTP server. `make` creates the HTTP library's protocol object for a connection."""
 
     def __init__(
         self,
@@ -49,7 +50,8 @@ class Acceptor:
         self._accepting = AcceptLoop("http", self._accepted, self._short)
 
     async def open(self, address: Address) -> Address:
-        """Listens on every address that the host name has; returns the first with its port. Raises `OSError`."""
+        """Listens on every address to which the host name resolves. Returns the address with the port in use. Raises
+        `OSError`."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         port, absent = address.port, None
@@ -58,7 +60,8 @@ class Acceptor:
             try:
                 listening = _listening(family, kind, protocol, (where[0], port, *where[2:]))
             except OSError as error:
-                if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # "localhost" on a host without IPv6
+                # Expected, for example, for "localhost" on a host without IPv6.
+                if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     absent = error
                     continue
                 for listening in opened:
@@ -73,20 +76,20 @@ class Acceptor:
         return Address(address.host, port)
 
     def open_unix(self, listening: socket.socket) -> None:
-        """Accepts on a Unix socket as well, without TLS."""
+        """Accepts connections also on a Unix socket, without TLS."""
         self._accepting.listen(listening)
 
     async def stop(self) -> None:
-        """Accepts no further connection, and drops those that are within their TLS handshake."""
+        """Accepts no further connections, and drops those that are in their TLS handshake."""
         await self._accepting.stop()
 
     def close(self) -> None:
-        """Cuts all connections."""
+        """Closes all connections at once."""
         for connection in list(self._of.values()):
             connection.displace()
 
     def of(self, handler: Handler) -> Connection | None:
-        """The connection that a protocol of the HTTP library serves; None: it is closed."""
+        """Returns the connection that a protocol object of the HTTP library serves; None: it is closed."""
         return self._of.get(handler)
 
     # ---- accepting ----
@@ -97,7 +100,7 @@ class Acceptor:
             return
         try:
             user = user_of(accepted)
-        except OSError:  # it has gone
+        except OSError:  # the peer has disconnected
             accepted.close()
             return
         self._admit(accepted, f"uid:{user.uid}", user)
@@ -119,7 +122,7 @@ class Acceptor:
         try:
             await loop.connect_accepted_socket(lambda: connection, accepted, **secured)
         except BaseException as error:
-            if isinstance(error, OSError) and not connection.closing:  # of TLS; a timeout among them
+            if isinstance(error, OSError) and not connection.closing:  # an error of TLS, including its timeout
                 self.refuse("handshake", connection.peer)
             self.lost(connection)
             accepted.close()
@@ -127,10 +130,10 @@ class Acceptor:
                 raise
 
     def _short(self, error: OSError) -> None:
-        """Closes a connection that waits, so that there is a descriptor for the next."""
+        """Closes an unauthenticated connection, so that there is a descriptor for the next one."""
         self._limiter.evict("descriptors")
 
-    # ---- what connections tell ----
+    # ---- reports of connections ----
 
     def lost(self, connection: Connection) -> None:
         connection.slot.release()
@@ -141,7 +144,7 @@ class Acceptor:
 
 
 def _listening(family: int, kind: int, protocol: int, where: tuple[Any, ...]) -> socket.socket:
-    """A listening socket. Raises `OSError`."""
+    """Returns a listening socket. Raises `OSError`."""
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setblocking(False)

@@ -1,6 +1,6 @@
-"""Single-flight cached answer: computed once for all requests that accept one of a certain age.
+"""Single-flight cached response: computed once for all requests that accept a response of a certain age.
 
-The pattern is that of Go's `singleflight`, with a bound on the age. Event loop only.
+The pattern is that of Go's `singleflight`, with a limit on the age. Event loop only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class CachedResponse(Generic[T]):
-    """Caches what `find` answers. Belongs to the event loop."""
+    """Caches the result of `find`. Belongs to the event loop."""
 
     def __init__(self, find: Callable[[], Awaitable[T]], clock: Callable[[], float] = time.monotonic) -> None:
         self._find = find
@@ -24,17 +24,17 @@ class CachedResponse(Generic[T]):
 
     @property
     def age(self) -> float:
-        """Seconds since `find` was called last."""
+        """Seconds since the last call of `find`."""
         return self._clock() - self._asked
 
     async def get(self, max_age: float) -> T:
-        """Returns an answer no older than `max_age` seconds; calls `find` where there is none. Raises what `find`
-        raises, to all callers that wait for it; a failure is not cached."""
+        """Returns a result that is at most `max_age` seconds old, and calls `find` if there is none. All callers that
+        wait for one call of `find` get its error; an error is not cached."""
         task = self._task
         if task is None or self.age > max_age or (task.done() and (task.cancelled() or task.exception() is not None)):
             self._asked = self._clock()
             task = self._task = asyncio.ensure_future(self._found())
-        return await asyncio.shield(task)  # a caller that is cancelled takes it from no other
+        return await asyncio.shield(task)  # the cancellation of one caller does not affect the others
 
     async def _found(self) -> T:
         return await self._find()

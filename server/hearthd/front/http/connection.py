@@ -1,8 +1,8 @@
 """A guarded HTTP connection: an asyncio protocol in front of aiohttp's.
 
-Covers the limits that hold for strangers: size and time of a request's head, one request at a time, no bodies, a
-deadline for clients that do not read. aiohttp's protocol is given whole, checked heads and nothing else. Not the
-caller's identity (`server`), and not the number of connections (`acceptor`). Event loop only.
+Covers the limits for unauthenticated clients: size and time of a request's head, one request at a time, no bodies, a
+time limit for clients that do not read. aiohttp's protocol object receives only complete, checked heads. Does not cover
+the caller's identity (`server`) and the number of connections (`acceptor`). Event loop only.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from hearthd.front.http.head import HeadError
 from hearthd.front.tenancy.tenants import User
 
 PIECE = 64 << 10
-"""Bytes of an answer that are handed to the transport at a time."""
+"""Number of bytes of a response that are passed to the transport at a time."""
 _LINGER = 1.0
-"""Seconds in which a refused client may read its answer."""
+"""Time, in seconds, for a refused client to read its response."""
 _LINGER_BYTES = 256 << 10
-"""Bytes that are read and dropped meanwhile: unread ones would make the kernel drop the answer."""
+"""Maximum number of bytes that are read and dropped in that time. Unread bytes would make the kernel drop the
+response."""
 _LONGEST = 900.0
-"""Seconds for one request, whatever it is."""
+"""Time limit, in seconds, of a request of any kind."""
 
 
 @dataclass(frozen=True)
 class HttpTimeouts:
-    """Times in seconds; see `hearthd.front.config.http.HttpSettings`."""
+    """Time limits in seconds; see `hearthd.front.config.http.HttpSettings`."""
 
     header: float = 5.0
     idle: float = 30.0
@@ -42,7 +43,7 @@ class HttpTimeouts:
 
 
 class Handler(Protocol):
-    """The HTTP library's protocol for one connection."""
+    """The interface of the HTTP library's protocol object for one connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport, /) -> None: ...
     def connection_lost(self, exc: BaseException | None, /) -> None: ...
@@ -52,25 +53,25 @@ class Handler(Protocol):
 
 
 class ConnectionOwner(Protocol):
-    """The listener, as its connections see it."""
+    """The listener, as its connections use it."""
 
     def lost(self, connection: Connection) -> None:
-        """The connection is closed."""
+        """Notes that the connection is closed."""
 
     def refuse(self, reason: str, peer: str) -> None:
-        """Counts and logs."""
+        """Counts and logs a refusal."""
 
 
 class _State(enum.Enum):
     HEAD = enum.auto()
-    """Waiting for a request, or in the middle of its head."""
+    """Waiting for a request, or for the rest of its head."""
     REQUEST = enum.auto()
     """A request is under way."""
     CLOSING = enum.auto()
 
 
 class Connection(asyncio.Protocol):
-    """Belongs to the listener that accepted it; made before the TLS handshake."""
+    """An HTTP connection. It belongs to the listener that accepted it, and is created before the TLS handshake."""
 
     def __init__(
         self,
@@ -86,9 +87,10 @@ class Connection(asyncio.Protocol):
         self.peer = peer
         """The address of the client, for the log."""
         self.slot = slot
-        """Proven while a request of an accepted caller is under way; where it is reserved, only health is answered."""
+        """The connection's slot in the limiter. It is proven while a request of an accepted caller is under way. A
+        reserved slot is served probes only."""
         self.user = user
-        """The user of this host at the other end of a Unix socket; None: the connection came by TCP."""
+        """The user of this host at the other end of a Unix socket. None: the client connected over TCP."""
         self._owner = owner
         self._limits = limits
         self._socket = accepted
@@ -106,8 +108,9 @@ class Connection(asyncio.Protocol):
     # ---- asyncio ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
-        # A write is over when the kernel has it all: what is still here of a piece is bounded by the piece.
+        # A cast, because uvloop's transports do not inherit from asyncio's.
+        transport = self._transport = cast(asyncio.Transport, transport)
+        # With these limits a write ends when the kernel has all of it, so at most one piece is buffered here.
         transport.set_write_buffer_limits(high=1, low=0)
         self.handler.connection_made(transport)
         self._wait(self._limits.header, self._too_late)
@@ -151,11 +154,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def closing(self) -> bool:
-        """True if the connection is about to be closed from this side."""
+        """True if this side is about to close the connection."""
         return self._state is _State.CLOSING
 
     def displace(self) -> None:
-        """Closes the connection at once, also within its TLS handshake."""
+        """Closes the connection at once, even during its TLS handshake."""
         self._state = _State.CLOSING
         if self._transport is not None:
             self._transport.abort()
@@ -163,12 +166,12 @@ class Connection(asyncio.Protocol):
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
-    # ---- answers ----
+    # ---- responses ----
 
     @contextlib.asynccontextmanager
     async def piece(self) -> AsyncIterator[None]:
-        """Bounds the time in which the client takes what is written inside: cuts the connection, and raises
-        `ConnectionResetError`, where that is not all with the kernel in time."""
+        """Limits the time for the client to receive what is written in this context. If the kernel has not accepted all
+        of it in time, closes the connection and raises `ConnectionResetError`."""
         try:
             async with asyncio.timeout(self._limits.write):
                 yield
@@ -181,7 +184,8 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("the client does not read") from None
 
     def answered(self, *, last: bool) -> None:
-        """The request under way is answered and all of it sent; `last`: the connection is closed."""
+        """Notes that the response to the request under way has been sent completely. With `last` the connection is
+        closed."""
         if self._state is not _State.REQUEST:
             return
         self.slot.wait()
@@ -196,10 +200,10 @@ class Connection(asyncio.Protocol):
         if self._state is _State.HEAD:
             self._read_on()
 
-    # ---- inside ----
+    # ---- internals ----
 
     def _next(self) -> None:
-        """Hands the next head on, if it is there and as it should be."""
+        """Passes the next head on if it is complete and valid."""
         while self._received.startswith(b"\r\n"):
             del self._received[:2]
         try:
@@ -223,9 +227,10 @@ class Connection(asyncio.Protocol):
         self._bound()
 
     def _bound(self) -> None:
-        """Reads no further while a request is under way; drops what came already where that is no mere next request."""
+        """Stops reading while a request is under way. Drops data that is already here if there is more of it than one
+        further request."""
         if self._received and self._transport is not None and self._state is _State.REQUEST:
-            with contextlib.suppress(RuntimeError):  # closing
+            with contextlib.suppress(RuntimeError):  # the transport is closing
                 self._transport.pause_reading()
             if len(self._received) > head.MAX_HEAD:
                 self._received.clear()
@@ -233,7 +238,7 @@ class Connection(asyncio.Protocol):
 
     def _read_on(self) -> None:
         if self._transport is not None:
-            with contextlib.suppress(RuntimeError):  # closing
+            with contextlib.suppress(RuntimeError):  # the transport is closing
                 self._transport.resume_reading()
 
     def _refuse(self, error: HeadError) -> None:
@@ -245,7 +250,7 @@ class Connection(asyncio.Protocol):
         self._close()
 
     def _close(self) -> None:
-        """Ends the sending side; the client has a moment to read and to go."""
+        """Closes the sending side, and then waits briefly for the client to read and to disconnect."""
         self._state = _State.CLOSING
         self._received.clear()
         transport = self._transport
@@ -273,21 +278,22 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _wait(self, seconds: float, action: Callable[[], None]) -> None:
-        """Replaces the deadline."""
+        """Sets the connection's timer, replacing the earlier one."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, action)
 
 
 async def deliver(request: web.Request, response: web.StreamResponse, connection: Connection) -> web.StreamResponse:
-    """Sends the rest of an answer; returns what aiohttp is to take for it. The next request is read afterwards."""
+    """Sends the rest of a response, and returns the response that aiohttp treats as sent. Afterwards the next request
+    is read."""
     try:
         if isinstance(response, web.Response) and isinstance(response.body, bytes) and len(response.body) > PIECE:
             response = await _in_pieces(request, response, response.body, connection)
         async with connection.piece():
             await response.prepare(request)
             await response.write_eof()
-    except ConnectionError:  # cut, here or by the client
+    except ConnectionError:  # closed, here or by the client
         response.force_close()
         return response
     connection.answered(last=not response.keep_alive)

@@ -1,7 +1,7 @@
-"""Request heads: parsed and checked on their own bytes, before an HTTP library sees any of them.
+"""Request heads: parsed and checked before an HTTP library receives any byte of them.
 
-Covers the request line, the header fields and the limits on both; not the caller, nor the resource. Stricter than RFC
-9112 where leniency is a known way to be misunderstood: no bare line feeds, no folded lines, no spaces before a colon,
+Covers the request line, the header fields and the limits on both; not the caller or the resource. Stricter than RFC
+9112 where leniency is known to cause misinterpretation: no bare line feeds, no folded lines, no spaces before a colon,
 no body. Pure.
 """
 
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 MAX_HEAD = 16 << 10
-"""Bytes of a request line and its header fields together."""
+"""Maximum size, in bytes, of the request line and the header fields together."""
 MAX_LINE = 4 << 10
-"""Bytes of a request line."""
+"""Maximum size, in bytes, of the request line."""
 MAX_FIELDS = 64
 END = b"\r\n\r\n"
 PROBES = ("/healthz", "/readyz")
-"""Paths that every health checker may ask for, with any host name and without credentials."""
+"""Paths that every health checker may request, with any host name and without credentials."""
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _LINE = re.compile(rb"(" + _TOKEN + rb") ([\x21-\x7e]+) HTTP/1\.([01])")
@@ -27,18 +27,18 @@ _FIELD = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 _START = re.compile(_TOKEN + rb"(?: |\Z)")
 _ONCE = (b"host", b"content-length", b"authorization", b"origin")
 _LEFT_OUT = (b"upgrade", b"expect", b"http2-settings")
-"""Fields that ask for another protocol or for an interim response: ignored, as RFC 9110 allows."""
+"""Fields that ask for another protocol or for an interim response. They are ignored, as RFC 9110 allows."""
 
 
 class HeadError(Exception):
-    """A request that is refused for its head."""
+    """Raised for a request that is refused because of its head."""
 
     def __init__(self, status: int, reason: str, error: str, fix: str) -> None:
         super().__init__(error)
         self.status = status
-        """The status code of HTTP."""
+        """The HTTP status code."""
         self.reason = reason
-        """A single word, for metrics and the log."""
+        """A single word for metrics and the log."""
         self.error = error
         self.fix = fix
 
@@ -51,18 +51,18 @@ class Head:
     target: str
     """Path and query, as sent."""
     fields: Mapping[bytes, bytes]
-    """Values by lower-case name; of a repeated field the last."""
+    """Values by name in lower case. Of a repeated field, the last value."""
     data: bytes
-    """The head for an HTTP library, without fields that are ignored here."""
+    """The head for the HTTP library, without the fields that are ignored."""
 
     @property
     def probe(self) -> bool:
-        """True if it asks for health."""
+        """True if the request is a health probe."""
         return self.target.partition("?")[0] in PROBES
 
 
 def check_beginning(data: bytes | bytearray) -> None:
-    """Raises `HeadError` where an unfinished head cannot become one any more."""
+    """Raises `HeadError` if an incomplete head can no longer become a valid one."""
     first = data.find(b"\r\n", 0, MAX_LINE + 2)
     if first < 0 and len(data) > MAX_LINE:
         raise HeadError(414, "line_too_long", f"The request line has more than {MAX_LINE} bytes.", "Ask for less.")
@@ -73,7 +73,7 @@ def check_beginning(data: bytes | bytearray) -> None:
 
 
 def parse(data: bytes) -> Head:
-    """Parses a head with the empty line at its end. Raises `HeadError`."""
+    """Parses a head, including the empty line at its end. Raises `HeadError`."""
     if len(data) > MAX_HEAD:
         _too_large()
     line, *lines = data[: -len(END)].split(b"\r\n")
@@ -105,7 +105,7 @@ def parse(data: bytes) -> Head:
 
 
 def _check_method(method: bytes, fields: Mapping[bytes, bytes]) -> None:
-    """Refuses other methods than GET and HEAD, and bodies: nothing is changed over HTTP."""
+    """Raises `HeadError` for methods other than GET and HEAD, and for bodies, because nothing is changed over HTTP."""
     if method not in (b"GET", b"HEAD"):
         raise HeadError(
             405, "method", f"{method[:20].decode()} is not served here.", "Use GET, HEAD: nothing changes over HTTP."

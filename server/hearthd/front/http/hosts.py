@@ -1,8 +1,8 @@
-"""Host names that requests may be for, and origins that they may come from.
+"""Host names for which requests are accepted, and origins from which they are accepted.
 
-A web page can have its own name resolve to this host (DNS rebinding) and then reads every answer as its own. Its
-requests carry that name as Host, so a name that is not this daemon's is refused. An address in place of a name cannot
-be rebound and is accepted. Pure.
+A web page can have its own name resolve to this host (DNS rebinding), and could then read every response as its own.
+Its requests carry that name as Host, so a name that is not this daemon's is refused. An IP address cannot be rebound,
+and is accepted. Pure.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable
 
 _NAME = re.compile(r"(?P<host>[a-z0-9_.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
 _SAME = ("same-origin", "none")
-"""Values of Sec-Fetch-Site of requests that the daemon's own page or a person makes."""
+"""Values of Sec-Fetch-Site in requests that the daemon's own page or a person makes."""
 
 
 class Hosts:
-    """Names of one HTTP listener."""
+    """The host names of one HTTP listener."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        """`names`: exact names, `*.example.org` for all below one, `*` for all."""
+        """Creates the set. `names`: exact names, `*.example.org` for all names below one, or `*` for all names."""
         lowered = [name.lower().rstrip(".") for name in names if name]
         self._every = "*" in lowered
         self._exact = frozenset(name for name in lowered if not name.startswith("*"))
@@ -41,7 +41,8 @@ class Hosts:
 
 
 def host_of(header: str) -> str | None:
-    """The name or address in a Host header, lower-case and without port; None where it is malformed."""
+    """Returns the name or address in a Host header, in lower case and without the port. None: the header is
+    malformed."""
     match = _NAME.fullmatch(header.strip().lower())
     if match is None:
         return None
@@ -49,7 +50,8 @@ def host_of(header: str) -> str | None:
 
 
 def same_origin(host: str, origin: str | None, site: str | None) -> bool:
-    """Returns True unless a page of another origin made the request: by the headers Host, Origin and Sec-Fetch-Site."""
+    """Returns False if a page of another origin made the request, according to the headers Host, Origin and
+    Sec-Fetch-Site."""
     if site is not None and site.strip().lower() not in _SAME:
         return False
     if origin is None:

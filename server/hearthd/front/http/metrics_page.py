@@ -1,4 +1,5 @@
-"""GET /metrics: collected once in `http.metrics_max_age` for each viewer, and rendered in a thread."""
+"""GET /metrics: metrics are collected once in `http.metrics_max_age` seconds for each viewer, and rendered in a
+thread."""
 
 from __future__ import annotations
 
@@ -14,27 +15,27 @@ from hearthd.front.metrics.collector import Metrics
 from hearthd.front.tenancy.tenants import Tenant
 
 _KEPT = 60.0
-"""Seconds without a request after which the pages of a viewer are dropped."""
+"""Time, in seconds, without a request after which the pages of a viewer are dropped."""
 _FORMATS = 8
-"""Formats that are kept of one viewer's metrics."""
+"""Maximum number of formats that are kept of one viewer's metrics."""
 Page = tuple[bytes, str]
-"""Body and content type."""
+"""The body and the content type."""
 
 
 class MetricsPages:
-    """Pages by viewer and format. Belongs to the event loop."""
+    """The metrics pages, by viewer and format. Belongs to the event loop."""
 
     def __init__(
         self, metrics: Metrics, collect: Callable[[Tenant], Awaitable[list[Metric]]], max_age: float = 1.0
     ) -> None:
-        """`max_age`: seconds for which what is collected is good."""
+        """Creates the object. `max_age`: time, in seconds, for which collected metrics are used."""
         self._max_age = max_age
         self._metrics = metrics
         self._collect = collect
         self._viewers: dict[Tenant, _Viewer] = {}
 
     async def get(self, viewer: Tenant, accept: str) -> Page:
-        """The page as far as `viewer` may see, in the format that the header Accept asks for."""
+        """Returns the page, restricted to what `viewer` may see, in the format that the Accept header asks for."""
         for other in [other for other, pages in self._viewers.items() if pages.families.age > _KEPT]:
             self._viewers.pop(other).close()
         pages = self._viewers.get(viewer)
@@ -52,7 +53,7 @@ class _Viewer:
         self.families = CachedResponse(collect)
         self._metrics = metrics
         self._formats: dict[str, tuple[list[Metric], CachedResponse[Page]]] = {}
-        """Families and the page built from them, by content type."""
+        """Metrics families and the page built from them, by content type."""
 
     async def get(self, accept: str, max_age: float) -> Page:
         kind = format_of(accept)
@@ -76,8 +77,8 @@ class _Viewer:
 
 
 def format_of(accept: str) -> str:
-    """The content type that a header Accept leads to."""
+    """Returns the content type that an Accept header selects."""
     try:
         return choose_encoder(accept)[1]
-    except (TypeError, ValueError):  # a version that is no number
+    except (TypeError, ValueError):  # a version that is not a number
         return choose_encoder("")[1]

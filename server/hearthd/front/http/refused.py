@@ -1,4 +1,4 @@
-"""Refusals of the HTTP listener: counted by reason, logged at a bounded rate, answered without an HTTP library."""
+"""Refusals of the HTTP listener: counted by reason, logged at a limited rate, and answered without an HTTP library."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
-    "Server": "hearthd",  # and not which versions of what
+    "Server": "hearthd",  # without the versions of the libraries
 }
-"""Fields of every answer that does not set them itself."""
+"""Header fields of every response that does not set them itself."""
 REASONS = {
     "head_too_large": "More than 16 KiB, or 64 headers.",
     "line_too_long": "A request line of more than 4 KiB.",
@@ -39,20 +39,21 @@ REASONS = {
     "handshake": "A TLS handshake that failed or took too long.",
 }  # fmt: skip
 _QUIET = 10.0
-"""Seconds between two log lines of one reason."""
+"""Minimum interval, in seconds, between log lines of one reason."""
 
 
 class Refusals(Collector):
-    """Counts and logs; a collector for Prometheus."""
+    """Counts and logs refusals. A Prometheus collector."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
-        """Refusals by reason."""
+        """Number of refusals, by reason."""
         self._clock = clock
         self._logged = LogThrottle(_QUIET)
 
     def add(self, reason: str, peer: str) -> None:
-        """Counts one; logs the first of a reason, then at most one line each ten seconds with their number."""
+        """Counts a refusal. Logs the first refusal of a reason, then at most one line with their number every ten
+        seconds."""
         self.counts[reason] += 1
         times = self._logged.times(reason, self._clock())
         if times:
@@ -60,7 +61,7 @@ class Refusals(Collector):
 
     def collect(self) -> Iterable[Metric]:
         refused = CounterMetricFamily(
-            "hearth_http_refusals", "HTTP requests and connections that were refused or cut, by reason.",
+            "hearth_http_refusals", "HTTP requests and connections refused or closed, by reason.",
             labels=["reason"],
         )  # fmt: skip
         for reason in REASONS:
@@ -69,7 +70,7 @@ class Refusals(Collector):
 
 
 def answer(status: int, error: str, fix: str, headers: Mapping[str, str] | None = None) -> bytes:
-    """The bytes of a refusal after which the connection is closed."""
+    """Returns the bytes of a refusal after which the connection is closed."""
     body = json.dumps({"error": error, "fix": fix}).encode()
     fields = {
         "Content-Type": "application/json; charset=utf-8",

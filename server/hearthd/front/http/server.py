@@ -1,4 +1,4 @@
-"""HTTP beside gRPC: probes, metrics, a status document, and a page that shows it."""
+"""The HTTP server beside gRPC: probes, metrics, a status document, and a page that shows it."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ log = structlog.get_logger("hearthd.http")
 
 _METRICS = "/metrics"
 _VIEWER: ContextVar[Tenant] = ContextVar("viewer", default=EVERYONE)
-"""The tenant that a request is answered for."""
+"""The tenant for which the present request is answered."""
 _MAX_AGE = 10.0
-"""Seconds; no status document that is given out is older."""
+"""Maximum age, in seconds, of a status document that a request may accept."""
 _NEVER = 3600.0
-"""Seconds; aiohttp's own timeout of idle connections, which `connection` has a shorter one for."""
+"""aiohttp's own timeout of idle connections, in seconds. `connection` enforces a shorter one."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 _NO_REQUESTS = WithoutErrors("aiohttp.server", HttpProcessingError)
-"""Bytes that are no request: their sender gets an answer."""
+"""Suppresses aiohttp's log of invalid requests, because their sender gets a response."""
 
 
 class HttpServer:
-    """/healthz, /readyz, /metrics, /status, /traces/ID.json, and the page at /.
+    """Serves /healthz, /readyz, /metrics, /status, /traces/ID.json, and the page at /.
 
-    Where it is `guarded`, every path asks for a credential but those without data: probes, and the page's files. A
-    credential is a tenant's token or, on the Unix socket, the user at the other end.
+    If the server is `guarded`, every path needs a credential, except for those without data: the probes and the files
+    of the page. A credential is a tenant's token or, on the Unix socket, the user at the other end.
     """
 
     def __init__(
@@ -76,29 +76,30 @@ class HttpServer:
         settings: HttpSettings | None = None,
         refusals: Refusals | None = None,
     ) -> None:
-        """`open_metrics`: /metrics tells of all tenants without a token, although the rest is guarded."""
+        """Creates the server. `open_metrics`: /metrics shows all tenants without a token, even if the server is
+        guarded."""
         self._auth = auth
         self._limiter = limiter
         self.guarded = guarded
         self.open_metrics = open_metrics
         self.certificates = certificates
-        """The certificate of the TCP listener; None: it is without TLS."""
+        """The certificates of the TCP listener. None: it does not use TLS."""
         self._supervisor = supervisor
         self._sessions = sessions
         self._metrics = metrics
         self._status = status
         self._settings = settings or HttpSettings()
         self.hosts = self._settings.hosts
-        """Names that requests may be for, beside this host's own."""
+        """Host names for which requests are accepted, in addition to this host's own."""
         self._refusals = refusals or Refusals()
         self._runner: web.AppRunner | None = None
         self.acceptor: Acceptor | None = None
-        """The open connections; None before `start`."""
+        """The acceptor, which has the open connections. None before `start`."""
         self._unix: UnixSocket | None = None
         self._listens = ""
         self._hosts = Hosts()
         self._names: tuple[str, ...] | None = None
-        """The names of which `_hosts` was made."""
+        """The names from which `_hosts` was created."""
         self._page = Page()
         self._documents: dict[Tenant, CachedResponse[bytes]] = {}
         self._pages = MetricsPages(metrics, self._families, self._settings.metrics_max_age)
@@ -129,7 +130,8 @@ class HttpServer:
         return app
 
     async def start(self, address: Address | None, unix: UnixSocket | None = None) -> Address | None:
-        """Listens on TCP, on a Unix socket, or on both; returns the address with its port. Raises `ListenError`."""
+        """Starts to listen on TCP, on a Unix socket, or on both. Returns the TCP address with its port. Raises
+        `ListenError`."""
         _NO_REQUESTS.install()
         self._listens = address.host if address is not None else ""
         self._runner = web.AppRunner(
@@ -166,7 +168,7 @@ class HttpServer:
         self._pages.close()
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answers one request, whatever comes of it, and sends the answer."""
+        """Handles one request and sends the response, which may be an error."""
         assert self.acceptor is not None
         connection = self.acceptor.of(request.protocol)
         if connection is None:
@@ -175,7 +177,7 @@ class HttpServer:
             response = await self._admit(request, handler, connection)
         except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
             response = _nothing_there(request, error)
-        except ConnectionError:  # within an answer that was begun
+        except ConnectionError:  # the connection broke during a response
             return _cut()
         except Exception:
             log.exception("http_failed", path=request.path[:200])
@@ -183,7 +185,7 @@ class HttpServer:
         return await deliver(request, response, connection)
 
     async def _admit(self, request: web.Request, handler: Handler, connection: Connection) -> web.StreamResponse:
-        """Checks a request's path, origin and caller, and has it handled."""
+        """Checks a request's path, origin and caller, then calls its handler."""
         if self.certificates is not None:
             self.certificates.look()
         path, peer = request.path, connection.peer
@@ -213,8 +215,8 @@ class HttpServer:
         return await handler(request)
 
     def _for_us(self, host: str) -> bool:
-        """Returns True if a Host header is a name of this daemon: of `http.hosts`, of its certificate, of this host, or
-        of the address listened on."""
+        """Returns True if a Host header is a name of this daemon: from `http.hosts`, from its certificate, of this
+        host, or the address on which it listens."""
         certificate = self.certificates.names if self.certificates is not None else ()
         names = (*self.hosts, *certificate)
         if names != self._names:
@@ -258,7 +260,8 @@ class HttpServer:
         return web.Response(body=await self._document(viewer, max_age), content_type="application/json")
 
     async def _document(self, viewer: Tenant, max_age: float) -> bytes:
-        """However many pages a tenant leaves open, its document is made once in `max_age` seconds."""
+        """Returns the status document for a tenant. It is created at most once in `max_age` seconds, however many pages
+        the tenant has open."""
         for other in [other for other, answer in self._documents.items() if answer.age > _MAX_AGE]:
             del self._documents[other]
         answer = self._documents.get(viewer)
@@ -285,14 +288,14 @@ class HttpServer:
 
 
 def _cut() -> web.Response:
-    """Returns the response for aiohttp when the connection is closed: it is not sent."""
+    """Returns the response for aiohttp when the connection is closed. It is not sent."""
     response = web.Response(status=500)
     response.force_close()
     return response
 
 
 def _refused(status: int, error: str, fix: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Builds the response of a refusal."""
+    """Returns the response of a refusal."""
     return web.json_response({"error": error, "fix": fix}, status=status, headers=headers)
 
 

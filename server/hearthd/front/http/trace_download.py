@@ -22,18 +22,18 @@ from hearthd.front.tenancy.tenants import Tenant
 log = structlog.get_logger("hearthd.http")
 
 CONVERSIONS = 2
-"""Conversions at once; further downloads wait."""
+"""Maximum number of concurrent conversions; further downloads wait."""
 OF_TENANT = 2
-"""Downloads of one tenant at once; further ones are refused."""
+"""Maximum number of concurrent downloads of one tenant; further ones are refused."""
 MOST = 256 << 20
-"""Bytes of a compressed file; far more than a trace of the size that is kept makes."""
+"""Maximum size of a compressed file in bytes. A trace of the size that is kept results in a much smaller file."""
 
 
 class TraceDownload:
     """Converts a trace in a separate process, which ends with the request.
 
-    The file is complete, in memory outside this process's heap, before the first byte of it is sent: a client that
-    reads slowly keeps no other from a conversion.
+    The file is complete, in memory outside of this process's heap, before its first byte is sent. A client that reads
+    slowly therefore does not block other conversions.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,8 @@ class TraceDownload:
     async def answer(
         self, request: web.Request, trace: RecentTrace, title: str, connection: Connection, viewer: Tenant
     ) -> web.StreamResponse:
-        """The whole file, or why there is none. Raises `ConnectionError` where the client does not take it."""
+        """Sends the whole file, or returns an error response. Raises `ConnectionError` if the client does not read the
+        file."""
         if self.under_way[viewer.name] >= OF_TENANT:
             body = {"error": f"{OF_TENANT} downloads of this tenant are under way.", "fix": "Wait until one is done."}
             return web.json_response(body, status=429, headers={"Retry-After": "5"})
@@ -83,7 +84,7 @@ class TraceDownload:
                 for piece in _pieces(file) if zipped else _unzipped(_pieces(file)):
                     async with connection.piece():
                         await response.write(piece)
-            except zlib.error as error:  # too late for another answer
+            except zlib.error as error:  # too late for an error response
                 log.error("trace_conversion", trace=trace.id, device=trace.device, why=str(error))
                 connection.displace()
                 raise ConnectionResetError("the file is broken") from None
@@ -97,7 +98,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _unzipped(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yields the pieces without gzip; no piece is larger, however well it was compressed."""
+    """Yields the decompressed pieces. Each has at most `PIECE` bytes, however well it was compressed."""
     unzip = zlib.decompressobj(wbits=31)
     for piece in pieces:
         rest = piece
@@ -110,7 +111,7 @@ def _unzipped(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 async def _convert(title: str, packed: bytes, file: BinaryIO) -> int:
-    """Writes the compressed file; returns its bytes, 0 where there is none."""
+    """Writes the compressed file. Returns its size in bytes; 0 if the conversion failed."""
     size = 0
     async with _converter(title, packed) as output:
         while piece := await output.read(PIECE):
@@ -123,7 +124,7 @@ async def _convert(title: str, packed: bytes, file: BinaryIO) -> int:
 
 @contextlib.asynccontextmanager
 async def _converter(title: str, packed: bytes) -> AsyncIterator[asyncio.StreamReader]:
-    """Yields the converter's output. The process has ended when this ends, whatever it was doing."""
+    """Yields the converter's output. The process has ended when the context ends, whatever it was doing."""
     starting = asyncio.create_task(asyncio.to_thread(_start, title, packed))
     try:
         process = await asyncio.shield(starting)
@@ -136,16 +137,14 @@ async def _converter(title: str, packed: bytes) -> AsyncIterator[asyncio.StreamR
         finally:
             pipe.close()
     finally:
-        process = await starting  # also where the request was given up meanwhile
+        process = await starting  # also if the request was cancelled meanwhile
         process.kill()
         await asyncio.to_thread(process.wait)
 
 
 def _start(title: str, packed: bytes) -> subprocess.Popen[bytes]:
-    """Starts the process by way of vfork, which `Popen` uses and uvloop does not: a copy of this process, even for the
-    moment until it becomes another program, runs the handlers for forks of gRPC, which crash in it when other threads
-    are within gRPC.
-    """
+    """Starts the process through vfork, which `Popen` uses and uvloop does not. A forked copy of this process, even if
+    it executes another program at once, runs gRPC's fork handlers, which crash if other threads are inside gRPC."""
     with os.fdopen(os.memfd_create("hearth-trace"), "w+b") as file:
         file.write(packed)
         file.seek(0)

@@ -1,6 +1,6 @@
-"""Converter process: turns a packed trace into Chrome's Trace Event Format.
+"""Converter process: converts a packed trace to Chrome's Trace Event Format.
 
-A separate process, because 100,000 events take seconds, which the front with its one event loop has not.
+It is a separate process, because 100,000 events take seconds, for which the front's event loop must not be blocked.
 
 Run as ``python -m hearthd.front.http.trace_file TITLE``: reads a TraceResult compressed with zlib (as in `Kind.TRACED`)
 from standard input, and writes JSON compressed with gzip to standard output, all of it or nothing.
@@ -19,17 +19,18 @@ from hearth_proto.traces import chart_of, events_of, facts, kernels_of
 from hearth_proto.v1 import commands_pb2
 
 MOST = 20 << 20
-"""Bytes of a TraceResult: device processes keep traces shorter."""
+"""Maximum size of a TraceResult in bytes. Device processes keep smaller traces."""
 MEMORY = 4 << 30
-"""Address space: what a device process packed is not trusted to need less."""
+"""Limit on the address space in bytes, because the data of a device process is not trusted to need less."""
 SECONDS = 120
-"""The limit on CPU time."""
+"""Limit on CPU time in seconds."""
 PIECE = 500
-"""Entries that are written together."""
+"""Number of entries that are written together."""
 
 
 def convert(packed: bytes, title: str) -> bytes:
-    """Raises ValueError or DecodeError for what is no trace."""
+    """Returns the converted trace, compressed with gzip. Raises ValueError or DecodeError if `packed` is not a
+    trace."""
     unpacker = zlib.decompressobj()
     try:
         data = unpacker.decompress(packed, MOST)
@@ -51,7 +52,7 @@ def convert(packed: bytes, title: str) -> bytes:
 
 
 if __name__ == "__main__":
-    gc.disable()  # it would look through all of a trace again and again
+    gc.disable()  # the garbage collector would repeatedly visit all objects of the trace
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     sys.stdout.buffer.write(convert(sys.stdin.buffer.read(), sys.argv[1]))

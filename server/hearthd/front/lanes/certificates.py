@@ -1,7 +1,8 @@
-"""Certificates of device processes, for the stripes of clients that come over TLS.
+"""Certificates of device processes, for the stripes of clients that use TLS.
 
-Kernels of tenants run in a device process, so it must not have the node's own key. It gets a separate key, made here
-and worth nothing elsewhere; clients get the certificate over their gRPC connection, and trust it alone.
+Kernels of tenants run in a device process, so it must not have the node's own key. It gets a separate key, which is
+made here and is useless elsewhere. Clients receive the certificate over their gRPC connection, and trust only that
+certificate for stripes.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from hearthd.front.sessions.link_interface import Link
 SECRET_BYTES = 16
 _FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
-"""Validity of a certificate: it ends with its process, whatever clients' clocks say."""
+"""End of the validity of a certificate. It is never reached, because the certificate is discarded with its process; so
+clocks of clients do not matter."""
 
 
 class ProcessCertificate(NamedTuple):
-    """Self-signed, with its key."""
+    """A self-signed certificate with its key."""
 
     der: bytes
     pem: str
     key: str
 
     def proof(self) -> tuple[bytes, dict[str, Any]]:
-        """Makes the second half of a ticket, and the device process's counterpart, sent with the connection that it is
-        for."""
+        """Returns the secret second half of a ticket, and the data that the device process needs to check it, which are
+        sent together with the connection."""
         secret = secrets.token_bytes(SECRET_BYTES)
         return secret, {
             "certificate": self.pem,
@@ -40,13 +42,14 @@ class ProcessCertificate(NamedTuple):
 
 
 class ProcessCertificates:
-    """The certificates of device processes, each made at the first request for it."""
+    """The certificates of device processes. Each is created when it is first requested."""
 
     def __init__(self) -> None:
         self._of: WeakKeyDictionary[Link, ProcessCertificate] = WeakKeyDictionary()
 
     def of(self, link: Link) -> ProcessCertificate:
-        """Raises `UNSUPPORTED` where the package that makes them is missing."""
+        """Returns the certificate of a device process. Raises `UNSUPPORTED` if the package that creates certificates is
+        missing."""
         certificate = self._of.get(link)
         if certificate is None:
             certificate = self._of[link] = make(f"hearth device process, generation {link.generation}")
@@ -54,7 +57,7 @@ class ProcessCertificates:
 
 
 def make(name: str) -> ProcessCertificate:
-    """A new one. Raises `UNSUPPORTED` where the package that makes them is missing."""
+    """Returns a new certificate. Raises `UNSUPPORTED` if the package that creates certificates is missing."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
@@ -76,7 +79,8 @@ def make(name: str) -> ProcessCertificate:
         .serial_number(x509.random_serial_number())
         .not_valid_before(_FROM)
         .not_valid_after(_UNTIL)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)  # its own authority
+        # The certificate is its own authority.
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )

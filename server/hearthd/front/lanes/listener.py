@@ -1,4 +1,5 @@
-"""The Unix socket of lanes and segments, beside gRPC's, where clients on this host connect past the front."""
+"""The Unix socket for lanes and segments, beside that of gRPC. Clients on this host connect there to reach a device
+process directly."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ MAX_PATH = 107
 
 
 class LanePort(TicketPort):
-    """The lane port of a daemon."""
+    """The port for lanes and segments of a daemon."""
 
     def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
         super().__init__(observer, limiter)
@@ -27,27 +28,27 @@ class LanePort(TicketPort):
 
     @property
     def path(self) -> str:
-        """The path of the socket; empty: there is none."""
+        """The path of the socket. Empty: there is none."""
         return str(self._socket.path) if self._socket is not None else ""
 
     # ---- offers ----
 
     def offer(self, attachment: TicketHolder) -> device_pb2.LaneOffer | None:
-        """Returns an offer with which the attachment's client may connect once; None without lanes."""
+        """Returns an offer with which the attachment's client may connect once; None if there is no socket."""
         if self._socket is None:
             return None
         ticket = self.issue(attachment)
         return device_pb2.LaneOffer(path=self.path, ticket=ticket, valid_ns=int(LIFETIME * 1e9))
 
     def withdraw(self, offer: device_pb2.LaneOffer | None) -> None:
-        """The attachment is over."""
+        """Invalidates an offer, because its attachment has ended."""
         if offer is not None:
             self.tickets.redeem(offer.ticket)
 
-    # ---- the socket ----
+    # ---- socket ----
 
     def open(self, path: str, *, public: bool) -> None:
-        """Listens. `public`: other users of the host may connect. Raises `ListenError`."""
+        """Starts to listen. With `public`, other users of the host may connect. Raises `ListenError`."""
         if len(os.fsencode(path)) > MAX_PATH:
             log.warning("no_lanes", path=path, why=f"a Unix socket's path has at most {MAX_PATH} bytes")
             return
@@ -69,7 +70,7 @@ class LanePort(TicketPort):
         self._listen(listener)
 
     async def close(self) -> None:
-        """No further lanes; those that are there are the device processes'."""
+        """Stops listening. Lanes that were handed over belong to the device processes, and stay."""
         await super().close()
         if self._socket is not None:
             self._socket.release()

@@ -1,4 +1,4 @@
-"""The TCP port of connections for bulk data (`listen.lanes`), and its address as clients reach it."""
+"""The TCP port for bulk data connections (`listen.lanes`), and the address at which clients reach it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hearthd.front.sockets import check_free, listen_error
 
 
 class StripePort(TicketPort):
-    """The stripe port of a daemon."""
+    """The port for stripes of a daemon."""
 
     ticket_bytes = (TICKET_BYTES, TICKET_NAME)
-    """The whole ticket; before TLS, what names it."""
+    """Accepted lengths of tickets: a whole ticket or, before TLS, the part that names it."""
 
     def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
         super().__init__(observer, limiter)
@@ -25,8 +25,8 @@ class StripePort(TicketPort):
         self._beside = ""
 
     def open(self, address: Address, beside: str = "") -> Address:
-        """Listens; where that is, in the end (the port may be any free one). `beside`: the host that gRPC listens on.
-        Raises `ListenError`."""
+        """Starts to listen, and returns the address in use (with port 0, any free port). `beside`: the host on which
+        gRPC listens. Raises `ListenError`."""
         check_free(address, "lanes")
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -44,10 +44,11 @@ class StripePort(TicketPort):
         return self._address
 
     def reached_by(self, peer: str) -> Address:
-        """Returns the address to which a client connects, by gRPC's name of it; an empty host: the one that its calls
-        go to.
+        """Returns the address to which a client connects. `peer` is gRPC's name of the client. An empty host stands for
+        the host to which the client sends its calls.
 
-        Raises `UNSUPPORTED` where there is no port, or none that the client reaches."""
+        Raises `UNSUPPORTED` if the port is not open, or the client cannot reach it.
+        """
         if self._address is None:
             raise Refusal(
                 Reason.UNSUPPORTED,
@@ -62,10 +63,12 @@ class StripePort(TicketPort):
 
 
 def reached_by(peer: str, listening: Address, beside: str) -> Address:
-    """Returns the address to which a client connects; an empty host: the one that its calls go to.
+    """Returns the address to which a client connects. An empty host stands for the host to which the client sends its
+    calls.
 
-    `peer`: gRPC's name of the client; `listening`: the port's own address; `beside`: the host that gRPC listens on.
-    Raises `UNSUPPORTED` for a client of another host where the port listens on loopback."""
+    `peer`: gRPC's name of the client; `listening`: the port's own address; `beside`: the host on which gRPC listens.
+    Raises `UNSUPPORTED` for a client on another host if the port listens on loopback.
+    """
     if listening.loopback and not _on_this_host(peer):
         raise Refusal(
             Reason.UNSUPPORTED,
@@ -77,14 +80,14 @@ def reached_by(peer: str, listening: Address, beside: str) -> Address:
     if peer.startswith("unix:"):
         local = "::1" if ":" in listening.host else "127.0.0.1"
         return Address(local if listening.wildcard else listening.host, listening.port)
-    # What clients call this host (a name, a tunnel's end) they know better, where calls and lanes come alike.
+    # If gRPC and this port listen on the same host, the client already knows a name or tunnel that leads there.
     alike = listening.wildcard or listening.host == beside
     return Address("" if alike else listening.host, listening.port)
 
 
 def _on_this_host(peer: str) -> bool:
-    """Returns True if gRPC's name of a client (`unix:...`, `ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`) is one of this
-    host's."""
+    """Returns True if gRPC's name of a client (`unix:...`, `ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`) denotes a client on
+    this host."""
     if peer.startswith("unix:"):
         return True
     host = peer.partition(":")[2].rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")

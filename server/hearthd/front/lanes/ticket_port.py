@@ -1,7 +1,7 @@
-"""Ports of tickets: connections that are handed to device processes, whatever kind of socket they come by.
+"""Ticket ports: listeners whose connections are handed to device processes, whatever the kind of socket.
 
-A client sends one frame, TICKET. Its connection is then the device process's; the front reads not a byte beyond, and
-keeps nothing of it. A connection that shows something else, or nothing in time, is closed.
+A client sends one frame, TICKET. Its connection then belongs to the device process: the front reads no byte beyond the
+ticket, and keeps nothing of the connection. A connection that sends something else, or nothing in time, is closed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -20,54 +21,63 @@ from hearthd.front.lanes.tickets import TICKET_BYTES, LaneTickets, TicketHolder,
 
 log = structlog.get_logger("hearthd.lanes")
 
-_TICKET_WAIT = 2.0
-"""Seconds in which the ticket has to come."""
-_REST_WAIT = 0.25
-"""Seconds in which the Execute stream has to come to rest: its client waits, too, for a second."""
 _ACCEPT_PAUSE = 1.0
-"""Seconds after which it is tried again where the process has no descriptors left."""
+"""Delay, in seconds, before accepting is tried again after the process ran out of descriptors."""
+
+
+@dataclass(frozen=True)
+class TicketPatience:
+    """Seconds that a port waits for one connection."""
+
+    ticket: float = 2.0
+    """Time limit for the ticket to arrive."""
+    rest: float = 0.25
+    """Time limit for the Execute stream to become idle. Meanwhile its client waits, too, for up to a second."""
 
 
 class PortObserver(Protocol):
-    """Counts connections past the front."""
+    """Counts connections that are handed to device processes."""
 
     def connection_passed_on(self, kind: str) -> None:
-        """`kind`: what it has become, a `TicketHolder.kind`."""
+        """Counts a connection that was handed over. `kind`: its kind, from `TicketHolder.kind`."""
 
     def lane_refused(self, reason: str) -> None: ...
 
 
 class ConnectionRejected(Exception):
-    """A connection that is not passed on; the text says why, as the metrics do."""
+    """Raised for a connection that is not handed over. The text is the reason, as used in metrics."""
 
 
 class TicketPort:
-    """A listening socket, and the tickets that are good there and nowhere else."""
+    """A listening socket, and the tickets that are valid only there."""
 
     ticket_bytes: tuple[int, ...] = (TICKET_BYTES,)
-    """The lengths of tickets that are shown here."""
+    """The accepted lengths of tickets."""
 
     def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
-        """`limiter`: of connections that have shown no ticket; those with one are the device processes'."""
+        """Creates the port. `limiter` limits connections that have not shown a ticket; those that have belong to the
+        device processes."""
         self._observer = observer
         self._limiter = limiter
         self.tickets = LaneTickets()
-        """The tickets that were issued here and have not been shown."""
+        """The tickets that were issued here and have not been used."""
+        self.patience = TicketPatience()
+        """Time limits of the connections that come from now on."""
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._waiting: set[asyncio.Task[None]] = set()
 
     def issue(self, attachment: TicketHolder, size: int = TICKET_BYTES) -> bytes:
-        """A ticket that is good here, once and for `LIFETIME` seconds."""
+        """Returns a ticket that is valid here, once, for `LIFETIME` seconds."""
         return self.tickets.issue(attachment, size)
 
     def _listen(self, listener: socket.socket) -> None:
-        """Takes connections from now on; owns the socket."""
+        """Starts to accept connections. The port owns the socket from now on."""
         self._listener = listener
         self._accepting = asyncio.create_task(self._accept(listener), name="lanes")
 
     async def close(self) -> None:
-        """No further connections; those that are there are the device processes'."""
+        """Stops accepting connections. Those that were handed over belong to the device processes, and stay."""
         tasks = [*self._waiting, *([self._accepting] if self._accepting is not None else [])]
         for task in tasks:
             task.cancel()
@@ -105,7 +115,7 @@ class TicketPort:
     # ---- one connection ----
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Passes a connection on, or hangs up."""
+        """Hands a connection over, or closes it."""
         with contextlib.closing(connection):
             try:
                 attachment = self.tickets.redeem(await self._ticket(connection))
@@ -119,7 +129,7 @@ class TicketPort:
 
     async def _ticket(self, connection: socket.socket) -> bytes:
         try:
-            async with asyncio.timeout(_TICKET_WAIT):
+            async with asyncio.timeout(self.patience.ticket):
                 length, kind, _, _, _ = HEADER.unpack(await _read(connection, HEADER.size))
                 if kind != Kind.TICKET or length not in self.ticket_bytes:
                     raise ConnectionRejected("malformed")
@@ -132,7 +142,7 @@ class TicketPort:
     async def _hand_over(self, connection: socket.socket, attachment: TicketHolder) -> None:
         try:
             check_open(connection.fileno())
-            async with asyncio.timeout(_REST_WAIT):
+            async with asyncio.timeout(self.patience.rest):
                 await attachment.hand_over(connection.fileno())
         except TimeoutError:
             raise ConnectionRejected("busy") from None
@@ -148,7 +158,8 @@ class TicketPort:
 
 
 async def _read(connection: socket.socket, size: int) -> bytes:
-    """Exactly so much: what follows is not the front's. Raises `ConnectionRejected` at the end of the stream."""
+    """Reads exactly `size` bytes, because the bytes that follow belong to the device process. Raises
+    `ConnectionRejected` at the end of the stream."""
     loop = asyncio.get_running_loop()
     data = b""
     while len(data) < size:

@@ -1,4 +1,5 @@
-"""Tickets that let a client's connection become a lane, or one for bulk data: single use, valid for seconds."""
+"""Tickets that let a client's connection become a lane, or a bulk data connection. A ticket is valid once, for
+seconds."""
 
 from __future__ import annotations
 
@@ -14,44 +15,45 @@ from hearthd.front.sessions.session import Session
 TICKET_BYTES = 32
 LIFETIME = 5.0
 _MOST = 4096
-"""Tickets that are not redeemed; a further one replaces the oldest, whose client continues without a lane."""
+"""Maximum number of tickets that are not redeemed. A further ticket replaces the oldest, whose client continues without
+a lane."""
 
 
 class TicketHolder(Protocol):
-    """The holder of a ticket: an Execute stream that may continue over a lane, a channel that gets a connection for
-    bulk data."""
+    """The object for which a ticket is issued: an Execute stream that may continue over a lane, or a channel that gets
+    a bulk data connection."""
 
     @property
     def session(self) -> Session: ...
     @property
     def kind(self) -> str:
-        """The kind of connection: `lane`, `segments`, `stripe`."""
+        """The kind of connection: `lane`, `segments`, `stripe` or `ipc`."""
         ...
 
     async def hand_over(self, connection: int) -> None:
-        """The device process gets `connection`. Raises OSError where that cannot be."""
+        """Hands `connection` to the device process. Raises OSError if that is not possible."""
 
 
 def check_open(connection: int) -> None:
-    """Raises `ConnectionError` where the client has closed the other end: a connection that waited for the front, which
-    may have been paused, is handed to a device process only while its client is there. Takes nothing from it."""
+    """Raises `ConnectionError` if the client has closed the other end. The connection may have waited while the front
+    was paused, and is handed to a device process only if its client is still there. Reads nothing from it."""
     look = socket.socket(fileno=connection)
     try:
         if not look.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
             raise ConnectionResetError("the client has closed its connection")
     except BlockingIOError:
-        pass  # it waits for an answer
+        pass  # the client waits for an answer
     finally:
         look.detach()
 
 
 class LaneTickets:
-    """Tickets by hash, oldest first: the time of a look-up reveals nothing about existing tickets. Pure: the clock is
-    passed in."""
+    """Issued tickets by hash, oldest first. Because of the hash, the duration of a look-up reveals nothing about
+    existing tickets. Pure: the clock is passed in."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        """Returns the time that the life of tickets is measured by, in seconds."""
+        """Returns the time, in seconds, with which the lifetime of tickets is measured."""
         self._issued: dict[bytes, tuple[float, TicketHolder]] = {}
 
     def __len__(self) -> int:
@@ -64,7 +66,7 @@ class LaneTickets:
         return ticket
 
     def redeem(self, ticket: bytes) -> TicketHolder | None:
-        """Redeems a ticket, once, and returns its holder; None for one that is unknown, used or too old."""
+        """Redeems a ticket, once, and returns its holder; None if the ticket is unknown, was used or has expired."""
         until, attachment = self._issued.pop(_key(ticket), (0.0, None))
         return attachment if until > self.clock() else None
 

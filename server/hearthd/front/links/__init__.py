@@ -1,4 +1,4 @@
-"""The connection with one device process: frames, descriptors and chunks of memory.
+"""The connection with one device process: frames, descriptors, and memory for chunks.
 
 Above: `hearthd.front.resources`. Below: `hearthd.front.sessions`.
 """

@@ -1,4 +1,5 @@
-"""Open files that device processes send beside their link, with the answer that announces them."""
+"""Open files that device processes send over the socket beside their link, together with the answer that announces
+them."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.links.link import DeviceLink
 
 FILE_TIMEOUT = 10.0
-"""Seconds; a file comes with the answer that announces it, on the socket beside."""
+"""Time limit, in seconds, for a file to arrive after the answer that announces it, because the file uses another
+socket."""
 
 
 class ExportedFiles:
-    """Files of one kind of message."""
+    """The files that arrive in messages of one kind."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -25,17 +27,17 @@ class ExportedFiles:
         self._arriving: dict[tuple[DeviceLink, int], asyncio.Future[int]] = {}
 
     def mint(self) -> int:
-        """A number for the next file, whichever way it goes."""
+        """Returns a number for the next file, in either direction."""
         return next(self._numbers)
 
     def watch(self, link: DeviceLink) -> None:
-        """Takes the files of this device process from now on."""
+        """Registers for the files of this device process."""
         if link.descriptors is not None:
             link.descriptors.on(self._kind, partial(self._arrived, link))
 
     async def ask(self, link: DeviceLink, body: dict[str, Any], channel: int, what: str) -> tuple[dict[str, Any], int]:
-        """Asks for an EXPORT; its answer, and the file, which is the caller's to close. Raises what is answered, the
-        loss of the device process, or INTERNAL where the file of `what` does not come."""
+        """Sends an EXPORT request. Returns its answer and the file, which the caller has to close. Raises the refusal
+        in the answer, the loss of the device process, or INTERNAL if the file of `what` does not arrive."""
         number = self.mint()
         arriving: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._arriving[link, number] = arriving

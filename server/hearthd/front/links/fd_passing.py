@@ -1,4 +1,4 @@
-"""Descriptors to and from one device process: the socket beside its link."""
+"""Passing of file descriptors to and from one device process, over the socket beside its link."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hearth_proto import descriptors
 log = structlog.get_logger("hearthd.link")
 
 Receiver = Callable[[dict[str, Any], list[int]], None]
-"""Owns the descriptors that it is given."""
+"""Handles a message. It owns the descriptors that it is given."""
 
 
 class Descriptors:
-    """The front's end. Messages name their `kind`; each kind has one receiver."""
+    """The front's end of the socket. Each message names its `kind`, and each kind has one receiver."""
 
     def __init__(self, end: socket.socket, device: int) -> None:
         self._end = end
@@ -31,17 +31,17 @@ class Descriptors:
         self._open = True
 
     def on(self, kind: str, receiver: Receiver) -> None:
-        """`receiver` takes the messages of this kind, and owns their descriptors."""
+        """Sets the receiver of messages of this kind. It owns their descriptors."""
         self._receivers[kind] = receiver
 
     def send(self, kind: str, body: dict[str, Any], files: Sequence[int]) -> None:
-        """Sends one message. Raises OSError where the process is gone or takes no more just now."""
+        """Sends one message. Raises OSError if the process has ended, or the socket is full."""
         if not self._open:
             raise ConnectionResetError("the device process has ended")
         descriptors.send(self._end, {**body, "kind": kind}, files)
 
     def close(self) -> None:
-        """A second call does nothing."""
+        """Closes the socket. A second call does nothing."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._end.fileno())

@@ -1,7 +1,7 @@
 """Frames over the socket to one device process.
 
-It always keeps reading: every queue behind it is bounded by a window or by credits, so that a device process is never
-held up by a slow client. Writing pushes back by `drain`.
+Reading never pauses: every queue behind it is bounded by a window or by credits, so that a slow client never blocks a
+device process. Writing has back-pressure through `drain`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from hearth_proto.frames import Frame
 from hearth_proto.reasons import Refusal
 
 _SMALL = 64 << 10
-"""Payloads up to here are copied behind their header; longer ones are written from where they lie."""
+"""Maximum size, in bytes, of a payload that is copied behind its header. Longer payloads are written without a copy."""
 _HIGH_WATER = 4 << 20
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class FrameSocket(asyncio.Protocol, ABC):
-    """The front's end of a socket pair, until it is closed."""
+    """The front's end of the socket pair to a device process."""
 
     def __init__(self) -> None:
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Resolves when the socket is over; its text says why, empty for a plain end of file."""
+        """Done when the socket is closed. Its result is the reason; empty for a plain end of file."""
         self.loss: Refusal | None = None
-        """The error of all pending calls; None: the device process is there."""
+        """The error of all pending calls. None: the device process is running."""
         self._reader = frames.FrameReader()
         self._transport: asyncio.Transport | None = None
         self._paused = False
@@ -36,7 +36,7 @@ class FrameSocket(asyncio.Protocol, ABC):
 
     @abstractmethod
     def _dispatch(self, frame: Frame) -> None:
-        """Handles a frame that has come."""
+        """Handles a received frame."""
 
     # ---- asyncio.Protocol ----
 
@@ -66,11 +66,11 @@ class FrameSocket(asyncio.Protocol, ABC):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # A process that ends while it is written to breaks the pipe: how it ended says more.
+        # A process that ends while data is written to it breaks the pipe; the cause of its end is more informative.
         self._close("" if exc is None or isinstance(exc, ConnectionError) else str(exc))
 
     def abandon(self, why: str) -> None:
-        """Gives the link up; the supervisor ends the process."""
+        """Closes the link because of an error. The supervisor then ends the process."""
         self._close(why)
         if self._transport is not None:
             self._transport.abort()
@@ -87,7 +87,7 @@ class FrameSocket(asyncio.Protocol, ABC):
         return self._paused
 
     async def drain(self) -> None:
-        """Returns when there is room to write; raises the loss when the device process is gone."""
+        """Returns when there is room to write. Raises the loss if the device process is gone."""
         while self._paused and self.loss is None:
             if self._drained is None:
                 self._drained = asyncio.get_running_loop().create_future()
@@ -96,7 +96,7 @@ class FrameSocket(asyncio.Protocol, ABC):
             raise self.loss
 
     def send(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None:
-        """Writes one frame; does nothing once the socket is closed, as pending calls fail with the loss."""
+        """Writes one frame. Does nothing after the socket was closed, because pending calls fail with the loss."""
         transport = self._transport
         if transport is None or self.closed.done():
             return

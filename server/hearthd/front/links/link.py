@@ -23,16 +23,17 @@ from hearthd.front.sessions.session import Session
 log = structlog.get_logger("hearthd.link")
 
 _ANSWERS = (Kind.HELD, Kind.RESTORED, Kind.EXPORTED, Kind.IMPORTED, Kind.LANE_ENDED)
-"""Frames that answer an `ask` by their id, or come by themselves, with id 0, and go to the listener."""
+"""Kinds of frames that answer an `ask`, identified by their id. With id 0 they are unsolicited, and go to the
+listeners."""
 _NEWS = (Kind.BUSY, Kind.METER, Kind.SNAPSHOT, Kind.DENIED, Kind.TRACED)
 _LANED, _SLOT = int(Flag.LANED), int(Flag.SLOT)
-"""Looked up once: with a member of an enumeration each frame would take 3 us longer."""
+"""Stored as integers, because access to a member of an enumeration would cost 3 us for each frame."""
 
 CollectiveSink = Callable[[int, "DeviceLink", dict[str, Any]], None]
 
 
 class DeviceLink(FrameSocket):
-    """The link to one device process, for as long as that lives."""
+    """The link to one device process, which exists as long as the process."""
 
     def __init__(self, ordinal: int, generation: int, on_collective: CollectiveSink | None = None) -> None:
         super().__init__()
@@ -43,26 +44,26 @@ class DeviceLink(FrameSocket):
         self.fault: asyncio.Future[status_pb2.Status] = loop.create_future()
         self.channels: dict[int, Channel] = {}
         self.on_stats: Callable[[dict[str, Any]], None] = lambda stats: None
-        """Called with each report of the device process's counts."""
+        """Called with each report of counters from the device process."""
         self.on_open: Callable[[DeviceLink, int, str], None] = lambda link, channel, session: None
-        """Called for each channel that is opened, after OPEN was sent: its number, its session."""
+        """Called with the number and the session of each channel that is opened, after OPEN was sent."""
         self.emptied: Callable[[], None] = lambda: None
-        """Called when its last channel has been closed."""
+        """Called when the last channel has been closed."""
         self.on_leave: Callable[[int], None] = lambda channel: None
-        """Called for each channel that is closed; work of its session may still be running."""
+        """Called for each channel that is being closed. Work of its session may still be running."""
         self.on_gone: Callable[[int], None] = lambda channel: None
-        """Called for each closed channel when nothing of it is left."""
+        """Called for each channel that was closed, after the process has freed everything of it."""
         self.serves: Callable[[Session], bool] = lambda session: True
-        """Returns True if the process serves this session; it serves none while it is vacant."""
+        """Returns True if the process serves this session. A vacant process serves none."""
         self._on_collective = on_collective
         self._numbers = itertools.count(1)
         self._ids = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[Any]] = {}  # to what was asked, by id
+        self._answers: dict[int, asyncio.Future[Any]] = {}  # answers to `ask`, by id
         self._calls: dict[int, asyncio.Future[commands_pb2.Result]] = {}
         self.device_memory = 0
-        """Bytes that sessions may have of the device, once its process is ready."""
+        """Bytes of device memory that sessions may use, once the process is ready."""
         self.descriptors: Descriptors | None = None
-        """The socket beside the link, where open files are handed over."""
+        """The socket beside the link, over which file descriptors are passed."""
         self._chunks = ChunkMemory()
         self._listeners: dict[int, list[Callable[[Frame], None]]] = {Kind.LANE_ENDED: [self._on_lane_ended]}
         self._handlers: dict[int, Callable[[Frame], None]] = {
@@ -82,10 +83,10 @@ class DeviceLink(FrameSocket):
             **dict.fromkeys((*_ANSWERS, *_NEWS), self._on_asked),
         }
 
-    # ---- asking ----
+    # ---- requests ----
 
     def open_channel(self, opening: dict[str, Any]) -> Channel:
-        """Opens a channel for a session; `opening`: the payload of OPEN."""
+        """Opens a channel for a session. `opening`: the payload of OPEN."""
         number = next(self._numbers)
         channel = Channel(self, number, opening["session"], opening.get("tenant", ""))
         self.channels[number] = channel
@@ -94,18 +95,19 @@ class DeviceLink(FrameSocket):
         return channel
 
     def leave(self, channel: int) -> None:
-        """The channel is closed: all that its session has here is to be given back."""
+        """Closes the channel: the device process frees everything that its session holds there."""
         self.send(Kind.CLOSE, channel=channel)
         self.on_leave(channel)
 
     def listen(self, kind: Kind, listener: Callable[[Frame], None]) -> None:
-        """`listener` takes the frames of this kind that answer no `ask`."""
+        """Registers `listener` for the frames of this kind that do not answer an `ask`."""
         self._listeners.setdefault(kind, []).append(listener)
 
     async def ask(self, kind: Kind, body: dict[str, Any], channel: int = 0) -> dict[str, Any]:
-        """The JSON that the device process answers to one frame; raises the loss when it is gone meanwhile.
+        """Sends one frame, and returns the JSON that the device process answers. Raises the loss if the process ends
+        before.
 
-        What the device process refuses comes as ``{"error": <base64 of a Status>}`` and is raised as `Refusal`.
+        A refusal of the device process arrives as ``{"error": <base64 of a Status>}`` and is raised as `Refusal`.
         """
         payload: dict[str, Any] = json.loads(await self._ask(kind, json.dumps(body).encode(), channel))
         if "error" in payload:
@@ -113,10 +115,10 @@ class DeviceLink(FrameSocket):
         return payload
 
     async def call(self, channel: int, command: commands_pb2.Command) -> commands_pb2.Result:
-        """Returns the device's answer to one command; raises `Refusal` if the device process is lost meanwhile.
+        """Returns the device's answer to one command. Raises `Refusal` if the device process is lost before it answers.
 
-        If the caller no longer waits (its deadline has passed, or it has gone), a command that has not begun is
-        dropped.
+        If the caller is cancelled (because its deadline has passed, or it has disconnected), a command that has not
+        begun is dropped.
         """
         if self.loss is not None:
             raise self.loss
@@ -136,15 +138,15 @@ class DeviceLink(FrameSocket):
 
     @property
     def pending_calls(self) -> int:
-        """Number of calls whose answer has not come and whose caller still waits."""
+        """Number of calls without an answer whose caller still waits."""
         return len(self._calls)
 
     async def ping(self) -> None:
-        """Returns when the device process has answered."""
+        """Returns when the device process has answered a ping."""
         await self._ask(Kind.PING)
 
     async def stats(self) -> dict[str, Any]:
-        """The counters and gauges of the device process."""
+        """Returns the counters and gauges of the device process."""
         stats: dict[str, Any] = await self._ask(Kind.STATS)
         return stats
 
@@ -174,21 +176,23 @@ class DeviceLink(FrameSocket):
         return self.loss is None and self.descriptors is not None
 
     def give_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
-        """Hands a client's connection over. Raises OSError where that cannot be done just now."""
+        """Hands a client's connection over as the lane of `channel`. Raises OSError if that is not possible at the
+        moment."""
         self.give("lane", {"channel": channel, **bounds}, connection)
 
     def give(self, kind: str, body: dict[str, Any], connection: int) -> None:
-        """Hands a client's connection over, and what the process has to know of it. Raises OSError where that cannot be
-        done just now."""
+        """Hands a client's connection over, with the data in `body`, for the purpose named by `kind`. Raises OSError if
+        that is not possible at the moment."""
         if self.loss is not None or self.descriptors is None:
             raise ConnectionError("the device process is gone")
         self.descriptors.send(kind, body, [connection])
 
     async def end_lane(self, channel: int) -> int:
-        """The last batch that it has of the channel, its lane being closed and all copies before; raises the loss."""
+        """Has the lane of the channel closed. Returns the number of the last batch that the device process received,
+        after all copies of responses have arrived. Raises the loss."""
         return int((await self.ask(Kind.LANE_END, {}, channel))["last"])
 
-    # ---- receiving ----
+    # ---- received frames ----
 
     def _dispatch(self, frame: Frame) -> None:
         handler = self._handlers.get(frame.kind)
@@ -218,7 +222,7 @@ class DeviceLink(FrameSocket):
             channel.on_received(frame.payload)
 
     def _on_lane_ended(self, frame: Frame) -> None:
-        """Handles the end of a lane that was asked to end, or that ended before a batch came over it."""
+        """Handles the end of a lane that was asked to end, or that ended before a batch arrived over it."""
         channel, body = self.channels.get(frame.channel), json.loads(frame.payload)
         if channel is not None and body.get("unused"):
             channel.on_lane_unused(str(body.get("why", "")))
@@ -268,7 +272,8 @@ class DeviceLink(FrameSocket):
             listener(frame)
 
     def _on_stats(self, frame: Frame) -> None:
-        """An answer, or, with id 0, what a process that gives up its device has counted."""
+        """Handles a report of counters: an answer or, with id 0, the last counts of a process that exits after a device
+        fault."""
         body = json.loads(frame.payload)
         stats = body if isinstance(body, dict) else {}
         self.on_stats(stats)
@@ -290,10 +295,10 @@ class DeviceLink(FrameSocket):
 
     def _on_result(self, frame: Frame) -> None:
         answer = self._calls.get(frame.id)
-        if answer is not None and not answer.done():  # else the caller has gone
+        if answer is not None and not answer.done():  # otherwise the caller was cancelled
             answer.set_result(commands_pb2.Result.FromString(frame.payload))
 
-    # ---- the end ----
+    # ---- end ----
 
     def _close(self, why: str) -> None:
         super()._close(why)
@@ -314,7 +319,8 @@ class DeviceLink(FrameSocket):
         for future in (*self._calls.values(), *self._answers.values()):
             if not future.done():
                 future.set_exception(loss)
-                future.exception()  # retrieved: a call that waits for room to write gets it from `drain`
+                # Marks it as retrieved: a call that waits for room to write gets the loss from `drain`.
+                future.exception()
         self._calls.clear()
         self._answers.clear()
         channels, self.channels = list(self.channels.values()), {}

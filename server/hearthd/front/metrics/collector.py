@@ -1,6 +1,6 @@
-"""Prometheus metrics: what the front counts, and what the device processes and NVML answer at scrape.
+"""Prometheus metrics: the front's own counters, and the answers of device processes and NVML at each scrape.
 
-`deploy/prometheus/METRICS.md` lists them all.
+`deploy/prometheus/METRICS.md` lists all metrics.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 
 class Metrics:
-    """Counts calls and bytes as they happen."""
+    """Counts calls and bytes as they happen, and assembles the metrics of a scrape."""
 
     def __init__(self) -> None:
-        # A time beside every counter, which has no use.
+        # Removes the creation time that would accompany every counter and is not needed.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.certificate_expires: Callable[[], float | None] = lambda: None
-        """Returns the Unix time until which clients accept the certificate that is shown; None: there is none."""
+        """Returns the Unix time until which clients accept the present certificate. None: there is no certificate."""
         self.forkserver_losses: Callable[[], int] = lambda: 0
-        """Unexpected ends of the forkserver."""
+        """Returns the number of unexpected ends of the forkserver."""
         ProcessCollector(registry=self.registry)
         labels = ("grpc_service", "grpc_method")
-        self._started = Counter("grpc_server_started", "Calls begun.", labels, registry=self.registry)
+        self._started = Counter("grpc_server_started", "Calls started.", labels, registry=self.registry)
         self._handled = Counter(
-            "grpc_server_handled", "Calls ended, by status code.", (*labels, "grpc_code"), registry=self.registry
+            "grpc_server_handled", "Calls completed, by status code.", (*labels, "grpc_code"), registry=self.registry
         )
         self._seconds = Histogram(
-            "grpc_server_handling_seconds", "From the begin of a call to its end.", labels, buckets=_BUCKETS,
+            "grpc_server_handling_seconds", "Time from the start of a call to its end.", labels, buckets=_BUCKETS,
             registry=self.registry,
         )  # fmt: skip
         self._refusals = Counter(
@@ -62,15 +62,17 @@ class Metrics:
             "hearth_front_sent_bytes", "Bytes sent on Execute and transfer streams.", stream, registry=self.registry
         )
         batches = Counter("hearth_front_batches", "Batches passed to device processes.", registry=self.registry)
-        self._lanes = Counter("hearth_lanes_opened", "Lanes that were handed over.", registry=self.registry)
+        self._lanes = Counter(
+            "hearth_lanes_opened", "Connections of lanes handed over to device processes.", registry=self.registry
+        )
         self._lane_refusals = Counter(
-            "hearth_lane_refusals", "Connections that became no lane.", ("reason",), registry=self.registry
+            "hearth_lane_refusals", "Connections refused as lanes, by reason.", ("reason",), registry=self.registry
         )
         self._lanes_unused = Counter(
-            "hearth_lanes_unused", "Lanes that ended before a batch came over them.", registry=self.registry
+            "hearth_lanes_unused", "Lanes that ended before any batch arrived on them.", registry=self.registry
         )
         self._bulk = Counter(
-            "hearth_bulk_connections", "Connections for bulk data that were handed over.", ("kind",),
+            "hearth_bulk_connections", "Connections for bulk data handed over to device processes.", ("kind",),
             registry=self.registry,
         )  # fmt: skip
         self._batches_inc = batches.inc
@@ -123,12 +125,12 @@ class Metrics:
         readings: Mapping[int, GpuReading],
         viewer: Tenant = EVERYONE,
     ) -> list[Metric]:
-        """All there is to tell now: own counters, then what was asked for this scrape. What names tenants is there as
-        far as `viewer` may know of them. Belongs to the event loop; `render` does not."""
+        """Returns all metrics: the front's own counters, then those collected for this scrape. Samples with tenants are
+        included as far as `viewer` may see them. Must be called in the event loop; `render` need not be."""
         found = [*self.registry.collect(), *node.families(supervisor, sessions), *self._certificate()]
         found.append(
             CounterMetricFamily(
-                "hearth_forkserver_losses", "Ends of the process that device processes are forked from.",
+                "hearth_forkserver_losses", "Unexpected ends of the process from which device processes are forked.",
                 value=self.forkserver_losses(),
             )
         )  # fmt: skip
@@ -145,13 +147,13 @@ class Metrics:
 
     @staticmethod
     def render(families: Iterable[Metric], accept: str = "") -> tuple[bytes, str]:
-        """The page and its content type: OpenMetrics where `accept`, the header of that name, asks for it, else
-        Prometheus's text. Takes some milliseconds for every thousand samples, and may be done in a thread."""
+        """Returns the page and its content type: OpenMetrics if the Accept header `accept` asks for it, otherwise
+        Prometheus's text format. Takes some milliseconds for every thousand samples, and may be called in a thread."""
         page = CollectorRegistry()
         page.register(_Families(families))
         try:
             encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # a version that is no number
+        except (TypeError, ValueError):  # a version that is not a number
             encode, content_type = choose_encoder("")
         return encode(page), content_type
 
@@ -176,12 +178,13 @@ _OF_EVERYBODY = frozenset(
     ("hearth_build_info", "hearth_ready", "hearth_draining", "hearth_device_info", "hearth_device_up",
      "hearth_device_fenced", "hearth_certificate_expiry_timestamp_seconds")
 )  # fmt: skip
-"""Families without a tenant that tell nothing of what others do."""
+"""Families without a tenant that reveal nothing about other tenants' activity."""
 
 
 def _sees(viewer: Tenant, family: str, labels: Mapping[str, str]) -> bool:
-    """Returns True if a sample is the viewer's own, or shows no tenant's work, on a device that exists for the viewer.
-    Totals of all tenants are not shown: the difference would be what others do."""
+    """Returns True if a sample is the viewer's own, or shows no tenant's work, and is of a device that the viewer
+    may use. Totals of all tenants are not shown, because the activity of other tenants could be computed as a
+    difference."""
     own = sees_tenant(viewer, labels["tenant"]) if "tenant" in labels else family in _OF_EVERYBODY
     return own and ("device" not in labels or viewer.sees(int(labels["device"])))
 

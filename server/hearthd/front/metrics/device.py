@@ -1,7 +1,7 @@
-"""Prometheus families of what device processes count: names, units, help, labels.
+"""Prometheus families of the counters of device processes: names, units, help and labels.
 
-Every sample has the labels `device` (its ordinal) and `tenant`: the one that its process serves, `default` if it serves
-all tenants.
+Every sample has the labels `device` (the ordinal) and `tenant` (the tenant that the process serves, or `default` if it
+serves all tenants).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Place = tuple[int, str]
 
 _HELP = {
     "batches": "Batches executed.",
-    "cancelled": "Single calls that were dropped, before they had begun, because their client was gone.",
-    "device_busy_ns": "Time in which the device had work.",
-    "slices": "Turns on the device, while several sessions wanted it.",
-    "kernel_launches": "Kernels handed to the driver by launches, each repetition counted.",
-    "validated_launches": "Launches between red zones.",
-    "graph_launches": "Replays of graphs.",
-    "prepared_launches": "Launches out of prepared lists.",
-    "dispatches": "Dispatches: inputs up, kernel, outputs down in one command.",
-    "scheduled_threads": "Threads of the kernels launched: grid times block.",
-    "occupancy_measured_launches": "Launches whose kernel's occupancy is known.",
+    "cancelled": "Single calls dropped before they began, because their client had disconnected.",
+    "device_busy_ns": "Time that the device had work.",
+    "slices": "Scheduling turns of sessions on the device, while several sessions had work for it.",
+    "kernel_launches": "Kernels that launches submitted to the driver; each repetition counts.",
+    "validated_launches": "Launches in validate mode, on copies of their buffers between red zones.",
+    "graph_launches": "Launches of graphs.",
+    "prepared_launches": "Launches from prepared lists.",
+    "dispatches": "Dispatches: one command that uploads inputs, runs the kernel and downloads outputs.",
+    "scheduled_threads": "Threads of the launched kernels: grid size times block size.",
+    "occupancy_measured_launches": "Launches of kernels with a known occupancy.",
     "occupancy_sum": "Sum of their occupancies, 10000 each for a full multiprocessor; divide by "
     "hearth_occupancy_measured_launches_total for the mean.",
     "host_to_device_bytes": "Bytes copied to the device.",
@@ -38,88 +38,88 @@ _HELP = {
     "device_to_host_operations": "Copies from the device.",
     "device_to_device_bytes": "Bytes copied within the device.",
     "device_to_device_operations": "Copies within the device.",
-    "fills": "Fills of device memory.",
-    "filled_bytes": "Bytes filled.",
-    "allocations": "Buffers given memory.",
-    "allocated_bytes": "Bytes allocated, as requested.",
-    "frees": "Buffers whose memory was given back.",
-    "freed_bytes": "Bytes given back, as requested.",
-    "checkpoints": "Snapshots of durable buffers that were complete.",
-    "checkpointed_bytes": "Bytes copied to the host for them.",
-    "restored_buffers": "Durable buffers brought back after a loss.",
-    "persistent_hits": "Allocations served from what a session keeps in a PERSISTENT window.",
-    "out_of_memory": "Requests for memory that were refused.",
-    "sync_points": "Syncs: a client waits for the device.",
-    "timed_dispatches": "Dispatches with device times.",
-    "timed_upload_ns": "Device time of their uploads.",
-    "timed_kernel_ns": "Device time of their kernels.",
-    "timed_download_ns": "Device time of their downloads.",
-    "timed_wall_ns": "Their time in the device process, from arrival to answer.",
-    "timed_enqueue_ns": "Of it, until all was handed to the device.",
-    "timed_wait_ns": "Of it, waiting for the device.",
+    "fills": "Fill operations on device memory.",
+    "filled_bytes": "Bytes of device memory written by fills.",
+    "allocations": "Allocations of buffers.",
+    "allocated_bytes": "Bytes allocated for buffers, as requested.",
+    "frees": "Frees of buffers.",
+    "freed_bytes": "Bytes freed with buffers, as requested at their allocation.",
+    "checkpoints": "Completed snapshots of durable buffers.",
+    "checkpointed_bytes": "Bytes copied to the host for snapshots of durable buffers.",
+    "restored_buffers": "Durable buffers restored after the loss of a device process.",
+    "persistent_hits": "Allocations served from memory that a session keeps in PERSISTENT allocation mode.",
+    "out_of_memory": "Allocations and dispatches refused for lack of memory.",
+    "sync_points": "Sync commands: a client waits until the device has completed its work.",
+    "timed_dispatches": "Dispatches that measured device times.",
+    "timed_upload_ns": "Device time of the uploads of timed dispatches.",
+    "timed_kernel_ns": "Device time of the kernels of timed dispatches.",
+    "timed_download_ns": "Device time of the downloads of timed dispatches.",
+    "timed_wall_ns": "Time of timed dispatches in the device process, from arrival to answer.",
+    "timed_enqueue_ns": "Part of the time of timed dispatches until all work was submitted to the device.",
+    "timed_wait_ns": "Part of the time of timed dispatches spent waiting for the device.",
     "modules_loaded": "Modules loaded into the device's context.",
-    "modules_unloaded": "Modules unloaded.",
-    "loads_refused": "Modules, and first launches, that were refused when they had waited for launch.load_timeout.",
-    "compile_cache_hits": "Modules whose code was there already.",
-    "compile_cache_misses": "Modules that were compiled.",
-    "compile_failures": "Modules that do not compile.",
-    "compile_crashes": "Compiles in which the compiler itself ended, or went past its limits.",
-    "brokers_lost": "Brokers of device processes that ended, and were replaced where their keeper was there.",
+    "modules_unloaded": "Modules unloaded from the device's context.",
+    "loads_refused": "Module loads and first launches refused after waiting for launch.load_timeout.",
+    "compile_cache_hits": "Modules whose compiled code was in a cache.",
+    "compile_cache_misses": "Modules that were in no cache and were compiled.",
+    "compile_failures": "Modules that failed to compile.",
+    "compile_crashes": "Compilations in which the compiler process crashed or exceeded its limits.",
+    "brokers_lost": "Brokers of device processes that ended unexpectedly; each is replaced if its keeper still runs.",
     "collectives": "Collective operations launched.",
-    "collective_bytes": "Bytes of each rank's part of them.",
-    "collectives_failed": "Collective operations that were launched, and given up with their communicator.",
-    "joins_abandoned": "Communicators that were given up while a rank still waited for its peers to join.",
-    "kernel_timeouts": "Kernels that ran past their limit, and were ended with their device process.",
+    "collective_bytes": "Bytes of each rank's part of the launched collective operations.",
+    "collectives_failed": "Collective operations that were launched and then aborted with their communicator.",
+    "joins_abandoned": "Communicators aborted while a rank waited for its peers to join.",
+    "kernel_timeouts": "Kernels that exceeded their time limit and were ended with their device process.",
     "device_process_cpu_ns": "CPU time of device processes.",
-    "profiles": "Profiles that ended well.",
-    "profiles_void": "Profiles in which something failed.",
-    "traces": "Traces reported.",
-    "trace_events": "Commands in them.",
-    "trace_events_dropped": "Commands that came when a trace was full.",
-    "output_bytes": "Bytes that kernels printed and their sessions were sent.",
-    "output_unattributed_bytes": "Bytes that kernels printed and that went to the log: several sessions may have.",
-    "output_dropped_bytes": "Bytes that kernels printed beyond what is kept.",
+    "profiles": "Profiles that ended with a result.",
+    "profiles_void": "Profiles that ended without a result.",
+    "traces": "Traces that ended and were sent to their client.",
+    "trace_events": "Commands recorded in traces.",
+    "trace_events_dropped": "Commands not recorded because their trace was full.",
+    "output_bytes": "Bytes printed by kernels and sent to their sessions.",
+    "output_unattributed_bytes": "Bytes printed by kernels and written to the log: their session is not known.",
+    "output_dropped_bytes": "Bytes printed by kernels and dropped: more than is kept between two syncs.",
     "sessions": "Sessions with state on the device.",
-    "sessions_leaving": "Sessions that were closed and whose work, or what they held, has not come to its end.",
+    "sessions_leaving": "Closed sessions whose work still runs, or whose resources are not yet released.",
     "buffers": "Live buffers.",
     "modules": "Live modules.",
-    "graphs": "Live graphs, those being recorded among them.",
+    "graphs": "Live graphs, including those being recorded.",
     "prepared_lists": "Live lists of prepared launches.",
-    "buffers_published": "Buffers that are published, or were and are still attached.",
-    "buffers_attached": "Attached buffers of others.",
-    "commands_waiting": "Commands that wait in the device process for what they need.",
+    "buffers_published": "Published buffers, and unpublished ones that are still attached.",
+    "buffers_attached": "Buffers attached from other sessions.",
+    "commands_waiting": "Commands waiting in the device process for what they depend on.",
     "streams": "CUDA streams in use.",
-    "streams_kept_back": "CUDA streams withheld from reuse: work of a session that left has run on them for a second.",
-    "loads_waiting": "Modules that wait to be loaded, and first launches, until no kernel runs.",
-    "load_wait_longest_ns": "How long the first of the loads that wait has been waiting; 0: there is none.",
-    "memory_in_use_bytes": "Bytes in buffers, as requested.",
-    "memory_reserved_bytes": "Bytes held by the device process's pool.",
-    "memory_free_bytes": "Bytes free on the device.",
-    "memory_total_bytes": "Bytes of the device.",
-    "staging_bytes": "Host memory in copies under way.",
-    "segments": "Segments of memory that clients share with the device process.",
-    "segment_bytes": "Bytes in them.",
-    "chunks_in_slots": "Chunks of downloads over gRPC that the front had from memory shared with the device process.",
-    "chunk_slots": "Places for chunks in that memory.",
-    "chunk_slots_in_use": "Those that a copy is on its way to, or that the front has not emptied.",
-    "stripes": "Connections of clients for bulk data.",
-    "profiles_open": "Profiles that have not ended.",
+    "streams_kept_back": "CUDA streams withheld from reuse, because work of a closed session runs on them.",
+    "loads_waiting": "Module loads and first launches waiting until no kernel runs.",
+    "load_wait_longest_ns": "Time that the oldest waiting load has waited; 0: no load waits.",
+    "memory_in_use_bytes": "Bytes of live buffers, as requested.",
+    "memory_reserved_bytes": "Bytes held by the device process's memory pool, in use or not.",
+    "memory_free_bytes": "Free memory of the device.",
+    "memory_total_bytes": "Total memory of the device.",
+    "staging_bytes": "Host memory used by copies in progress.",
+    "segments": "Shared-memory segments of clients that the device process has mapped.",
+    "segment_bytes": "Bytes of the shared-memory segments of clients.",
+    "chunks_in_slots": "Chunks of gRPC downloads that the front read from memory shared with the device process.",
+    "chunk_slots": "Slots for chunks of downloads in the memory shared by front and device process.",
+    "chunk_slots_in_use": "Slots with a copy in progress, or with data that the front has not read.",
+    "stripes": "Open TCP connections of clients for bulk data (stripes).",
+    "profiles_open": "Open profiles.",
     "traces_running": "Sessions that are being traced.",
-    "durable_bytes": "Host memory for copies of durable buffers.",
-    "buffers_exported": "Buffers that are, or were, exported to other processes by CUDA IPC and are still lent.",
-    "device_process_resident_memory_bytes": "Host memory of device processes that is in RAM.",
+    "durable_bytes": "Host memory used by snapshots of durable buffers.",
+    "buffers_exported": "Buffers exported to other processes by CUDA IPC and not yet released.",
+    "device_process_resident_memory_bytes": "Resident host memory of device processes.",
     "pinned_bytes": "Page-locked host memory held for copies.",
 }
 
 _HISTOGRAMS = {
     "batch_execution": "Time that the device-handle thread spends on a batch.",
-    "queue_delay": "From a command's arrival in the device process to its being handed to the device.",
+    "queue_delay": "Time from a command's arrival in the device process to its submission to the device.",
     "launch_completion": "From a launch's being handed to the device to its end, its time in the stream's queue "
     "included. Sampled: the first launch of each stream, then at most one in 128 commands, or in 32 waits.",
     "compile": "Time to compile a module that was in no cache.",
-    "sync_wait": "From a sync to the end of the work before it.",
-    "transfer": "How long host memory is held by a piece of a copy to or from the device: until the copy is done.",
-    "loop_turn": "Time between two looks of the device-handle thread for what has arrived, sleep not counted.",
+    "sync_wait": "Time from a sync to the completion of the work before it.",
+    "transfer": "Time that a piece of a copy to or from the device holds host memory, until the copy is complete.",
+    "loop_turn": "Time between two polls of the device-handle thread for arrived frames, without sleep.",
 }
 
 _LABELLED = frozenset({
@@ -134,8 +134,8 @@ _FAMILY = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 def families(
     totals: Mapping[Place, Counts], stats: Mapping[Place, Mapping[str, Number]], taken: frozenset[str]
 ) -> Iterator[Metric]:
-    """Yields the families of every device and tenant: totals, and the gauges of the processes that answered; `taken`:
-    names of others."""
+    """Yields the families of every device and tenant: totals, and the gauges of the processes that answered. `taken`:
+    names of other families."""
     failed = "Commands that failed, were skipped, or were answered with what failed before them"
     commands = {place: counts.operations for place, counts in totals.items()}
     yield _labelled("commands", "Commands that arrived.", ["operation"], commands)
@@ -144,9 +144,9 @@ def families(
     reasons = {place: counts.reasons for place, counts in totals.items()}
     yield _labelled("command_failures", f"{failed}, by reason code.", ["reason"], reasons)
     quotas = {place: counts.quotas for place, counts in totals.items()}
-    yield _labelled("quota_refusals", "Commands that a quota refused, by its name.", ["quota"], quotas)
+    yield _labelled("quota_refusals", "Commands refused by a quota, by the name of the quota.", ["quota"], quotas)
     moved = {place: _moved(counts) for place, counts in totals.items()}
-    text = "Bytes that clients sent (upload) or fetched (download), by the way they took."
+    text = "Bytes that clients sent (upload) or fetched (download), by the path of the transfer."
     yield _labelled("transfer_bytes", text, ["direction", "path"], moved)
     taken |= _LABELLED
     counters = {place: dict(_others(counts)) for place, counts in totals.items()}
@@ -156,12 +156,12 @@ def families(
 
 
 def of_processes(devices: Mapping[int, ProcessDurations]) -> Iterator[Metric]:
-    """Yields the times that the processes of each device took to start, and to replace one that was lost."""
+    """Yields the times that each device needed to start a process, and to replace a lost process."""
     starts = HistogramMetricFamily(
-        "hearth_device_start_seconds", "From the launch of a device process until it is ready.", labels=["device"]
+        "hearth_device_start_seconds", "Time from the start of a device process until it is ready.", labels=["device"]
     )
     recoveries = HistogramMetricFamily(
-        "hearth_device_recovery_seconds", "From the loss of a device process until whom it served are served again.",
+        "hearth_device_recovery_seconds", "Time from the loss of a device process until its sessions are served again.",
         labels=["device"],
     )  # fmt: skip
     for ordinal, times in devices.items():
@@ -171,7 +171,7 @@ def of_processes(devices: Mapping[int, ProcessDurations]) -> Iterator[Metric]:
 
 
 def _moved(counts: Counts) -> dict[str, Number]:
-    """Bytes by direction and path, one word each."""
+    """Returns the transferred bytes. Each key is the direction and the path, separated by a space."""
     return {
         f"{match['direction']} {match['path']}": value
         for name, value in counts.counters.items()
@@ -180,14 +180,15 @@ def _moved(counts: Counts) -> dict[str, Number]:
 
 
 def _others(counts: Counts) -> Iterator[tuple[str, Number]]:
-    """Counters that have no labels of their own."""
+    """Yields the counters that need no labels except device and tenant."""
     for name, value in counts.counters.items():
         if name not in ("commands", "command_errors") and not _MOVED.fullmatch(name):
             yield name, value
 
 
 def _labelled(name: str, text: str, labels: list[str], by_place: Mapping[Place, Mapping[str, Number]]) -> Metric:
-    """A counter with labels beside device and tenant, whose values are the words of a key."""
+    """Returns a counter with labels in addition to device and tenant. The words of each key are the values of these
+    labels."""
     metric = CounterMetricFamily(f"hearth_{name}", text, labels=["device", "tenant", *labels])
     for (ordinal, tenant), counts in by_place.items():
         for words, value in sorted(counts.items()):
@@ -209,7 +210,7 @@ def _plain(kind: str, by_place: Mapping[Place, Mapping[str, Number]], taken: fro
             exported, scale = f"{name.removesuffix('_ns')}_seconds", 1e-9
         full = f"hearth_{exported}"
         if full in taken or exported.startswith("front_"):
-            # A name of the front's own would appear twice on the page, which is then no valid exposition.
+            # The name of a family of the front would appear twice on the page, which would make the page invalid.
             full = f"hearth_device_process_{exported}"
         metric = family(full, text, labels=["device", "tenant"])
         for (ordinal, tenant), value in samples:

@@ -1,5 +1,5 @@
-"""Prometheus families of what NVML reads. A family is left out where no GPU knows it; the label `device` is the
-ordinal, whose UUID `hearth_device_info` tells."""
+"""Prometheus families of NVML's readings. A family that no GPU supports is left out. The label `device` is the ordinal;
+`hearth_device_info` has its UUID."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from hearthd.front.gpu.reading import RECOVERY, GpuReading
 
 _GAUGES = {
     "memory_used": ("hearth_gpu_memory_used_bytes", "Device memory in use, by all processes."),
-    "memory_total": ("hearth_gpu_memory_total_bytes", "Device memory."),
+    "memory_total": ("hearth_gpu_memory_total_bytes", "Total device memory."),
     "utilization": ("hearth_gpu_utilization_ratio", "Share of the last sample period with a kernel running."),
     "memory_utilization": (
-        "hearth_gpu_memory_utilization_ratio", "Share of the last sample period with its memory read or written.",
+        "hearth_gpu_memory_utilization_ratio",
+        "Share of the last sample period in which its memory was read or written.",
     ),
     "encoder_utilization": ("hearth_gpu_encoder_utilization_ratio", "Share of time that the video encoder was busy."),
     "decoder_utilization": ("hearth_gpu_decoder_utilization_ratio", "Share of time that the video decoder was busy."),
     "temperature": ("hearth_gpu_temperature_celsius", "Temperature of the GPU."),
-    "memory_temperature": ("hearth_gpu_memory_temperature_celsius", "Temperature of its memory."),
+    "memory_temperature": ("hearth_gpu_memory_temperature_celsius", "Temperature of the GPU's memory."),
     "power": ("hearth_gpu_power_watts", "Power drawn."),
-    "power_limit": ("hearth_gpu_power_limit_watts", "The most that it may draw."),
+    "power_limit": ("hearth_gpu_power_limit_watts", "Power limit in force."),
     "sm_clock": ("hearth_gpu_sm_clock_hertz", "Clock of the multiprocessors."),
     "memory_clock": ("hearth_gpu_memory_clock_hertz", "Clock of the memory."),
-    "remap_pending": ("hearth_gpu_row_remap_pending", "1 while a row of its memory waits for a reset to be remapped."),
-    "remap_failed": ("hearth_gpu_row_remap_failed", "1 when rows of its memory could not be remapped."),
+    "remap_pending": (
+        "hearth_gpu_row_remap_pending", "1 while a row of its memory waits for a reset to be remapped, else 0.",
+    ),
+    "remap_failed": ("hearth_gpu_row_remap_failed", "1 if the remapping of a row of its memory has failed, else 0."),
 }  # fmt: skip
 _COUNTERS = {
     "energy": ("hearth_gpu_energy_joules", "Energy used since the driver was loaded."),
-    "pcie_replays": ("hearth_gpu_pcie_replays", "PCIe packets that had to be sent again."),
+    "pcie_replays": ("hearth_gpu_pcie_replays", "PCIe packets that were resent."),
     "nvlink_received": ("hearth_gpu_nvlink_received_bytes", "Payload received over all NVLinks."),
     "nvlink_sent": ("hearth_gpu_nvlink_sent_bytes", "Payload sent over all NVLinks."),
 }
@@ -39,8 +42,8 @@ _ROWS = {"corrected": "rows_remapped_corrected", "uncorrected": "rows_remapped_u
 
 
 def families(readings: Mapping[int, GpuReading], sick: Collection[int] = ()) -> Iterator[Metric]:
-    """Yields the families that have samples. `readings` by ordinal; `sick`: the devices that are fenced because of
-    their readings."""
+    """Yields the families that have samples. `readings` by ordinal; `sick`: ordinals of the devices that are fenced
+    because of their readings."""
     for metric in every_family(readings, sick):
         if metric.samples:
             yield metric
@@ -49,7 +52,7 @@ def families(readings: Mapping[int, GpuReading], sick: Collection[int] = ()) -> 
 def every_family(
     readings: Mapping[int, GpuReading] = MappingProxyType({}), sick: Collection[int] = ()
 ) -> Iterator[Metric]:
-    """Yields all families, those without a sample included."""
+    """Yields all families, including those without a sample."""
     for field, (name, text) in _GAUGES.items():
         yield _plain(GaugeMetricFamily(name, text, labels=["device"]), field, readings)
     for field, (name, text) in _COUNTERS.items():
@@ -59,7 +62,7 @@ def every_family(
     )
     rows = GaugeMetricFamily(
         "hearth_gpu_remapped_rows",
-        "Rows of its memory that were replaced in its life, by the kind of error.",
+        "Rows of the GPU's memory remapped in its lifetime, by the kind of error.",
         labels=["device", "kind"],
     )
     for metric, fields in ((ecc, _ECC), (rows, _ROWS)):
@@ -69,18 +72,22 @@ def every_family(
                     metric.add_metric([str(ordinal), kind], value)
         yield metric
     throttled = GaugeMetricFamily(
-        "hearth_gpu_throttled", "1 while this reason keeps the clocks down.", labels=["device", "reason"]
+        "hearth_gpu_throttled", "1 while this reason keeps the clocks down, else 0.", labels=["device", "reason"]
     )
     xids = CounterMetricFamily(
-        "hearth_gpu_xid_errors", "Xids that the driver has reported since the daemon listens.", labels=["device", "xid"]
+        "hearth_gpu_xid_errors",
+        "Xid errors reported by the driver since the daemon started to listen.",
+        labels=["device", "xid"],
     )
     healthy = GaugeMetricFamily(
         "hearth_gpu_healthy",
-        "0 while the device is fenced because its GPU needs a reset or a replacement.",
+        "0 while the device is fenced because its GPU needs a reset or a replacement, else 1.",
         labels=["device"],
     )
     recovery = GaugeMetricFamily(
-        "hearth_gpu_recovery_action", "1 for what the driver wants done about the GPU.", labels=["device", "action"]
+        "hearth_gpu_recovery_action",
+        "1 for the recovery action that the driver requests for the GPU, else 0.",
+        labels=["device", "action"],
     )
     for ordinal, reading in readings.items():
         for action in RECOVERY if reading.recovery is not None else ():
@@ -101,4 +108,4 @@ def _plain(metric: GaugeMetricFamily | CounterMetricFamily, field: str, readings
 
 
 NAMES = frozenset(family.name for family in every_family())
-"""The names of all possible families; counters without `_total`."""
+"""The names of all possible families, those of counters without `_total`."""

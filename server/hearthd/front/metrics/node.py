@@ -1,4 +1,4 @@
-"""Prometheus families of the node and the states of its devices."""
+"""Prometheus families of the node and of the states of its devices."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from hearthd.front.supervisor.supervisor import FENCED, SERVING, Supervisor
 
 
 def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]:
-    """Yields the families of the node as it is now."""
+    """Yields the families with the present state of the node."""
     info = GaugeMetricFamily(
-        "hearth_build_info", "1, with the versions of the daemon, its newest protocol and Python.",
+        "hearth_build_info", "1; the labels hold the versions of the daemon, of its newest protocol and of Python.",
         labels=["version", "protocol", "python"],
     )  # fmt: skip
     info.add_metric([version(), str(PROTOCOL_MAX), platform.python_version()], 1)
     yield info
     ready = node_status.ready(supervisor, sessions.refuses_new)
-    yield GaugeMetricFamily("hearth_ready", "1 while /readyz says yes.", value=int(ready))
-    yield GaugeMetricFamily("hearth_draining", "1 while the daemon drains.", value=int(sessions.draining))
+    yield GaugeMetricFamily("hearth_ready", "1 while /readyz reports ready, else 0.", value=int(ready))
+    yield GaugeMetricFamily("hearth_draining", "1 while the daemon drains, else 0.", value=int(sessions.draining))
     yield GaugeMetricFamily("hearth_sessions", "Open sessions.", value=len(sessions))
     connected = sum(session.connections > 0 for session in sessions)
     yield GaugeMetricFamily(
-        "hearth_sessions_connected", "Open sessions with a stream or a call under way; the others live on their lease.",
+        "hearth_sessions_connected", "Open sessions with a stream or a call in progress; leases keep the others.",
         value=connected,
     )  # fmt: skip
     lanes = sum(channel.has_lane for session in sessions for channel in session.channels.values())
-    yield GaugeMetricFamily("hearth_lanes", "Lanes that are open.", value=lanes)
+    yield GaugeMetricFamily("hearth_lanes", "Open lanes.", value=lanes)
     yield CounterMetricFamily(
-        "hearth_audit_lost_events", "Events that the audit log could not take.", value=sessions.audit.lost
+        "hearth_audit_lost_events", "Events that could not be written to the audit log.", value=sessions.audit.lost
     )
     entries, anchored = sessions.audit.entries
-    yield GaugeMetricFamily("hearth_audit_entries", "Number of the audit log's last entry.", value=entries)
+    yield GaugeMetricFamily("hearth_audit_entries", "Number of the last entry of the audit log.", value=entries)
     yield GaugeMetricFamily(
-        "hearth_audit_anchored_entries", "Number of the last entry whose head is anchored elsewhere (audit.anchor).",
+        "hearth_audit_anchored_entries", "Number of the last entry that is anchored outside the log (audit.anchor).",
         value=anchored,
     )  # fmt: skip
     yield from _devices(supervisor)
@@ -50,18 +50,22 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
 def _devices(supervisor: Supervisor) -> Iterator[Metric]:
     labels = ["device"]
     info = GaugeMetricFamily(
-        "hearth_device_info", "1, with what the device is.", labels=["device", "name", "uuid", "backend"]
+        "hearth_device_info", "1; the labels describe the device.", labels=["device", "name", "uuid", "backend"]
     )
-    up = GaugeMetricFamily("hearth_device_up", "1 while the device serves.", labels=labels)
+    up = GaugeMetricFamily("hearth_device_up", "1 while the device serves, else 0.", labels=labels)
     fenced = GaugeMetricFamily(
-        "hearth_device_fenced", "1 while nothing is started on the device any more; /readyz says why.", labels=labels
+        "hearth_device_fenced",
+        "1 while the device is fenced and no process is started for it; /readyz names the cause.",
+        labels=labels,
     )
     generation = GaugeMetricFamily(
-        "hearth_device_generation", "Number of the process that serves the device.", labels=labels
+        "hearth_device_generation",
+        "Generation of the process that serves the device; each new process increments it.",
+        labels=labels,
     )
     processes = GaugeMetricFamily("hearth_device_processes", "Processes that serve the device.", labels=labels)
     silence = GaugeMetricFamily(
-        "hearth_device_silence_seconds", "Since the device process that was heard least lately answered a ping.",
+        "hearth_device_silence_seconds", "Time since the last answer to a ping, of the most silent device process.",
         labels=labels,
     )  # fmt: skip
     restarts = CounterMetricFamily(

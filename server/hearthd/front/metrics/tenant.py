@@ -1,4 +1,4 @@
-"""Prometheus families of tenants: what they have, what they may have, what they were refused."""
+"""Prometheus families of tenants: their usage, their limits, and refusals."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from hearthd.front.tenancy.tenants import Quotas
 _NOW: tuple[tuple[str, str, Callable[[TenantAccount], float]], ...] = (
     ("sessions", "Open sessions.", lambda account: len(account.sessions)),
     ("queued_commands", "Batches and calls not yet executed.", lambda account: account.queue.commands),
-    ("queued_bytes", "Their bytes.", lambda account: account.queue.bytes),
-    ("weight", "Its share of a device's time, beside the weights of others.", lambda account: account.tenant.weight),
+    ("queued_bytes", "Bytes of batches and calls not yet executed.", lambda account: account.queue.bytes),
+    ("weight", "Weight of the tenant in the sharing of device time.", lambda account: account.tenant.weight),
 )
 _LIMITS: tuple[tuple[str, str, Callable[[Quotas], float]], ...] = (
-    ("device_memory_limit_bytes", "Device memory that it may have on the smallest device.",
+    ("device_memory_limit_bytes", "Limit on its device memory, on the smallest device.",
      lambda quotas: quotas.device_bytes),
-    ("pinned_memory_limit_bytes", "Page-locked host memory that it may have on each device.",
+    ("pinned_memory_limit_bytes", "Limit on its page-locked host memory for each device.",
      lambda quotas: quotas.pinned_bytes),
-    ("durable_limit_bytes", "Host memory that copies of its durable buffers may take.",
+    ("durable_limit_bytes", "Limit on the host memory for snapshots of its durable buffers.",
      lambda quotas: quotas.durable_bytes),
-    ("sessions_limit", "Sessions that it may have.", lambda quotas: quotas.sessions),
-    ("handles_limit", "Handles that its sessions may have in one device process.", lambda quotas: quotas.handles),
-    ("published_limit", "Buffers that it may have published on each device.", lambda quotas: quotas.published),
-    ("queued_commands_limit", "Batches and calls beyond which it has to wait.", lambda quotas: quotas.queued_commands),
-    ("queued_limit_bytes", "Bytes of them beyond which it has to wait.", lambda quotas: quotas.queued_bytes),
-    ("device_limit_seconds", "Time of devices that it may use.", lambda quotas: quotas.gpu_seconds),
+    ("sessions_limit", "Limit on its open sessions.", lambda quotas: quotas.sessions),
+    ("handles_limit", "Limit on the handles of its sessions in one device process.", lambda quotas: quotas.handles),
+    ("published_limit", "Limit on its published buffers on each device.", lambda quotas: quotas.published),
+    ("queued_commands_limit", "Limit on its queued batches and calls; more wait.",
+     lambda quotas: quotas.queued_commands),
+    ("queued_limit_bytes", "Limit on the bytes of its queued batches and calls.", lambda quotas: quotas.queued_bytes),
+    ("device_limit_seconds", "Limit on the device time that it may use.", lambda quotas: quotas.gpu_seconds),
 )  # fmt: skip
 
 
@@ -53,13 +54,13 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
             if allowed := limit(replace(quotas, device_bytes=quotas.on_device(smallest))):
                 metric.add_metric([account.tenant.name], allowed)
         yield metric
-    seconds = CounterMetricFamily("hearth_tenant_device_seconds", "Time of devices that was used.", labels=labels)
+    seconds = CounterMetricFamily("hearth_tenant_device_seconds", "Device time used by the tenant.", labels=labels)
     opened = CounterMetricFamily("hearth_sessions_opened", "Sessions opened.", labels=labels)
     closed = CounterMetricFamily(
-        "hearth_sessions_closed", "Sessions that ended, by what ended them.", labels=["tenant", "reason"]
+        "hearth_sessions_closed", "Sessions that ended, by the cause.", labels=["tenant", "reason"]
     )
     refused = CounterMetricFamily(
-        "hearth_tenant_quota_refusals", "Sessions and calls that a quota of the front refused, by its name.",
+        "hearth_tenant_quota_refusals", "Sessions and calls refused by a quota of the front, by the name of the quota.",
         labels=["tenant", "quota"],
     )  # fmt: skip
     for account in accounts:
@@ -75,7 +76,7 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
 
 def _processes_refused(supervisor: Supervisor) -> Metric:
     metric = CounterMetricFamily(
-        "hearth_tenant_process_refusals", "Device processes that a tenant was refused for having its share of them.",
+        "hearth_tenant_process_refusals", "Device processes refused to a tenant that already had its share of them.",
         labels=["device", "tenant"],
     )  # fmt: skip
     for device in supervisor:

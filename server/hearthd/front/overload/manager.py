@@ -1,7 +1,7 @@
-"""The overload manager: measures the front, and says what it refuses.
+"""The overload manager: measures the load of the front, and decides which calls are refused.
 
-The event loop's lag is measured by a timer that should have fired earlier; its median over five measurements counts, so
-that a pause of the process (SIGSTOP, a suspended machine) is no overload. The other resources are read once a second.
+The lag of the event loop is the delay of a timer. The median of five measurements is used, so that a pause of the
+process (SIGSTOP, a suspended machine) does not count as overload. The other resources are read once a second.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from hearthd.shared.malloc import give_back
 log = structlog.get_logger("hearthd.overload")
 
 TICK_S = 0.25
-"""Seconds between two measurements of the event loop's lag."""
+"""Interval, in seconds, between measurements of the event loop's lag."""
 _EVERY = 4
-"""Ticks between two readings of the other resources."""
+"""Number of these intervals between readings of the other resources."""
 _TRIM_S = 5.0
-"""Seconds between two attempts to give freed memory back, while there is too much of it."""
+"""Minimum interval, in seconds, between attempts to return freed memory to the system while memory use is too high."""
 _LOG_S = 5.0
-"""Seconds between two log lines about calls that are refused."""
+"""Minimum interval, in seconds, between log lines about refused calls."""
 _MEMORY = 1 << 30
 _RETRY_S = {OverloadLevel.ELEVATED: 1.0, OverloadLevel.CRITICAL: 2.0}
 _KINDS = ("session", "large", "work")
@@ -46,7 +46,7 @@ _WORDS = {
 
 
 class OverloadManager(Collector):
-    """The overload manager of a daemon; belongs to its event loop."""
+    """The overload manager of a daemon. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class OverloadManager(Collector):
         read: dict[str, Callable[[], float]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read`: what measures each resource but the lag, by name; for tests."""
+        """Creates the manager. `read`, for tests: functions that measure each resource except the lag, by name."""
         self.triggers = {name: Trigger(*both) for name, both in _thresholds(settings).items()}
         self.level = OverloadLevel.CALM
         self.listeners: list[Callable[[], None]] = []
@@ -72,19 +72,19 @@ class OverloadManager(Collector):
         self._told = LogThrottle(_LOG_S)
         self._trimmed = float("-inf")
         self._lag = Histogram(
-            "hearth_front_loop_lag_seconds", "How late the front's event loop runs what is due.",
+            "hearth_front_loop_lag_seconds", "Delay of due callbacks of the front's event loop.",
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0), registry=None,
         )  # fmt: skip
 
     def change(self, settings: OverloadSettings) -> None:
-        """Takes other settings, which count for the last readings already."""
+        """Applies other settings, also to the last readings."""
         self._enabled = settings.enabled
         for name, both in _thresholds(settings).items():
             self.triggers[name].change(*both)
         self._settle()
 
     async def run(self) -> None:
-        """Measures until it is cancelled."""
+        """Measures periodically, until it is cancelled."""
         ticks = 0
         while True:
             due = self._clock() + TICK_S
@@ -93,7 +93,7 @@ class OverloadManager(Collector):
             ticks += 1
 
     def measure(self, lag: float, *, others: bool) -> None:
-        """Takes the loop's lag in seconds, and reads the other resources where that is asked for."""
+        """Records the event loop's lag in seconds. With `others`, also reads the other resources."""
         now = self._clock()
         self._lag.observe(lag)
         self.triggers["loop_lag"].update(self._recent.add(lag), now)
@@ -101,7 +101,8 @@ class OverloadManager(Collector):
             for name, read in self.read.items():
                 try:
                     reading = read()
-                except (OSError, ValueError, IndexError):  # a control group that is gone, no descriptor left
+                # The control group was removed, or there is no free descriptor.
+                except (OSError, ValueError, IndexError):
                     continue
                 self.triggers[name].update(reading, now)
             if self.triggers["memory"].level and now - self._trimmed >= _TRIM_S:
@@ -121,7 +122,7 @@ class OverloadManager(Collector):
 
     @property
     def why(self) -> str:
-        """The resources that were overloaded since the overload began, in words; empty without an overload."""
+        """Describes the overloaded resources with their worst readings. Empty without an overload."""
         if not self.level:
             return ""
         over = (name for name, trigger in self.triggers.items() if trigger.level == self.level)
@@ -130,7 +131,7 @@ class OverloadManager(Collector):
     # ---- admission ----
 
     def admit(self, method: str) -> Refusal | None:
-        """Why a call of this method is refused now; None: it is served."""
+        """Returns the refusal of a call of this method; None: it is served."""
         if not self.level:
             return None
         kind = refused(method, self.level)
@@ -151,13 +152,13 @@ class OverloadManager(Collector):
 
     def collect(self) -> Iterable[Metric]:
         pressure = GaugeMetricFamily(
-            "hearth_overload_pressure", "A resource of the front, as a share of what new sessions are refused at.",
+            "hearth_overload_pressure", "Use of a resource, as a share of the level that refuses new sessions.",
             labels=["resource"],
         )  # fmt: skip
         for name, trigger in self.triggers.items():
             pressure.add_metric([name], trigger.pressure)
         refusals = CounterMetricFamily(
-            "hearth_overload_refusals", "Calls that were refused because of overload.", labels=["kind"]
+            "hearth_overload_refusals", "Calls refused because of overload.", labels=["kind"]
         )
         for kind in _KINDS:
             refusals.add_metric([kind], self._refusals[kind])
@@ -173,7 +174,7 @@ class OverloadManager(Collector):
 
 
 def _thresholds(settings: OverloadSettings) -> dict[str, tuple[float, float]]:
-    """The two of each resource."""
+    """Returns both thresholds of each resource."""
     memory = settings.memory or min(_MEMORY, share_of_host() // 2)
     return {
         "loop_lag": (settings.loop_lag, settings.loop_lag_critical),

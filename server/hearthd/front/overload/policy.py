@@ -1,4 +1,4 @@
-"""Levels of overload, with hysteresis; and which calls are refused at which. Pure: the clock is passed in."""
+"""Levels of overload with hysteresis, and the calls that are refused at each level. Pure: the clock is passed in."""
 
 from __future__ import annotations
 
@@ -7,44 +7,45 @@ from collections.abc import Iterable
 from statistics import median
 
 RELEASE = 0.9
-"""A level ends when the reading is below this part of its threshold."""
+"""Fraction of a threshold below which the reading has to fall for its level to end."""
 HOLD_S = 2.0
-"""Seconds that a reading has to stay there."""
+"""Time, in seconds, for which the reading has to stay below."""
 
 
 class OverloadLevel(enum.IntEnum):
-    """Load levels of the front."""
+    """The levels of load of the front."""
 
     CALM = 0
     ELEVATED = 1
-    """No new sessions, groups or large requests."""
+    """New sessions, groups and large requests are refused."""
     CRITICAL = 2
-    """No new work of open sessions either, but work that ends, gives something back or only reads."""
+    """New work of open sessions is refused as well, except for work that ends something, frees something or only
+    reads."""
 
 
 class Trigger:
-    """The level of one resource. It rises at once, and falls one step at a time when the reading has stayed well below
-    the threshold: a reading that swings about a threshold changes the level once."""
+    """The level of one resource. It rises at once. It falls one step at a time, when the reading has stayed well below
+    the threshold for some time, so that a reading that oscillates around a threshold changes the level only once."""
 
     def __init__(self, elevated: float, critical: float, release: float = RELEASE, hold: float = HOLD_S) -> None:
-        """`elevated` and `critical`: the thresholds, in the unit of the readings."""
+        """Creates the trigger. `elevated` and `critical` are the thresholds, in the unit of the readings."""
         self.thresholds = {OverloadLevel.ELEVATED: elevated, OverloadLevel.CRITICAL: critical}
         self.level = OverloadLevel.CALM
         self.reading = 0.0
         self.worst = 0.0
-        """The highest reading since the level was last calm."""
+        """The highest reading since the level was last CALM."""
         self._release = release
         self._hold = hold
         self._below: float | None = None
-        """Since when the reading has been below what ends the level."""
+        """The time since which the reading has been low enough for the level to end. None: it is not."""
 
     @property
     def pressure(self) -> float:
-        """The last reading as a share of the first threshold: 1 where new sessions are refused."""
+        """The last reading as a fraction of the first threshold. From 1 on, new sessions are refused."""
         return self.reading / self.thresholds[OverloadLevel.ELEVATED]
 
     def update(self, reading: float, now: float) -> OverloadLevel:
-        """The level after a reading at the time `now`."""
+        """Returns the level after a reading at the time `now`."""
         self.reading = reading
         self.worst = max(self.worst, reading) if self.level else reading
         reached = self._reached()
@@ -60,7 +61,7 @@ class Trigger:
         return self.level
 
     def change(self, elevated: float, critical: float) -> None:
-        """Takes other thresholds, and the level that the last reading has by them, without hysteresis."""
+        """Sets other thresholds, and the level that the last reading has with them, without hysteresis."""
         self.thresholds = {OverloadLevel.ELEVATED: elevated, OverloadLevel.CRITICAL: critical}
         self.level, self._below = self._reached(), None
 
@@ -71,8 +72,8 @@ class Trigger:
 
 
 class MedianFilter:
-    """The median of the last few readings: one that stands out, after a pause of the whole process for instance, counts
-    for nothing."""
+    """The median of the last readings. A single outlier, for example after a pause of the whole process, has no
+    effect."""
 
     def __init__(self, size: int = 5) -> None:
         self._readings = [0.0] * size
@@ -91,8 +92,8 @@ REFUSED_ELEVATED = {
     "Download": "large",
     "LoadModule": "large",
 }
-"""Methods that are refused from `ELEVATED` on, with the kind that metrics name. Bulk data that goes past the front, on
-lanes and stripes, is not among them."""
+"""Methods that are refused from `ELEVATED` on, with the kind that metrics use. Bulk data over lanes and stripes does
+not pass through the front, and is not among them."""
 REFUSED_CRITICAL = REFUSED_ELEVATED | dict.fromkeys(
     (
         "Allocate",
@@ -119,12 +120,12 @@ REFUSED_CRITICAL = REFUSED_ELEVATED | dict.fromkeys(
     ),
     "work",
 )
-"""Methods that are refused at `CRITICAL`. Collectives are not: one rank that is refused holds up the others, which came
-through. Streams that are attached go on; their windows bound what they may send."""
+"""Methods that are refused at `CRITICAL`. Collectives are not, because a refused rank would block the ranks that were
+admitted. Attached streams continue; their windows limit what they send."""
 
 
 def refused(method: str, level: OverloadLevel) -> str:
-    """The kind of a method that is refused at this level; empty: it is served."""
+    """Returns the kind of a method that is refused at this level; empty: it is served."""
     methods: dict[str, str] = {}
     if level >= OverloadLevel.CRITICAL:
         methods = REFUSED_CRITICAL
@@ -134,5 +135,5 @@ def refused(method: str, level: OverloadLevel) -> str:
 
 
 def highest(triggers: Iterable[Trigger]) -> OverloadLevel:
-    """The level of all resources together."""
+    """Returns the highest level of all resources."""
     return max((each.level for each in triggers), default=OverloadLevel.CALM)

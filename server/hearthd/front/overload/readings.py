@@ -1,4 +1,4 @@
-"""Readings of the front's resources: its memory, that of its control group, its open files."""
+"""Readings of the front's resources: its memory, the memory of its control group, and its open files."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _FILES = Path("/proc/self/fd")
 
 
 def own_memory() -> float:
-    """Bytes of physical memory that this process has for itself: the heap, and nothing that is shared."""
+    """Returns the bytes of private physical memory of this process: the heap, without shared memory."""
     _, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
     return float((resident - shared) * _PAGE)
 
 
 def descriptors() -> float:
-    """Open files, as a share of what the process may open."""
-    count = _FILES.stat().st_size or sum(1 for _ in _FILES.iterdir())  # the size: since Linux 6.2
+    """Returns the number of open files as a fraction of the limit."""
+    count = _FILES.stat().st_size or sum(1 for _ in _FILES.iterdir())  # the size is the number of files since Linux 6.2
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 0.0 if limit == resource.RLIM_INFINITY else count / limit
 
 
 class GroupMemory:
-    """The memory of the control group (version 2) that limits the daemon, device processes included."""
+    """The memory of the control group (version 2) that limits the daemon, including device processes."""
 
     def __init__(self, groups: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> None:
         self._folder: Path | None = None
@@ -36,7 +36,7 @@ class GroupMemory:
             self._find(groups, line.removeprefix("0::/"))
 
     def _find(self, groups: Path, path: str) -> None:
-        """The lowest limit counts, the nearest of equals."""
+        """Finds the group with the lowest limit, among equal limits the nearest."""
         for folder in (groups / path, *(groups / path).parents):
             if not folder.is_relative_to(groups):
                 return
@@ -46,7 +46,7 @@ class GroupMemory:
                     self._folder, self._limit = folder, limit
 
     def read(self) -> float:
-        """Returns the memory in use, inactive page cache excepted, as a share of the limit; 0 without one."""
+        """Returns the memory in use without inactive page cache, as a fraction of the limit. 0 without a limit."""
         if self._folder is None:
             return 0.0
         used = int((self._folder / "memory.current").read_text())

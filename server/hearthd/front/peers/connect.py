@@ -1,9 +1,9 @@
-"""The way from a ticket to the link of a daemon that has been let in.
+"""Connection from a ticket's addresses to the daemon that coordinates the group, up to the coordinator's welcome.
 
-What else may be at a ticket's addresses is none of the session's business. Whether an address refuses, is silent,
-speaks something else or is not the coordinator's: the session gets the same answer, and each address takes the same
-time. The log says which it was. (Only of one name with several addresses an earlier one's silence delays the next; all
-of these are allowed by `[collectives] peers`.)
+A session must not learn what else may be at a ticket's addresses. Whether an address refuses, does not answer, speaks
+another protocol or is not the coordinator, the session gets the same answer, and each address takes the same time. The
+log records the difference. (If one name has several addresses, an earlier address that does not answer delays the next
+one; all these addresses are allowed by `[collectives] peers`.)
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ Forbidden = Callable[[Sequence[Address]], None]
 
 
 class PeerNotAllowed(Exception):
-    """Raised for an address that this daemon does not connect to, or whose name is not known."""
+    """Raised for an address to which this daemon may not connect, or whose name is unknown."""
 
 
 class PeerReach:
-    """Belongs to the event loop; `close` it."""
+    """Connects to the coordinators of groups. Belongs to the event loop. Must be closed."""
 
     def __init__(self, targets: PeerTargets, make: Make = PeerLink, handshake: float = HANDSHAKE) -> None:
-        """`handshake`: how long one address is tried."""
+        """Creates the connector. `handshake`: time, in seconds, for which one address is tried."""
         self._targets, self._make, self._handshake = targets, make, handshake
 
     async def reach(
         self, addresses: Sequence[Address], pin: bytes, hello: Body, patience: float, on_forbidden: Forbidden
     ) -> PeerLink:
-        """Tries the addresses in turn. `pin`: SHA-256 of the coordinator's certificate; `on_forbidden`: called with
-        those to which this daemon does not connect. Raises what the coordinator says against it, and `errors`."""
+        """Tries the addresses in turn and returns the link to the coordinator.
+
+        `pin` is the SHA-256 of the coordinator's certificate. `on_forbidden` is called with the addresses to which this
+        daemon may not connect. Raises the coordinator's refusal, or a refusal of `hearthd.front.peers.errors`.
+        """
         clock = asyncio.get_running_loop().time
         window = min(self._handshake, patience / len(addresses))
         unknown: Refusal | None = None
@@ -55,14 +58,14 @@ class PeerReach:
                     return await self._try(address, pin, hello, until)
                 except PeerNotAllowed:
                     forbidden.append(address)
-                    if address.numeric:  # there was nothing to find out
+                    if address.numeric:  # an IP address; no name was looked up, so no time has to pass
                         continue
                 except PeerLost:
                     pass
                 except Refusal as refusal:
                     if refusal.reason != Reason.UNAUTHENTICATED:
                         raise
-                    unknown = refusal  # it may be another daemon that has this address here
+                    unknown = refusal  # on this network another daemon may have that address
                     continue
                 await asyncio.sleep(until - clock())
         finally:
@@ -76,8 +79,8 @@ class PeerReach:
         raise errors.not_reached(addresses, forbidden, patience if window < self._handshake else None)
 
     async def _try(self, address: Address, pin: bytes, hello: Body, until: float) -> PeerLink:
-        """Tries one address of a ticket, at all IP addresses that it resolves to. Raises `PeerLost`, `PeerNotAllowed`,
-        and a daemon's refusals."""
+        """Tries one address of a ticket, at all IP addresses to which it resolves. Raises `PeerLost`, `PeerNotAllowed`,
+        or the refusal of a daemon."""
         clock = asyncio.get_running_loop().time
         found: list[Address] = []
         with contextlib.suppress(TimeoutError):
@@ -94,7 +97,7 @@ class PeerReach:
         raise PeerLost("the coordinator is at none of its addresses")
 
     async def _greet(self, address: Address, pin: bytes, hello: Body, patience: float) -> PeerLink:
-        """Raises `PeerLost`, or what the coordinator says against it."""
+        """Connects and sends the greeting. Raises `PeerLost`, or the coordinator's refusal."""
         begin = asyncio.get_running_loop().time()
         link = await port.connect(address, pin, patience, self._make)
         try:
@@ -117,5 +120,5 @@ class PeerReach:
         return link
 
     def close(self) -> None:
-        """Stops looking names up."""
+        """Stops looking up names."""
         self._targets.close()

@@ -1,4 +1,5 @@
-"""Refusals for a session whose daemon did not reach a group's coordinator: no more than it needs, see `PeerReach`."""
+"""Refusals for a session whose daemon did not reach a group's coordinator. They reveal only what the session needs; see
+`PeerReach`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ SETTING = "collectives.peers"
 
 
 def not_allowed(addresses: Sequence[Address]) -> Refusal:
-    """The ticket names nothing that this daemon connects to."""
+    """Returns the refusal if this daemon may connect to none of the ticket's addresses."""
     named = ", ".join(map(str, addresses))
     return Refusal(
         Reason.PERMISSION_DENIED,
@@ -25,7 +26,8 @@ def not_allowed(addresses: Sequence[Address]) -> Refusal:
 
 
 def not_reached(addresses: Sequence[Address], forbidden: Sequence[Address], patience: float | None) -> Refusal:
-    """`patience`: seconds of the request, where they were too few to try the addresses for as long as usual."""
+    """Returns the refusal if no address was reached. `patience`: the request's time limit in seconds, if it was too
+    short to try each address for the usual time; otherwise None."""
     named = ", ".join(map(str, addresses))
     details: dict[str, object] = {"addresses": named}
     within = f" within {patience:g} s" if patience is not None else ""
@@ -43,5 +45,5 @@ def not_reached(addresses: Sequence[Address], forbidden: Sequence[Address], pati
 
 
 def line(addresses: Sequence[Address]) -> str:
-    """The setting that allows them."""
+    """Returns the line of the configuration that allows the addresses."""
     return f"peers = {json.dumps(['auto', *map(str, addresses)])}"

@@ -1,8 +1,9 @@
-"""A group over daemons in a front that has joined it: passes its ranks' messages on, and the coordinator's to them.
+"""Follower: a group over daemons in a front that has joined the group. It passes messages between its ranks and the
+coordinator.
 
-The coordinator is believed in what concerns this group's ranks and nothing else: it names processes that the session
-has, operations that they have presented and communicators that it had made for them. A communicator's name gets the
-group's in front of it, so that it can be no other's.
+The coordinator is trusted only in what concerns the ranks of this group: processes that the session uses, operations
+that those processes have presented, and communicators that were created for them. The name of a communicator is
+prefixed with the group's id, so that it cannot be that of another group.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger("hearthd.peers")
 
 MAX_COMMUNICATORS = 8
-"""The most of one process in one group; the coordinator gives one up before it makes another."""
+"""Maximum number of communicators of one process in one group. The coordinator aborts one before it creates another."""
 
 VERDICT_S = 0.5
-"""Seconds beyond its timeout that an operation waits for the coordinator's answer."""
+"""Time, in seconds, beyond its timeout that an operation waits for the coordinator's answer."""
 
 Where = tuple[int, int]
 """A device and the generation of its process."""
 
 
 class PendingOperation(NamedTuple):
-    """An operation that was presented and is not answered yet."""
+    """An operation that was presented and has not been answered."""
 
     link: DeviceLink
     channel: int
@@ -60,25 +61,36 @@ class PendingOperation(NamedTuple):
 
 
 class Follower(GroupMembership):
-    """The part of a node that is not the first."""
+    """The membership of a node other than node 0."""
 
-    def __init__(self, group: bytes, members: Members, node: int, session: Session, peer: PeerLink) -> None:
+    def __init__(
+        self,
+        group: bytes,
+        members: Members,
+        node: int,
+        session: Session,
+        peer: PeerLink,
+        *,
+        verdict: float = VERDICT_S,
+    ) -> None:
+        """`verdict`: seconds beyond its timeout that an operation waits for the coordinator's answer."""
         super().__init__(group, members, node, session)
         self.prefix = f"{self.id}@{node}/"
-        """Prefix of the names of its communicators."""
+        """Prefix of the names of the group's communicators."""
         self._peer = peer
+        self._verdict = verdict
         self._presented: dict[tuple[int, int, int], PendingOperation] = {}
-        """Operations that wait for an answer, by device, generation and sequence."""
+        """Operations that wait for an answer, by device, generation and sequence number."""
         self._comms: dict[str, dict[Where, DeviceLink]] = {}
-        """Live communicators, by this daemon's name for them."""
+        """Live communicators, by the name that this daemon gives them."""
         self._record = PeerRecord(self.id, len(members), len(self.ranks))
         self._ignored = 0
 
     def start(self) -> None:
-        """Listens to the coordinator."""
+        """Starts to receive the coordinator's messages."""
         self._peer.start(self._hear, self._lost)
 
-    # ---- upwards ----
+    # ---- to the coordinator ----
 
     def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         sequence = int(body["sequence"])
@@ -87,7 +99,7 @@ class Follower(GroupMembership):
             return
         self._record.presented(self.ranks[link.ordinal], body)
         key = (link.ordinal, link.generation, sequence)
-        seconds = min(float(body.get("timeout") or 0) or MAX_SECONDS, MAX_SECONDS) + VERDICT_S
+        seconds = min(float(body.get("timeout") or 0) or MAX_SECONDS, MAX_SECONDS) + self._verdict
         timer = asyncio.get_running_loop().call_later(seconds, self._unanswered, key)
         self._presented[key] = PendingOperation(link, channel, timer)
         try:
@@ -112,7 +124,7 @@ class Follower(GroupMembership):
         self._say(link, told)
 
     def message(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
-        """A device process speaks of a communicator of this group."""
+        """Passes a device process's message about a communicator of this group on."""
         name, where = str(body["comm"]), (link.ordinal, link.generation)
         if body["op"] == "join_failed":
             self._drop(name, where, "a rank of this node could not join its communicator")
@@ -135,16 +147,17 @@ class Follower(GroupMembership):
             self._peer.send({"t": "lost", "device": link.ordinal, "process": link.generation, "why": why[:1000]})
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
-        """Returns the history of this node's ranks; the coordinator's recorder has all of them."""
+        """Returns the history of this node's ranks. Only the coordinator's recorder has all ranks."""
         return self._record.ring
 
     def _say(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
         self._peer.send({"t": "rank", "device": link.ordinal, "process": link.generation, "body": body})
 
-    # ---- downwards ----
+    # ---- from the coordinator ----
 
     def _hear(self, body: Body) -> None:
-        """The coordinator says something. Raises `ValueError`, `KeyError`, `TypeError` for what means nothing."""
+        """Handles a message of the coordinator. Raises `ValueError`, `KeyError` or `TypeError` for an invalid
+        message."""
         what = body["t"]
         if what == "over":
             refusal = refusal_in(encoded(body["status"]))
@@ -156,7 +169,7 @@ class Follower(GroupMembership):
             raise ValueError(f"there is no {str(what)[:40]!r}")
 
     def _deliver(self, device: int, process: int, body: Body) -> None:
-        """Passes a message on to a rank of this daemon, if it is one, in a body that is built here."""
+        """Passes a message on to a rank of this daemon. The message that is sent is rebuilt from checked fields."""
         op, where = body["op"], (device, process)
         if op in ("fail", "go"):
             self._answer(op, where, body)
@@ -212,14 +225,15 @@ class Follower(GroupMembership):
         tell(link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": key[2], **told})
 
     def _take(self, key: tuple[int, int, int]) -> PendingOperation | None:
-        """Removes a pending operation and its timer."""
+        """Removes a pending operation and cancels its timer."""
         waiting = self._presented.pop(key, None)
         if waiting is not None:
             waiting.timer.cancel()
         return waiting
 
     def _unanswered(self, key: tuple[int, int, int]) -> None:
-        """The coordinator, which keeps the time of all ranks, is silent itself."""
+        """Fails an operation that the coordinator did not answer in time. The coordinator enforces the timeouts of all
+        ranks, so that this happens only if the coordinator itself does not respond."""
         waiting = self._take(key)
         if waiting is None:
             return
@@ -234,13 +248,15 @@ class Follower(GroupMembership):
         self.fail(waiting.link, waiting.channel, key[2], refusal)
 
     def _ignore(self, op: str, where: Where) -> None:
-        """Stale, or none of its business; the log is not the coordinator's to fill."""
+        """Drops a message that is stale or does not concern this follower. The number of logged messages is limited, so
+        that a coordinator cannot fill the log."""
         self._ignored += 1
         if self._ignored <= MAX_NOTED:
             log.warning("peer_ignored", group=self.id, node=self.node, op=op, device=where[0], process=where[1])
 
     def _drop(self, name: str, where: Where, why: str) -> DeviceLink | None:
-        """A process has no such communicator any more: what runs on it there fails."""
+        """Removes a communicator of a process, whose operations on the communicator fail. Returns the link to the
+        process, or None."""
         self._record.aborted(name, where, why)
         places = self._comms.get(name, {})
         link = places.pop(where, None)
@@ -248,7 +264,7 @@ class Follower(GroupMembership):
             self._comms.pop(name, None)
         return link
 
-    # ---- the end ----
+    # ---- end ----
 
     def _lost(self, why: str) -> None:
         self.end(failed(self.id, f"the daemon of node 0, which coordinates it, was lost: {why}"))
@@ -258,7 +274,7 @@ class Follower(GroupMembership):
         self.end(failed(self.id, f"node {self.node} has left it: {why}"))
 
     def end(self, refusal: Refusal) -> None:
-        """Ends the group on this node: pending operations fail, and communicators are given up."""
+        """Ends the group on this node: pending operations fail, and communicators are aborted."""
         if self.over is not None:
             return
         self.over = refusal

@@ -1,7 +1,7 @@
 """Frames between the fronts of a group: four bytes of length, then one JSON object in UTF-8. Pure.
 
-Nothing that fronts say to each other is large or frequent (bulk data goes by NCCL), so what a person can read is fast
-enough. What comes from a peer is only ever looked at, never trusted.
+The messages between fronts are small and infrequent (bulk data goes over NCCL), so that a readable format is fast
+enough. Every message of a peer is validated before it is used.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any, NoReturn
 
 HEADER = struct.Struct(">I")
 MAX_FRAME = 1 << 20
-"""Bytes of one object; a longer one ends the link. The signatures of some thousand operations fit."""
+"""Maximum size of one object in bytes; a larger object ends the link. The signatures of several thousand operations
+fit."""
 MAX_HELLO = 64 << 10
-"""Bytes of an object from an unauthenticated peer."""
+"""Maximum size, in bytes, of an object from an unauthenticated peer."""
 
 Body = dict[str, Any]
 
 
 class PeerFrameError(ValueError):
-    """The bytes are no frames, or the object does not fit one."""
+    """The bytes are not a valid frame, or the object does not fit into a frame."""
 
 
 def encode(body: Mapping[str, Any], most: int = MAX_FRAME) -> bytes:
@@ -33,15 +34,16 @@ def encode(body: Mapping[str, Any], most: int = MAX_FRAME) -> bytes:
 
 
 class PeerFrameReader:
-    """Turns a byte stream, cut anywhere, into objects."""
+    """Decodes a byte stream, in pieces of any size, into objects."""
 
     def __init__(self, most: int = MAX_FRAME) -> None:
         self.most = most
-        """The size limit of frames that begin from now on."""
+        """Maximum size, in bytes, of frames that begin from now on."""
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Body]:
-        """The objects that `data` completes, in order. Raises `PeerFrameError`; nothing can be read after that."""
+        """Returns the objects that `data` completes, in order. Raises `PeerFrameError`; the stream cannot be read
+        afterwards."""
         self._buffer += data
         bodies: list[Body] = []
         position = 0

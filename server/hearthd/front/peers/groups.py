@@ -1,7 +1,7 @@
-"""The groups over daemons that this daemon's sessions have: created here, or joined.
+"""The groups over daemons of this daemon's sessions: groups created here, and groups of other daemons that were joined.
 
-Sessions see their own groups only. The router hands over what local device processes say of such groups (`takes`), and
-what is for ranks of other daemons (`send`).
+Sessions see their own groups only. The router passes on the messages of local device processes about such groups
+(`takes`), and messages for ranks of other daemons (`send`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hearthd.front.addresses import Address
 from hearthd.front.collectives.match import RankLocation
 from hearthd.front.peers import tickets
 from hearthd.front.peers.connect import PeerReach
-from hearthd.front.peers.follower import Follower
+from hearthd.front.peers.follower import VERDICT_S, Follower
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.leader import Leader, Router
 from hearthd.front.peers.link import LAST_WORDS, PeerLink
@@ -37,40 +37,42 @@ if TYPE_CHECKING:
 log = structlog.get_logger("hearthd.peers")
 
 MAX_GROUPS = 64
-"""The most groups of one session, those that are over included until they are left."""
+"""Maximum number of groups of one session. Groups that have ended count until they are left."""
 
 
 @dataclass(frozen=True)
 class GroupsView:
-    """State of a `PeerGroups`, for tests and diagnostics. Groups are named by their ids, as hexadecimal text."""
+    """State of a `PeerGroups`, for tests and diagnostics. Groups are named by their ids in hexadecimal."""
 
     leaders: frozenset[str]
     """Groups created here that may still be joined or notified."""
     followers: frozenset[str]
-    """Groups of other daemons that were joined from here."""
+    """Groups of other daemons that sessions of this daemon have joined."""
     sessions: frozenset[str]
     """Sessions that take part in a group."""
     joining: frozenset[tuple[str, str]]
     """Session and group of each join under way."""
     links: tuple[PeerLink, ...]
-    """Links to other daemons, those that have ended included until they are collected."""
+    """Links to other daemons, including ended links until they are garbage-collected."""
 
 
 class PeerGroups:
-    """Belongs to the event loop. Groups are known to their session by id; `port` is where those of this daemon are
-    joined."""
+    """The groups over daemons. Belongs to the event loop. `port` listens for the daemons that join groups of this
+    daemon."""
 
-    def __init__(self, router: Router, reach: PeerReach) -> None:
+    def __init__(self, router: Router, reach: PeerReach, *, verdict: float = VERDICT_S) -> None:
+        """`verdict`: seconds beyond its timeout that an operation waits for the coordinator's answer."""
+        self._verdict = verdict
         self.port: PeerPort | None = None
         self.on_refused: Callable[[Session, Sequence[Address]], None] = lambda session, addresses: None
-        """Called with the addresses to which a session wanted this daemon to connect, and which it does not allow."""
+        """Called with the addresses of a ticket to which this daemon may not connect."""
         self._router, self._reach = router, reach
         self._parts: dict[str, dict[str, GroupMembership]] = {}
         """Memberships by session, then by group."""
         self._leaders: dict[str, Leader] = {}
-        """The groups that may be joined or notified."""
+        """Groups of this daemon that may be joined or notified, by id."""
         self._followers: dict[str, Follower] = {}
-        """Followers by the prefix of their communicators."""
+        """Followers, by the prefix of their communicators' names."""
         self._joining: set[tuple[str, str]] = set()
         self._links: WeakSet[PeerLink] = WeakSet()
 
@@ -88,13 +90,13 @@ class PeerGroups:
         )
 
     def of(self, session: Session) -> list[GroupMembership]:
-        """A session's groups."""
+        """Returns the groups of a session."""
         return list(self._parts.get(session.id, {}).values())
 
-    # ---- the calls ----
+    # ---- calls ----
 
     async def create(self, session: Session, members: Members, patience: float) -> tuple[bytes, bytes]:
-        """A group that others may join within `patience` seconds: its id and its secret."""
+        """Creates a group that other daemons may join within `patience` seconds. Returns its id and its secret."""
         assert self.port is not None
         await self.port.open()
         if session.closing:
@@ -111,9 +113,9 @@ class PeerGroups:
     async def join(
         self, session: Session, group: bytes, node: int, members: Members, ticket: node_pb2.GroupTicket, patience: float
     ) -> None:
-        """Connects to the coordinator; returns when it has let this daemon in. Raises what it says, `PERMISSION_DENIED`
-        for where this daemon does not connect to, or `COMMUNICATOR_FAILED`, `COLLECTIVE_TIMEOUT` or `UNAUTHENTICATED`
-        with the addresses that were tried."""
+        """Connects to the coordinator, and returns after the coordinator has admitted this daemon. Raises the
+        coordinator's refusal; `PERMISSION_DENIED` if this daemon may not connect to the addresses; or
+        `COMMUNICATOR_FAILED`, `COLLECTIVE_TIMEOUT` or `UNAUTHENTICATED` with the addresses that were tried."""
         addresses = tickets.addresses_of(ticket)
         place = (session.id, group.hex())
         if place in self._joining or group.hex() in self._parts.get(session.id, {}):
@@ -130,7 +132,7 @@ class PeerGroups:
             forbidden = partial(self.on_refused, session)
             peer = await self._reach.reach(addresses, ticket.certificate_sha256, said, patience, forbidden)
             self._links.add(peer)
-            follower = Follower(group, members, node, session, peer)
+            follower = Follower(group, members, node, session, peer, verdict=self._verdict)
             if session.closing:
                 follower.leave("its session has ended")
                 raise errors.session_expired()
@@ -142,7 +144,7 @@ class PeerGroups:
         log.info("group_joined", group=follower.id, session=session.id, node=node, coordinator=peer.peer)
 
     def leave(self, session: Session, group: bytes) -> None:
-        """Gives a group up, on all its daemons. Raises `INVALID_HANDLE` where the session has none such."""
+        """Ends a group, on all its daemons. Raises `INVALID_HANDLE` if the session has no such group."""
         part = self._parts.get(session.id, {}).get(group.hex())
         if part is None:
             raise Refusal(
@@ -165,10 +167,10 @@ class PeerGroups:
                 details={"requested": count + 1, "allowed": MAX_GROUPS},
             )
 
-    # ---- those who join groups of this daemon ----
+    # ---- daemons that join groups of this daemon ----
 
     def admit(self, body: Body, link: PeerLink) -> None:
-        """The first message of a connection. Raises `ValueError` for what is none."""
+        """Handles the first message of a connection. Raises `ValueError` for an invalid message."""
         hello = tickets.parse_hello(body)
         self._links.add(link)
         leader = self._leaders.get(hello.group.hex())
@@ -181,10 +183,11 @@ class PeerGroups:
             log.warning("peer_refused", peer=link.peer, group=hello.group.hex()[:32], why=refusal.message)
             link.close({"t": "refused", "status": status_of(refusal)})
 
-    # ---- what the router and device processes say ----
+    # ---- messages of the router and of device processes ----
 
     def takes(self, link: DeviceLink, body: Body) -> bool:
-        """See `hearthd.front.collectives.router.GroupRelay`."""
+        """Handles a message if it belongs to a group over daemons; see
+        `hearthd.front.collectives.router.GroupRelay`."""
         if body["op"] in ("present", "withdraw"):
             channel = link.channels.get(int(body["channel"]))
             group = body.get("group")
@@ -192,14 +195,14 @@ class PeerGroups:
                 return False
             part = self._parts.get(channel.session_id, {}).get(str(group))
             if part is None or link.ordinal not in part.ranks:
-                return False  # refused as what is not there
+                return False  # the session has no such rank, and the router refuses the operation
             (part.present if body["op"] == "present" else part.withdraw)(link, channel.number, body)
             return True
         prefix, slash, _ = str(body.get("comm", "")).partition("/")
         if not slash:
             return False
         follower = self._followers.get(prefix + slash)
-        if follower is not None:  # else it has been left
+        if follower is not None:  # otherwise the group has been left
             follower.message(link, body)
         return True
 
@@ -210,29 +213,31 @@ class PeerGroups:
             leader.send(place, body)
 
     async def watch(self, link: DeviceLink) -> None:
-        """Announces to a device process, which is about to serve, the groups of each session that comes to it."""
+        """Prepares a device process that is about to serve, so that the groups of each session that attaches are
+        announced to it."""
         link.on_open = self.on_open
 
     def on_open(self, link: DeviceLink, channel: int, session: str) -> None:
-        """A channel to a device process was opened: the session's groups are entered there."""
+        """Announces the session's groups on a channel that was opened to a device process."""
         for part in self._parts.get(session, {}).values():
             part.enter(link, channel)
 
-    # ---- what ends ----
+    # ---- end ----
 
     def device_lost(self, link: DeviceLink, why: str) -> None:
-        """A local device process has ended."""
+        """Notifies all groups that a local device process has ended."""
         for part in self:
             part.process_lost(link, why)
 
     def session_closed(self, session: str) -> None:
-        """A session is about to end, or is cut off."""
+        """Leaves all groups of a session that is about to end or was quarantined."""
         for part in list(self._parts.get(session, {}).values()):
             part.exit()
             self._remove(part, "its session has ended")
 
     async def stop(self) -> None:
-        """Gives up all groups, and admits no peer any more; the others have a moment to receive it."""
+        """Leaves all groups, and admits no more peers. Waits briefly until the peers have received the last
+        messages."""
         for part in self:
             self._remove(part, "its daemon is stopping")
         if self.port is not None:

@@ -1,7 +1,8 @@
-"""A group over daemons in the front that coordinates it: admits the other daemons, and lets their ranks take part.
+"""Leader: a group over daemons in the front that coordinates it. It admits the other daemons, and lets their ranks take
+part.
 
-For the router a remote rank is a place like any other, and what it says counts in its group only: a peer names the
-device that speaks, and nothing else about its identity.
+To the router, a remote rank is a location like any other. Messages of a remote rank affect its own group only: a peer
+names the device that sends a message, and nothing else of its identity is taken from the message.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger("hearthd.peers")
 
 MAX_PRESENTED = 8192
-"""Operations, those of batches counted one by one, that one remote rank may have presented without an answer; a device
-process presents fewer (`hearthd.device.collectives.negotiation`)."""
+"""Maximum number of operations, with those of batches counted singly, that one remote rank may have presented without
+an answer. A device process presents fewer (`hearthd.device.collectives.negotiation`)."""
 
 
 class Router(Protocol):
-    """The matcher of ranks and keeper of communicators: `CollectiveRouter`."""
+    """The part of `CollectiveRouter` that a leader uses: the matcher and the communicators."""
 
     def present(self, key: MatchKey, rank: int, place: RankLocation, body: Body) -> None: ...
 
@@ -57,8 +58,8 @@ class Router(Protocol):
 
 
 class _Unanswered:
-    """Presentations of a remote rank that are not answered. Their sum is kept, so that a rank that presents without end
-    costs no more time."""
+    """The presentations of a remote rank that have not been answered. Their total is kept, so that a rank that presents
+    without end costs no additional time."""
 
     def __init__(self) -> None:
         self._by_sequence: dict[int, int] = {}
@@ -78,7 +79,7 @@ class _Unanswered:
 
 
 class Leader(GroupMembership):
-    """Node 0's part of a group that it created."""
+    """The membership of node 0, which created the group."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Leader(GroupMembership):
         router: Router,
         on_over: Callable[[Leader], None],
     ) -> None:
-        """`on_over` is called once, when no node may join any more."""
+        """Creates the group. `on_over` is called once, when no node may join any more."""
         super().__init__(group, members, 0, session)
         self.secret = secret
         self._router, self._on_over = router, on_over
@@ -97,15 +98,15 @@ class Leader(GroupMembership):
         self._ranks = tuple(range(len(members)))
         self._rank_of = {member: rank for rank, member in enumerate(members)}
         self._links: dict[int, PeerLink] = {}
-        """The links of nodes that have joined."""
+        """Links of the nodes that have joined, by node."""
         self._unanswered: defaultdict[int, _Unanswered] = defaultdict(_Unanswered)
-        """Unanswered operations by remote rank."""
+        """Unanswered operations, by remote rank."""
         self._timer: asyncio.TimerHandle | None = None
         self._ignored = 0
 
     @property
     def missing(self) -> list[int]:
-        """Nodes that have not joined."""
+        """The nodes that have not joined."""
         return [node for node in nodes_of(self.members) if node and node not in self._links]
 
     @property
@@ -113,7 +114,7 @@ class Leader(GroupMembership):
         return "forming" if self.over is None and self.missing else super().state
 
     def expect(self, timeout: float) -> None:
-        """Gives the others `timeout` seconds to join."""
+        """Sets a limit of `timeout` seconds for the other nodes to join."""
         if self.missing:
             self._timer = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
 
@@ -130,10 +131,10 @@ class Leader(GroupMembership):
             self._router.give_up(self._owner, refusal.message, refusal.reason)
             self.end(refusal)
 
-    # ---- those who join ----
+    # ---- daemons that join ----
 
     def admit(self, hello: PeerHello, link: PeerLink) -> None:
-        """Lets a daemon in that has shown the secret. Raises what stands against it."""
+        """Admits a daemon that has shown the secret. Raises the reason if it may not join."""
         tickets.check_hello(hello, self.members, self._links)
         node = hello.node
         self._links[node] = link
@@ -144,7 +145,7 @@ class Leader(GroupMembership):
         link.start(partial(self._hear, node), partial(self._lost, node))
 
     def _hear(self, node: int, body: Body) -> None:
-        """A peer says something. Raises `ValueError`, `KeyError`, `TypeError` for what means nothing."""
+        """Handles a message of a peer. Raises `ValueError`, `KeyError` or `TypeError` for an invalid message."""
         what = body["t"]
         if what == "leave":
             why = text_of(body.get("why", ""))
@@ -180,17 +181,17 @@ class Leader(GroupMembership):
             self._router.message(place, about(body["body"], text_of(body["body"]["comm"], 64)), self._owner)
 
     def _lost(self, node: int, why: str) -> None:
-        """A link is over."""
+        """Handles the end of a link."""
         self._links.pop(node, None)
         self._gone(node, why, f"the daemon of node {node} was lost: {why}")
 
     def _gone(self, node: int, why: str, told: str) -> None:
-        """Fails and aborts the operations under way on the other nodes, for this reason, and ends the group."""
+        """Fails and aborts the operations under way on the other nodes, for the reason `why`, and ends the group."""
         self._router.lost(node, why, (self._owner,))
         self.end(failed(self.id, told))
 
     def send(self, place: RankLocation, body: Body) -> None:
-        """Sends a message of the router to a remote rank; nothing if its node has gone."""
+        """Sends a message of the router to a remote rank. Does nothing if the rank's node has left."""
         link = self._links.get(place.node)
         if link is None:
             return
@@ -202,7 +203,7 @@ class Leader(GroupMembership):
         except PeerFrameError as error:
             link.cut_soon(f"what it was to be told does not fit a frame: {error}")
 
-    # ---- this daemon's own ranks ----
+    # ---- ranks of this daemon ----
 
     def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         if self.over is not None:
@@ -217,7 +218,8 @@ class Leader(GroupMembership):
             self._withdraw(self.ranks[link.ordinal], dict(body))
 
     def process_lost(self, link: DeviceLink, why: str) -> None:
-        """The router has failed what had been presented from it; the session's rank there can present no more."""
+        """Notes the loss of a local process. The router has failed the operations that the process had presented; the
+        session's rank there can present no more."""
         channel = self.session.channels.get(link.ordinal)
         if self.over is None and link.ordinal in self.ranks and channel is not None and channel.link is link:
             self._router.lost(RankLocation(0, link.ordinal, link.generation), why, (self._owner,))
@@ -228,7 +230,7 @@ class Leader(GroupMembership):
     def _withdraw(self, rank: int, body: Body) -> None:
         self._router.withdraw(MatchKey(self._owner, self._ranks, int(body["sequence"])), rank, body)
 
-    # ---- the end ----
+    # ---- end ----
 
     def leave(self, why: str) -> None:
         refusal = self.over or failed(self.id, f"node 0 has left it: {why}")
@@ -236,7 +238,7 @@ class Leader(GroupMembership):
         self.end(refusal)
 
     def end(self, refusal: Refusal) -> None:
-        """Ends the group, notifies all nodes, and runs nothing in it from here on."""
+        """Ends the group and notifies all nodes. No further operation runs in the group."""
         if self.over is not None:
             return
         self.over = refusal

@@ -1,8 +1,8 @@
-"""A connection between the fronts of two daemons that have a group together.
+"""A connection between the fronts of two daemons that share a group.
 
-Both ends say something every `BEAT` seconds and give the other up that says nothing for `SILENCE`. What is sent is
-bounded: a peer that does not read is cut off, so that it never holds up or fills a daemon that others use. One that
-sends more than can be processed beside other work is read more slowly.
+Each side sends a message at least every `BEAT` seconds, and ends the link if it receives nothing for `SILENCE` seconds.
+The unsent data is bounded: a peer that does not read is disconnected, so that it cannot block or fill a daemon that
+serves others. If a peer sends more than can be processed beside other work, reading is slowed down.
 """
 
 from __future__ import annotations
@@ -20,42 +20,44 @@ log = structlog.get_logger("hearthd.peers")
 BEAT = 2.0
 SILENCE = 6.0
 HANDSHAKE = 5.0
-"""Seconds from connection to welcome, TLS included."""
+"""Maximum time, in seconds, from connection to welcome, including TLS."""
 MAX_UNSENT = 4 << 20
-"""Bytes that may wait for a slow peer."""
+"""Maximum number of bytes that may wait for a slow peer."""
 MAX_EARLY = 4
-"""Messages that may come before they are listened to."""
+"""Maximum number of messages that may arrive before `start`."""
 SLICE = 0.1
-"""Seconds; a peer that sends too much in one is read again in the next."""
+"""Length of a time slice in seconds. If a peer sends too much within a slice, reading pauses until the next."""
 MAX_MESSAGES = 2000
-"""Messages in a slice: more than ranks present, and a small part of the loop's time."""
+"""Maximum number of messages in a slice: more than ranks present, and a small part of the event loop's time."""
 MAX_READ = 4 << 20
-"""Bytes in a slice."""
+"""Maximum number of bytes in a slice."""
 LAST_WORDS = 1.0
-"""Seconds in which a peer has to take what was said before a link was closed."""
+"""Time, in seconds, for a peer to read the last message before a link is closed."""
 
 ALIVE = encode({"t": "alive"})
 
 
 class PeerLost(Exception):
-    """The connection is over; the text says why."""
+    """Raised if the connection has ended. The text is the reason."""
 
 
 class PeerLink(asyncio.Protocol):
-    """End of a link on this side. Messages wait until `start`, but for the first, which `first` gives: the handshake is
-    made of these."""
+    """This side's end of a link. Messages are kept until `start`, except for the first, which `first` returns: these
+    are the messages of the handshake."""
 
-    def __init__(self, *, beat: float = BEAT, silence: float = SILENCE) -> None:
+    def __init__(self, *, beat: float = BEAT, silence: float = SILENCE, max_messages: int = MAX_MESSAGES) -> None:
+        """`beat` and `silence`: seconds; `max_messages`: those that are read in a slice."""
         loop = asyncio.get_running_loop()
         self.peer = ""
         self.gone: asyncio.Future[None] = loop.create_future()
         """Done once the connection is closed."""
         self.over = ""
-        """Why it has ended; empty while it has not."""
+        """The reason for the end of the link. Empty: the link is open."""
         self.pauses = 0
-        """Pauses in reading that the peer was given because it said too much."""
+        """Number of times that reading was paused because the peer sent too much."""
         self._loop = loop
         self._beat, self._silence = beat, silence
+        self._max_messages = max_messages
         self._transport: asyncio.Transport | None = None
         self._reader = PeerFrameReader(MAX_HELLO)
         self._early: list[Body] = []
@@ -67,9 +69,9 @@ class PeerLink(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._abort: asyncio.TimerHandle | None = None
         self._resume: asyncio.TimerHandle | None = None
-        """Timer of the pause in reading."""
+        """Timer that ends the pause in reading."""
         self._slice, self._messages, self._read = 0.0, 0, 0
-        """The time at which the slice began, and the messages and bytes read in it."""
+        """Start time of the slice, and the messages and bytes read in it."""
 
     # ---- asyncio.Protocol ----
 
@@ -94,12 +96,13 @@ class PeerLink(asyncio.Protocol):
         self._slow_down(len(bodies), len(data))
 
     def _slow_down(self, messages: int, size: int) -> None:
-        """Counts what was read; a peer that floods waits in its own buffers."""
+        """Counts what was read, and pauses reading if it was too much. The data of the peer then waits in the peer's
+        own buffers."""
         if self._heard - self._slice >= SLICE:
             self._slice, self._messages, self._read = self._heard, 0, 0
         self._messages += messages
         self._read += size
-        if self._transport is not None and (self._messages > MAX_MESSAGES or self._read > MAX_READ):
+        if self._transport is not None and (self._messages > self._max_messages or self._read > MAX_READ):
             self._transport.pause_reading()
             self._resume = self._loop.call_at(self._slice + SLICE, self._read_on)
 
@@ -119,10 +122,10 @@ class PeerLink(asyncio.Protocol):
             self.gone.set_result(None)
         self._end(f"the connection broke: {exc}" if exc is not None else "it closed the connection")
 
-    # ---- the handshake ----
+    # ---- handshake ----
 
     async def first(self) -> Body:
-        """The first message. Raises `PeerLost`."""
+        """Returns the first message. Raises `PeerLost`."""
         if not self._early and not self.over:
             self._first = self._loop.create_future()
             await self._first
@@ -131,14 +134,15 @@ class PeerLink(asyncio.Protocol):
         return self._early.pop(0)
 
     def certificate(self) -> bytes:
-        """The other end's certificate as DER; empty without TLS."""
+        """The certificate of the peer in DER. Empty without TLS."""
         assert self._transport is not None
         tls = self._transport.get_extra_info("ssl_object")
         shown = tls.getpeercert(binary_form=True) if tls is not None else None
         return shown or b""
 
     def start(self, on_message: Callable[[Body], None], on_lost: Callable[[str], None]) -> None:
-        """Starts the link, whose peer is authenticated: from here on it is read, and must not fall silent."""
+        """Starts the link after the peer was authenticated. From now on messages are passed on, and the peer must send
+        a message at least every `SILENCE` seconds."""
         self._on_message, self._on_lost = on_message, on_lost
         self._reader.most = MAX_FRAME
         self._heard = self._loop.time()
@@ -151,10 +155,11 @@ class PeerLink(asyncio.Protocol):
         for body in early:
             self._take(body)
 
-    # ---- life ----
+    # ---- messages ----
 
     def send(self, body: Mapping[str, Any]) -> None:
-        """Says something; nothing where the link is over. Raises `PeerFrameError` for what does not fit a frame."""
+        """Sends a message. Does nothing if the link has ended. Raises `PeerFrameError` if the message does not fit into
+        a frame."""
         if not self.over:
             self._write(encode(body))
 
@@ -184,7 +189,7 @@ class PeerLink(asyncio.Protocol):
 
     def _tick(self) -> None:
         now = self._loop.time()
-        late = now - self._due  # this daemon's own: what the peer said meanwhile has not been read yet
+        late = now - self._due  # delay of this daemon itself, during which it has not read the peer's messages
         if now - self._heard - late > self._silence:
             self.cut(f"nothing was heard of it for {self._silence:g} s")
             return
@@ -193,10 +198,10 @@ class PeerLink(asyncio.Protocol):
             self._due = now + self._beat
             self._timer = self._loop.call_at(self._due, self._tick)
 
-    # ---- the end ----
+    # ---- end ----
 
     def cut(self, why: str) -> None:
-        """Gives the peer up at once."""
+        """Aborts the link at once."""
         if not self.over:
             log.warning("peer_cut", peer=self.peer, why=why)
         self._end(why)
@@ -204,13 +209,13 @@ class PeerLink(asyncio.Protocol):
             self._transport.abort()
 
     def cut_soon(self, why: str) -> None:
-        """Cuts the link as `cut` does, after the caller has finished: it may be sending to several links, and the loss
-        of one would come in between."""
+        """Aborts the link after the caller has finished. The caller may be sending to several links, and the handling
+        of one loss must not run in between."""
         self._loop.call_soon(self.cut, why)
 
     def close(self, last: Mapping[str, Any] | None = None) -> None:
-        """Closes the link without reporting it lost. After a last message it waits for the peer to close, because data
-        that the peer has just sent would otherwise take that message away with it."""
+        """Closes the link without reporting it as lost. After a `last` message it waits for the peer to close the
+        connection, because unread data of the peer would otherwise reset the connection before the message arrives."""
         self._on_lost = lambda why: None
         transport, speaks = self._transport, last is not None and not self.over
         if last is not None:

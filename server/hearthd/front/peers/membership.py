@@ -1,4 +1,5 @@
-"""A session's membership in a group over daemons: this daemon's ranks of it. The base of leading and following."""
+"""Membership of a session in a group over daemons: the ranks that this daemon has in the group. Base class of `Leader`
+and `Follower`."""
 
 from __future__ import annotations
 
@@ -22,21 +23,21 @@ if TYPE_CHECKING:
 
 REBUILD = "Leave the group and rebuild it from the devices that are there: create it anew and have all nodes join."
 MAX_SECONDS = 366 * 86400.0
-"""Longer timeouts are as good as this one."""
+"""Maximum timeout in seconds. Longer timeouts are reduced to this value."""
 MAX_BEHIND = 1024
-"""Operations that one stands behind."""
+"""Maximum number of operations that an operation may be ordered behind."""
 MAX_TEXT = 1000
 MAX_DETAILS = 16
-"""Details that a refusal may have."""
+"""Maximum number of details of a refusal."""
 MAX_UNIQUE_ID = 4096
-"""Characters in base64; NCCL's has 128 bytes."""
+"""Maximum length in base64 characters. NCCL's unique id has 128 bytes."""
 MAX_NOTED = 20
-"""Log lines about ignored messages, for each group."""
+"""Maximum number of log lines about ignored messages, for each group."""
 _FIELDS = frozenset({"kind", "count", "dtype", "reduce", "root", "peer"})
 
 
 class GroupMembership(ABC):
-    """Abstract membership. Belongs to the event loop."""
+    """The abstract base class of memberships. Belongs to the event loop."""
 
     def __init__(self, group: bytes, members: Members, node: int, session: Session) -> None:
         self.id = group.hex()
@@ -44,31 +45,32 @@ class GroupMembership(ABC):
         self.node = node
         self.session = session
         self.ranks = devices_of(members, node)
-        """Ranks by this daemon's ordinals."""
+        """Ranks, by the ordinals of this daemon's devices."""
         self.over: Refusal | None = None
-        """Why nothing runs in the group any more; it is there until it is left, to say so."""
+        """The reason why no more operations run in the group. A group that has ended is kept until it is left, so that
+        it can report the reason."""
 
-    # ---- towards the session's device processes ----
+    # ---- to the session's device processes ----
 
     def enter(self, link: DeviceLink, channel: int) -> None:
-        """Announces the group, and the rank, to a process of the session."""
+        """Announces the group and the rank to a process of the session."""
         rank = self.ranks.get(link.ordinal)
         if rank is not None:
             tell(link, {"op": "group", "channel": channel, "group": self.id, "rank": rank, "ranks": len(self.members)})
 
     def exit(self) -> None:
-        """The session has left: its processes know of the group no more."""
+        """Tells the session's processes that the session has left the group."""
         for device in self.ranks:
             channel = self.session.channels.get(device)
             if channel is not None and channel.alive:
                 tell(channel.link, {"op": "ungroup", "channel": channel.number, "group": self.id})
 
     def fail(self, link: DeviceLink, channel: int, sequence: int, refusal: Refusal) -> None:
-        """An operation of the session will not run."""
+        """Tells a device process that an operation of the session fails."""
         body = {"op": "fail", "channel": channel, "group": self.id, "devices": [], "sequence": sequence}
         tell(link, {**body, "status": status_of(refusal)})
 
-    # ---- what becomes of it ----
+    # ---- state and events ----
 
     @property
     def state(self) -> str:
@@ -76,26 +78,27 @@ class GroupMembership(ABC):
 
     @abstractmethod
     def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
-        """A device process of the session presents an operation."""
+        """Handles an operation that a device process of the session presents."""
 
     @abstractmethod
     def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
-        """A device process of the session will not take part in an operation."""
+        """Handles the message that a device process of the session will not take part in an operation."""
 
     @abstractmethod
     def process_lost(self, link: DeviceLink, why: str) -> None:
-        """A device process of this daemon has ended; it may have been the session's."""
+        """Handles the end of a device process of this daemon, which may have served the session."""
 
     @abstractmethod
     def leave(self, why: str) -> None:
-        """Gives the group up, here and on all its daemons."""
+        """Ends the group, on this daemon and all others."""
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
-        """Returns the group's last operations; `recorder`: that of the groups which this daemon coordinates."""
+        """Returns the history of the group's last operations. `recorder` has the groups that this daemon
+        coordinates."""
         return next((ring for _, ring in recorder.rings(GROUP + self.id)), None)
 
     def info(self) -> node_pb2.GroupInfo:
-        """Returns its description for DescribeGroups; the operations are those of `ring`."""
+        """Returns the group's description for DescribeGroups, without the operations, which `ring` has."""
         return node_pb2.GroupInfo(
             group=bytes.fromhex(self.id),
             members=[node_pb2.GroupMember(node=member.node, device=member.device) for member in self.members],
@@ -114,7 +117,7 @@ def status_of(refusal: Refusal) -> str:
 
 
 def failed(group: str, why: str) -> Refusal:
-    """Returns the refusal of operations of a group that is over."""
+    """Returns the refusal of operations of a group that has ended."""
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
         f"The group {group[:8]} over several daemons is over: {why}.",
@@ -123,18 +126,18 @@ def failed(group: str, why: str) -> Refusal:
     )
 
 
-# ---- what peers say, made fit to be used: each raises ValueError, KeyError or TypeError for what means nothing ----
+# ---- validation of peers' messages: each function raises ValueError, KeyError or TypeError for an invalid message ----
 
 
 def text_of(value: Any, most: int = MAX_TEXT) -> str:
-    """A peer's words, for a log or a message: bounded, on one line."""
+    """Returns a peer's text for a log or a message, truncated and on one line."""
     if not isinstance(value, str):
         raise ValueError(f"a {type(value).__name__} in the place of a text")
     return "".join(each if each.isprintable() else " " for each in value[:most])
 
 
 def encoded(value: Any, most: int = 64 << 10) -> str:
-    """Bytes as base64, left so."""
+    """Checks that `value` is base64, and returns it without decoding it."""
     if not isinstance(value, str) or len(value) > most:
         raise ValueError("no base64, or too much of it")
     base64.b64decode(value, validate=True)
@@ -142,14 +145,15 @@ def encoded(value: Any, most: int = 64 << 10) -> str:
 
 
 def refusal_in(status: str) -> Refusal:
-    """Returns a peer's refusal, or its reason for giving a group up, in its words, for a session of this daemon."""
+    """Returns a peer's refusal, or its reason for ending a group, as a refusal for a session of this daemon."""
     told = from_text(status)
     details = {text_of(key, 64): text_of(value) for key, value in list(told.details.items())[:MAX_DETAILS]}
     return Refusal(told.reason, text_of(told.message), fix=text_of(told.fix), details=details)
 
 
 def presented(group: str, body: Mapping[str, Any]) -> Body:
-    """Checks a rank's `present`; its channel is known where it came from."""
+    """Checks and returns a rank's `present` message. The channel is not taken from it, because only the rank's own
+    daemon knows it."""
     signature = body["signature"]
     if not isinstance(signature, list):
         raise ValueError("the signature is no list")
@@ -172,7 +176,7 @@ def presented(group: str, body: Mapping[str, Any]) -> Body:
 
 
 def withdrawn(group: str, body: Mapping[str, Any]) -> Body:
-    """Checks a rank's `withdraw`."""
+    """Checks and returns a rank's `withdraw` message."""
     status = status_of(refusal_in(encoded(body["status"])))
     sequence = natural(body["sequence"])
     return {"op": "withdraw", "channel": 0, "group": group, "devices": [], "sequence": sequence, "status": status}
@@ -193,7 +197,7 @@ def _entry(entry: Any) -> Body:
 
 
 def about(body: Mapping[str, Any], comm: str) -> Body:
-    """Translates a device process's message about a communicator, under another name for that."""
+    """Checks and returns a message about a communicator, which is renamed to `comm`."""
     op = body["op"]
     said: dict[str, Callable[[], Body]] = {
         "id": lambda: {"unique_id": encoded(body["unique_id"], MAX_UNIQUE_ID)},

@@ -1,4 +1,4 @@
-"""The port at which daemons of a group find its coordinator: TCP, opened for the first group."""
+"""The TCP port at which the daemons of a group reach the coordinator. It is opened for the first group."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from hearthd.shared.log import LogThrottle
 log = structlog.get_logger("hearthd.peers")
 
 MAX_STRANGERS = 64
-"""Connections that are not authenticated; further ones are closed."""
+"""Maximum number of unauthenticated connections; further ones are closed."""
 MAX_STRANGERS_OF_ONE = MAX_STRANGERS // 2
-"""The most from one address, so that no host keeps all others out."""
+"""Maximum number of them from one address, so that no host can exclude all others."""
 _LOG_S = 1.0
-"""Seconds between two log lines about connections that are not taken."""
+"""Minimum interval, in seconds, between log lines about connections that are not accepted."""
 
 Admit = Callable[[Body, PeerLink], None]
-"""Takes the first message of a connection and answers it. Raises `ValueError` where it means nothing."""
+"""Handles and answers the first message of a connection. Raises `ValueError` if the message is invalid."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class PeerPortView:
     """State of a `PeerPort`, for tests and diagnostics."""
 
     strangers: Mapping[str, int]
-    """Number of connections that have not shown who they are, by address."""
+    """Number of unauthenticated connections, by address."""
 
 
 class PeerPort:
-    """The listener and its handshakes."""
+    """The listener, and the handshakes of its connections."""
 
     def __init__(
         self,
@@ -55,27 +55,27 @@ class PeerPort:
         make: Callable[[], PeerLink] = PeerLink,
         handshake: float = HANDSHAKE,
     ) -> None:
-        """`address`: as `[collectives] listen` has it; `host`: this machine's name, for an address of every
-        interface."""
+        """Creates the port. `address` is the value of `[collectives] listen`. `host` is this machine's name, which is
+        advertised if the address is a wildcard."""
         self.addresses: tuple[str, ...] = ()
-        """The addresses in tickets, once it is open."""
+        """The addresses for tickets, once the port is open."""
         self.strangers = 0
-        """Number of connections that are not authenticated."""
+        """Number of unauthenticated connections."""
         self._address, self._advertised, self._host = address, advertised, host
         self._admit, self._context, self._make, self._handshake = admit, context, make, handshake
         self._open = False
         self._opening = asyncio.Lock()
         self._closed = False
         self._from: Counter[str] = Counter()
-        """Strangers by address."""
+        """Number of unauthenticated connections, by address."""
         self.on_refused: Callable[[str, str], None] = lambda host, reason: None
-        """Called with the address and the reason of each connection that is not taken or says nothing in time."""
+        """Called with the address and the reason of each connection that is not accepted or sends nothing in time."""
         self._logged = LogThrottle(_LOG_S)
         self._accepting = AcceptLoop("peers", self._accepted, self._short)
 
     async def open(self) -> None:
-        """Listens, if it does not yet. Raises `UNSUPPORTED` where it is not to, `COMMUNICATOR_FAILED` where it
-        cannot."""
+        """Starts to listen, if the port is not open yet. Raises `UNSUPPORTED` if no address is configured, and
+        `COMMUNICATOR_FAILED` if the address cannot be used."""
         if not self._address:
             raise Refusal(
                 Reason.UNSUPPORTED,
@@ -105,18 +105,18 @@ class PeerPort:
             log.info("listening", peers=str(Address(address.host, port)), advertised=self.addresses)
 
     def inspect(self) -> PeerPortView:
-        """Returns the connections that have not shown who they are."""
+        """Returns the numbers of unauthenticated connections."""
         return PeerPortView(dict(self._from))
 
     async def close(self) -> None:
-        """Admits no peer any more; those that were let in keep their links."""
+        """Admits no more peers. Peers that were admitted keep their links."""
         self._closed = True
         await self._accepting.stop()
 
-    # ---- those who come ----
+    # ---- connections ----
 
     def _accepted(self, connection: socket.socket, where: Any) -> None:
-        """Counts a stranger, or hangs up on it."""
+        """Counts an unauthenticated connection and starts its handshake, or closes it if there are too many."""
         host = str(where[0])
         if self.strangers >= MAX_STRANGERS or self._from[host] >= MAX_STRANGERS_OF_ONE:
             connection.close()
@@ -137,14 +137,15 @@ class PeerPort:
             log.warning("peer_not_accepted", why=why, times=times)
 
     async def _meet(self, connection: socket.socket, host: str) -> None:
-        """The handshake: TLS where there is some, then the peer's identity."""
+        """Runs the handshake: TLS if it is configured, then authentication of the peer."""
         link = self._make()
         try:
             async with asyncio.timeout(self._handshake):
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: link, connection, ssl=self._context())
                 body = await link.first()
             self._admit(body, link)
-            if link.over:  # turned away; it counts until it has gone, or connections would add up
+            # A refused peer counts until its connection has ended; otherwise such connections would accumulate.
+            if link.over:
                 await asyncio.wait([link.gone])
         except TimeoutError:
             self.on_refused(host, "silent")
@@ -161,13 +162,13 @@ class PeerPort:
         finally:
             self.strangers -= 1
             self._from[host] -= 1
-            self._from += Counter()  # forgets those that have none
+            self._from += Counter()  # removes the addresses whose count is 0
             if not link.peer:
                 connection.close()
 
 
 async def _listening(address: Address) -> socket.socket:
-    """Raises `OSError`."""
+    """Creates the listening socket. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, where = found[0]
@@ -177,13 +178,13 @@ async def _listening(address: Address) -> socket.socket:
 
 
 async def connect(address: Address, pin: bytes, patience: float, make: Callable[[], PeerLink] = PeerLink) -> PeerLink:
-    """A connection to a coordinator. `address`: by number; names are not looked up here, see `PeerTargets.find`. `pin`:
-    SHA-256 of its certificate; empty: without TLS. Raises `PeerLost`, saying why."""
+    """Connects to a coordinator. `address` must be numeric: names are not looked up here; see `PeerTargets.find`. `pin`
+    is the SHA-256 of the coordinator's certificate; empty: no TLS. Raises `PeerLost` with the reason."""
     context: Any = None
     if pin:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = False  # the certificate itself is known, whatever its authority and name
+        context.check_hostname = False  # the certificate is compared with the pin; its issuer and name do not matter
         context.verify_mode = ssl.CERT_NONE
     link = make()
     try:

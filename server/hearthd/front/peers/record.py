@@ -1,8 +1,8 @@
-"""The record of a group's operations in a daemon that has joined it: when its own ranks presented them, and their
-outcome there.
+"""The record of a group's operations in a daemon that has joined the group: when its own ranks presented them, and
+their outcome on those ranks.
 
-The coordinator's flight recorder has all ranks; this one has those of this node, so that an operator of any node sees
-what its ranks did last. Bounded, as every ring of a flight recorder is.
+The coordinator's flight recorder has all ranks. This record has the ranks of this node, so that an operator of any node
+can see what its ranks did last. It is bounded, like every ring of a flight recorder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Where = tuple[int, int]
 
 @dataclass
 class InFlightOperations:
-    """Operations that one process was released to run on a communicator and has not finished: number and sequence."""
+    """Operations that one process may run on a communicator and has not finished: pairs of index and sequence
+    number."""
 
     rank: int
     operations: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=OPERATIONS))
@@ -32,28 +33,28 @@ class PeerRecordView:
     """State of a `PeerRecord`, for tests and diagnostics."""
 
     in_flight: Mapping[tuple[str, Where], int]
-    """Number of operations that have not finished, by communicator and process."""
+    """Number of unfinished operations, by communicator and process."""
     unfinished: int
-    """Operations that some of the ranks here have finished and others have not."""
+    """Number of operations that only some of the local ranks have finished."""
 
 
 class PeerRecord:
-    """The record of one group. `own`: the number of its ranks here."""
+    """The record of one group. `own`: the number of the group's ranks on this node."""
 
     def __init__(self, group: str, ranks: int, own: int, recorder: FlightRecorder | None = None) -> None:
         self._recorder = FlightRecorder() if recorder is None else recorder
         self._owner, self._members, self._own = GROUP + group, tuple(range(ranks)), own
         self._flying: dict[tuple[str, Where], InFlightOperations] = {}
         self._finished: dict[int, set[int]] = {}
-        """Local ranks that have finished a sequence number, while others have not."""
+        """Local ranks that have finished an operation which other local ranks have not, by sequence number."""
 
     @property
     def ring(self) -> GroupHistory | None:
-        """The history of the group; None while nothing was presented."""
+        """The history of the group. None: nothing was presented yet."""
         return self._recorder.ring(self._owner, self._members)
 
     def inspect(self) -> PeerRecordView:
-        """Returns how much is remembered of operations that have not finished on all ranks here."""
+        """Returns how many operations are remembered that have not finished on all local ranks."""
         in_flight = {place: len(flying.operations) for place, flying in self._flying.items()}
         return PeerRecordView(in_flight, len(self._finished))
 
@@ -61,7 +62,7 @@ class PeerRecord:
         self._recorder.presented(self._key(int(body["sequence"])), rank, body["signature"])
 
     def went(self, comm: str, where: Where, rank: int, sequence: int, index: int) -> None:
-        """Notes that a rank was released to run an operation, the `index`th of the communicator."""
+        """Notes that a rank may run an operation, which has the number `index` on the communicator."""
         key = self._key(sequence)
         ring = self.ring
         if ring is not None and sequence in ring.operations and not ring.operations[sequence].launched:
@@ -83,12 +84,12 @@ class PeerRecord:
             del self._finished[next(iter(self._finished))]
 
     def failed(self, sequence: int, why: str) -> None:
-        """Notes that a rank's operation failed, or was not answered."""
+        """Notes that an operation of a rank failed, or was not answered."""
         self._finished.pop(sequence, None)
         self._recorder.failed(self._key(sequence), why)
 
     def aborted(self, comm: str, where: Where, why: str) -> None:
-        """A process has no such communicator any more."""
+        """Notes that a process no longer has the communicator. The process's unfinished operations on it fail."""
         others = any(name == comm and there != where for name, there in self._flying)
         flying = self._flying.pop((comm, where), None)
         for _, sequence in flying.operations if flying is not None else ():

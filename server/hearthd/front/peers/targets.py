@@ -1,7 +1,7 @@
-"""Checks of the addresses that tickets name, against `[collectives] peers` (`hearthd.front.config.peer_targets`).
+"""Checks the addresses in tickets against `[collectives] peers` (`hearthd.front.config.peer_targets`).
 
-A name is looked up once, each address is checked, and the connection goes to the checked address: a name that resolves
-to something else a moment later changes nothing.
+A name is looked up once, each of its addresses is checked, and the connection goes to the checked address. A name that
+resolves to another address a moment later therefore makes no difference.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from hearthd.front.config.peer_targets import (
 from hearthd.front.config.settings import Config
 
 MAX_FOUND = 8
-"""Largest number of addresses of one name that are checked."""
+"""Maximum number of addresses of one name that are checked."""
 _LOOKUPS = 2
-"""Names that are looked up at once. Slow lookups delay those of other tickets, and nothing else of the daemon."""
+"""Maximum number of concurrent name lookups. Slow lookups delay those of other tickets, and nothing else in the
+daemon."""
 
 
 class PeerTargets:
-    """Belongs to the event loop; `close` it."""
+    """The peers to which this daemon may connect. Belongs to the event loop. Must be closed."""
 
     def __init__(self, peers: Sequence[str], auto: Sequence[IpNetwork] = ()) -> None:
-        """`auto`: the networks that `"auto"` stands for."""
+        """Creates the targets. `auto`: the networks that `"auto"` stands for."""
         self.change(peers, auto)
         self._pool = ThreadPoolExecutor(_LOOKUPS, "peer-names")
 
     def change(self, peers: Sequence[str], auto: Sequence[IpNetwork] = ()) -> None:
-        """Replaces the targets from now on."""
+        """Replaces the targets."""
         self._entries = [parse_peer(text) for text in peers if text != AUTO]
         self._auto = tuple(auto) if AUTO in peers else ()
 
@@ -52,8 +53,9 @@ class PeerTargets:
         return cls(config.collectives.peers, auto_networks(config))
 
     async def find(self, address: Address) -> list[Address]:
-        """The addresses, by number, that it stands for and that may be connected to. Empty: none, or its name is not
-        known; a session must not learn which, or it would read the names of the daemon's network."""
+        """Returns the numeric addresses for which `address` stands and to which this daemon may connect. Empty: there
+        are none, or the name is unknown. A session must not learn which, because it could otherwise query the names of
+        the daemon's network."""
         found = [each for each in await self._lookup(address.host) if not (each.is_unspecified or each.is_multicast)]
         entries = [entry for entry in self._entries if entry.port in (0, address.port)]
         allowed = [each for each in found if self._auto_allows(each) or _named(each, address, entries)]
@@ -76,17 +78,18 @@ class PeerTargets:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(self._pool, _resolved, host)
-        except (OSError, ValueError, RuntimeError):  # RuntimeError: it is closed
+        except (OSError, ValueError, RuntimeError):  # RuntimeError: the thread pool is shut down
             return []
         return [_unmapped(ip_address(each)) for each in found[:MAX_FOUND]]
 
     def close(self) -> None:
-        """Stops looking names up, and waits for nothing."""
+        """Stops looking up names. Does not wait for lookups under way."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def auto_networks(config: Config) -> tuple[IpNetwork, ...]:
-    """Returns the networks that `"auto"` stands for; the module's header has the reasons."""
+    """Returns the networks that `"auto"` stands for. The header of `hearthd.front.config.peer_targets` gives the
+    reasons."""
     exposed = [text for text in (config.listen.grpc, config.listen.lanes) if text and not parse_address(text).loopback]
     if not exposed:
         return LOOPBACK + PRIVATE
@@ -94,20 +97,20 @@ def auto_networks(config: Config) -> tuple[IpNetwork, ...]:
 
 
 def _named(found: IpAddress, asked: Address, entries: Sequence[PeerTarget]) -> bool:
-    """Returns True if `peers` has the address as a network, or by the name that was asked for; that may have other
-    addresses when it is looked up again."""
+    """Returns True if `peers` contains the address as a network, or contains the name that was asked for. That name may
+    have other addresses when it is looked up again."""
     name = plain(asked.host)
     return any(found in entry.network if entry.network is not None else entry.name == name for entry in entries)
 
 
 def _resolved(host: str) -> list[str]:
-    """Numbers, each once, in the order in which they are best tried."""
+    """Returns the numeric addresses of a host, without duplicates, in the order of preference."""
     found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
 
 
 def _unmapped(address: IpAddress) -> IpAddress:
-    """`::ffff:127.0.0.1` is where `127.0.0.1` is."""
+    """Returns the IPv4 address of an IPv4-mapped IPv6 address: `::ffff:127.0.0.1` becomes `127.0.0.1`."""
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address

@@ -1,4 +1,5 @@
-"""Groups over daemons: their members, their ticket, and the greeting that shows that a daemon has one. Pure."""
+"""Groups over daemons: their members, their tickets, and the greeting by which a daemon shows that it has a ticket.
+Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ MAX_SECRET = 64
 MAX_RANKS = 128
 MAX_ADDRESSES = 16
 PROTOCOL = 1
-"""The version of the fronts' protocol among each other."""
+"""Version of the protocol between fronts."""
 
 
 class GroupMember(NamedTuple):
-    """A rank's place, as all daemons of the group name it."""
+    """The location of a rank, as all daemons of the group name it."""
 
     node: int
     device: int
@@ -46,15 +47,15 @@ class PeerHello(NamedTuple):
 
 
 def members_of(members: Sequence[node_pb2.GroupMember]) -> Members:
-    """The ranks of a request. Raises `INVALID_ARGUMENT` for what is no group."""
+    """Returns the members in a request. Raises `INVALID_ARGUMENT` if they do not make a group."""
     if not 1 <= len(members) <= MAX_RANKS:
         raise _no_group(f"A group of {len(members)} ranks was asked for", f"1 to {MAX_RANKS} members", len(members))
     return check_members(GroupMember(member.node, member.device) for member in members)
 
 
 def check_members(members: Iterable[GroupMember]) -> Members:
-    """`members` where they make a group: each place once, nodes counted from 0 without a gap. Raises
-    `INVALID_ARGUMENT`."""
+    """Returns `members` if they make a group: each device of a node once, and nodes numbered from 0 without a gap.
+    Raises `INVALID_ARGUMENT` otherwise."""
     found = tuple(members)
     seen: set[GroupMember] = set()
     for rank, member in enumerate(found):
@@ -77,7 +78,7 @@ def check_members(members: Iterable[GroupMember]) -> Members:
 
 
 def devices_of(members: Members, node: int) -> dict[int, int]:
-    """Ordinal to rank, of one node's members."""
+    """Returns the ranks of one node's members, by device ordinal."""
     return {member.device: rank for rank, member in enumerate(members) if member.node == node}
 
 
@@ -98,12 +99,12 @@ def _no_group(what: str, allowed: str, requested: int) -> Refusal:
 
 
 def new_group() -> tuple[bytes, bytes]:
-    """A group's id and its secret, both of the kernel's random bytes."""
+    """Returns a new group id and secret, both made of random bytes of the kernel."""
     return secrets.token_bytes(GROUP_BYTES), secrets.token_bytes(SECRET_BYTES)
 
 
 def check_group(group: bytes) -> bytes:
-    """Raises `INVALID_ARGUMENT` for what can be no group's id."""
+    """Returns `group`. Raises `INVALID_ARGUMENT` if it cannot be the id of a group."""
     if len(group) != GROUP_BYTES:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
@@ -115,8 +116,8 @@ def check_group(group: bytes) -> bytes:
 
 
 def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
-    """Returns the coordinator's addresses, each once, to be tried in this order. Raises `INVALID_ARGUMENT` for a ticket
-    that CreateGroup never made."""
+    """Returns the coordinator's addresses without duplicates, in the order in which they are tried. Raises
+    `INVALID_ARGUMENT` for a ticket that was not made by CreateGroup."""
     fix = "Pass on the ticket that CreateGroup answered, as it is."
     if not SECRET_BYTES <= len(ticket.secret) <= MAX_SECRET:
         raise Refusal(
@@ -150,11 +151,11 @@ def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
     return list(dict.fromkeys(found))
 
 
-# ---- what peers say first ----
+# ---- first message of a peer ----
 
 
 def hello(group: bytes, node: int, secret: bytes, members: Members) -> Body:
-    """Makes the greeting of a daemon that joins."""
+    """Returns the greeting of a daemon that joins."""
     return {
         "t": "hello",
         "protocol": PROTOCOL,
@@ -166,7 +167,7 @@ def hello(group: bytes, node: int, secret: bytes, members: Members) -> Body:
 
 
 def parse_hello(body: Body) -> PeerHello:
-    """Raises `ValueError` for anything that is none."""
+    """Returns the parsed greeting. Raises `ValueError` if it is invalid."""
     try:
         members = body["members"]
         if body["t"] != "hello" or not isinstance(members, list) or len(members) > MAX_RANKS:
@@ -183,20 +184,20 @@ def parse_hello(body: Body) -> PeerHello:
 
 
 def natural(value: Any, most: int = (1 << 64) - 1) -> int:
-    """An integer from 0 to `most`, of a message. Raises `ValueError`."""
+    """Returns `value` if it is an integer from 0 to `most`. Raises `ValueError` otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise ValueError(f"{str(value)[:40]!r} is no number from 0 to {most}")
     return value
 
 
 def same_secret(shown: bytes, secret: bytes | None) -> bool:
-    """Returns True if the secret is that of the group; None: there is no such group, which takes as long to find
-    out."""
+    """Returns True if `shown` is the secret of the group. `secret` is None if there is no such group; the comparison
+    takes the same time then."""
     return hmac.compare_digest(shown, secret if secret is not None else bytes(SECRET_BYTES)) and secret is not None
 
 
 def stranger() -> Refusal:
-    """Refuses an unknown group and a wrong secret in the same words."""
+    """Returns the refusal of an unknown group or a wrong secret, with the same message for both."""
     return Refusal(
         Reason.UNAUTHENTICATED,
         "The ticket is good for no group of the daemon that was asked: the group is over or was never there, or the "
@@ -206,8 +207,8 @@ def stranger() -> Refusal:
 
 
 def check_hello(hello: PeerHello, members: Members, taken: Iterable[int]) -> None:
-    """Checks if a daemon that has the secret may be let in as the node that it names; `taken`: nodes that have joined.
-    Raises `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH`, `HANDLE_IN_USE`."""
+    """Checks whether a daemon that has the secret may join as the node that it names. `taken`: nodes that have joined.
+    Raises `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH` or `HANDLE_IN_USE`."""
     if hello.protocol != PROTOCOL:
         raise Refusal(
             Reason.VERSION_UNSUPPORTED,

@@ -1,4 +1,4 @@
-"""The memory ledger of one device at work: frames to and from its processes, and processes that wait for room."""
+"""Applies the memory ledger of one device: exchanges frames with its processes, and lets processes wait for room."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ log = structlog.get_logger("hearthd.memory")
 
 
 class MemoryGrants:
-    """Belongs to the event loop. `overhead`: what a process takes of the device before it allocates anything."""
+    """The memory grants of one device. Belongs to the event loop. `overhead`: bytes of device memory that a process
+    uses before it allocates anything."""
 
     def __init__(self, overhead: int, limit: int = 0) -> None:
         self.ledger = MemoryLedger()
@@ -34,8 +35,8 @@ class MemoryGrants:
     async def enter(
         self, process: int, tenant: str, quota: int, *, uses: bool, on_wait: Callable[[], None]
     ) -> int | None:
-        """Waits for room for one more process and returns its first limit; None: all that the device has. Calls
-        `on_wait` if there is no room at once."""
+        """Waits for room for one more process, and returns its initial limit in bytes; None: all memory of the device.
+        Calls `on_wait` if there is no room at once."""
         ledger = self.ledger
         ledger.enter(process, self._overhead, tenant, quota, uses=uses)
         self._step()
@@ -51,7 +52,7 @@ class MemoryGrants:
         return ledger.initial(process)
 
     def attach(self, link: DeviceLink) -> None:
-        """The process has a link."""
+        """Connects a process to the ledger over its link."""
         process = link.generation
         self._links[process] = link
         link.listen(Kind.HELD, lambda frame: self._on_held(process, frame))
@@ -60,24 +61,24 @@ class MemoryGrants:
             self._send(early)
 
     def learn(self, total: int) -> None:
-        """Takes the memory size of the device, as its first process reports it."""
+        """Notes the memory size of the device, as reported by its first process."""
         self.ledger.learn(min(total, self._limit) if self._limit else total)
         self._step()
 
     def use(self, process: int, tenant: str, quota: int) -> None:
-        """The process serves a tenant from now on."""
+        """Notes that the process serves a tenant from now on."""
         self.ledger.use(process, tenant, quota)
         self._step()
 
     def hear(self, process: int, stats: dict[str, Any]) -> None:
-        """Takes a periodic report of a process."""
+        """Handles a periodic report of a process."""
         gauges = stats.get("gauges")
         reserved = gauges.get("memory_reserved_bytes") if isinstance(gauges, dict) else None
         if isinstance(reserved, int):
             self.ledger.hear(process, reserved)
 
     def leave(self, process: int) -> None:
-        """The process is gone, with all that it held."""
+        """Removes a process that has ended, which frees everything that it held."""
         self._links.pop(process, None)
         self._early.pop(process, None)
         self._waiting.pop(process, None)
@@ -128,6 +129,6 @@ class MemoryGrants:
         try:
             held = await link.ask(Kind.LIMIT, body)
         except Refusal:
-            return  # it is gone, and so is what it held as soon as it is buried
+            return  # the process has ended; what it held is freed by `leave`
         self.ledger.confirm(limit.process, int(held["limit"]), int(held["reserved"]), asyncio.get_running_loop().time())
         self._step()

@@ -1,16 +1,16 @@
-"""Division of one device's memory among its processes, which together never hold more than it has.
+"""Memory ledger: divides one device's memory among its processes, so that together they never hold more than it has.
 
-Pure: requests and confirmations of processes go in, limits for them come out, times are passed in. Bytes.
+Pure: requests and confirmations of processes are passed in, limits for them are returned, and times are passed in. All
+sizes are in bytes.
 
-A process may hold what it was granted. What was granted is booked until the process has confirmed that it keeps to
-less; so at every moment the sum of what processes may hold, and of what their contexts take, is no more than the device
-has.
+A process may hold what it was granted. A grant stays booked until the process has confirmed a lower limit. At every
+moment the sum of what processes may hold, plus the memory of their contexts, is thus at most what the device has.
 
 - A process that is the only one to use memory is granted all of it, and never has to ask.
-- Otherwise processes start with nothing and ask when an allocation does not fit. They are granted whole slabs while
-  there are some, what they need while there is that much, and what others hold and do not use otherwise: those are
-  asked to give back, and keep what is in use. Requests are served in their order, and every one is answered.
-- A tenant with a quota is granted no more than that, all of its processes together.
+- Otherwise processes start with nothing, and ask when an allocation does not fit. They are granted whole slabs while
+  there are any, otherwise exactly what they need if there is enough. If there is not, other processes are asked to give
+  back memory that they hold but do not use. Requests are served in order, and each is answered.
+- All processes of a tenant with a quota together are granted at most the quota.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from typing import NamedTuple
 
 SLAB = 256 << 20
 SLABS = 64
-"""A grant is a slab, or a 64th of the device where that is less: a grant costs a round trip, a slab too many a
-reclaim."""
+"""Size of a grant: a slab, or a 64th of the device's memory if that is less. A grant costs a round trip, and an
+unneeded slab costs a reclaim."""
 
 PATIENCE = 5.0
-"""Seconds that a process has to answer before others do without what it holds."""
+"""Time, in seconds, for a process to answer. Afterwards the memory that it holds is no longer waited for."""
 REST = 0.1
-"""Seconds before a process that gave less than it was asked for is asked again: to be asked costs it its pool."""
+"""Minimum interval, in seconds, before a process that gave back less than requested is asked again, because the request
+empties its memory pool."""
 RETRY = 1.0
-"""Seconds between two attempts to make room for a process that waits to start."""
+"""Interval, in seconds, between attempts to make room for a process that waits to start."""
 
 
 class ProcessLimit(NamedTuple):
-    """A message to a process: its limit. It answers with the limit that it takes: a higher one if more is in use."""
+    """A limit that is sent to a process. The process answers with the limit that it accepts, which is higher if more
+    memory is in use."""
 
     process: int
     bytes: int
     denied: bool = False
-    """True if the process had asked for more, and gets none."""
+    """True if the process had asked for more, and the request is denied."""
     granted: bool = False
-    """True if the process had asked for more, and gets it."""
+    """True if the process had asked for more, and the request is granted."""
     quota: int = 0
-    """The tenant's, where that is why."""
+    """The tenant's quota, if the quota is the reason of the denial; else 0."""
 
 
 @dataclass
@@ -52,45 +54,45 @@ class MemoryHolder:
     overhead: int
     tenant: str
     quota: int
-    """The quota of all processes of the tenant together; 0: none."""
+    """The quota of all processes of the tenant together. 0: no quota."""
     uses: bool
-    """True if the process serves a session: one that does not is granted nothing."""
+    """True if the process serves a tenant. A process that does not is granted nothing."""
     admitted: bool = False
     booked: int = 0
     everything: bool = False
-    """True if the process has all memory, and was never given a limit."""
+    """True if the process has all memory, and was never sent a limit."""
     told: int | None = None
-    """The limit that it was sent and has not confirmed."""
+    """The limit that was sent to the process and is not confirmed. None: there is none."""
     due: float = 0.0
-    """The time from which its answer is overdue."""
+    """The time after which its answer is overdue."""
     rests_until: float = 0.0
     held: int = 0
-    """Bytes of it that it held by its last report."""
+    """Bytes that the process held according to its last report."""
 
 
 @dataclass
 class LedgerRequest:
-    """A request of one process for `bytes` more; `asked`: the processes that were asked to give memory back for it."""
+    """A request of one process for `bytes` more. `asked`: the processes that were asked to give back memory for it."""
 
     process: int
     bytes: int
     asked: set[int] = field(default_factory=set)
     again: float = 0.0
-    """The time at which the others are asked once more, for a process that waits to start."""
+    """The time at which the other processes are asked again, for a process that waits to start."""
 
 
 class MemoryLedger:
-    """The memory of one device."""
+    """The memory of one device, and its division among processes."""
 
     def __init__(self, total: int = 0) -> None:
         self.total = total
-        """0: not known yet; the first process tells."""
+        """Bytes of device memory. 0: not known before the first process reports it."""
         self._holders: dict[int, MemoryHolder] = {}
         self._entering: list[LedgerRequest] = []
-        """Processes that have not been admitted, oldest first."""
+        """Processes that wait to be admitted, oldest first."""
         self._demands: list[LedgerRequest] = []
 
-    # ---- what is known ----
+    # ---- state ----
 
     @property
     def slab(self) -> int:
@@ -98,7 +100,7 @@ class MemoryLedger:
 
     @property
     def free(self) -> int:
-        """Bytes that are booked to no process."""
+        """Bytes that are not booked for any process."""
         taken = sum(each.overhead + each.booked for each in self._holders.values() if each.admitted)
         return max(0, self.total - taken)
 
@@ -108,14 +110,14 @@ class MemoryLedger:
         return holder.booked if holder is not None else 0
 
     def held(self, process: int) -> int:
-        """Returns the bytes that a process held by its last report."""
+        """Returns the bytes that a process held according to its last report."""
         holder = self._holders.get(process)
         return holder.held if holder is not None else 0
 
-    # ---- what happens ----
+    # ---- events ----
 
     def learn(self, total: int) -> None:
-        """Learns the device's memory from the first process."""
+        """Notes the device's memory, as reported by the first process. Later calls do nothing."""
         if self.total:
             return
         self.total = total
@@ -125,7 +127,8 @@ class MemoryLedger:
                 holder.booked = min(self.free, self._quota_left(holder))
 
     def enter(self, process: int, overhead: int, tenant: str = "", quota: int = 0, *, uses: bool = True) -> None:
-        """A process is to be started; see `admitted`. `overhead`: what it takes before it allocates anything."""
+        """Adds a process that is to be started; see `admitted`. `overhead`: bytes that it uses before it allocates
+        anything."""
         self._holders[process] = MemoryHolder(process, overhead, tenant, quota, uses)
         self._entering.append(LedgerRequest(process, overhead))
 
@@ -134,24 +137,24 @@ class MemoryLedger:
         return self._holders[process].admitted
 
     def initial(self, process: int) -> int | None:
-        """Returns the limit from the process's start; None: all that the device has."""
+        """Returns the initial limit of a process; None: all memory of the device."""
         holder = self._holders[process]
         return None if holder.everything and not holder.quota else holder.booked
 
     def use(self, process: int, tenant: str, quota: int) -> None:
-        """Assigns a process that served no tenant to one."""
+        """Assigns a process that served no tenant to a tenant."""
         holder = self._holders.get(process)
         if holder is not None:
             holder.tenant, holder.quota, holder.uses = tenant, quota, True
 
     def hear(self, process: int, held: int) -> None:
-        """A process says what it holds."""
+        """Notes the bytes that a process reports to hold."""
         holder = self._holders.get(process)
         if holder is not None:
             holder.held = held
 
     def want(self, process: int, more: int) -> None:
-        """A process asks for more than it was granted. The latest request counts."""
+        """Adds a process's request for more memory. A later request replaces an earlier one."""
         holder = self._holders.get(process)
         if holder is None or more <= 0:
             return
@@ -162,43 +165,43 @@ class MemoryLedger:
             self._demands.append(LedgerRequest(process, more))
 
     def confirm(self, process: int, limit: int, held: int, now: float) -> None:
-        """A process keeps to `limit` from now on."""
+        """Notes that a process has accepted `limit`, while it held `held` bytes."""
         holder = self._holders.get(process)
         if holder is None:
             return
         holder.held = held
         if holder.told is None:
             return
-        # What it keeps above the limit it was given is in use; more than it had before it cannot have.
+        # What the process keeps above its new limit is in use. It cannot keep more than it had before.
         if limit > holder.told:
             holder.rests_until = now + REST
         before, holder.booked = holder.booked, min(holder.booked, max(holder.told, limit))
         holder.told = None
         for demand in self._demands:
-            if demand.process == process:  # asked before it learned that it has less
+            if demand.process == process:  # the request was made before the process knew of the lower limit
                 demand.bytes += before - holder.booked
 
     def leave(self, process: int) -> None:
-        """A process is gone, and what it held is free."""
+        """Removes a process that has ended, which frees what it held."""
         self._holders.pop(process, None)
         self._entering = [demand for demand in self._entering if demand.process != process]
         self._demands = [demand for demand in self._demands if demand.process != process]
 
-    # ---- what follows ----
+    # ---- decisions ----
 
     def step(self, now: float) -> list[ProcessLimit]:
-        """Whom to tell what; call it after everything that happens, and when `wake` says."""
+        """Returns the limits to send. Must be called after every event, and at the time that `wake` returns."""
         sends: list[ProcessLimit] = []
         while self._entering and self._admit(self._entering[0], now, sends):
             self._entering.pop(0)
         for demand in list(self._demands):
             if not self._serve(demand, now, sends):
-                break  # in their order
+                break  # requests are served in order
         self._give_all(now, sends)
         return sends
 
     def wake(self, now: float) -> float | None:
-        """Returns the time at which `step` is due again, though nothing happens."""
+        """Returns the time at which `step` has to be called if no event happens before; None: not at all."""
         if not (self._demands or self._entering):
             return None
         times = [each.due for each in self._holders.values() if each.told is not None]
@@ -207,11 +210,11 @@ class MemoryLedger:
         return min((time for time in times if time > now), default=None)
 
     def _admit(self, demand: LedgerRequest, now: float, sends: list[ProcessLimit]) -> bool:
-        """Lets a process start, where there is room for it."""
+        """Admits a process if there is room for it. Returns False if there is none yet."""
         holder = self._holders[demand.process]
         others = [each for each in self._holders.values() if each.admitted]
         if not self.total and others:
-            return False  # the first one has to tell how much there is
+            return False  # the first process has to report the size of the memory
         if self.total and holder.overhead > self.free:
             if now >= demand.again and not self._reclaim(holder, holder.overhead - self.free, demand.asked, now, sends):
                 demand.asked.clear()
@@ -224,10 +227,10 @@ class MemoryLedger:
         return True
 
     def _serve(self, demand: LedgerRequest, now: float, sends: list[ProcessLimit]) -> bool:
-        """Grants or denies; False: an answer has to be waited for first."""
+        """Grants or denies a request. Returns False if it has to wait for an answer of another process."""
         holder = self._holders[demand.process]
         if holder.told is not None:
-            return True  # later: the limit on its way may be enough
+            return True  # decided later, because the limit that is on its way may be sufficient
         allowed = self._quota_left(holder)
         room = min(self.free, allowed)
         if demand.bytes <= room:
@@ -256,8 +259,9 @@ class MemoryLedger:
         of_tenant: bool = False,
         generous: bool = False,
     ) -> bool:
-        """Asks others to give back what they do not use; whether there is an answer to wait for. `generous`: half of
-        what they seem not to use, where that is more than what is missing: there will be further requests."""
+        """Asks other processes to give back memory that they do not use. Returns True if there is an answer to wait
+        for. With `generous`, asks for half of what they seem not to use if that is more than `missing`, because further
+        requests are likely."""
         waits = False
         for other in self._holders.values():
             if other is whom or not other.admitted or (of_tenant and other.tenant != whom.tenant):
@@ -276,7 +280,7 @@ class MemoryLedger:
         return waits
 
     def _give_all(self, now: float, sends: list[ProcessLimit]) -> None:
-        """Gives all memory to a process that is the only one to use any."""
+        """Grants all memory to a process that is the only one to use any."""
         users = [each for each in self._holders.values() if each.uses]
         if len(users) != 1 or not self.total or self._entering:
             return
@@ -291,7 +295,7 @@ class MemoryLedger:
     def _tell(
         self, holder: MemoryHolder, limit: int, now: float, sends: list[ProcessLimit], granted: bool = False
     ) -> None:
-        """More is booked at once, less when it is confirmed."""
+        """Sends a limit to a process. An increase is booked at once, a decrease when the process has confirmed it."""
         holder.everything = False
         holder.booked = max(holder.booked, limit)
         holder.told, holder.due = limit, now + PATIENCE

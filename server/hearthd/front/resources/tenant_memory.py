@@ -1,4 +1,4 @@
-"""Memory of a device by tenant, from the last reports of its processes. Pure."""
+"""Device memory by tenant, from the last reports of the device's processes. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ class TenantMemory:
         self._owners: dict[int, str] = {}
 
     def belongs(self, generation: int, tenant: str) -> None:
-        """The process of this generation is one tenant's: whatever it says is that one's. Empty: several share it."""
+        """Attributes all memory of this generation's process to one tenant. Empty: several tenants share the process,
+        and its reports name them."""
         self._owners[generation] = tenant
 
     def hear(self, generation: int, stats: Mapping[str, Any]) -> None:
-        """Takes a periodic report of a process; unusable entries are left out."""
+        """Handles a periodic report of a process. Unusable entries are left out."""
         said = stats.get("tenants")
         entries = said.items() if isinstance(said, dict) else ()
         sizes = {str(name): size for name, size in entries if type(size) is int and size > 0}
@@ -30,12 +31,12 @@ class TenantMemory:
         self._said[generation] = sizes
 
     def leave(self, generation: int) -> None:
-        """The process is gone, with all that it held."""
+        """Removes a process that has ended."""
         self._said.pop(generation, None)
         self._owners.pop(generation, None)
 
     def by_tenant(self) -> dict[str, int]:
-        """The largest first."""
+        """Returns the bytes by tenant, largest first."""
         total: dict[str, int] = {}
         for sizes in self._said.values():
             for name, size in sizes.items():

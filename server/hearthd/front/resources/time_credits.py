@@ -1,19 +1,21 @@
-"""Turns of the processes that share a device, each as long as its credit lasts.
+"""Time slices of the processes that share a device.
 
-A GPU gives its processes slices of time without asking for weights. So the front lets them through, by deficit round
-robin (`hearthd.shared.deficit_round_robin`) over the time in which they had work on the device: tenants by their
-weights, the processes of one tenant alike. The front tells a process when it may give the device work (`TURN`); the
-process reports what it has (`BUSY`).
+A GPU gives its processes time slices regardless of weights. The front therefore decides which process may submit work,
+by deficit round robin (`hearthd.shared.deficit_round_robin`) over the time in which processes had work on the device:
+tenants by weight, and the processes of one tenant equally. The front tells a process whether it may submit work
+(`TURN`); the process reports whether it has any (`BUSY`).
 
-- An idle process that gets work may begin at once, as long as it has credit, and may continue for `BESIDE_S` beside
-  the process that has the turn: launching and waiting by turns costs no delay. After that it has to have the turn.
-- A turn begins when the work of the one before is off the device, or has kept others waiting for `PATIENCE_S`: a long
-  kernel overruns, and is charged. As it is charged as much as it is given while that runs, it is let through for a
-  moment every `PATIENCE_S`: what its kernel waits for may be behind it.
-- Collectives go whenever all their ranks are there, whichever process has the turn
-  (`hearthd.device.scheduler.fair_share`), so that no two devices wait for each other's turns.
+- An idle process that gets work may start at once if it has credit, and may continue for `BESIDE_S` while another
+  process holds the time slice. Alternating launches and waits are thus not delayed. Afterwards the process needs the
+  time slice.
+- A time slice begins when the work of the previous holder has left the device, or has kept other processes waiting for
+  `PATIENCE_S`. A long kernel thus overruns its time slice, and is charged for it. Because it is charged as much as it
+  is credited while it runs, its process is admitted briefly every `PATIENCE_S`: the work for which the kernel waits may
+  be queued behind it.
+- Collectives run when all their ranks are ready, whichever process holds the time slice
+  (`hearthd.device.scheduler.fair_share`), so that two devices never wait for each other's time slices.
 
-A process that is alone on its device gets no turns and reports nothing.
+A process that is alone on its device gets no time slices and reports nothing.
 """
 
 from __future__ import annotations
@@ -29,29 +31,29 @@ from hearthd.front.sessions.session import Session
 from hearthd.shared.deficit_round_robin import HierarchicalRoundRobin
 
 QUANTUM_S = 0.010
-"""Seconds that a process of average weight gets each round."""
+"""Device time, in seconds, that a process of average weight gets in each round."""
 
 BESIDE_S = 0.005
-"""Seconds that a process with credit may continue without a turn."""
+"""Time, in seconds, for which a process with credit may continue without the time slice."""
 
 PATIENCE_S = 0.1
-"""Seconds that the next turn waits for the work of the last one."""
+"""Maximum time, in seconds, that the next time slice waits for the work of the previous holder."""
 
 SHORTEST_S = 0.001
-"""No turn is looked at more often."""
+"""Minimum interval, in seconds, between checks of a time slice."""
 
 MAY, ALONE, AWAITED = 1, 2, 4
-"""Flags of TURN: the process may give the device work; it is alone and need not report any more; others wait for it, so
-that it says at once when it has nothing."""
+"""Flags of TURN. MAY: the process may submit work. ALONE: it is alone and need not report any more. AWAITED: other
+processes wait for it, so it has to report at once when it has no work."""
 
 WANTS, WORKS = 1, 2
-"""Flags of BUSY: it has work; some of it is on the device."""
+"""Flags of BUSY. WANTS: the process has work. WORKS: some of it is on the device."""
 
 K = TypeVar("K", bound=Hashable)
 
 
 class ProcessShare(NamedTuple):
-    """The tenant, weight and priority of a process."""
+    """The tenant, weight and priority under which a process is scheduled."""
 
     tenant: str = ""
     weight: float = 1.0
@@ -65,17 +67,18 @@ class _Process:
         self.place = ProcessShare()
         self.state = 0
         self.told = -1
-        """The flags of its last TURN; -1: none."""
+        """The flags of the last TURN sent to the process; -1: none was sent."""
         self.beside = 0.0
-        """The time until which it may continue without a turn."""
+        """The time until which the process may continue without the time slice."""
         self.overdue = 0.0
-        """The time from which others do not wait any more for its work without a turn."""
+        """The time after which other processes no longer wait for work that it has on the device without the time
+        slice."""
         self.chance = 0.0
-        """The time until which it is let through because its work takes that long."""
+        """The time until which the process is admitted because its work overran."""
 
 
 class DeviceTurns(Generic[K]):
-    """The turns on one device. Pure: the time is handed in, and messages come out, as (process, flags)."""
+    """The time slices on one device. Pure: times are passed in, and messages are returned as (process, flags)."""
 
     def __init__(self, quantum: float = QUANTUM_S) -> None:
         self._quantum = quantum
@@ -84,40 +87,41 @@ class DeviceTurns(Generic[K]):
         self._now = 0.0
         self._holder: K | None = None
         self.due: float | None = None
-        """The time at which `look` is to be called, if nothing happens before."""
+        """The time at which `look` has to be called if nothing happens before."""
 
     def __len__(self) -> int:
         return len(self._processes)
 
     def join(self, key: K, now: float) -> list[tuple[K, int]]:
-        """A process is there."""
+        """Adds a process. Returns the messages to send."""
         self._processes[key] = _Process()
         return self.look(now)
 
     def leave(self, key: K, now: float) -> list[tuple[K, int]]:
-        """Removes a process that has gone."""
+        """Removes a process that has ended. Returns the messages to send."""
         self._charge(now)
         if self._processes.pop(key, None) is not None:
             self._fair.forget(key)
         return self.look(now)
 
     def report(self, key: K, state: int, place: ProcessShare, now: float) -> list[tuple[K, int]]:
-        """Takes a process's report of its work; 0: it has none."""
+        """Handles a process's report of its work; 0: it has none. Returns the messages to send."""
         process = self._processes.get(key)
         if process is None:
             return []
         self._charge(now)
         if state and not process.state:
             process.beside = now + BESIDE_S if process.told & MAY else now
-            self._fair.enter(key, place.tenant, place.weight, place.priority)  # so that it is charged,
-            self._fair.leave(key)  # but it lines up when it has to
+            # Registers the process, so that it is charged.
+            self._fair.enter(key, place.tenant, place.weight, place.priority)
+            self._fair.leave(key)  # it queues only later, when it needs the time slice
         elif not state:
             self._fair.leave(key)
         process.state, process.place = state, place
         return self.look(now)
 
     def look(self, now: float) -> list[tuple[K, int]]:
-        """Moves the turn on as far as it is due, and returns the flags that change."""
+        """Moves the time slice on if it is due. Returns the processes whose flags have changed, with their flags."""
         self._charge(now)
         self.due = None
         if len(self._processes) < 2:
@@ -145,13 +149,13 @@ class DeviceTurns(Generic[K]):
         return news
 
     def _turn(self, now: float) -> K | None:
-        """Returns the process that has the turn; None while the work of the last one is awaited."""
+        """Returns the process that holds the time slice; None while the work of the previous holder is awaited."""
         wanted = self._fair.turn()
         if wanted is None:
             return None
         last = self._processes.get(self._holder) if self._holder is not None else None
         if wanted != self._holder and last is not None and last.state & WORKS:
-            if last.told & MAY:  # it is notified now, and its work awaited
+            if last.told & MAY:  # it is notified now that it may not submit, and its work is awaited
                 last.overdue = now + PATIENCE_S
             if now < last.overdue:
                 self._due(last.overdue)
@@ -159,7 +163,8 @@ class DeviceTurns(Generic[K]):
         self._holder = wanted
         working = sum(1 for process in self._processes.values() if process.state & WORKS)
         if len(self._fair) > 1:
-            credit = min(self._fair.credit(wanted), self._quantum)  # infinite where only less urgent ones wait
+            # The credit is infinite if only less urgent processes wait.
+            credit = min(self._fair.credit(wanted), self._quantum)
             self._due(now + max(SHORTEST_S, credit * max(working, 1)))
         return wanted
 
@@ -178,7 +183,8 @@ class DeviceTurns(Generic[K]):
         return True
 
     def _overran(self, process: _Process, now: float) -> bool:
-        """Returns True if its work takes so long that it is let through, whatever it owes."""
+        """Returns True if the work of the process takes so long that the process is admitted briefly, whatever its
+        credit."""
         if now >= process.chance:
             if process.told & MAY:
                 return False
@@ -196,7 +202,8 @@ class DeviceTurns(Generic[K]):
         working = [
             key
             for key, process in self._processes.items()
-            # The holder of the turn pays from when it was given it: until it begins, no other may either.
+            # The holder is charged from the moment it gets the time slice, because no other process may submit before
+            # it starts.
             if process.state & WORKS or (key == self._holder and process.state and process.told & MAY)
         ]
         for key in working:
@@ -205,7 +212,7 @@ class DeviceTurns(Generic[K]):
 
 
 class TimeCredits:
-    """The turns of the node's devices, announced to their processes. Belongs to the event loop."""
+    """The time slices of the node's devices, and their messages to processes. Belongs to the event loop."""
 
     def __init__(self, sessions: Iterable[Session]) -> None:
         self._sessions = sessions
@@ -213,7 +220,7 @@ class TimeCredits:
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     async def enter(self, link: DeviceLink) -> None:
-        """A process is about to serve."""
+        """Adds a process that is about to serve."""
         link.listen(Kind.BUSY, partial(self._on_busy, link))
         link.closed.add_done_callback(lambda _: self._tell(link.ordinal, lambda turns, now: turns.leave(link, now)))
         self._tell(link.ordinal, lambda turns, now: turns.join(link, now))
@@ -229,7 +236,7 @@ class TimeCredits:
         self._tell(link.ordinal, lambda turns, now: turns.report(link, frame.flags, place, now))
 
     def _place(self, link: DeviceLink) -> ProcessShare:
-        """The tenant whose sessions it serves. Several that share a process stand there together."""
+        """Returns the tenant whose sessions the process serves. Tenants that share a process are scheduled together."""
         here = {channel.session_id for channel in link.channels.values()}
         tenants = {session.tenant.name: session.tenant for session in self._sessions if session.id in here}
         if not tenants:

@@ -1,7 +1,8 @@
-"""OpenBulk: tickets for connections that carry bulk data past the front, to the device process of a channel.
+"""OpenBulk: tickets for connections that carry bulk data directly to the device process of a channel.
 
-On this host one connection shares segments of memory, `SEGMENT` in `hearth_proto.frames`; over TCP several carry a
-transfer's bytes in stripes. What is read and written there is said in commands, and checked with them.
+On the same host, one connection shares segments of memory (`SEGMENT` in `hearth_proto.frames`). Over TCP, several
+connections carry a transfer's bytes in stripes. Commands say which bytes are read and written there, and are checked
+together with them.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ MAX_STRIPES = 16
 
 @dataclass(frozen=True)
 class BulkLimits:
-    """The limits on data that clients move by these connections."""
+    """Limits on the data that clients move over these connections."""
 
     segment_bytes: int = 1 << 30
-    """Bytes of shared memory, in one device process."""
+    """Maximum bytes of shared memory in one device process."""
     max_chunk_bytes: int = 4 << 20
-    """Bytes of one STRIPE frame's data."""
+    """Maximum bytes of data in one STRIPE frame."""
     tls: bool = False
-    """Clients that come by TCP speak TLS."""
+    """True if clients that connect over TCP use TLS."""
 
 
 @dataclass(frozen=True)
 class BulkConnection:
-    """The holder of a ticket: one connection that `channel`'s device process gets."""
+    """The object that a ticket stands for: one connection to be handed to the device process of `channel`."""
 
     session: Session
     channel: Channel
@@ -56,14 +57,14 @@ class BulkConnection:
     body: dict[str, Any] = field(default_factory=dict)
 
     async def hand_over(self, connection: int) -> None:
-        """The device process gets it. Raises OSError where it or the session has ended meanwhile."""
+        """Hands the connection to the device process. Raises OSError if the process or the session has ended."""
         if self.session.closing or not self.channel.alive:
             raise ConnectionError("the session is gone from this device process")
         self.channel.link.give(self.kind, {"channel": self.channel.number, **self.body}, connection)
 
 
 class BulkService:
-    """The method of DeviceService."""
+    """The method OpenBulk of DeviceService."""
 
     def __init__(
         self, sessions: SessionTable, supervisor: Supervisor, lanes: LanePort, port: StripePort, bounds: BulkLimits
@@ -76,7 +77,7 @@ class BulkService:
         self._certificates = ProcessCertificates()
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Returns its methods, for DeviceService's table."""
+        """Returns the handlers for DeviceService's table."""
         return {
             NAME: grpc.unary_unary_rpc_method_handler(
                 guard(NAME, self._open),
@@ -108,8 +109,7 @@ class BulkService:
             return self._segments(session, channel, context.peer())
 
     def _admit(self, session: Session) -> None:
-        """Raises `PERMISSION_DENIED` for a tenant that may neither write nor read: there is nothing that it could
-        move."""
+        """Raises `PERMISSION_DENIED` for a tenant that may neither write nor read, because it could move no data."""
         if not session.tenant.may(Right.WRITE) and not session.tenant.may(Right.READ):
             refusal = rights.permission_denied(NAME, [Right.WRITE, Right.READ], session.tenant.name)
             self._sessions.audit.refused(session, NAME, refusal)
@@ -159,8 +159,8 @@ class BulkService:
 
 
 def _attached(session: Session, ordinal: int, generation: int) -> Channel:
-    """The channel that the session is attached to. Raises `DEVICE_LOST` where that is gone, `INVALID_ARGUMENT` where
-    it never was there."""
+    """Returns the channel to which the session is attached. Raises `DEVICE_LOST` if that channel has ended, and
+    `INVALID_ARGUMENT` if the session was never attached."""
     channel = session.channels.get(ordinal)
     last = session.ended.get(ordinal)
     if channel is not None and channel.link.generation == generation and channel.alive:

@@ -1,4 +1,4 @@
-"""DeviceService: Execute, the transfer streams and the single calls, put on the server as one table of handlers."""
+"""DeviceService: Execute, the transfer streams and the single calls, registered as one table of handlers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from hearthd.front.supervisor.supervisor import Supervisor
 NAME = "hearth.v1.DeviceService"
 
 _TAKES_TIME = frozenset({Right.ALLOCATE, Right.WRITE, Right.LAUNCH, Right.COLLECTIVE, Right.ATTACH})
-"""Operations that need one of these are new work, and refused to whose GPU seconds are used up."""
+"""Operations that need one of these rights are new work. They are refused to tenants that have used up their GPU
+seconds."""
 
 
 class TrafficObserver(CallObserver, Protocol):
@@ -46,12 +47,12 @@ class TrafficObserver(CallObserver, Protocol):
     def transfer_traffic(self, received: int, sent: int) -> None: ...
 
     def lane_unused(self) -> None:
-        """A lane ended before a batch came over it."""
+        """Counts a lane that ended before a batch was sent over it."""
 
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """The limits that clients are given, and held to."""
+    """The limits that the daemon announces to clients and enforces."""
 
     max_inline_bytes: int = 1 << 20
     max_chunk_bytes: int = 1 << 20
@@ -69,7 +70,7 @@ class ClientLimits:
 
 
 class DeviceService:
-    """The work on devices."""
+    """The gRPC service for work on devices."""
 
     def __init__(
         self,
@@ -94,11 +95,11 @@ class DeviceService:
         self.publishing = PublishService(sessions, supervisor, self._using)
         self._ipc = IpcService(sessions, supervisor, self._using, lanes)
         self.greeting: Callable[[], device_pb2.Event] | None = None
-        """The first event of every new Execute stream: that the daemon drains."""
+        """Returns the first event of every new Execute stream, if the daemon drains. None: there is no such event."""
 
     def handler(self) -> GatedService:
-        """Returns the service that the gRPC server registers. Execute, Upload, Download and Read travel as bytes,
-        undecoded."""
+        """Returns the service for the gRPC server to register. The messages of Execute, Upload, Download and Read are
+        passed as bytes, without decoding."""
         handlers: dict[str, Any] = {
             "Execute": grpc.stream_stream_rpc_method_handler(self._guard("Execute", self._execute)),
             "Upload": grpc.stream_unary_rpc_method_handler(
@@ -154,8 +155,8 @@ class DeviceService:
     async def _using(
         self, target: Any, work: Callable[[Channel], Awaitable[Any]], operation: str, needed: tuple[Right, ...] = ()
     ) -> Any:
-        """Runs `work` on the channel of a target (session token and device), keeping its session alive. Raises
-        `PERMISSION_DENIED` where its tenant has not the rights that are needed."""
+        """Runs `work` on the channel of a target (session token and device), and keeps the session alive meanwhile.
+        Raises `PERMISSION_DENIED` if the tenant lacks one of the rights in `needed`."""
         session = self._sessions.find(target.session_token)
         device = self._supervisor.find(target.device, session.tenant)
         self._admit(session, operation, needed)
@@ -165,8 +166,8 @@ class DeviceService:
             return await work(channel)
 
     def _admit(self, session: Session, operation: str, needed: tuple[Right, ...]) -> None:
-        """Raises the refusal of the operation: a right that is missing, or time of devices that is used up (holding and
-        reading results stays allowed)."""
+        """Raises the refusal of the operation if a right is missing, or if the tenant's device time is used up and the
+        operation is new work. Holding objects and reading results stays allowed."""
         try:
             session.tenant.require(needed, operation)
         except Refusal as refusal:
@@ -197,7 +198,8 @@ class DeviceService:
                 try:
                     channel = await attach.take_up(session, request)
                 except Refusal as gone:
-                    # A session that was barred has no channels, and its client may see a lane's end before its cause.
+                    # A quarantined session has no channels, and its client may notice the end of a lane before the
+                    # cause of that end.
                     raise device.quarantine_refusal(session) or gone from None
             else:
                 channel = await device.channel(session, attaching=True)
@@ -242,8 +244,7 @@ class DeviceService:
                 attachment.detach()
 
     def _may_have_lane(self, session: Session, channel: Channel, context: Context) -> bool:
-        """Returns True if the front need not see the batches of an attachment before they come to the device
-        process."""
+        """Returns True if batches of the attachment may go to the device process without passing through the front."""
         return (
             channel.replies is not None
             and channel.loss is None
@@ -292,7 +293,8 @@ class DeviceService:
         await self._using(request, work, "Download", rights.CALLS["Download"])
 
     def _patience(self, request: device_pb2.UploadRequest | device_pb2.DownloadRequest) -> float:
-        """Returns the seconds that a transfer waits for another stream when its own breaks; 0: it does not."""
+        """Returns the time, in seconds, that a transfer waits for another stream if its stream breaks. 0: it does not
+        wait."""
         return self._sessions.find(request.session_token).lease if request.resumable else 0.0
 
     async def _transfer_status(
@@ -336,7 +338,8 @@ class DeviceService:
 
 
 async def _carry(attachment: execute.ExecuteAttachment) -> None:
-    """Runs an Execute stream. Raises `StreamClosed` and `SubjectEnded` at a regular end, else the cause of its end."""
+    """Runs an Execute stream. Raises `StreamClosed` or `SubjectEnded` at a regular end, otherwise the cause of the
+    end."""
     try:
         await attachment.run()
     except asyncio.CancelledError:
@@ -350,7 +353,7 @@ async def _carry(attachment: execute.ExecuteAttachment) -> None:
 
 
 def _check_carried(call: str, command: Message) -> None:
-    """Raises `INVALID_ARGUMENT` for shared memory in a call that carries the bytes itself."""
+    """Raises `INVALID_ARGUMENT` if a call that carries its bytes itself names shared memory."""
     if command.HasField("shared"):
         raise Refusal(
             Reason.INVALID_ARGUMENT,

@@ -1,7 +1,7 @@
-"""A coroutine that takes its first step where it is begun, and the others in the task that awaits it.
+"""Eager coroutine: runs its first step when it is created, and the remaining steps in the task that awaits it.
 
-What is to go out at once does not wait until the event loop gives a task its turn; what is to be done once it is out
-still has a task, with its errors and its cancellation.
+A message is thus sent at once, without waiting until the event loop runs a task. The work that follows the sending
+still belongs to a task, with its errors and its cancellation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 
 class EagerCoroutine:
-    """Awaited once, or closed; what its first step raises is raised there."""
+    """A coroutine that has run its first step. It is awaited once, or closed. An error in the first step is raised when
+    it is awaited."""
 
     __slots__ = ("_coroutine", "_error", "_first")
 
@@ -41,14 +42,14 @@ class EagerCoroutine:
                 try:
                     yield waited
                     step = coroutine.send
-                except BaseException as thrown:  # CancelledError
+                except BaseException as thrown:  # for example CancelledError
                     step, argument = coroutine.throw, thrown
                 waited = step(argument)
         except StopIteration:
             return
 
     def close(self) -> None:
-        """Closes the coroutine, which is not awaited any more."""
+        """Closes the coroutine. It must not be awaited afterwards."""
         if self._coroutine is not None:
             self._coroutine.close()
             self._coroutine = None
@@ -57,7 +58,7 @@ class EagerCoroutine:
 
 
 def _look(ended: Future[Any]) -> None:
-    """Retrieves the exception of a future that is not awaited any more: gRPC fails a write whose client is gone, and
-    asyncio would log that it was never retrieved."""
+    """Retrieves the exception of a future that is no longer awaited. gRPC fails a write if the client has disconnected,
+    and asyncio would log that the exception was never retrieved."""
     if not ended.cancelled():
         ended.exception()

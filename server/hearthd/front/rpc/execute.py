@@ -1,4 +1,5 @@
-"""DeviceService.Execute: a session's work on one device, passed through undecoded and bounded both ways."""
+"""DeviceService.Execute: passes the work of a session on one device through without decoding it, with bounds in both
+directions."""
 
 from __future__ import annotations
 
@@ -22,13 +23,14 @@ from hearthd.front.sessions.intake import Intake
 from hearthd.front.sessions.session import Session
 
 _RECEIVED_TAG = b"\x1a"
-"""First byte of an ExecuteRequest that says what has come: field 3, length-delimited."""
+"""First byte of an ExecuteRequest that acknowledges responses: field 3, length-delimited."""
 _SETTLE = 5.0
 _ACK_DELAY = 0.005
-"""An ack waits this long for company, unless an eighth of the window is waiting: each message costs both ends a
-wake-up, and what the client waits for is the result behind the ack."""
+"""Delay of an acknowledgement, in seconds, so that it can cover further batches; an eighth of the window without
+acknowledgement ends the delay. Each message costs both sides a wake-up, and clients wait for results rather than
+acknowledgements."""
 _LAST_WORDS = 5.0
-"""Seconds that a client has to read queued responses when its stream has to end."""
+"""Time, in seconds, for a client to read queued responses when its stream has to end."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +38,17 @@ class ExecuteView:
     """State of an `ExecuteAttachment`, for tests and diagnostics."""
 
     held: int
-    """Batches that are held back before the device process."""
+    """Number of batches that are held back by the front."""
     queued: int
-    """Responses that wait to be written to the stream."""
+    """Number of responses that wait to be written to the stream."""
     unread: int
     """Bytes of responses that the client has not read."""
     end: Refusal | None
-    """The reason for which the stream ends; None while it does not."""
+    """The refusal that ends the stream. None: the stream is open."""
 
 
 class ExecuteAttachment:
-    """An Execute stream between its client and its channel."""
+    """An Execute stream of a client, connected with the channel of its session."""
 
     def __init__(
         self,
@@ -64,13 +66,13 @@ class ExecuteAttachment:
         self._on_traffic = on_traffic
         self._count_unused = on_lane_unused
         self._taking_back: asyncio.Task[None] | None = None
-        """Sends over this stream the responses that wait at a lane which its client has given up."""
+        """The task that sends, over this stream, the responses of a lane that the client has stopped using."""
         self._ack_sent = 0
         self._ack_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
         self._out: deque[bytes] = deque()
         self._begun: tuple[EagerCoroutine, int] | None = None
-        """A write that goes before those of `_out`, and of how many bytes; the writer is not at rest."""
+        """A write that precedes those of `_out`, with its size in bytes. None: no such write has begun."""
         self._intake = Intake(channel, session.queue, window, lambda size: on_traffic(1, size, 0))
         self._wake_out: asyncio.Future[None] | None = None
         self._rested: asyncio.Future[None] | None = None
@@ -80,17 +82,17 @@ class ExecuteAttachment:
         self._half_closed = False
         self._took = False
         self._batched = False
-        """A batch has come by this stream: its client waits for no lane any more."""
+        """True once a batch has arrived over this stream. Its client then no longer waits for a lane."""
         self.void_ticket: Callable[[], None] = lambda: None
-        """Makes the ticket of the lane that was offered worthless."""
+        """Invalidates the ticket of the lane that was offered."""
 
     def inspect(self) -> ExecuteView:
-        """Returns how much is held back and waits to be read, and why the stream ends."""
+        """Returns how much is held back and waits to be read, and the refusal that ends the stream."""
         return ExecuteView(len(self._intake.held), len(self._out), self._intake.unread, self._end)
 
     @property
     def kind(self) -> str:
-        """The kind of a connection that is handed over to it."""
+        """The kind of connection that may be handed over to this object."""
         return "lane"
 
     # ---- called by the channel ----
@@ -98,7 +100,7 @@ class ExecuteAttachment:
     def on_response(self, payload: bytes) -> None:
         wake = self._wake_out
         if wake is not None and not wake.done():
-            # Nothing is queued or being written: it goes at once, and not when the writer's task has its turn.
+            # Nothing is queued or being written. The write starts here, without waiting for the writer's task.
             self._begun = EagerCoroutine(self._context.write(payload)), len(payload)
             self._intake.unread += len(payload)
             wake.set_result(None)
@@ -181,27 +183,28 @@ class ExecuteAttachment:
 
     @property
     def untouched(self) -> bool:
-        """See `ResponseSink`."""
+        """True if no message of the stream was taken; see `ResponseSink`."""
         return not self._took and self._channel.lane is None
 
     @property
     def idle(self) -> bool:
-        """True if nothing is under way: all batches that came by the front have been executed, and all responses
-        sent."""
+        """True if nothing is under way: all batches that passed through the front have been executed, and all responses
+        have been sent."""
         return not (self._channel.batches or self._intake.held or self._out)
 
     @property
     def holds(self) -> bool:
-        """See `ResponseSink`."""
+        """True if batches are held back; see `ResponseSink`."""
         return bool(self._intake.held)
 
     def announce(self, event: bytes) -> None:
-        """Sends an event of the front's own."""
+        """Sends an event that the front itself produced."""
         if self._channel.sink is self:
             self._channel.say(event)
 
     async def prepare(self) -> None:
-        """Waits, within bounds, for the batches of an earlier stream: their acks must not count for this one."""
+        """Waits, at most `_SETTLE` seconds, for the batches of an earlier stream, so that their acknowledgements do not
+        count for this stream."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE):
                 await self._channel.settled()
@@ -212,8 +215,8 @@ class ExecuteAttachment:
             self._ack_timer = None
 
     def resume(self, acked: int) -> None:
-        """Continues where an earlier stream broke: sends again what did not come. `acked`: the last batch that the
-        client knows to be acknowledged."""
+        """Continues after an earlier stream broke: sends the responses that did not arrive again. `acked` is the number
+        of the last batch that the client knows to be acknowledged."""
         replies, batches = self._channel.replies, self._channel.batches
         assert replies is not None
         for payload in replies:
@@ -225,28 +228,29 @@ class ExecuteAttachment:
             self.on_lost(self._channel.loss, b"")
 
     def detach(self) -> None:
-        """Lets another stream have the channel. A lane does not outlive its stream, which says that the client is there
-        and is what ends where the client may do no more."""
+        """Detaches the stream from its channel, so that another stream can take the channel. A lane is ended with its
+        stream, because the stream shows that the client is still connected, and ends if the client loses its
+        permission."""
         if self._channel.sink is self:
             self._channel.sink = None
             if self._channel.lane is not None:
                 self._channel.lane.end()
 
     async def hand_over(self, connection: int) -> None:
-        """Hands the client over to a lane, whose other end is `connection`. Raises OSError if the stream is not its
-        client's any more, the client has given the lane up, or the device process takes none."""
+        """Hands `connection` to the device process as the client's lane. Raises OSError if the client no longer uses
+        this stream, has stopped waiting for the lane, or the device process accepts no lane."""
         await self._rest()
         channel = self._channel
         if self._end is not None or channel.sink is not self or self._half_closed:
             raise ConnectionError("the stream is not at rest")
-        if self._batched:  # answers to it would wait at a lane that the client does not have
+        if self._batched:  # the answers would wait for a lane that the client does not have
             raise ConnectionError("the client has sent work by its stream")
         check_open(connection)
         channel.open_lane(self._window.of_a_lane(), connection)
 
     async def _rest(self) -> None:
-        """Returns when the client has said that it has all responses: one on its way here would be counted behind those
-        that come by the lane. Acks are on their way by then."""
+        """Waits until the client has acknowledged all responses. A response still on its way over the stream would be
+        counted after the responses of the lane. Pending acknowledgements are sent before this returns."""
         replies = self._channel.replies
         while self._end is None and replies is not None:
             if self._ack_timer is not None:
@@ -261,7 +265,7 @@ class ExecuteAttachment:
             self._rested.set_result(None)
 
     async def run(self) -> None:
-        """Carries the stream until either side ends it; raises the refusal that ended it."""
+        """Runs the stream until one side ends it. Raises the refusal that ended it."""
         reader = asyncio.create_task(self._pump_in(), name="execute-in")
         writer = asyncio.create_task(self._pump_out(), name="execute-out")
         try:
@@ -293,7 +297,7 @@ class ExecuteAttachment:
             if self._begun is not None:
                 self._begun[0].close()
 
-    # ---- in ----
+    # ---- from the client ----
 
     async def _pump_in(self) -> None:
         read, intake = self._context.read, self._intake
@@ -321,8 +325,8 @@ class ExecuteAttachment:
         await intake.finish()
 
     def _on_received(self, message: bytes) -> bool:
-        """Lets go of what has come, where the message says so; else the device process answers it as what is no batch.
-        Raises for a number that cannot be."""
+        """Drops the responses that the message acknowledges. Returns False for a message of another kind, which is
+        passed on so that the device process answers it as invalid. Raises for an impossible number."""
         try:
             request = device_pb2.ExecuteRequest.FromString(message)
         except DecodeError:
@@ -335,13 +339,14 @@ class ExecuteAttachment:
         return True
 
     async def _take_lane_back(self) -> None:
-        """Continues here for a client that gave its lane up before it was live. Raises for one that has used it."""
+        """Continues on this stream for a client that stopped using its lane before the lane was live. Raises if the
+        client has sent a batch over the lane."""
         for payload in await self._channel.take_lane_back():
             self._queue(payload)
         if self._channel.batches.acked > self._ack_sent:
             self._make_ack_due()
 
-    # ---- out ----
+    # ---- to the client ----
 
     async def _pump_out(self) -> None:
         write = self._context.write
@@ -353,7 +358,8 @@ class ExecuteAttachment:
                 await begun
                 self._begun = None
                 self._written(size)
-            # A snapshot, then the ack: under a steady flow of responses acks would otherwise never get their turn.
+            # Only the responses queued now precede the acknowledgement. With a steady flow of responses it would
+            # otherwise never be sent.
             for _ in range(len(out)):
                 payload = out.popleft()
                 await write(payload)

@@ -1,4 +1,5 @@
-"""A call that came as frames: its connection, and what its handler sees of it, as gRPC would show it."""
+"""A call over a framed socket: its connection, and the context that its handler sees, with the interface of gRPC's
+context."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import grpc
 import grpc.aio
 
 from hearth_proto import calls, frames
+from hearth_proto.calls import KEEPALIVE, Keepalive
 from hearth_proto.frames import Frame, FrameError, FrameReader, FrameTooLarge, Kind
 from hearth_proto.reasons import STATUS_DETAILS_KEY, Reason, Refusal
 from hearth_proto.v1 import status_pb2
@@ -25,17 +27,17 @@ if TYPE_CHECKING:
     from hearthd.front.connections.limiter import ConnectionSlot
 
 _SMALL = 64 << 10
-"""Messages up to here are copied behind their header; longer ones are written from where they lie."""
+"""Maximum size, in bytes, of a message that is copied behind its header. Longer messages are written without a copy."""
 _MOST_UNREAD = 4 << 20
-"""Bytes of requests that wait to be read; beyond, nothing more is taken from the socket."""
+"""Bytes of requests that may wait to be read. Above this limit, reading from the socket pauses."""
 _HIGH_WATER = 1 << 20
 _BUFFER = 2 << 20
-"""Bytes of responses that the socket holds, as far as the system lets us."""
+"""Size, in bytes, of the socket's buffer for responses, as far as the system allows."""
 Starts = Callable[["FramedCall", bytes], None]
 
 
 class CallAborted(grpc.aio.AbortError):
-    """The handler ends the call with `status`."""
+    """Raised in a handler to end the call with `status`."""
 
     def __init__(self, status: status_pb2.Status) -> None:
         super().__init__(status.message)
@@ -43,7 +45,8 @@ class CallAborted(grpc.aio.AbortError):
 
 
 class FramedCall(asyncio.Protocol):
-    """A connection, from when it is made; calls `starts` with its METHOD. To a handler it is the call's context."""
+    """A connection and its one call. Calls `starts` with the payload of METHOD. To a handler this object is the call's
+    context."""
 
     def __init__(
         self,
@@ -51,40 +54,42 @@ class FramedCall(asyncio.Protocol):
         on_made: Callable[[FramedCall], bool],
         account: UnauthenticatedBytes,
         settings: AdmissionSettings,
+        keepalive: Keepalive = KEEPALIVE,
     ) -> None:
         self.admitted: Admission | Refusal | None = None
-        """The gate's decision, made when METHOD came."""
+        """The gate's decision, made after METHOD arrived. None: METHOD has not arrived."""
         self.slot: ConnectionSlot | None = None
-        """The slot of its connection, among those of the listener."""
+        """The connection's slot among those of the listener."""
         self.on_lost: Callable[[FramedCall], None] = lambda call: None
         self.transport: asyncio.Transport | None = None
         self.metadata: calls.Metadata = ()
         self.identify: Callable[[], calls.Metadata] | None = None
-        """Returns metadata that identify the peer, if the call shows no credential."""
+        """Returns metadata that identify the peer. Used if the call shows no credential."""
         self.encode: Callable[[Any], bytes] | None = None
         self.task: asyncio.Task[None] | None = None
-        """The task that serves it."""
+        """The task that serves the call."""
         self._starts: Starts | None = starts
         self._on_made = on_made
         self._account = account
         self._settings = settings
+        self._keepalive = keepalive
         self._held = 0
-        """Bytes on the account: those of a caller that the headers have not made known."""
+        """Bytes counted on the account of callers whose headers show no credential."""
         self._head = b""
-        """METHOD, while it is not whole."""
+        """The part of METHOD that has arrived, while METHOD is incomplete."""
         self._frames = FrameReader(MAX_STRANGER_BYTES)
         self._most_unread = MAX_STRANGER_BYTES
         self._method_gate: MethodGate | None = None
         self._delivered = False
-        """The handler has had a message."""
+        """True once a message was given to the handler."""
         self._deaf = False
-        """True once nothing more is read from its client."""
+        """True if nothing more is read from the client."""
         self._received = 0
-        """Bytes, in all."""
+        """Number of bytes received in total."""
         self._whole = 0
-        """Frames, in all."""
+        """Number of complete frames received in total."""
         self._slow: asyncio.TimerHandle | None = None
-        """Timer that checks for progress of a frame that is not whole."""
+        """Timer that checks for progress of an incomplete frame."""
         self._inbox: deque[Any] = deque()
         self._unread = 0
         self._came: asyncio.Future[None] | None = None
@@ -104,7 +109,7 @@ class FramedCall(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=_HIGH_WATER)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         if self._on_made(self):
-            self._timer = asyncio.get_running_loop().call_later(calls.ASK_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._keepalive.ask, self._look)
         else:
             self.transport.abort()
 
@@ -134,7 +139,7 @@ class FramedCall(asyncio.Protocol):
     # ---- admission ----
 
     def admit(self, admitted: Admission | Refusal, method_gate: MethodGate) -> None:
-        """Takes the gate's decision; `starts` calls it before anything behind METHOD is looked at."""
+        """Applies the gate's decision. `starts` calls this method before any data behind METHOD is examined."""
         self.admitted, self._method_gate = admitted, method_gate
         if isinstance(admitted, Refusal):
             self._stop_reading()
@@ -149,7 +154,8 @@ class FramedCall(asyncio.Protocol):
         return self.admitted is None or (self._most_unread < _MOST_UNREAD and not isinstance(self.admitted, Refusal))
 
     def _begin(self, data: bytes) -> bytes:
-        """Takes METHOD; the bytes behind it, none while it is not whole. Raises `FrameError`."""
+        """Reads METHOD and calls `starts`. Returns the bytes behind METHOD; empty while METHOD is incomplete. Raises
+        `FrameError`."""
         head = self._head + data
         if len(head) >= frames.HEADER.size:
             length, kind, *_ = frames.HEADER.unpack_from(head)
@@ -167,7 +173,8 @@ class FramedCall(asyncio.Protocol):
         return b""
 
     def _hold(self, size: int) -> None:
-        """Puts bytes on the account of callers without a credential; hangs up where there is no room."""
+        """Sets the number of bytes on the account of callers without a credential. Closes the connection if the account
+        has no room."""
         if size > self._held and not self._account.take(size - self._held):
             self._account.refused("unauthenticated_bytes", self.peer(), "")
             self.drop()
@@ -177,7 +184,8 @@ class FramedCall(asyncio.Protocol):
         self._held = size
 
     def _accept(self) -> None:
-        """The handler, which has had a message and asks for another, knows by now whose call it is."""
+        """Applies the limits of an accepted caller. A handler that has read a message and asks for another has
+        identified the caller."""
         assert self._method_gate is not None
         self._most_unread = _MOST_UNREAD
         self._frames.max_payload = self._method_gate.limit.max_bytes
@@ -200,7 +208,7 @@ class FramedCall(asyncio.Protocol):
         self._slow = asyncio.get_running_loop().call_later(wait, self._progress, self._received, self._whole)
 
     def _progress(self, received: int, whole: int) -> None:
-        """Refuses a message that comes too slowly; what is not read here cannot come."""
+        """Refuses a message that arrives too slowly. Time in which reading is paused does not count."""
         self._slow = None
         if self.transport is None or self._deaf or not self._frames.pending:
             return
@@ -251,13 +259,13 @@ class FramedCall(asyncio.Protocol):
             self._room.set_result(None)
 
     def eof_received(self) -> bool:
-        return False  # its client is gone, or has cancelled it
+        return False  # the client has disconnected, which cancels the call
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost, self.transport = True, None
         if self.slot is not None:
             self.slot.release()
-            self.slot = None  # it names the call: without the collector, neither would go
+            self.slot = None  # the slot refers to the call; without this, only the garbage collector would free both
         self.on_lost(self)
         for timer in (self._timer, self._slow):
             if timer is not None:
@@ -272,26 +280,28 @@ class FramedCall(asyncio.Protocol):
             self.task.cancel()
             self.task = None
 
-    # ---- whether its client is there ----
+    # ---- liveness of the client ----
 
     def _look(self) -> None:
-        """Ends a call whose client is as good as gone: it is stopped, say, and answers nothing."""
+        """Ends a call whose client does not answer, for example because its process is stopped. Sends pings while the
+        client is silent."""
         silent, self._heard = not self._heard, False
         if self.transport is None:
             return
         if silent and self._pinged:
             self.drop()
             return
-        wait = calls.ASK_S
+        wait = self._keepalive.ask
         if not self._paused:
-            if not self.transport.is_reading():  # should the client ask, that is not read now either
+            # While reading is paused, a ping of the client would not be read, so it is answered in advance.
+            if not self.transport.is_reading():
                 self._send(Kind.PONG, b"")
             elif silent:
                 self._send(Kind.PING, b"")
-                self._pinged, wait = True, calls.ANSWER_S
+                self._pinged, wait = True, self._keepalive.answer
         self._timer = asyncio.get_running_loop().call_later(wait, self._look)
 
-    # ---- what a handler sees ----
+    # ---- the context of the handler ----
 
     def peer(self) -> str:
         return "unix:"
@@ -312,9 +322,12 @@ class FramedCall(asyncio.Protocol):
         return self._lost
 
     async def read(self) -> Any:
-        """The next message, or `EOF`; for ever once it has come. Raises CancelledError where the client is gone: the
-        cancellation of the task can be lost in what it waited for just then (`asyncio.wait_for` before Python 3.12);
-        and the refusal of a message that was too long or too slow."""
+        """Returns the next message. After the last one, returns `EOF`, as often as it is called.
+
+        Raises CancelledError if the client has disconnected, because the cancellation of the task can be lost in the
+        operation that it waits for (`asyncio.wait_for` before Python 3.12). Raises the refusal of a message that was
+        too long or too slow.
+        """
         if self._delivered and self._unknown:
             self._accept()
         while not self._inbox:
@@ -340,17 +353,17 @@ class FramedCall(asyncio.Protocol):
         return message
 
     async def send_initial_metadata(self, _: calls.Metadata) -> None:
-        """gRPC's: there is none here."""
+        """Does nothing; part of gRPC's interface. Framed calls have no initial metadata."""
 
     async def write(self, message: Any) -> None:
-        """Sends a response; returns when there is room for another."""
+        """Sends a response. Returns when there is room for another."""
         self._send(Kind.MESSAGE, message if self.encode is None else self.encode(message))
         while self._paused and not self._lost:
             self._room = asyncio.get_running_loop().create_future()
             await self._room
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
-        """Ends the call: raises, for the server to send it."""
+        """Ends the call with an error: raises `CallAborted`, and the server sends the status."""
         status = status_pb2.Status(message=details)
         for key, value in trailing_metadata:
             if key == STATUS_DETAILS_KEY:
@@ -358,16 +371,16 @@ class FramedCall(asyncio.Protocol):
         status.code = int(code.value[0])
         raise CallAborted(status)
 
-    # ---- the end ----
+    # ---- end ----
 
     def end(self, status: status_pb2.Status | None = None) -> None:
-        """The call is over: says so, and hangs up when that is on its way."""
+        """Sends the end of the call, and closes the connection after it has been sent."""
         if self.transport is not None:
             self._send(Kind.END, b"" if status is None else status.SerializeToString())
             self.transport.close()
 
     def drop(self) -> None:
-        """Hangs up without a word."""
+        """Closes the connection without sending anything."""
         if self.transport is not None:
             self.transport.abort()
 

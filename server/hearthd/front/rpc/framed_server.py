@@ -1,6 +1,6 @@
-"""Calls that come as frames on a Unix socket beside gRPC's: the same handlers, the same rights, no gRPC in the client.
+"""Framed calls on a Unix socket beside that of gRPC: the same handlers and rights, without gRPC in the client.
 
-A new client has its session long before it would have loaded gRPC; see `hearth_proto.calls` for what it sends.
+A client opens its session in less time than it takes to load gRPC. See `hearth_proto.calls` for the format.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from hearthd.front.sockets import UnixSocket
 log = structlog.get_logger("hearthd.calls")
 
 _METHOD_WAIT = 2.0
-"""Seconds in which METHOD has to come."""
+"""Maximum time, in seconds, until METHOD has to arrive."""
 _BACKLOG = 1024
 _MAX_PATH = 107
 _SHOWN = frozenset((AUTHORIZATION, SESSION, TICKET))
 
 
 class _CallDetails(NamedTuple):
-    """grpc.HandlerCallDetails."""
+    """The fields of grpc.HandlerCallDetails."""
 
     method: str
     invocation_metadata: calls.Metadata
 
 
 class CallServer:
-    """The server of framed calls of a daemon; belongs to the event loop."""
+    """The daemon's server of framed calls. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class CallServer:
         gate: AdmissionGate,
         limiter: ConnectionLimiter,
     ) -> None:
-        """`ticket`: one that stands for the user at the other end of a socket; empty where none is needed."""
+        """Creates the server. `ticket` returns a ticket for the user at the other end of a socket; empty if none is
+        needed."""
         self._services = services
         self._gate = gate
         self._ticket = ticket
@@ -58,11 +59,11 @@ class CallServer:
         self._server: asyncio.AbstractServer | None = None
         self._limiter = limiter
         self._waiting: set[FramedCall] = set()
-        """Connections whose METHOD has not come."""
+        """Connections whose METHOD has not arrived."""
         self._calls: set[asyncio.Task[None]] = set()
 
     async def open(self, path: str, *, public: bool) -> None:
-        """Listens. `public`: other users of the host may connect. Raises `ListenError`."""
+        """Starts to listen. With `public`, other users of the host may connect. Raises `ListenError`."""
         if len(os.fsencode(path)) > _MAX_PATH:
             log.warning("no_call_socket", path=path, why=f"a Unix socket's path has at most {_MAX_PATH} bytes")
             return
@@ -79,7 +80,7 @@ class CallServer:
         self._socket = place
 
     async def close(self, grace: float) -> None:
-        """No further calls; those under way have `grace` seconds."""
+        """Accepts no further calls. Calls under way may continue for `grace` seconds."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -90,7 +91,7 @@ class CallServer:
         while self._calls:
             for task in self._calls:
                 task.cancel()
-            await asyncio.wait(self._calls)  # which lets callbacks run, also where all are done
+            await asyncio.wait(self._calls)  # also lets callbacks run if all tasks are done
         if self._socket is not None:
             self._socket.release()
             self._socket = None
@@ -101,7 +102,7 @@ class CallServer:
         return FramedCall(self._start, self._made, self._gate.account, self._gate.limits.settings)
 
     def _made(self, call: FramedCall) -> bool:
-        """Returns True if a connection is taken."""
+        """Returns True if the connection is accepted."""
         assert call.transport is not None
         peer = peer_of(call.transport.get_extra_info("socket"))
         call.slot = self._limiter.admit(peer, call.drop)
@@ -113,10 +114,10 @@ class CallServer:
         return True
 
     def _start(self, call: FramedCall, head: bytes) -> None:
-        """Starts a call whose METHOD has come. Raises `FrameError`."""
+        """Starts a call whose METHOD has arrived. Raises `FrameError`."""
         self._waiting.discard(call)
         if call.slot is not None:
-            call.slot.expect()  # an accepted credential, which ends the wait
+            call.slot.expect()  # from now on the slot waits for an accepted credential
         method, metadata = calls.unpack_head(head)
         if self._server is None or call.transport is None:
             call.drop()
@@ -145,7 +146,7 @@ class CallServer:
         return ((TICKET, ticket),) if ticket else ()
 
     def _admit(self, call: FramedCall, method_gate: MethodGate) -> None:
-        """Decides on the call before anything behind METHOD is looked at."""
+        """Has the gate decide on the call, before any data behind METHOD is examined."""
         shown = any(name in _SHOWN for name, _ in call.metadata)
         if not shown and method_gate.limit.credential in (CredentialSource.HEADERS, CredentialSource.LOGIN):
             assert call.transport is not None
@@ -166,7 +167,7 @@ class CallServer:
         return None
 
     async def _serve(self, call: FramedCall, behaviour: Any, method: str, *, answers: bool) -> None:
-        """`answers`: what the behaviour returns is the response."""
+        """Runs the handler of a call. With `answers` the return value of `behaviour` is sent as the response."""
         try:
             answer = await behaviour(None, call)
             if answers:
@@ -176,10 +177,10 @@ class CallServer:
             aborted.__traceback__ = None
             call.end(aborted.status)
         except Refusal as refusal:
-            refusal.__traceback__ = None  # it can be the call's own, and its frames hold the call
+            refusal.__traceback__ = None  # the refusal may belong to the call itself, whose frames refer to the call
             call.end(refusal.to_status())
         except asyncio.CancelledError:
-            call.drop()  # its client is gone, or the daemon is about to be
+            call.drop()  # the client has disconnected, or the daemon stops
         except Exception:
             log.exception("call_failed", method=method)
             call.drop()

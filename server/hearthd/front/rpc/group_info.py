@@ -1,4 +1,4 @@
-"""DescribeGroups: a session's groups with what the flight recorder knows of them."""
+"""DescribeGroups: the groups of a session, with the operations that the flight recorder has recorded for them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from hearthd.front.sessions.session_table import SessionTable
 
 
 class CrossNodeGroup(Protocol):
-    """A session's part in a group over daemons."""
+    """A session's part in a group over several daemons."""
 
     id: str
-    """Id in hex."""
+    """The id of the group, in hexadecimal."""
 
     def info(self) -> node_pb2.GroupInfo:
-        """Without its operations."""
+        """Describes the group, without its operations."""
         ...
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
-        """Returns the group's operations, as far as this daemon knows them. `recorder`: of the groups that it
+        """Returns the group's operations, as far as this daemon knows them. `recorder` has the groups that this daemon
         coordinates."""
         ...
 
 
 class GroupInfo:
-    """The method of NodeService that tells about groups of every kind. Like every method that only reads, it needs no
-    right; a session sees its own groups."""
+    """The method of NodeService that describes groups of every kind. Like every method that only reads, it needs no
+    right. A session sees its own groups only."""
 
     def __init__(
         self,
@@ -43,15 +43,15 @@ class GroupInfo:
         self._over_daemons = over_daemons
 
     def behaviours(self) -> Mapping[str, Any]:
-        """Returns its methods, for NodeService's table."""
+        """Returns the methods for NodeService's table."""
         return {"DescribeGroups": self.describe}
 
     async def describe(
         self, request: node_pb2.DescribeGroupsRequest, context: Context
     ) -> node_pb2.DescribeGroupsResponse:
-        """Groups of this daemon's devices that the session has used, the one used last at the end; then those over
-        daemons: the daemon that created one knows the operations of all ranks, the others those of their own. Raises
-        `SESSION_EXPIRED`."""
+        """Returns the session's groups of this daemon's devices, the most recently used last, followed by its groups
+        over several daemons. The daemon that created such a group knows the operations of all ranks; other daemons know
+        those of their own ranks. Raises `SESSION_EXPIRED`."""
         session = self._sessions.find(request.session_token)
         groups = [
             node_pb2.GroupInfo(
@@ -72,7 +72,8 @@ class GroupInfo:
         if ring is not None:
             info.aborts = ring.aborts
             info.operations.extend(_operations(ring))
-            if info.state == "ready" and ring.state == "failed":  # its communicator; the next operation makes a new one
+            # If the communicator failed, the next operation creates a new one.
+            if info.state == "ready" and ring.state == "failed":
                 info.state, info.detail = ring.state, ring.detail
         return info
 

@@ -1,4 +1,4 @@
-"""CreateGroup, JoinGroup, LeaveGroup: groups over several daemons, as far as this one has to do with them."""
+"""CreateGroup, JoinGroup and LeaveGroup: groups over several daemons, from the point of view of this daemon."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from hearthd.front.supervisor.supervisor import Supervisor
 
 MAX_TIMEOUT = 86400.0
-"""Seconds that a group has to come together."""
+"""Maximum time, in seconds, for the members of a group to join."""
 
 
 class GroupService:
-    """The methods of NodeService that are about groups over daemons."""
+    """The methods of NodeService for groups over several daemons."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class GroupService:
         timeout: float,
         fingerprint: Callable[[], bytes] = lambda: b"",
     ) -> None:
-        """`timeout`: of requests that name none, in seconds; `fingerprint`: SHA-256 of this daemon's certificate, empty
-        without TLS."""
+        """Creates the service. `timeout`, in seconds, applies to requests that name none. `fingerprint` returns the
+        SHA-256 of this daemon's certificate; empty without TLS."""
         self._sessions = sessions
         self._supervisor = supervisor
         self._groups = groups
@@ -45,7 +45,7 @@ class GroupService:
         groups.on_refused = self._note_refused
 
     def behaviours(self) -> Mapping[str, Any]:
-        """Returns its methods, for NodeService's table."""
+        """Returns the methods for NodeService's table."""
         return {"CreateGroup": self.create, "JoinGroup": self.join, "LeaveGroup": self.leave}
 
     async def create(self, request: node_pb2.CreateGroupRequest, context: Context) -> node_pb2.CreateGroupResponse:
@@ -84,15 +84,15 @@ class GroupService:
         return node_pb2.JoinGroupResponse()
 
     async def leave(self, request: node_pb2.LeaveGroupRequest, context: Context) -> node_pb2.LeaveGroupResponse:
-        """Needs no right: it gives back."""
+        """Removes the session from a group. Needs no right, because it only frees resources."""
         session = self._sessions.find(request.session_token)
         self._groups.leave(session, request.group)
         self._sessions.audit.record("group_leave", session, group=request.group.hex())
         return node_pb2.LeaveGroupResponse()
 
     def _session(self, token: str, operation: str) -> Session:
-        """The caller's session, where it may have groups. Raises `PERMISSION_DENIED`, `DRAINING`, and
-        `QUOTA_EXCEEDED` where its time of devices is used up."""
+        """Returns the caller's session if it may create and join groups. Raises `PERMISSION_DENIED`, `DRAINING`, or
+        `QUOTA_EXCEEDED` if the tenant's device time is used up."""
         session = self._sessions.find(token)
         try:
             session.tenant.require((Right.COLLECTIVE,), operation)
@@ -110,7 +110,7 @@ class GroupService:
         return session
 
     def _check_devices(self, session: Session, members: Members, node: int) -> None:
-        """Raises `DEVICE_NOT_FOUND` for one that is not there, for this tenant."""
+        """Raises `DEVICE_NOT_FOUND` for a device that does not exist for this tenant."""
         for ordinal in devices_of(members, node):
             self._supervisor.find(ordinal, session.tenant)
 
@@ -118,7 +118,7 @@ class GroupService:
         return min(timeout_ns / 1e9, MAX_TIMEOUT) or self._timeout
 
     def _note_refused(self, session: Session, addresses: Sequence[Address]) -> None:
-        """Records each refusal: a session that knocks at many addresses is to be seen."""
+        """Records each refusal in the audit log, so that a session that tries many addresses is noticed."""
         reason, named = str(Reason.PERMISSION_DENIED), ", ".join(map(str, addresses))
         self._sessions.audit.record("refused", session, operation="JoinGroup", reason=reason, addresses=named)
 

@@ -1,9 +1,10 @@
-"""`grpc.health.v1`: the node, its services and each device, by name; and readiness.
+"""`grpc.health.v1`: the status of the node, its services and each device, by name, and the readiness of the node.
 
-An own implementation and not `grpc_health`'s: that one writes to its watchers in turn, and one that grants no HTTP/2
-window holds up a name's next status for every caller. Here each watcher has a task and a queue of one, where the latest
-status wins: a slow watcher skips statuses and delays no other. It keeps its place until its call ends, because gRPC
-cannot reset a stream whose message is not taken; the places are limited, in all and for each address.
+This implementation replaces that of `grpc_health`, which writes to its watchers one after another, so that a watcher
+that grants no HTTP/2 window delays the next status for every caller. Here each watcher has a task and a queue of one
+entry that holds the latest status: a slow watcher skips statuses and delays no other. A watcher counts until its call
+ends, because gRPC cannot reset a stream whose message is not read. The number of watchers is limited in total and for
+each address.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 _SLOW_S = 20.0
-"""Seconds that a watcher may leave a status unread before it is counted as slow."""
+"""Time, in seconds, that a watcher may leave a status unread before it is counted as slow."""
 _LOG_S = 10.0
-"""Seconds between two log lines about watchers that were refused or are slow."""
+"""Minimum interval, in seconds, between log lines about watchers that were refused or are slow."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Health:
-    """The status of each name, kept in step with the devices, and the service that reports it.
+    """The service that reports the status of each name, which follows the states of the devices.
 
-    Names: `""` is the node, with the meaning of `/readyz`; `hearth.v1.DeviceService` serves while some device does,
-    `hearth.v1.NodeService` until the daemon drains, `device/0` and so on while that device does.
+    Names: `""` is the node, with the meaning of `/readyz`. `hearth.v1.DeviceService` serves while at least one device
+    serves, `hearth.v1.NodeService` until the daemon drains, `device/0` and so on while that device serves.
     """
 
     def __init__(
@@ -65,12 +66,12 @@ class Health:
         self.refresh()
 
     def drain(self) -> None:
-        """Reports not serving from now on."""
+        """Reports all names as not serving from now on."""
         self._draining = True
         self.refresh()
 
     def refresh(self) -> None:
-        """Sets every name to what the devices say, and wakes the watchers where that is news. Never waits."""
+        """Updates the status of every name from the devices, and wakes the watchers after a change. Does not block."""
         some = any(device.state == SERVING for device in self._supervisor)
         refuses_new = self._draining or bool(self._overloaded())
         serving = {
@@ -91,7 +92,7 @@ class Health:
     # ---- the service ----
 
     def methods(self) -> dict[str, Any]:
-        """The handlers of the service, by method."""
+        """Returns the handlers of the service, by method."""
         answer = health_pb2.HealthCheckResponse.SerializeToString
         methods: dict[str, Any] = {
             "Check": grpc.unary_unary_rpc_method_handler(
@@ -101,7 +102,7 @@ class Health:
                 self.watch, health_pb2.HealthCheckRequest.FromString, response_serializer=answer
             ),
         }
-        if hasattr(health_pb2, "HealthListRequest"):  # of grpcio-health-checking 1.71 and later
+        if hasattr(health_pb2, "HealthListRequest"):  # available since grpcio-health-checking 1.71
             methods["List"] = grpc.unary_unary_rpc_method_handler(
                 self.list,
                 health_pb2.HealthListRequest.FromString,
@@ -121,8 +122,9 @@ class Health:
         )
 
     async def watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
-        """Sends the status now and after each change, or the latest of several changes, until the client has enough."""
-        peer = context.peer()  # a call whose connection has ended names none
+        """Sends the status now and after each change, until the client ends the call. Of several changes only the
+        latest may be sent."""
+        peer = context.peer()  # read now, because a call whose connection has ended has no peer
         refused = self.watchers.enter(peer)
         if refused:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
@@ -136,13 +138,13 @@ class Health:
                     continue
                 await self._write(context, peer, health_pb2.HealthCheckResponse(status=status))
                 sent = status
-        except grpc.aio.InternalError:  # it could not be sent: the client is gone
+        except grpc.aio.InternalError:  # the status could not be sent: the client has disconnected
             raise asyncio.CancelledError from None
         finally:
             self.watchers.leave(peer)
 
     async def _write(self, context: Context, peer: str, message: health_pb2.HealthCheckResponse) -> None:
-        """Returns when the watcher's connection has taken the message, which may be never."""
+        """Returns when the watcher's connection has accepted the message, which may never happen."""
         writing = asyncio.ensure_future(context.write(message))
         try:
             done, _ = await asyncio.wait({writing}, timeout=_SLOW_S)
@@ -153,12 +155,12 @@ class Health:
             writing.cancel()
 
     async def stop(self) -> None:
-        """Ends all reports."""
+        """Ends all watches."""
         self._change.cancel()
 
 
 class HealthWatchers(Collector):
-    """The number of watchers, in all and by address, and how many were refused or are slow."""
+    """Counts the watchers, in total and by address, and those that were refused or are slow."""
 
     def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings
@@ -170,7 +172,7 @@ class HealthWatchers(Collector):
         return self._by_address.total()
 
     def enter(self, peer: str) -> str:
-        """Counts one more; why it may not be, else."""
+        """Counts one more watcher and returns an empty string, or returns the reason why no more is accepted."""
         address = host_of(peer)
         if len(self) >= self._settings.watchers:
             self.fault("total", peer)
@@ -195,12 +197,12 @@ class HealthWatchers(Collector):
     def collect(self) -> list[Metric]:
         faults = CounterMetricFamily(
             "hearth_health_watcher_faults",
-            "Calls of Health/Watch that were one too many (total, address), or have left a status unread (slow).",
+            "Calls of Health/Watch ended by a limit (total, address) or with a status unread (slow).",
             labels=["why"],
         )
         for why, count in sorted(self._faults.items()):
             faults.add_metric([why], count)
         return [
-            GaugeMetricFamily("hearth_health_watchers", "Calls of Health/Watch under way.", value=len(self)),
+            GaugeMetricFamily("hearth_health_watchers", "Open calls of Health/Watch.", value=len(self)),
             faults,
         ]

@@ -1,7 +1,8 @@
-"""ExportIpc, ReleaseIpc: a buffer's memory, as an open file, from its device process to a client on this host.
+"""ExportIpc and ReleaseIpc: hand the memory of a buffer, as an open file, from its device process to a client on this
+host.
 
-The device process says when the memory is there, and sends it beside its link; the client comes for it with a ticket,
-to the Unix socket of lanes. The front keeps it for as long as the ticket is worth something, and nothing of it after.
+The device process reports when the memory is available, and sends the file over the socket beside its link. The client
+fetches it with a ticket from the Unix socket of lanes. The front keeps the file only as long as the ticket is valid.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
     from hearthd.front.rpc.publish_service import Using
 
 FILE = "lent"
-"""The kind of the messages that carry memory from device processes."""
+"""The kind of the messages in which device processes send memory."""
 
 
 class LentMemory:
-    """Memory that waits for its client; what the ticket stands for."""
+    """Exported memory that waits to be fetched by its client. The ticket stands for this object."""
 
     kind = "ipc"
 
@@ -51,14 +52,14 @@ class LentMemory:
         self._file = file
 
     async def hand_over(self, connection: int) -> None:
-        """Sends it over the client's connection. Raises OSError where that cannot be."""
+        """Sends the file over the client's connection. Raises OSError if that fails."""
         with socket.socket(fileno=os.dup(connection)) as end:
             file = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._file]))
             end.sendmsg([frames.encode(Kind.LIVE, b"")], [file])
         self.close()
 
     def close(self) -> None:
-        """Closes the file, for which no client will come. A second call does nothing."""
+        """Closes the file. A second call does nothing."""
         if self._file >= 0:
             file, self._file = self._file, -1
             os.close(file)
@@ -76,7 +77,7 @@ class IpcService:
         supervisor.prepare.append(self._watch)
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Returns its methods, for DeviceService's table."""
+        """Returns the handlers for DeviceService's table."""
         methods: dict[str, tuple[type[Message], Any]] = {
             "ExportIpc": (device_pb2.ExportIpcRequest, self._export),
             "ReleaseIpc": (device_pb2.ReleaseIpcRequest, self._release),
@@ -88,7 +89,7 @@ class IpcService:
             for name, (request, behaviour) in methods.items()
         }
 
-    # ---- the calls ----
+    # ---- methods ----
 
     async def _export(self, request: Any, context: Context) -> Any:
         session = self._sessions.find(request.target.session_token)

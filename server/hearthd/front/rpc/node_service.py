@@ -1,4 +1,4 @@
-"""NodeService: what the node has, and the sessions on it, as far as the caller may see them."""
+"""NodeService: the node's description and its sessions, restricted to what the caller may see."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FEATURES = ("execute", "single_calls", "transfers", "resume", "collectives", "gr
 
 
 class NodeService:
-    """Sessions and the node's description."""
+    """The gRPC service for sessions and the description of the node."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class NodeService:
         self._node = socket.gethostname()
 
     def handler(self) -> GatedService:
-        """Returns the service that the gRPC server registers."""
+        """Returns the service for the gRPC server to register."""
         behaviours: dict[str, Any] = {
             "Describe": self.describe,
             "OpenSession": self.open_session,
@@ -170,8 +170,8 @@ class NodeService:
         return node_pb2.DrainResponse(sessions=len(self._sessions))
 
     async def end_session(self, request: node_pb2.EndSessionRequest, context: Context) -> Any:
-        """Ends a session. A tenant's own session needs no right, others' need `Right.ADMIN`; invisible ones are treated
-        as missing."""
+        """Ends a session. A session of the caller's own tenant needs no right; other sessions need `Right.ADMIN`. A
+        session that the caller may not see is treated as missing."""
         caller = admitted_caller()
         found = [session for session in self._sessions if session.id == request.session_id]
         if not found or not sees_tenant(caller.tenant, found[0].tenant.name):
@@ -195,7 +195,7 @@ class NodeService:
         return node_pb2.RestartDeviceResponse()
 
     def _operator(self, method: str) -> Caller:
-        """Raises `PERMISSION_DENIED` where the caller may not do what operators do."""
+        """Returns the caller. Raises `PERMISSION_DENIED` if the caller is not an operator."""
         caller = admitted_caller()
         self._require_operator(caller, method)
         return caller

@@ -1,4 +1,4 @@
-"""The status of a node at one time: HTTP's /readyz and /status, gRPC's GetStatus and health."""
+"""The present status of a node, for /readyz and /status over HTTP, and for GetStatus and health over gRPC."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 
 def ready(supervisor: Supervisor, refuses_new: bool) -> bool:
-    """Returns True if work may be sent here: a device serves, and so does every device that is not fenced.
+    """Returns True if clients may send work here: at least one device serves, and so does every device that is not
+    fenced.
 
-    `refuses_new`: whether the daemon drains, or is overloaded.
+    `refuses_new` is True if the daemon drains or is overloaded.
     """
     states = [device.state for device in supervisor]
     usable = [state for state in states if state != FENCED]
@@ -31,7 +32,7 @@ def ready(supervisor: Supervisor, refuses_new: bool) -> bool:
 
 
 def readiness(supervisor: Supervisor, sessions: SessionTable) -> dict[str, Any]:
-    """The document of `/readyz`: whether work may be sent here, and why not."""
+    """Returns the document of `/readyz`: whether clients may send work here, and the reasons if not."""
     return {
         "ready": ready(supervisor, sessions.refuses_new),
         "draining": sessions.draining,
@@ -44,7 +45,7 @@ def readiness(supervisor: Supervisor, sessions: SessionTable) -> dict[str, Any]:
 
 
 class NodeStatus:
-    """The status of a daemon. Asks the device processes and NVML each time."""
+    """The status of a daemon. Each request queries the device processes and NVML."""
 
     def __init__(
         self,
@@ -53,12 +54,12 @@ class NodeStatus:
         traces: RecentTraces,
         budget: Callable[[], DescriptorBudget | None] = lambda: None,
     ) -> None:
-        """`budget`: how the limit on open files is divided."""
+        """Creates the status. `budget` returns the division of the limit on open files."""
         self.traces = traces
         self._budget = budget
         self._supervisor = supervisor
         self._sessions = sessions
-        self._nvml: Nvml | None = None  # opened by the first request
+        self._nvml: Nvml | None = None  # opened at the first request
         self._started = time.time()
 
     def close(self) -> None:
@@ -66,16 +67,20 @@ class NodeStatus:
             self._nvml.close()
 
     async def document(self, viewer: Tenant) -> dict[str, Any]:
-        """Returns the status as JSON has it, as far as `viewer` may see it.
+        """Returns the status as a JSON document, restricted to what `viewer` may see.
 
-        Per device, `throughput` is that of the last ten seconds: commands that arrived, kernels handed to the driver,
-        bytes copied to and from the device, and the share of the time in which sessions had work on it. `queue`:
-        batches and calls that were taken and not executed. `memory_by_tenant`: bytes in buffers, as requested; what is
-        not the viewer's to see is missing. `stuck` of a process: sessions that were closed `seconds` ago and whose
-        kernels have not ended. `faults` and `traces` are those of late, newest first. Counters, gauges and queues are
-        the viewer's own share, and what only the device as a whole has (throughput, losses, readings of the GPU) is
-        missing, unless it observes: what others do is not to be read off a difference. `descriptors`, for observers:
-        the limit on open files, the one that the configuration needs, and the connections that it leaves each listener.
+        - `throughput`, for each device, covers the last ten seconds: commands received, kernels passed to the driver,
+          bytes copied to and from the device, and the fraction of time in which sessions had work on the device.
+        - `queue`: batches and calls that were accepted and not yet executed.
+        - `memory_by_tenant`: bytes in buffers, as requested; tenants that the viewer may not see are left out.
+        - `stuck`, for each process: sessions that were closed `seconds` ago and whose kernels have not ended.
+        - `faults` and `traces`: the recent ones, newest first.
+        - `descriptors`, for observers: the limit on open files, the limit that the configuration needs, and the number
+          of connections left for each listener.
+
+        Counters, gauges and queues cover the viewer's own share only, unless the viewer is an observer. Values that
+        exist only for the device as a whole (throughput, losses, GPU readings) are then missing, so that the activity
+        of other tenants cannot be computed as a difference.
         """
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
         visible, budget = self._supervisor.visible(viewer), self._budget()
@@ -134,7 +139,7 @@ class NodeStatus:
         }
 
     async def readings(self) -> dict[int, GpuReading]:
-        """NVML's, by ordinal."""
+        """Returns NVML's readings, by device ordinal. They are read in a thread."""
         gpus = {d.ordinal: d.properties.uuid for d in self._supervisor if d.properties.backend == "cuda"}
         if not gpus:
             return {}

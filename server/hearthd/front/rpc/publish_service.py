@@ -1,8 +1,9 @@
-"""Publish, Unpublish, AttachBuffer, ListPublished: names are kept here, memory goes from process to process.
+"""Publish, Unpublish, AttachBuffer and ListPublished: the front keeps the names; memory passes between device
+processes.
 
-Attaching within the publisher's process is one question to it. For the first session of another process, the
-publisher's hands its memory over as an open file, which is passed on and kept nowhere: once the other process has it
-mapped, it depends on no other.
+Attaching in the publisher's process takes one request to that process. For the first session of another process, the
+publisher's process exports the memory as an open file. The front passes the file on and does not keep it: once the
+other process has mapped the memory, it depends on no other process.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ FILE = "published"
 """The kind of the messages that carry memory from and to device processes."""
 
 Using = Callable[..., Awaitable[Any]]
-"""`DeviceService._using`: gives work the channel of its target, and checks the caller's rights."""
+"""The type of `DeviceService._using`, which checks the caller's rights and runs work on the channel of its target."""
 
 
 class PublishService:
-    """The methods of DeviceService that are about published buffers."""
+    """The methods of DeviceService for published buffers."""
 
     def __init__(self, sessions: SessionTable, supervisor: Supervisor, using: Using) -> None:
         self.registry = PublicationRegistry()
@@ -62,7 +63,7 @@ class PublishService:
         supervisor.prepare.append(self._watch)
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Returns its methods, for DeviceService's table."""
+        """Returns the handlers for DeviceService's table."""
         methods: dict[str, tuple[type[Message], Any]] = {
             "Publish": (device_pb2.PublishRequest, self._publish),
             "Unpublish": (device_pb2.UnpublishRequest, self._unpublish),
@@ -79,18 +80,19 @@ class PublishService:
         }
 
     async def _serve(self, name: str, behaviour: Any, request: Any, context: Context) -> Any:
-        """Completes work that has begun, also when the caller goes: memory must not be left without an owner. The same
-        request of the same session, sent again meanwhile, waits for it."""
+        """Runs a method to its end even if its caller disconnects, because memory must not be left without an owner. If
+        the same session sends the same Publish request again meanwhile, the second call waits for the first."""
         session = self._sessions.find(request.target.session_token)
         work = partial(behaviour, request, session)
         using = partial(self._using, request.target, work, operation=name, needed=rights.CALLS[name])
         same = (name, session.id, request.SerializeToString(deterministic=True)) if name == "Publish" else None
         return await self._begun.run(using, same)
 
-    # ---- the calls ----
+    # ---- methods ----
 
     async def _publish(self, request: Any, session: Session, channel: Channel) -> Any:
-        """A request that was done before, and whose answer was lost with its connection, is answered again."""
+        """Publishes a buffer. If the buffer was published before, and only the answer was lost with its connection,
+        answers again."""
         if await self._published(request, session, channel):
             return device_pb2.PublishResponse()
         publication = self.registry.reserve(
@@ -116,7 +118,8 @@ class PublishService:
         return device_pb2.PublishResponse()
 
     async def _published(self, request: Any, session: Session, channel: Channel) -> bool:
-        """Returns True if the session has published that very buffer so, and it still is."""
+        """Returns True if the session has published this very buffer with the same parameters, and it is still
+        published."""
         found = self.registry.named(session.tenant.name, request.target.device, request.name)
         if found is None or not found.made_as(channel, request.tenants, request.description):
             return False
@@ -125,7 +128,7 @@ class PublishService:
         return bool(answer["same"]) and found.named
 
     async def _unpublish(self, request: Any, session: Session, channel: Channel) -> Any:
-        """Any session of the tenant may, as any may attach it."""
+        """Ends a publication. Any session of its tenant may do so, as any of them may attach the buffer."""
         name = session.tenant.name
         check_name(request.name, "a published buffer")
         publication = self.registry.find(name, name, request.target.device, request.name)
@@ -143,7 +146,9 @@ class PublishService:
         except BaseException:
             self._detach(attachment.number, _link(channel))
             raise
-        if answer.get("again"):  # the answer to the first time was lost with its connection, and that one counts
+        # With `again` the buffer is attached already: the first answer was lost with its connection, and the first
+        # attachment counts.
+        if answer.get("again"):
             self._detach(attachment.number, _link(channel))
         else:
             self._note("attach", session, publication, foreign=channel.link is not publication.home)
@@ -156,7 +161,7 @@ class PublishService:
 
     async def _list(self, request: Any, session: Session, channel: Channel) -> Any:
         found = self.registry.visible(session.tenant.name, request.target.device)
-        if not session.tenant.may(Right.ATTACH):  # what it may not attach does not exist for it
+        if not session.tenant.may(Right.ATTACH):  # publications that the session may not attach are hidden from it
             found = [one for one in found if one.tenant == session.tenant.name]
         return device_pb2.ListPublishedResponse(
             buffers=[
@@ -165,7 +170,7 @@ class PublishService:
                     tenant=one.tenant,
                     size=one.size,
                     description=one.description,
-                    # The attachments of the owner's grantees are not shown to others.
+                    # The attachments of tenants that the owner has granted access are not shown to other tenants.
                     attached=one.sessions if one.tenant == session.tenant.name else one.sessions_of(session.id),
                 )
                 for one in found
@@ -177,7 +182,7 @@ class PublishService:
     async def _import(
         self, publication: Publication, attachment: BufferAttachment, channel: Channel, buffer: int
     ) -> dict[str, Any]:
-        """Puts the memory under the session's handle; what its process answers."""
+        """Makes the memory available under the session's handle, and returns the answer of its process."""
         link = _link(channel)
         body = {
             "memory": publication.number,
@@ -201,16 +206,16 @@ class PublishService:
         return await link.ask(Kind.IMPORT, {**body, "file": number}, channel.number)
 
     async def _export(self, publication: Publication) -> int:
-        """The memory as an open file, from the process that published it."""
+        """Returns the memory as an open file, from the process that published it."""
         home: DeviceLink = publication.home
         body = {"op": "export", "memory": publication.number}
         _, file = await self._files.ask(home, body, publication.channel.number, "the published buffer")
         return file
 
-    # ---- the end ----
+    # ---- end ----
 
     def _end(self, publication: Publication) -> None:
-        """Ends the name, and the publication if no session has it attached."""
+        """Ends the name, and with it the publication if no session has attached it."""
         if publication.named:
             self.registry.end(publication)
             self._forget_if_over(publication)
@@ -229,14 +234,15 @@ class PublishService:
             _tell(publication.bearer, "bear", publication)
 
     async def _watch(self, link: DeviceLink) -> None:
-        """Listens, from a process's start on, for attachments that end in it by themselves, and for its own end."""
+        """Registers, when a process starts, for attachments that end there by themselves and for the end of the
+        process."""
         link.listen(Kind.IMPORTED, partial(self._news, link))
         self._files.watch(link)
         link.closed.add_done_callback(lambda _: self._lost(link))
 
     def _news(self, link: DeviceLink, frame: Frame) -> None:
         if frame.id:
-            return  # an answer that is not awaited any more
+            return  # the answer to a request that is no longer awaited
         news = json.loads(frame.payload)
         for number in news.get("detached", ()):
             self._detach(number, link)
@@ -267,7 +273,7 @@ def _tell(link: DeviceLink, what: str, publication: Publication) -> None:
 
 
 def _send(link: DeviceLink, number: int, file: int) -> None:
-    """Hands an open file to a process. Raises QUEUE_FULL where it takes no more just now, or its loss."""
+    """Sends an open file to a process. Raises QUEUE_FULL if the process accepts none at the moment, or the loss."""
     try:
         if link.descriptors is None:
             raise OSError("it has no socket for files")

@@ -1,5 +1,4 @@
-"""Server reflection, imported when it is asked for: it costs the front four megabytes, and most daemons are never
-asked."""
+"""Server reflection. It is imported at its first use, because it costs the front four megabytes and is rarely used."""
 
 from __future__ import annotations
 
@@ -17,17 +16,17 @@ _METHOD = "ServerReflectionInfo"
 
 
 class Reflection:
-    """The service, for callers with a credential."""
+    """The reflection service, for callers with a credential."""
 
     def __init__(self, services: Iterable[str], gate: AdmissionGate, observer: CallObserver) -> None:
-        """`services`: the names that it lists beside its own."""
+        """Creates the service. `services`: the names that it lists in addition to its own."""
         self._services = (*services, NAME)
         self._gate = gate
         self._observer = observer
         self._servicer: Any = None
 
     def handler(self) -> GatedService:
-        """Returns the service that the gRPC server registers."""
+        """Returns the service for the gRPC server to register."""
         guard = guarded(NAME, _METHOD, self._info, self._observer, self._gate.method_gate(NAME, _METHOD))
         handler = grpc.stream_stream_rpc_method_handler(guard, response_serializer=_serialize)
         return self._gate.service(NAME, {_METHOD: handler})

@@ -1,4 +1,4 @@
-"""The frame of every call: refusals become statuses, surprises become INTERNAL, and all are counted."""
+"""The wrapper of every call: refusals become statuses, unexpected errors become INTERNAL, and calls are counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = structlog.get_logger("hearthd.rpc")
 
 _CODE_NAMES = {int(code): code.name for code in Code}
 _OVER = (grpc.RpcError, grpc.aio.UsageError)
-"""The call was over before the answer was written: the client is gone."""
+"""Errors that mean that the call ended before the answer was written, because the client disconnected."""
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
 
@@ -40,7 +40,7 @@ class CallObserver(Protocol):
 
 
 class StatusError(Exception):
-    """A device's answer that already is a status; passed on as it came, failures of the stream included."""
+    """A device's answer that is an error status. It is passed on unchanged, including failures of the stream."""
 
     def __init__(self, status: Any) -> None:
         super().__init__(status.message)
@@ -48,11 +48,13 @@ class StatusError(Exception):
 
 
 class StreamClosed(asyncio.CancelledError):
-    """The client has ended a stream on which nothing was under way: how streams end, and no error."""
+    """Raised when the client ends a stream on which nothing was under way. This is the regular end of a stream, not an
+    error."""
 
 
 class SubjectEnded(Exception):
-    """The client has ended the subject of its stream: it is answered so, and that is no error either."""
+    """Raised when the client has ended the subject of its stream. The stream ends with a refusal, but this does not
+    count as an error."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -61,14 +63,14 @@ class SubjectEnded(Exception):
 
 @dataclass(frozen=True)
 class UndecodableRequest:
-    """Placeholder of a request that could not be decoded."""
+    """Placeholder for a request that could not be decoded."""
 
     refusal: Refusal
 
 
 def decoder(message: type[Message]) -> Callable[[bytes], Message | UndecodableRequest]:
-    """Returns the decoder of requests. gRPC would end a call whose request cannot be decoded with no word but in the
-    log, so that is left to `guarded`."""
+    """Returns a decoder of requests. It does not raise: gRPC would end such a call without a message to the client, so
+    `guarded` handles the result instead."""
 
     def decode(data: bytes) -> Message | UndecodableRequest:
         try:
@@ -77,20 +79,21 @@ def decoder(message: type[Message]) -> Callable[[bytes], Message | UndecodableRe
             name = message.DESCRIPTOR.name
             return UndecodableRequest(malformed(f"The message is no {name}: {error}.", f"Send a {name}."))
 
-    decode.message = message  # type: ignore[attr-defined]  # for the gate, which counts its fields first
+    decode.message = message  # type: ignore[attr-defined]  # for the gate, which counts the message's fields first
     return decode
 
 
 class RequestStream:
-    """The messages of a client's stream; raises where one could not be decoded.
+    """The messages of a client's stream. Raises the refusal of a message that could not be decoded.
 
-    They are read through the context because gRPC's own iterator refers to itself: unless it is read to its very end,
-    which neither a broken stream nor a resumable upload is, it stays behind with its call and its last message. That
-    may be a megabyte, and the collector of cycles, which counts objects and not bytes, takes minutes to come by.
+    The messages are read through the context, because gRPC's own iterator refers to itself. Unless that iterator is
+    read to its end, which does not happen with a broken stream or a resumable upload, it stays in memory with its call
+    and its last message, possibly a megabyte. The garbage collector counts objects, not bytes, and may take minutes to
+    free it.
     """
 
     def __init__(self, context: Context, decode: Callable[[bytes], Any] | None = None) -> None:
-        """`decode`: of each message; without it they are bytes."""
+        """Creates the iterator. `decode` decodes each message; without it, messages are bytes."""
         self._context = context
         self._decode = decode
 
@@ -111,8 +114,8 @@ class RequestStream:
 def guarded(
     service: str, method: str, behaviour: Behaviour, observer: CallObserver, method_gate: MethodGate | None = None
 ) -> Behaviour:
-    """Wraps `behaviour`: its errors become statuses, and calls are counted under its name. `method_gate` admits the
-    caller and gives `behaviour` the first message."""
+    """Wraps `behaviour`: its errors become statuses, and its calls are counted. `method_gate` admits the caller and
+    passes the first message to `behaviour`."""
 
     async def serve(request: Any, context: Context) -> Any:
         observer.call_started(service, method)
@@ -130,7 +133,7 @@ def guarded(
                 status, code, reason = _ending(error)
                 if reason:
                     observer.call_refused(service, method, reason)
-                error.__traceback__ = None  # a holder of it must not keep with it what its frames were passing on
+                error.__traceback__ = None  # a holder of the error must not keep the objects in its frames alive
                 await abort(context, status)
             except asyncio.CancelledError as gone:
                 code = "OK" if isinstance(gone, StreamClosed) else "CANCELLED"
@@ -139,7 +142,7 @@ def guarded(
                 code = "ABORTED"
                 raise
             except grpc.aio.InternalError:
-                # A message could not be sent: the client is gone, and gRPC has yet to say so.
+                # A message could not be sent: the client has disconnected, and gRPC has not reported it yet.
                 code = "CANCELLED"
                 raise asyncio.CancelledError from None
             except Exception as error:
@@ -153,7 +156,8 @@ def guarded(
             observer.call_handled(service, method, code, time.monotonic() - begin)
             if span is not None:
                 span.end(code, reason)
-            del request, context  # gRPC keeps with the call what `abort` raises, and this frame with that
+            # gRPC keeps the error that `abort` raises with the call, and the error refers to this frame.
+            del request, context
 
     if method_gate is not None:
         serve.method_gate = method_gate  # type: ignore[attr-defined]  # for `AdmissionGate.service`
@@ -169,7 +173,8 @@ def _defect(method: str, error: Exception) -> Refusal:
 
 
 def _ending(error: Refusal | StatusError | SubjectEnded) -> tuple[Any, str, str]:
-    """The status that ends the call, and the code and the reason that it is counted under; no reason: no error."""
+    """Returns the status that ends the call, and the code and reason under which it is counted. An empty reason: no
+    error."""
     if isinstance(error, SubjectEnded):
         return error.refusal.to_status(), "OK", ""
     if isinstance(error, Refusal):

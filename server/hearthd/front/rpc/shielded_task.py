@@ -1,6 +1,8 @@
-"""Work that is completed once it has begun, also when its caller goes: memory and files always have an owner.
+"""Shielded task: work that is completed once begun, even if its caller disconnects, so that memory and files always
+have an owner.
 
-A caller that lost its connection before it was answered asks again, and waits for the work that it began before.
+A caller that lost its connection before the answer arrived sends its request again, and then waits for the work that
+the first request began.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ T = TypeVar("T")
 
 
 class ShieldedTask:
-    """The shielded work of one service."""
+    """The shielded tasks of one service."""
 
     def __init__(self) -> None:
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
 
     async def run(self, work: Callable[[], Awaitable[T]], same: Hashable = None) -> T:
-        """Returns what `work` returns; a cancelled caller leaves it running. `same`: a request equal to that of work
-        under way waits for that work; None: it equals no other."""
+        """Runs `work` in a task and returns its result. If the caller is cancelled, the task continues. `same`
+        identifies equal requests: a request equal to one under way waits for that one. None: it equals no other
+        request."""
 
         async def run() -> T:
             return await work()
@@ -35,4 +38,4 @@ class ShieldedTask:
     def _done(self, key: Hashable, task: asyncio.Task[Any]) -> None:
         del self._tasks[key]
         if not task.cancelled():
-            task.exception()  # looked at: the caller may have gone
+            task.exception()  # marks the exception as retrieved, because the caller may have disconnected

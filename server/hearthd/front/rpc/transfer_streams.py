@@ -1,4 +1,5 @@
-"""The streams that carry bulk bytes: Upload and Download beside Execute, and the single calls Write and Read."""
+"""The streams that carry bulk data: Upload and Download, which accompany Execute, and the single calls Write and
+Read."""
 
 from __future__ import annotations
 
@@ -20,19 +21,20 @@ from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.transfers import Download, Upload
 
 FRONT_TRANSFERS = 1 << 63
-"""Transfers from here on are the front's own; clients use lower numbers."""
+"""First transfer number that the front uses for its own transfers. Clients use lower numbers."""
 SLACK = 4096
-"""Bytes that a chunk's message may have beside its data."""
+"""Bytes that a chunk's message may have in addition to its data."""
 _DATA_TAG = 0x22
 _CUT_S = 0.01
-"""Seconds after the end of a stream until gRPC reports that it was a cut. Only uploads that cannot be resumed wait."""
+"""Delay, in seconds, from the end of a stream until gRPC reports that it was cut off. Only uploads that are not
+resumable wait for this."""
 
 _minted = itertools.count(FRONT_TRANSFERS)
 OnBytes = Callable[[int, int], None]
 
 
 def check_transfer(transfer: int) -> None:
-    """Raises where a client names no transfer, or one of the front's."""
+    """Raises if the client's transfer number is 0 or one of the front's."""
     if not 0 < transfer < FRONT_TRANSFERS:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
@@ -50,7 +52,8 @@ def parse_upload(message: bytes) -> device_pb2.UploadRequest:
 
 
 def data_length(message: bytes) -> int:
-    """Returns the bytes of data that an UploadRequest carries, read from its head if it has nothing else."""
+    """Returns the number of data bytes that an UploadRequest carries. If it has no other field, only its head is
+    parsed."""
     if message and message[0] == _DATA_TAG:
         length = shift = 0
         for position in range(1, min(len(message), 11)):
@@ -72,8 +75,11 @@ async def upload(
     first: bytes, head: device_pb2.UploadRequest, messages: AsyncIterator[bytes], channel: Channel, patience: float,
     most: int, on_bytes: OnBytes,
 ) -> device_pb2.UploadResponse:  # fmt: skip
-    """Passes the messages of an Upload on; answers when all of them are on their way. With `patience` (seconds) it is
-    resumable: it may have been begun, and waits so long for another stream where this one breaks."""
+    """Passes the messages of an Upload on, and answers when all of them were passed on.
+
+    With `patience` (seconds) the upload is resumable: it may have begun on an earlier stream, and if this stream
+    breaks, it waits that long for another.
+    """
     if patience:
         begun = channel.transfers.resumable_upload(head.transfer, patience, head.size, head.offset)
         if begun is None:
@@ -120,7 +126,7 @@ async def upload(
 
 
 class _Incomplete(Refusal):
-    """The stream ended in time for another to go on."""
+    """The refusal of a stream that ended before the upload was complete, so that another stream can continue it."""
 
 
 def _incomplete(flow: Upload) -> Refusal:
@@ -140,7 +146,8 @@ def _incomplete(flow: Upload) -> Refusal:
 
 
 def _without(message: bytes, size: int, skip: int) -> tuple[bytes, int, int]:
-    """The message without its first `skip` bytes of data, how many it has left, how many are still to be skipped."""
+    """Removes the first `skip` bytes of data. Returns the message, its remaining size and the number of bytes still to
+    skip."""
     if size <= skip:
         return b"", 0, skip - size
     return upload_request(b"", upload_data(message)[skip:]), size - skip, 0
@@ -149,7 +156,7 @@ def _without(message: bytes, size: int, skip: int) -> tuple[bytes, int, int]:
 async def download(
     request: device_pb2.DownloadRequest, context: Context, channel: Channel, patience: float, on_bytes: OnBytes
 ) -> None:
-    """Writes the chunks of a transfer to the client, as they come. `patience`: as in `upload`."""
+    """Writes the chunks of a transfer to the client as they arrive. `patience` as in `upload`."""
     await _open(context)
     if patience:
         flow = channel.transfers.resumable_download(request.transfer, patience, request.offset)
@@ -165,14 +172,15 @@ async def download(
 
 
 async def _really_over() -> None:
-    """Returns where a client has half-closed its stream. One that was cancelled or cut off ends like that too, and its
-    handler is cancelled a moment later, when gRPC's threads have said why: a part must not be taken for the whole."""
+    """Returns if the client has half-closed its stream. A stream that was cancelled or cut off looks the same at first;
+    its handler is cancelled a moment later, when gRPC reports it. This delay keeps a partial upload from being taken
+    for a complete one."""
     await asyncio.sleep(_CUT_S)
 
 
 async def _open(context: Context) -> None:
-    """Sends the initial metadata before any message. A first write that is cancelled would leave a call that cannot be
-    ended: gRPC would have to send its beginning once more, and its client would wait for ever."""
+    """Sends the initial metadata before any message. If the first write were cancelled instead, the call could not be
+    ended: gRPC would have to send the initial metadata again, and the client would wait forever."""
     await context.send_initial_metadata(())
 
 
@@ -190,7 +198,8 @@ async def write(
     first: device_pb2.WriteRequest, messages: AsyncIterator[Any], channel: Channel, most_inline: int, most: int,
     on_bytes: OnBytes,
 ) -> commands_pb2.Done:  # fmt: skip
-    """The single call Write: inline where all of it came in the first message, else on a transfer of the front's."""
+    """Implements the single call Write: inline if the first message has all of the data, otherwise with a transfer of
+    the front."""
     command, stream = first.command, first.target.stream
     data = command.data + first.data
     size = command.size or len(data)
@@ -209,7 +218,7 @@ async def write(
     sender = asyncio.create_task(flow.carry(_send_chunks(flow, data, messages, size, most, on_bytes)))
     why = _broken()
     try:
-        # A command that is refused ends the upload; a refused upload ends the command.
+        # If the command is refused, the upload ends. If the upload is refused, the command ends.
         await asyncio.wait({result, sender}, return_when=asyncio.FIRST_COMPLETED)
         if result.done():
             result.result()
@@ -217,7 +226,7 @@ async def write(
         return (await result).done
     except Refusal as refusal:
         why = refusal
-        if result.done():  # the command's own error says more than the transfer's
+        if result.done():  # the error of the command says more than that of the transfer
             result.result()
         raise
     finally:
@@ -265,7 +274,7 @@ def _wrong_size(sent: int, size: int) -> Refusal:
 
 
 async def read(request: device_pb2.ReadRequest, context: Context, channel: Channel, on_bytes: OnBytes) -> None:
-    """The single call Read: a transfer of the front's, its chunks passed on as they are."""
+    """Implements the single call Read with a transfer of the front, whose chunks are passed on unchanged."""
     await _open(context)
     transfer = next(_minted)
     command = build_command("read", request.command, request.target.stream)
@@ -274,7 +283,7 @@ async def read(request: device_pb2.ReadRequest, context: Context, channel: Chann
     result = asyncio.create_task(submit(channel, command))
 
     def on_result(task: asyncio.Task[commands_pb2.Result]) -> None:
-        # A read that failed has no chunks, and an empty one need not have any.
+        # A read that failed has no chunks, and an empty read may have none.
         if not task.cancelled():
             error = task.exception()
             if isinstance(error, Refusal):

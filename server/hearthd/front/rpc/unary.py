@@ -1,4 +1,4 @@
-"""The single calls: a table from RPC to command to result, and the one way all of them go."""
+"""The single calls: a table from RPC to command and result, and their common implementation."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.command_queue import CommandQueue
 
 MAX_CALLS = 256
-"""Calls of one session that may be under way on one device."""
-QUEUE_WAIT = 5.0
-"""Seconds that a call waits while its tenant's queue is full; batches wait as long as it takes."""
+"""Maximum number of single calls of one session that may be under way on one device."""
 
 
 @dataclass(frozen=True)
 class UnaryCall:
-    """A single call: `command` is its field in Command, `result` the one of Result that answers it."""
+    """A single call. `command` is its field in Command, and `result` the field in Result that answers it."""
 
     rpc: str
     command: str
     result: str
     then: str = ""
-    """A describing command, on the same handle, whose result is the answer."""
+    """A second command on the same handle, which describes the object. Its result is the answer."""
 
     @property
     def request(self) -> type[Message]:
@@ -40,7 +38,7 @@ class UnaryCall:
 
     @property
     def handle(self) -> str:
-        """The field that names the object in the command and in the command that describes it."""
+        """The field that names the object, in the command and in the command that describes the object."""
         return self.then.removeprefix("describe_")
 
 
@@ -89,7 +87,7 @@ CALLS = (
 
 
 def build_command(kind: str, message: Message | None, stream: int) -> commands_pb2.Command:
-    """`message` as the command of field `kind`; its request number is set where it is sent."""
+    """Returns `message` as the command of field `kind`. The request number is set when the command is sent."""
     command = commands_pb2.Command(stream=stream)
     field = getattr(command, kind)
     field.SetInParent()
@@ -99,7 +97,8 @@ def build_command(kind: str, message: Message | None, stream: int) -> commands_p
 
 
 async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb2.Result:
-    """The command's result. Raises `StatusError` with the device's own status where it failed."""
+    """Sends a command and returns its result. Raises `StatusError` with the device's own status if the command
+    failed."""
     if channel.calls >= MAX_CALLS:
         raise Refusal(
             Reason.QUEUE_FULL,
@@ -126,13 +125,13 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
 
 async def _room(queue: CommandQueue) -> None:
     try:
-        async with asyncio.timeout(QUEUE_WAIT):
+        async with asyncio.timeout(queue.call_wait):
             await queue.room()
     except TimeoutError:
         raise Refusal(
             Reason.QUEUE_FULL,
             f"{queue.commands} batches and calls of this tenant, {queue.bytes} bytes, have been taken and are not "
-            f"executed; there was no room for another within {QUEUE_WAIT:g} s.",
+            f"executed; there was no room for another within {queue.call_wait:g} s.",
             fix="Wait for some, or ask for a larger quota.",
             details={"commands": queue.commands, "bytes": queue.bytes},
             retry_after_s=1.0,
@@ -156,7 +155,7 @@ async def perform(call: UnaryCall, request: Any, channel: Channel) -> Message:
 
 
 def behaviour(call: UnaryCall, using: Callable[[Any, Callable[[Channel], Awaitable[Any]]], Awaitable[Any]]) -> Any:
-    """The handler of one single call; `using` gives it the target's channel and keeps its session alive."""
+    """Returns the handler of one single call. `using` provides the target's channel and keeps its session alive."""
 
     async def handle(request: Any, context: Context) -> Any:
         async def work(channel: Channel) -> Message:

@@ -1,4 +1,4 @@
-"""The beginning of an Execute stream: its window, and the attachment that it begins or resumes."""
+"""The start of an Execute stream: its window, and the attachment that the stream begins or resumes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2
 from hearthd.front import errors
 from hearthd.front.sessions.channel import Channel
-from hearthd.front.sessions.resume_buffer import ResumeBuffer
+from hearthd.front.sessions.resume_buffer import MANY, ResumeBuffer
 from hearthd.front.sessions.session import Session
 
 EOF: object = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -25,12 +25,14 @@ class ExecuteWindow:
     max_batches: int = 64
     max_unacked_bytes: int = 32 << 20
     max_queued_bytes: int = 32 << 20
-    """Responses that wait for the client to read them, or (where it attached resumably) to say that they came: beyond,
-    no more of its batches are taken."""
+    """Bytes of responses that wait for the client to read them or, if the client attached resumably, to acknowledge
+    them. Above this limit no further batches of the client are taken."""
     max_kept: int = 8192
-    """Responses that may wait for a resumable client's acknowledgement."""
+    """Number of responses that may wait for a resumable client's acknowledgement."""
+    many: int = MANY
+    """A number of such responses that does not end the attachment by itself, however small `max_kept` is."""
     max_queued_hard: int = 256 << 20
-    """Beyond, the stream is ended: its client sends but does not read."""
+    """Bytes of waiting responses above which the stream is ended, because its client sends without reading."""
 
     def of_a_lane(self) -> dict[str, int]:
         """Returns the limits for the device process, which enforces them on a lane."""
@@ -43,12 +45,12 @@ class ExecuteWindow:
         }
 
     def replies(self) -> ResumeBuffer:
-        """Room for what a resumable client has not said to have."""
-        return ResumeBuffer(self.max_queued_bytes, self.max_kept, self.max_queued_hard)
+        """Returns a buffer for the responses that a resumable client has not acknowledged."""
+        return ResumeBuffer(self.max_queued_bytes, self.max_kept, self.max_queued_hard, self.many)
 
 
 def parse(message: object) -> device_pb2.Attach:
-    """The first message of a stream."""
+    """Returns the Attach in the first message of a stream. Raises a refusal if the message is anything else."""
     if message is EOF or not isinstance(message, bytes):
         raise errors.malformed("The stream ended before its Attach.", "Send ExecuteRequest.attach first.")
     try:
@@ -66,10 +68,11 @@ def parse(message: object) -> device_pb2.Attach:
 
 
 async def begin(session: Session, ordinal: int, channel: Channel, resumable: bool, window: ExecuteWindow) -> None:
-    """A new attachment to `channel`; what was kept of an earlier one is dropped. Raises `HANDLE_IN_USE` where there is
-    a stream already, or the loss.
+    """Begins a new attachment to `channel`, and drops the responses kept for an earlier attachment. Raises
+    `HANDLE_IN_USE` if the channel already has a stream, or the loss of the device process.
 
-    A client whose first stream broke before it got the answer to its attach begins again: such a stream gives way.
+    A client whose first stream broke before the answer to its Attach arrived begins again. Its first stream is
+    therefore displaced.
     """
     _check_free(session, ordinal, channel, resumable)
     if channel.lane is not None:
@@ -89,13 +92,13 @@ async def begin(session: Session, ordinal: int, channel: Channel, resumable: boo
 
 
 def _check_open(session: Session) -> None:
-    """Raises `SESSION_EXPIRED` where it has been closed meanwhile, and its channels with it."""
+    """Raises `SESSION_EXPIRED` if the session was closed while the caller waited; its channels are then closed too."""
     if session.closing:
         raise errors.session_expired()
 
 
 def _check_free(session: Session, ordinal: int, channel: Channel, resumable: bool) -> None:
-    """Raises `HANDLE_IN_USE` where a stream has the channel that does not give way."""
+    """Raises `HANDLE_IN_USE` if the channel has a stream that may not be displaced."""
     sink = channel.sink
     if sink is not None and not (resumable and sink.untouched and channel.replies is not None):
         raise Refusal(
@@ -107,15 +110,17 @@ def _check_free(session: Session, ordinal: int, channel: Channel, resumable: boo
 
 
 async def take_up(session: Session, attach: device_pb2.Attach) -> Channel:
-    """Returns the channel of the attachment that is resumed, in whichever device process it was; ends a stream and a
-    lane that it still has. Raises if there is no such attachment, or if answers to be sent again are gone."""
+    """Returns the channel of the attachment to resume, whether or not its device process still runs. Ends a stream and
+    a lane that the channel still has. Raises if there is no such attachment, or if answers that would have to be sent
+    again are gone."""
     channel = _find(session, attach)
     await channel.lane_ended()
     _check_open(session)
     replies = channel.replies
     if replies is None:
         raise _not_resumable(session, attach)
-    lossy = channel.lane is not None and channel.loss is not None  # copies may have gone with the device process
+    # Some copies may have been lost with the device process.
+    lossy = channel.lane is not None and channel.loss is not None
     replies.release(attach.received, lossy=lossy)
     if lossy:
         channel.batches.last = max(channel.batches.last, attach.last_seq_acked)

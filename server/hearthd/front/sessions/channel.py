@@ -1,4 +1,4 @@
-"""The channel of one session on one device process: its Execute stream, its transfers, its end."""
+"""The channel of one session on one device process: its Execute stream, its lane and its transfers."""
 
 from __future__ import annotations
 
@@ -30,42 +30,44 @@ _LANE_FIX = (
 
 
 class ResponseSink(Protocol):
-    """The Execute stream of a channel."""
+    """The Execute stream of a channel, as the receiver of its responses."""
 
     @property
     def untouched(self) -> bool:
-        """True if no message of it has been taken: a client that attaches again may not know that it was attached."""
+        """True if no message of this stream has been taken. Its client may then not know that it was attached, and may
+        attach again."""
         ...
 
     @property
     def holds(self) -> bool:
-        """True if it holds batches that the device process has not been given."""
+        """True if the stream holds batches that have not been passed on to the device process."""
         ...
 
     def on_response(self, payload: bytes) -> None: ...
 
     def on_ack(self, seq: int) -> None:
-        """Batches up to this one have been executed."""
+        """Notes that the batches up to number `seq` have been executed."""
 
     def went_by(self, batches: int, sent: int) -> None:
         """Counts batches that were executed and bytes that were sent over the client's lane."""
 
     def on_room(self) -> None:
-        """A message was no batch: its place in the window is free again."""
+        """Frees a place in the window, because a message of the client was no batch."""
 
     def on_lane_unused(self, why: str) -> None:
-        """The lane has ended before its client sent anything over it: the client goes by the stream, or will attach
-        again. `why` may be empty: the client has hung up."""
+        """Notes that the lane ended before the client sent anything over it. The client continues on the stream, or
+        attaches again. `why` is empty if the client closed the connection."""
 
     def on_lost(self, refusal: Refusal, event: bytes) -> None:
-        """The channel is over: `event` (may be empty) is the last message, then the stream ends with `refusal`."""
+        """Ends the stream with `refusal` because the channel has ended. `event`, if not empty, is sent as the last
+        message."""
 
     def displace(self) -> None:
-        """Notes that another stream has the channel: nothing more may be taken from this one."""
+        """Notes that another stream has taken the channel. No further messages may be taken from this stream."""
 
 
 class Channel:
-    """A session's place in a device process."""
+    """The state of one session on one device process."""
 
     def __init__(self, link: Link, number: int, session_id: str, tenant: str = "") -> None:
         self.link = link
@@ -75,17 +77,19 @@ class Channel:
         self.sink: ResponseSink | None = None
         self.batches = InFlightBatches()
         self.replies: ResumeBuffer | None = None
-        """Kept for a client that attached resumably, whether its stream is there or not."""
+        """Responses kept for a client that attached resumably, also while it has no stream. None: the attachment is not
+        resumable."""
         self.lane: LaneMirror | None = None
-        """The client's way past the front; while it has one, nothing goes to the sink but its end."""
+        """The front's mirror of the client's lane. While the client has a lane, responses do not go to the sink; only
+        the end of the channel does."""
         self.durable: list[int] = []
-        """Buffers of lost generations that are back under their handles."""
+        """Handles of buffers from lost generations that have been restored."""
         self.transfers = TransferTable(link, number)
         self.calls = 0
         self.loss: Refusal | None = None
         self.told = False
-        """A single call has been answered with the loss; the first one after it is, so that a launch that
-        took the device with it cannot be followed by a Sync that knows nothing of it."""
+        """True once a single call has been answered with the loss. The first call after the loss is answered so,
+        because a Sync that follows a launch that ended the device process must not succeed."""
         self._unheard: list[str] = []
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -100,9 +104,10 @@ class Channel:
         self.link.send(Kind.BATCH, payload, channel=self.number)
 
     def on_ack(self, seq: int, over_lane: bool = False) -> None:
-        """`over_lane`: the client has it by its lane."""
+        """Notes that the batches up to `seq` have been executed. With `over_lane` the client received the
+        acknowledgement over its lane."""
         before = self.batches.acked
-        if not seq:  # for one that was sent again
+        if not seq:  # acknowledges a batch that was sent again
             self._on_no_batch(over_lane)
         elif self.batches.acknowledge(seq):
             if self.lane is not None:
@@ -113,13 +118,13 @@ class Channel:
                 self.sink.on_ack(seq)
 
     def on_response(self, payload: bytes, over_lane: bool = False) -> None:
-        """`over_lane`: the client has it by its lane."""
+        """Passes a response of the device process on. With `over_lane` the client received it over its lane."""
         if payload and payload[0] == EVENT_TAG:
             self._on_event(payload, over_lane)
         self.say(payload, over_lane)
 
     def say(self, payload: bytes, over_lane: bool = False) -> None:
-        """Sends a response to the client, and again where it does not come."""
+        """Sends a response to the client. A resumable client gets the response again if it did not arrive."""
         if self.lane is not None:
             self.lane.on_response(payload, over_lane)
             if self.sink is not None:
@@ -133,7 +138,7 @@ class Channel:
             self.sink.on_response(payload)
 
     def came(self, received: device_pb2.Received) -> None:
-        """The client says what has come to it. Raises for what cannot be."""
+        """Notes the client's acknowledgement of responses and transfer bytes. Raises for impossible numbers."""
         if self.lane is not None:
             self.lane.came(received.responses)
         elif self.replies is not None:
@@ -142,7 +147,7 @@ class Channel:
             self.transfers.came(progress.transfer, progress.bytes)
 
     def on_received(self, payload: bytes) -> None:
-        """The client has said that on its lane."""
+        """Handles an acknowledgement that the client sent over its lane."""
         try:
             request = device_pb2.ExecuteRequest.FromString(payload)
             if request.WhichOneof("kind") != "received":
@@ -158,7 +163,7 @@ class Channel:
             self.sink.on_lost(refusal, b"")
 
     def _on_no_batch(self, over_lane: bool) -> None:
-        if not over_lane:  # else it never had a place here
+        if not over_lane:  # a message over the lane never took a place in this window
             self.batches.take_back()
             if self.sink is not None:
                 self.sink.on_room()
@@ -174,18 +179,19 @@ class Channel:
                 self.log_unheard()
 
     def log_unheard(self) -> None:
-        """Logs the kernel output of a session without an Execute stream, unless its client comes back."""
+        """Logs the kernel output that could not be sent because the session has no Execute stream."""
         for text in self._unheard:
             log.info("kernel_output", session=self.session_id, text=text[:_LOGGED_CHARACTERS], characters=len(text))
         self._unheard.clear()
 
     def taken_up(self, sink: ResponseSink) -> None:
-        """Attaches the client's sink, which gets the responses that were kept."""
+        """Attaches the client's Execute stream as the sink. Kernel output that was kept for the log is dropped, because
+        a resuming client receives it with the kept responses."""
         self.sink = sink
         self._unheard.clear()
 
     def status(self) -> device_pb2.AttachmentStatusResponse:
-        """Returns the state of its attachment, for a waiting client."""
+        """Returns the state of the attachment, for a client that asks because it waits for an answer."""
         sink, replies = self.sink, self.replies
         if sink is None or replies is None or self.loss is not None:
             return device_pb2.AttachmentStatusResponse()
@@ -198,34 +204,36 @@ class Channel:
         )
 
     async def settled(self) -> None:
-        """Returns when all batches have been executed. Raises the loss."""
+        """Returns when all batches have been executed. Raises the loss if the device process is lost."""
         if self.loss is None:
             await self.batches.settled()
         if self.loss is not None:
             raise self.loss
 
-    # ---- its lane ----
+    # ---- lane ----
 
     @property
     def has_lane(self) -> bool:
-        """True if its client is attached and uses a lane."""
+        """True if the client is attached and uses a lane."""
         return self.lane is not None and self.sink is not None
 
     def open_lane(self, bounds: dict[str, int], connection: int) -> None:
-        """Hands a client's connection to the device process. Raises OSError where that cannot be done."""
+        """Hands a client's connection to the device process as its lane. Raises OSError if the connection cannot be
+        handed over."""
         assert self.replies is not None
         lane = LaneMirror(self.link, self.number, self.batches, self.replies)
         self.link.give_lane(self.number, bounds, connection)
         self.lane = lane
 
     def on_lane_unused(self, why: str) -> None:
-        """The device process has dropped the lane, over which no batch had come."""
+        """Notes that the device process has dropped the lane before any batch arrived over it."""
         if self.lane is not None and self.sink is not None:
             self.sink.on_lane_unused(why)
 
     async def lane_ended(self) -> bool:
-        """Has its lane ended, where there is one, and returns when all copies have come or the device process is lost;
-        whether a batch has come over it. Until `leave_lane` nothing else changes."""
+        """Has the device process close the lane, if the channel has one. Returns after all copies of responses have
+        arrived or the device process is lost; True if a batch was sent over the lane. Until `leave_lane` is called,
+        nothing else of the channel changes."""
         used = False
         lane: LaneMirror | None = None
         while self.lane is not None and self.lane is not lane and self.loss is None:
@@ -234,8 +242,8 @@ class Channel:
         return used
 
     async def take_lane_back(self) -> list[bytes]:
-        """Takes the lane back from a client that gave it up before it was live; returns the responses that the client
-        has not received. Raises for one that has used it, and the loss."""
+        """Takes the lane back from a client that stopped using it before it was live. Returns the responses that the
+        client has not received. Raises if the client has sent a batch over the lane, and raises the loss."""
         lane = self.lane
         used = await self.lane_ended()
         if self.loss is not None:
@@ -248,7 +256,7 @@ class Channel:
         return lane.unsent()
 
     def leave_lane(self) -> None:
-        """Returns to the Execute stream; responses that the client has not received are among `replies`."""
+        """Returns to the Execute stream. Responses that the client has not received are then among `replies`."""
         if self.lane is not None:
             self.lane = None
             if self.replies is not None:
@@ -257,7 +265,7 @@ class Channel:
     # ---- calls ----
 
     async def call(self, command: commands_pb2.Command) -> commands_pb2.Result:
-        """The result of one command, error and all."""
+        """Executes one command and returns its result, which may be an error. Raises the loss."""
         if self.loss is not None:
             raise self.loss
         self.calls += 1
@@ -277,7 +285,7 @@ class Channel:
     def on_abort(self, transfer: int, payload: bytes) -> None:
         self.transfers.on_abort(transfer, payload)
 
-    # ---- the end ----
+    # ---- end ----
 
     def end(self, refusal: Refusal, event: bytes = b"") -> None:
         """Ends the Execute stream and the transfers with `refusal`; the channel itself stays until it is closed."""
@@ -291,7 +299,7 @@ class Channel:
         self.transfers.end(refusal)
 
     async def close(self, refusal: Refusal) -> None:
-        """Gives back what the session holds; returns when the device process says that all of it is free."""
+        """Frees everything that the session holds on the device. Returns when the device process has confirmed that."""
         self.end(refusal)
         if self.alive:
             self.link.leave(self.number)

@@ -1,6 +1,6 @@
-"""Batches that a device process was given and has not acknowledged, which a session's windows count.
+"""Batches that were passed on to a device process and not yet acknowledged. A session's windows count them.
 
-They outlive the Execute stream that brought them: the device process executes them whichever stream attaches next.
+They outlive the Execute stream that brought them: the device process executes them, whichever stream attaches next.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class InFlightBatches:
 
     def __init__(self) -> None:
         self.last = 0
-        """The number of the last one that was given; those after it have to be sent by the client."""
+        """Number of the last batch that was passed on. The client has to send the batches after it."""
         self.acked = 0
         self.bytes = 0
         self.queue: CommandQueue | None = None
-        """The tenant's, which counts them too; set before the first one."""
+        """The tenant's queue, which counts the batches too. It is set before the first batch."""
         self._sizes: deque[int] = deque()
         self._none_left: asyncio.Future[None] | None = None
 
@@ -36,12 +36,14 @@ class InFlightBatches:
             self.queue.take(size)
 
     def went_by(self, last: int) -> None:
-        """All up to this one have come to the device process, the later ones past the front: of no size here."""
+        """Notes that the batches up to number `last` reached the device process over the lane. Batches that did not
+        pass through the front count with a size of 0."""
         while self.last < last:
             self.give(0)
 
     def acknowledge(self, seq: int) -> bool:
-        """All up to this one have been executed; whether that is news."""
+        """Removes the batches up to number `seq`, which have been executed. Returns False if they were acknowledged
+        before."""
         if seq <= self.acked:
             return False
         for _ in range(min(seq - self.acked, len(self._sizes))):
@@ -51,13 +53,14 @@ class InFlightBatches:
         return True
 
     def take_back(self) -> None:
-        """A message was no batch and gets no acknowledgement: it must not hold a place for ever."""
+        """Removes one entry, for a message that was no batch. It gets no acknowledgement, so its place would never
+        become free."""
         if self._sizes:
             self._drop()
             self.last -= 1
 
     def clear(self) -> None:
-        """Drops all: none of them will be executed any more."""
+        """Drops all batches, because none of them will be executed any more."""
         while self._sizes:
             self._drop()
 
@@ -70,7 +73,7 @@ class InFlightBatches:
             self._none_left.set_result(None)
 
     async def settled(self) -> None:
-        """Returns when there is none."""
+        """Returns when no batch is in flight."""
         while self._sizes:
             if self._none_left is None or self._none_left.done():
                 self._none_left = asyncio.get_running_loop().create_future()

@@ -1,5 +1,7 @@
-"""The batches of one Execute stream on their way to the device process: passed on in order, as far as windows and
-queues allow, and held back beyond."""
+"""Flow control for the batches of one Execute stream on their way to the device process.
+
+Batches are passed on in order, as far as the windows and queues allow. The others are held back.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from hearthd.front.sessions.command_queue import CommandQueue
 
 
 class Intake:
-    """Ends with `stop`."""
+    """The intake of one Execute stream. `stop` ends it."""
 
     def __init__(
         self, channel: Channel, queue: CommandQueue, window: ExecuteWindow, on_batch: Callable[[int], None]
@@ -33,10 +35,11 @@ class Intake:
         self._changed: asyncio.Future[None] | None = None
 
     async def take(self, message: bytes) -> None:
-        """Passes a batch on or holds it back; returns when another may be read.
+        """Passes a batch on or holds it back. Returns when the next message may be read.
 
-        It is read on, for behind the batches the client says what came, and others may wait for that. A client that
-        keeps to its window has no more under way than is taken here.
+        Reading continues while batches are held back, because the acknowledgements of the client follow behind the
+        batches, and batches may wait for them. A client that observes its window has no more batches under way than are
+        taken here.
         """
         if self.passed(message):
             return
@@ -58,13 +61,14 @@ class Intake:
         return True
 
     async def finish(self) -> None:
-        """Returns when nothing is held back that could still be passed on: the client sends no more."""
+        """Waits until every held batch that can still be passed on has been passed on. Called when the client sends no
+        more."""
         replies = self._channel.replies
         while self.held and not self._over and not (replies is not None and replies.full):
             await self._change()
 
     def advance(self) -> None:
-        """Passes on what was held back, as far as that goes now."""
+        """Passes on as many of the held batches as is possible now."""
         while self.held and not self._over and not self._blocked():
             message = self.held.popleft()
             self._held_bytes -= len(message)
@@ -75,7 +79,7 @@ class Intake:
         self._wake()
 
     def stop(self) -> None:
-        """Passes on nothing more."""
+        """Stops the intake: no further batches are passed on."""
         self._over = True
         if self._waiting is not None:
             self._waiting.cancel()
@@ -100,7 +104,7 @@ class Intake:
 
     async def _wait_for_others(self) -> None:
         """Waits until the device process and the other sessions of the tenant leave room, then advances."""
-        with contextlib.suppress(Refusal):  # of a loss, which ends the stream by itself
+        with contextlib.suppress(Refusal):  # the loss of the device process, which ends the stream anyway
             while self._channel.link.paused or self._queue.full:
                 await self._channel.link.drain()
                 await self._queue.room()

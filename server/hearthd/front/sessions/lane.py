@@ -1,8 +1,9 @@
-"""The front's copy of a lane: responses that the client gets there, and responses that it has yet to get.
+"""The front's mirror of a lane: the responses that the client got there, and those that it has still to get.
 
-The client counts the results and events that come to it, and resumes by that count. So what did not go over the lane
-(the device process had not taken it over yet, or has lost it; an event of the front's own) is numbered behind all that
-did, and ends the lane: the client comes back for it.
+The client counts the results and events that it receives, and resumes by that count. Some responses do not go over the
+lane: the device process had not taken the lane over yet, or has lost it, or the front itself made the event. Such a
+response is numbered after all responses that went over the lane, and ends the lane, so that the client attaches again
+and receives it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from hearthd.front.sessions.resume_buffer import ResumeBuffer
 log = structlog.get_logger("hearthd.lanes")
 
 _AHEAD = 1 << 16
-"""Responses by which a client's acknowledgement may be ahead of the front's copies, which it can overtake."""
+"""Number of responses by which a client's acknowledgement may be ahead of the front's copies, which it can overtake."""
 
 
 class LaneMirror:
-    """The lane of one channel, from when it is handed over until its client attaches again."""
+    """The lane of one channel, from its handover to the device process until its client attaches again."""
 
     def __init__(self, link: Link, number: int, batches: InFlightBatches, replies: ResumeBuffer) -> None:
         self._link = link
@@ -37,10 +38,10 @@ class LaneMirror:
         self._said = 0
         self.ending = False
         """True once the device process has been asked to close the lane."""
-        self._heard = replies.number  # of the last response that went out on the Execute stream
+        self._heard = replies.number  # the last response that was sent on the Execute stream
 
     def on_response(self, payload: bytes, copied: bool) -> None:
-        """`copied`: it has gone over the lane."""
+        """Keeps a response of the device process. `copied` is True if the response was sent over the lane."""
         if not copied:
             self.put_aside(payload)
             return
@@ -49,17 +50,19 @@ class LaneMirror:
             self._release()
 
     def on_ack(self, copied: bool) -> None:
-        """The client waits for one that did not come to it."""
+        """Ends the lane if the acknowledgement was not sent over it (`copied` is False), because the client waits for
+        it."""
         if not copied:
             self.end()
 
     def put_aside(self, payload: bytes) -> None:
-        """Puts a response aside for the client, which gets it with its next attach, which follows now."""
+        """Keeps a response that the client gets with its next Attach, and ends the lane so that the client attaches
+        soon."""
         self._replies.put_aside(payload)
         self.end()
 
     def came(self, responses: int) -> None:
-        """Notes the number of responses that have come to the client. Raises `INVALID_ARGUMENT` for an impossible
+        """Notes the number of responses that the client has acknowledged. Raises `INVALID_ARGUMENT` for an impossible
         number."""
         if responses > self._replies.number + _AHEAD:
             self._replies.release(responses)
@@ -70,20 +73,20 @@ class LaneMirror:
         self._replies.release(min(self._said, self._replies.number))
 
     def unsent(self) -> list[bytes]:
-        """Returns the responses that have not gone out on the Execute stream."""
+        """Returns the responses that were not sent on the Execute stream."""
         return list(islice(self._replies, max(0, self._heard - self._replies.received), None))
 
-    # ---- its end ----
+    # ---- end ----
 
     def end(self) -> None:
-        """Has the device process close it, and does not wait for that."""
+        """Asks the device process to close the lane. Does not wait until it is closed."""
         if not self.ending:
             self.ending = True
             self._link.send(Kind.LANE_END, b"{}", channel=self._number)
 
     async def ended(self) -> bool:
-        """Returns when it is closed and all copies have come, or the device process is lost; whether a batch has come
-        over it."""
+        """Returns when the lane is closed and all copies have arrived, or when the device process is lost. The result
+        is True if a batch arrived over the lane."""
         self.ending = True
         try:
             last = await self._link.end_lane(self._number)
@@ -94,24 +97,26 @@ class LaneMirror:
 
 
 class UnusedLanes:
-    """Lanes that ended before their clients used them: each is counted, and the log has a line for all of some time.
+    """Lanes that ended before their clients used them. Each is counted, and at most one line is logged each `EVERY_S`
+    seconds.
 
-    A few are clients that ended just then. Many say that the front or a device process does not answer within the
-    second that clients wait for a lane.
+    A small number of them is normal: clients that ended at that moment. A large number shows that the front or a device
+    process does not answer within the second that clients wait for a lane.
     """
 
     EVERY_S = 10.0
-    """Seconds from one line to the next."""
+    """Minimum interval between log lines, in seconds."""
 
     def __init__(self, count: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """`count` is called for each."""
+        """Creates the counter. `count` is called for each unused lane."""
         self._count = count
         self._clock = clock
         self._told = float("-inf")
         self._untold = 0
 
     def add(self, session: str, why: str) -> None:
-        """Counts a lane; `why`: the device process's objection to its client, empty if the client has hung up."""
+        """Counts an unused lane. `why` is the device process's objection to its client; empty if the client closed the
+        connection."""
         self._count()
         self._untold += 1
         now = self._clock()

@@ -1,8 +1,8 @@
-"""Published buffers: their names, grants and attachments. Pure: no I/O, and nothing of the memory itself.
+"""Published buffers: their names, grants and attachments. This module is pure: it does no I/O and touches no memory.
 
-A publication lives as long as its name or an attachment. It lies in the process that published it (`home`); if that one
-frees the memory before others do, one of them bears it: memory counts once, with a process that has it. Processes are
-distinguished by identity.
+A publication lives as long as its name or an attachment exists. Its memory is in the process that published it
+(`home`). If that process frees the memory before other processes do, another one of them becomes its bearer, so that
+the memory is counted once, with a process that has it mapped. Processes are distinguished by identity.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MAX_NAME = 200
 MAX_GRANTS = 256
 MAX_DESCRIPTION = 4096
 MAX_PUBLICATIONS = 1024
-"""Names of one tenant on one device."""
+"""Maximum number of names of one tenant on one device."""
 
 Process = Any
-"""Whatever stands for a device process: it is compared by identity, and nothing else."""
+"""An object that stands for a device process. It is only compared by identity."""
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class BufferAttachment:
 
 @dataclass(eq=False)
 class Publication:
-    """A buffer under its name, and afterwards until its last attachment ends."""
+    """A published buffer. It exists while it is named, and afterwards until its last attachment ends."""
 
     number: int
     tenant: str
@@ -46,13 +46,13 @@ class Publication:
     description: bytes
     home: Process
     channel: Any
-    """The publisher's way into `home`."""
+    """The publisher's channel in `home`."""
     size: int = 0
     confirmed: bool = False
-    """The process has published it; until then the name is only reserved."""
+    """True once the process has published the buffer. Until then the name is only reserved."""
     named: bool = True
     bearer: Process = None
-    """The process that the memory counts with."""
+    """The process with which the memory is counted."""
     attachments: dict[int, BufferAttachment] = field(default_factory=dict)
 
     @property
@@ -61,11 +61,11 @@ class Publication:
 
     @property
     def sessions(self) -> int:
-        """The number of sessions that have it attached."""
+        """Number of sessions that have attached the buffer."""
         return len({attachment.session for attachment in self.attachments.values()})
 
     def sessions_of(self, session: str) -> int:
-        """1 where the session has it attached, else 0."""
+        """Returns 1 if the session has attached the buffer, else 0."""
         return int(any(attachment.session == session for attachment in self.attachments.values()))
 
     def made_as(self, channel: Any, grants: Sequence[str], description: bytes) -> bool:
@@ -82,7 +82,7 @@ class Publication:
 
 
 class PublicationRegistry:
-    """All publications of a node."""
+    """The publications of a node."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[str, int, str], Publication] = {}
@@ -106,7 +106,7 @@ class PublicationRegistry:
         description: bytes = b"",
         most: int = MAX_PUBLICATIONS,
     ) -> Publication:
-        """Takes the name. Raises NAME_IN_USE, QUOTA_EXCEEDED, INVALID_ARGUMENT."""
+        """Reserves the name for a new publication. Raises NAME_IN_USE, QUOTA_EXCEEDED or INVALID_ARGUMENT."""
         check_name(name, "a published buffer")
         for grant in grants:
             check_name(grant, "a tenant")
@@ -145,39 +145,42 @@ class PublicationRegistry:
         return self._names.get((tenant, device, name))
 
     def confirm(self, publication: Publication, size: int) -> None:
-        """Marks a publication as published; if its name has ended meanwhile, it is not found all the same."""
+        """Marks a publication as published. If its name has ended in the meantime, `find` still does not return it."""
         publication.size = size
         publication.confirmed = True
 
     def find(self, caller: str, tenant: str, device: int, name: str) -> Publication:
-        """Returns the tenant's publication of this name, for a session of `caller`. Raises NOT_PUBLISHED, in the same
-        words whether there is none or the caller may not know of it."""
+        """Returns the tenant's publication of this name, for a session of `caller`. Raises NOT_PUBLISHED, with the same
+        message if there is no such publication and if the caller may not know of it."""
         publication = self._names.get((tenant, device, name))
         if publication is None or not publication.confirmed or not publication.open_to(caller):
             raise not_published(tenant, device, name)
         return publication
 
     def visible(self, caller: str, device: int) -> list[Publication]:
-        """Returns the publications that a session of `caller` may attach, by tenant and name."""
+        """Returns the publications that a session of `caller` may attach: the caller's own first, then by tenant and
+        name."""
         found = (one for one in self._names.values() if one.confirmed and one.device == device and one.open_to(caller))
         return sorted(found, key=lambda one: (one.tenant != caller, one.tenant, one.name))
 
     def end(self, publication: Publication) -> None:
-        """The name is free again; what is attached stays."""
+        """Releases the name. Existing attachments stay."""
         if publication.named:
             publication.named = False
             del self._names[publication.tenant, publication.device, publication.name]
         self._settle(publication)
 
     def attach(self, publication: Publication, session: str, process: Process) -> BufferAttachment:
-        """Counts from now on, before there is memory behind it: it cannot go away in between."""
+        """Adds an attachment. It counts at once, before the process has mapped the memory, so that the memory cannot be
+        freed in between."""
         attachment = BufferAttachment(next(self._numbers), session, process)
         publication.attachments[attachment.number] = attachment
         self._attachments[attachment.number] = publication
         return attachment
 
     def detach(self, number: int, process: Process) -> Publication | None:
-        """The attached buffer is gone, or was never made; the publication where it had one in that process."""
+        """Removes an attachment that has ended or was never made. Returns its publication; None if `process` has no
+        such attachment."""
         publication = self._attachments.get(number)
         if publication is None or publication.attachments[number].process is not process:
             return None
@@ -186,7 +189,8 @@ class PublicationRegistry:
         return publication
 
     def ended(self, numbers: Iterable[int], process: Process) -> list[Publication]:
-        """The process says that the publishers of these have gone; those that it had published."""
+        """Ends the publications with these numbers whose home is `process`, because their publishers have gone. Returns
+        them."""
         found = [self._publications.get(number) for number in numbers]
         ended = [one for one in found if one is not None and one.home is process]
         for publication in ended:
@@ -194,7 +198,8 @@ class PublicationRegistry:
         return ended
 
     def left(self, number: int, process: Process) -> Publication | None:
-        """The process has nothing of it any more; the publication where another bears it from now on."""
+        """Notes that the process no longer maps the memory of a publication. Returns the publication if another process
+        bears it from now on, else None."""
         publication = self._publications.get(number)
         if publication is None or publication.bearer is not process:
             return None
@@ -203,7 +208,8 @@ class PublicationRegistry:
         return publication if publication.bearer is not None else None
 
     def lost(self, process: Process) -> list[Publication]:
-        """The process has ended: its names, its attachments. Those that others bear from now on."""
+        """Ends the names and attachments of a process that has ended. Returns the publications that other processes
+        bear from now on."""
         for publication in self:
             for number in [one.number for one in publication.attachments.values() if one.process is process]:
                 self.detach(number, process)

@@ -1,7 +1,8 @@
-"""Traces that clients have ended lately, kept for a while for viewers of the status page.
+"""Traces that clients have ended recently, kept for a time for viewers of the status page.
 
-A device process hands over each trace that it reports (`Kind.TRACED`): packed, with what a list of them shows. They
-outlive the process and the session. What is kept is bounded by tenant and in all, and goes after an hour.
+A device process hands over each trace that it reports (`Kind.TRACED`), packed, with the fields that a list of traces
+shows. Traces outlive the process and the session. Their number and size are bounded for each tenant and in total, and a
+trace is dropped after an hour.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class RecentTrace:
     """A trace that a client has ended."""
 
     id: str
-    """Cannot be guessed."""
+    """A random id, which cannot be guessed."""
     device: int
     session: str
     tenant: str
@@ -44,16 +45,16 @@ class RecentTrace:
     packed: bytes
     """A TraceResult, compressed with zlib."""
     since: float
-    """The time at which it came, by a monotonic clock."""
+    """The monotonic time at which the trace arrived."""
 
     def entry(self) -> dict[str, Any]:
-        """Returns its entry in JSON."""
+        """Returns the fields of the trace that a list shows, for JSON."""
         names = ("id", "device", "session", "tenant", "events", "started_unix", "seconds")
         return {name: getattr(self, name) for name in names}
 
 
 class RecentTraces:
-    """The recent traces of all devices. `session` finds a session by its id, also one that has ended lately."""
+    """The recent traces of all devices. `session` finds a session by its id, also a session that ended recently."""
 
     def __init__(self, session: Callable[[str], Session | None], clock: Callable[[], float] = time.monotonic) -> None:
         self._session = session
@@ -65,7 +66,7 @@ class RecentTraces:
         return len(self._traces)
 
     async def watch(self, link: Link) -> None:
-        """Takes what a device process hands over."""
+        """Registers for the traces that a device process hands over."""
         link.listen(Kind.TRACED, partial(self._traced, link))
 
     def _traced(self, link: Link, frame: Frame) -> None:
@@ -90,7 +91,8 @@ class RecentTraces:
         )
 
     def add(self, trace: RecentTrace) -> None:
-        """Adds a trace. Older ones of its tenant make room first, then the oldest of the tenant with the most."""
+        """Adds a trace. To make room, drops the oldest traces of the same tenant, then the oldest of the tenant with
+        the most bytes."""
         if len(trace.packed) > TENANT_BYTES:
             return
         self._traces[trace.id] = trace
@@ -114,13 +116,13 @@ class RecentTraces:
             self._traces.popitem(last=False)
 
     def seen_by(self, viewer: Tenant) -> list[dict[str, Any]]:
-        """Returns the traces that exist for a viewer, newest first."""
+        """Returns the traces that a viewer may see, newest first."""
         self._expire()
         return [each.entry() for each in reversed(self._traces.values()) if _sees(viewer, each)]
 
     def find(self, ident: str, viewer: Tenant) -> RecentTrace | None:
-        """Returns a trace; None: there is none for this viewer. The content of another tenant's trace is for
-        operators."""
+        """Returns a trace; None if there is none that this viewer may read. Only operators may read another tenant's
+        trace."""
         self._expire()
         trace = self._traces.get(ident)
         if trace is None or not _sees(viewer, trace):
@@ -129,7 +131,8 @@ class RecentTraces:
 
 
 def _count(body: object, name: str) -> int:
-    """Raises ValueError: a device process whose frames cannot be read is given up."""
+    """Returns an integer field of a trace. Raises ValueError if it is invalid; a device process whose frames cannot be
+    read is ended."""
     value = body.get(name) if isinstance(body, dict) else None
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"{name} of a trace is {value!r}")

@@ -1,4 +1,4 @@
-"""Results and events of a resumable attachment that its client does not have, as far as it has said."""
+"""Results and events of a resumable attachment that its client has not acknowledged."""
 
 from __future__ import annotations
 
@@ -9,39 +9,40 @@ from itertools import islice
 from hearth_proto.reasons import Reason, Refusal
 
 _TIMES_MOST = 16
-_MANY = 1 << 16
-"""A multiple of `most` and a number of responses; beyond both, even small ones overrun the buffer: over a lane nothing
-holds their client back."""
+MANY = 1 << 16
+"""A multiple of `most`, and a number of responses. Above both, even small responses overrun the buffer, because over a
+lane nothing stops their client from sending."""
 
 
 class ResumeBuffer:
     """Responses that a client has not acknowledged, numbered from 1, kept in order until `Received.responses` covers
     them.
 
-    `most` and `most_bytes` are where no more work is taken; beyond `hard` bytes, or many times `most`, all is given up,
-    for then the client has sent work without ever reading.
+    At `most` responses or `most_bytes` bytes no further work is taken. Above `hard` bytes, or above `many` responses
+    and a multiple of `most`, all responses are dropped, because the client has then sent work without ever reading.
     """
 
-    def __init__(self, most_bytes: int, most: int, hard: int) -> None:
+    def __init__(self, most_bytes: int, most: int, hard: int, many: int = MANY) -> None:
         self.received = 0
-        """Responses that have come to the client."""
+        """Number of responses that the client has acknowledged."""
         self.bytes = 0
         self.overrun: Refusal | None = None
-        """Set once they were given up: the attachment cannot be resumed."""
+        """Set once the responses were dropped. The attachment can then not be resumed."""
         self._kept: deque[bytes] = deque()
         self._aside: deque[bytes] = deque()
         self._most_bytes = most_bytes
         self._most = most
         self._hard = hard
+        self._most_hard = max(_TIMES_MOST * most, many)
 
     @property
     def number(self) -> int:
-        """The number of the last response."""
+        """Number of the last response that has a number."""
         return self.received + len(self._kept)
 
     @property
     def made(self) -> int:
-        """The number of responses so far, those put aside included."""
+        """Number of responses so far, including those put aside."""
         return self.number + len(self._aside)
 
     @property
@@ -59,11 +60,12 @@ class ResumeBuffer:
         self._take(self._kept, payload)
 
     def put_aside(self, payload: bytes) -> None:
-        """Adds a response without a number: until `join`, others that the client may have come before it."""
+        """Adds a response without a number. Until `join`, other responses that the client may already have get numbers
+        before it."""
         self._take(self._aside, payload)
 
     def join(self) -> None:
-        """Numbers the responses that were put aside behind the others."""
+        """Numbers the responses that were put aside, after all others."""
         self._kept.extend(self._aside)
         self._aside.clear()
 
@@ -73,7 +75,7 @@ class ResumeBuffer:
         into.append(payload)
         self.bytes += len(payload)
         number = len(self._kept) + len(self._aside)
-        if self.bytes > self._hard or number > max(_TIMES_MOST * self._most, _MANY):
+        if self.bytes > self._hard or number > self._most_hard:
             self.overrun = Refusal(
                 Reason.QUEUE_FULL,
                 f"{number} results and events ({self.bytes} bytes) wait for the client to say that they came; the most "
@@ -87,10 +89,12 @@ class ResumeBuffer:
             self.bytes = 0
 
     def release(self, received: int, *, lossy: bool = False) -> None:
-        """Drops the first `received` responses, which have come to the client. Raises `INVALID_ARGUMENT` for an
+        """Drops the responses up to number `received`, which have reached the client. Raises `INVALID_ARGUMENT` for an
         impossible number.
 
-        `lossy`: more may have come to it than are known here, all before those that were put aside."""
+        With `lossy` the client may have received more responses than are known here, all before those that were put
+        aside.
+        """
         if self.overrun is not None:
             raise self.overrun
         if lossy and received > self.number:
@@ -109,5 +113,5 @@ class ResumeBuffer:
         self.received = received
 
     def __iter__(self) -> Iterator[bytes]:
-        """Iterates over the responses that have not come, oldest first."""
+        """Iterates over the responses that were not acknowledged, oldest first."""
         return islice(self._kept, len(self._kept))

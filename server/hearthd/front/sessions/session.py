@@ -13,7 +13,7 @@ from hearthd.front.tenancy.tenants import ANYBODY, EVERYONE, Caller, Tenant
 
 
 class SessionEnd(enum.StrEnum):
-    """Causes of a session's end: a label of metrics."""
+    """Causes of a session's end. The values are labels of metrics."""
 
     CLIENT = "client"
     LEASE = "lease"
@@ -24,7 +24,7 @@ class SessionEnd(enum.StrEnum):
 
 @dataclass(eq=False)
 class Session:
-    """A client's session. It lives while it is in use, and a lease beyond."""
+    """A client's session. It expires one lease after its last use."""
 
     id: str
     client_name: str
@@ -35,30 +35,30 @@ class Session:
     key: bytes
     tenant: Tenant = EVERYONE
     caller: Caller = ANYBODY
-    """The caller that opened it."""
+    """The caller that opened the session."""
     until: float = float("inf")
-    """The time at which the credential that opened it expires, and the session with it."""
+    """Monotonic time at which the credential that opened the session expires. The session expires with it."""
     dedicated: bool = False
-    """True if it has separate device processes, which no other session shares."""
+    """True if the session has separate device processes, which no other session shares."""
     launch_timeout: float = 0.0
-    """Seconds, for launches without a limit of their own; 0: the daemon's default."""
+    """Time limit, in seconds, for launches without a limit of their own. 0: the daemon's default."""
     queue: CommandQueue = field(default_factory=CommandQueue)
-    """The tenant's."""
+    """The queue of the session's tenant, shared by all sessions of that tenant."""
     channels: dict[int, Channel] = field(default_factory=dict)
-    """Channel in the device process that serves it now, by ordinal."""
+    """The channel in the device process that serves the session now, by device ordinal."""
     ended: dict[int, Channel] = field(default_factory=dict)
-    """Last channel in a device process that was lost, by ordinal: it holds what a client that comes back has still to
-    receive."""
+    """The last channel in a device process that was lost, by device ordinal. It holds the responses that a client that
+    resumes has still to receive."""
     device_ns: int = 0
-    """Device time used so far, on all devices."""
+    """Device time used so far on all devices, in nanoseconds."""
     connections: int = 0
-    """Execute streams and calls under way."""
+    """Number of Execute streams and calls under way."""
     closing: bool = False
     ended_by: SessionEnd | None = None
-    """The cause of its end; None: it is open."""
+    """The cause of the session's end. None: the session is open."""
 
     def opening(self, device_memory: int = 0) -> dict[str, Any]:
-        """Returns the payload of OPEN, for a device process; `device_memory`: the bytes that the device has."""
+        """Returns the payload of OPEN for a device process. `device_memory` is the device's memory in bytes."""
         tenant, quotas = self.tenant, self.tenant.quotas
         restricted = {} if tenant.rights >= rights.OF_COMMANDS else {"rights": sorted(tenant.rights)}
         return {
@@ -77,10 +77,11 @@ class Session:
 
     @property
     def end(self) -> SessionEnd:
-        """The cause that its expiry is booked to."""
+        """The cause to record if the session expires now."""
         return SessionEnd.CREDENTIAL if self.deadline == self.until else SessionEnd.LEASE
 
     @property
     def deadline(self) -> float:
-        """The time at which it expires; while it is in use, only with the credential that opened it."""
+        """Monotonic time at which the session expires. A session in use expires only with the credential that opened
+        it."""
         return self.until if self.connections else min(self.until, self.touched + self.lease)

@@ -1,4 +1,5 @@
-"""Sessions and their leases. Times are those of the clock that is passed in; nothing here waits but `close`."""
+"""The table of sessions and their leases. Times are those of the `clock` that is passed in. Only `close` and
+`close_all` wait."""
 
 from __future__ import annotations
 
@@ -22,14 +23,15 @@ from hearthd.front.tenancy.tenants import ANYBODY, Caller
 log = structlog.get_logger("hearthd.sessions")
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds that a device process may take to free a session's memory before the close is answered without that: less
-than clients wait for an answer (10 s), and more than an unshared process lasts with endless work."""
+"""Maximum time, in seconds, for a device process to free a session's memory. Afterwards the close is answered without
+waiting for the memory. This is less than the 10 s that clients wait for an answer, and more than an unshared process
+runs on with endless work."""
 _REMEMBERED = 1024
-"""Number of remembered sessions that were taken from their clients, and whose clients may not know it."""
+"""Number of remembered sessions that the daemon closed by itself, and whose clients may not know it."""
 
 
 class SessionTable:
-    """All sessions of the daemon."""
+    """The table of all sessions of the daemon."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class SessionTable:
         clock: Callable[[], float] = time.monotonic,
         on_close: Callable[[str], None] = lambda session_id: None,
         on_closed: Callable[[Session], None] = lambda session: None,
+        accounts: TenantAccounts | None = None,
     ) -> None:
         self.lease = lease
         self.limit = limit
@@ -45,18 +48,18 @@ class SessionTable:
         self._on_close = on_close
         self._on_closed = on_closed
         self._sessions: dict[bytes, Session] = {}
-        self._revoked: dict[bytes, tuple[str, str, str]] = {}  # lately, oldest first
+        self._revoked: dict[bytes, tuple[str, str, str]] = {}  # recently closed, oldest first
         self._closing: set[asyncio.Task[list[int]]] = set()
-        self.accounts = TenantAccounts()
+        self.accounts = accounts if accounts is not None else TenantAccounts()
         self.audit = Audit()
         self.on_shown: Callable[[Caller | None], None] = lambda caller: None
-        """Called with the caller that the running call's session token stands for; None: no live session."""
+        """Called with the caller that opened the session whose token the running call shows. None: no live session."""
         self.check_use: Callable[[Session], None] = lambda session: None
-        """Raises `UNAUTHENTICATED` where the call under way may not use the session; see `auth.session_binding`."""
+        """Raises `UNAUTHENTICATED` if the running call may not use the session; see `auth.session_binding`."""
         self.draining = False
         self.drain_left: Callable[[], float] = lambda: 0.0
         self.overloaded: Callable[[], str] = lambda: ""
-        """Why new sessions are refused; empty while they are not."""
+        """Returns the reason why new sessions are refused. Empty: they are not refused."""
         self.emptied = asyncio.Event()
         self.emptied.set()
 
@@ -65,7 +68,7 @@ class SessionTable:
 
     @property
     def refuses_new(self) -> bool:
-        """True if no new session is taken: the daemon drains, or is overloaded."""
+        """True if no new session is accepted, because the daemon drains or is overloaded."""
         return self.draining or bool(self.overloaded())
 
     def __iter__(self) -> Iterator[Session]:
@@ -80,7 +83,7 @@ class SessionTable:
         dedicated: bool = False,
         launch_timeout: float = 0.0,
     ) -> tuple[Session, str]:
-        """A new session and its token. Raises `DRAINING`, `SESSION_LIMIT` and `QUOTA_EXCEEDED`."""
+        """Opens a session and returns it with its token. Raises `DRAINING`, `SESSION_LIMIT` or `QUOTA_EXCEEDED`."""
         if self.draining:
             raise Refusal(
                 Reason.DRAINING,
@@ -123,16 +126,17 @@ class SessionTable:
         return session, token
 
     def find(self, token: str) -> Session:
-        """The session of a token, its lease renewed, for the call under way. Raises `SESSION_EXPIRED`, and
-        `UNAUTHENTICATED` where it is bound to another credential than the call shows."""
+        """Returns the session of a token for the running call, and renews its lease. Raises `SESSION_EXPIRED`, or
+        `UNAUTHENTICATED` if the session is bound to another credential than the call shows."""
         session = self.owner(token)
         self.check_use(session)
         return session
 
     def owner(self, token: str) -> Session:
-        """Finds a session by its token alone, whatever credential the call shows.
+        """Returns the session of a token and renews its lease, whatever credential the call shows. Raises
+        `SESSION_EXPIRED`.
 
-        The table is keyed by a hash of the token, so that the time of a look-up tells nothing about live tokens.
+        The table is keyed by a hash of the token, so that the time of a look-up reveals nothing about live tokens.
         """
         key = _key(token)
         session = self._sessions.get(key)
@@ -149,7 +153,7 @@ class SessionTable:
 
     @contextmanager
     def using(self, session: Session) -> Iterator[None]:
-        """Keeps the session from expiring."""
+        """Keeps the session from expiring while the context is entered."""
         session.connections += 1
         try:
             yield
@@ -158,7 +162,7 @@ class SessionTable:
             session.touched = self._clock()
 
     def lease_left(self, session: Session) -> float:
-        """Seconds; the whole lease while the session is in use."""
+        """Returns the remaining lease in seconds; the whole lease while the session is in use."""
         return session.lease if session.connections else max(0.0, session.deadline - self._clock())
 
     def expired(self) -> list[Session]:
@@ -167,7 +171,7 @@ class SessionTable:
         return [session for session in self if session.deadline <= now and not session.closing]
 
     def renew(self, session: Session, caller: Caller) -> None:
-        """Gives the session its caller's present state: the same tenant, with other rights, quotas or dates."""
+        """Applies the caller's present state to the session: the same tenant, with other rights, quotas or dates."""
         session.caller, session.tenant = caller, caller.tenant
         session.until = self._until(caller)
 
@@ -183,11 +187,11 @@ class SessionTable:
         *,
         cause: SessionEnd = SessionEnd.CLIENT,
     ) -> list[int]:
-        """Ends a session and waits, within bounds, until the devices have freed its memory. Returns the ordinals of
-        devices that have not, as a kernel of it still runs. `why` is for people, `cause` for metrics. `revoked`: the
-        session was taken from its client, whose later calls are refused with this advice.
+        """Ends a session and waits, at most `patience` seconds, until the devices have freed its memory.
 
-        The close completes even if its caller stops waiting.
+        Returns the ordinals of the devices that have not freed it, because a kernel of the session still runs there.
+        `why` is for people, `cause` for metrics. `revoked` is set if the daemon took the session from its client: later
+        calls of the client are refused with this advice. The close completes even if its caller stops waiting.
         """
         if session.closing:
             return []
@@ -210,7 +214,7 @@ class SessionTable:
         task = asyncio.create_task(self._closed(session, why, patience, closes), name=f"close-{session.id}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-        return await asyncio.shield(task)  # a client waits for the answer only so long
+        return await asyncio.shield(task)  # a client waits a limited time for the answer
 
     async def _closed(
         self, session: Session, why: str, patience: float, closes: dict[asyncio.Task[None], int]
@@ -228,7 +232,7 @@ class SessionTable:
         return running
 
     async def close_all(self, why: str, patience: float) -> None:
-        """Ends all of them, side by side: the daemon stops."""
+        """Ends all sessions concurrently, because the daemon stops."""
         await asyncio.gather(*(self.close(session, why, patience, cause=SessionEnd.STOP) for session in self))
 
 
@@ -239,7 +243,8 @@ def _ended(session: str, why: str, fix: str) -> Refusal:
 
 
 def negotiate(minimum: int, maximum: int) -> int:
-    """The newest protocol version that both sides speak; 0 and 0 (a plain gRPC tool) stand for the daemon's own."""
+    """Returns the newest protocol version that both sides support. 0 and 0 (a plain gRPC tool) select the daemon's
+    newest."""
     if not minimum and not maximum:
         return PROTOCOL_MAX
     chosen = min(maximum, PROTOCOL_MAX)

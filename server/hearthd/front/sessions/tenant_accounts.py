@@ -1,6 +1,7 @@
-"""Use and quotas of each tenant: sessions, queued work, time of devices.
+"""Usage and quotas of each tenant: sessions, queued work and device time.
 
-Device, pinned and durable bytes are counted where they are allocated; here is what the front alone can see.
+Device, pinned and durable bytes are counted by the processes that allocate them. This module counts what only the front
+can see.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.quotas")
 
-_REMEMBERED = 1024
-"""Sessions that have ended and whose last time may still be reported: as many as may end at once by default."""
+REMEMBERED = 1024
+"""Number of ended sessions that are remembered because their last device time may still be reported: as many as may end
+at once by default."""
 
 
 SESSIONS_SHARE = "sessions_share"
-"""The name of the tenant's share of `sessions.max` among its quotas."""
+"""Name, among the quotas, of the tenant's share of `sessions.max`."""
 
 
 class TenantAccount:
@@ -39,28 +41,28 @@ class TenantAccount:
         self.tenant = tenant
         self.queue = CommandQueue(tenant.quotas.queued_commands, tenant.quotas.queued_bytes)
         self.device_ns = 0
-        """Time of all devices together, since the daemon started."""
+        """Device time on all devices together since the daemon started, in nanoseconds."""
         self.sessions: dict[str, Session] = {}
         """Open sessions, by id."""
         self.opened = 0
         self.closed: collections.Counter[str] = collections.Counter()
-        """Sessions that have ended, by what ended them."""
+        """Number of ended sessions, by the cause of their end."""
         self.refused: collections.Counter[str] = collections.Counter()
-        """Sessions and calls that a quota refused, by its name."""
+        """Number of sessions and calls that a quota refused, by the name of the quota."""
 
     @property
     def exhausted(self) -> bool:
-        """True if its time of devices is used up."""
+        """True if the tenant has used up its quota of device time."""
         allowed = self.tenant.quotas.gpu_seconds
         return bool(allowed) and self.device_ns >= allowed * 1e9
 
     def change(self, tenant: Tenant) -> None:
-        """The tenant has other quotas from now on. Nothing is taken away that goes beyond them."""
+        """Applies other quotas to the tenant. Usage that exceeds the new quotas is not taken away."""
         self.tenant = tenant
         self.queue.bound(tenant.quotas.queued_commands, tenant.quotas.queued_bytes)
 
     def check_time(self) -> None:
-        """Raises `QUOTA_EXCEEDED` where its time of devices is used up."""
+        """Raises `QUOTA_EXCEEDED` if the tenant has used up its quota of device time."""
         if self.exhausted:
             self.refused["gpu_seconds"] += 1
             raise self.out_of_time()
@@ -76,7 +78,7 @@ class TenantAccount:
         )
 
     def check_sessions(self) -> None:
-        """Raises `QUOTA_EXCEEDED` where it may open no further session."""
+        """Raises `QUOTA_EXCEEDED` if the tenant may open no further session."""
         allowed = self.tenant.quotas.sessions
         if allowed and len(self.sessions) >= allowed:
             self.refused["sessions"] += 1
@@ -90,15 +92,17 @@ class TenantAccount:
 
 
 class TenantAccounts:
-    """All tenants that have had a session."""
+    """The accounts of all tenants that have had a session."""
 
     weights: Mapping[str, float] = MappingProxyType({})
-    """The weights of all configured tenants, by name: their shares of the daemon's resources."""
+    """The weights of all configured tenants, by name. They determine the tenants' shares of the daemon's resources."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, remembered: int = REMEMBERED) -> None:
+        """`remembered`: sessions that have ended and whose last time may still be reported."""
+        self._remembered = remembered
         self._accounts: dict[str, TenantAccount] = {}
         self._open: dict[str, Session] = {}
-        self._ended: dict[str, Session] = {}  # lately, oldest first
+        self._ended: dict[str, Session] = {}  # recently ended, oldest first
         self._told = LogThrottle()
         self.on_exhausted: Callable[[TenantAccount], None] = end_streams
 
@@ -112,8 +116,8 @@ class TenantAccounts:
         return account
 
     def change(self, tenants: Mapping[str, Tenant]) -> None:
-        """The configuration says something else of tenants, by name; those that it does not name keep their accounts,
-        which say what they used."""
+        """Applies a changed configuration of tenants, by name. Tenants that it does not name keep their accounts, which
+        record what they used."""
         self.weights = {name: tenant.weight for name, tenant in tenants.items()}
         for name, account in self._accounts.items():
             if name in tenants:
@@ -123,18 +127,19 @@ class TenantAccounts:
                     self._exhausted(account)
 
     def session(self, session_id: str) -> Session | None:
-        """Returns a session that is open, or ended lately."""
+        """Returns a session that is open or ended recently."""
         return self._open.get(session_id) or self._ended.get(session_id)
 
     def admit(self, tenant: Tenant) -> TenantAccount:
-        """The account on which a session may be opened. Raises `QUOTA_EXCEEDED`."""
+        """Returns the account on which a session may be opened. Raises `QUOTA_EXCEEDED`."""
         account = self.of(tenant)
         account.check_sessions()
         account.check_time()
         return account
 
     def check_share(self, account: TenantAccount, limit: int) -> None:
-        """Raises `SESSION_LIMIT` where the tenant has its share of all the daemon's sessions; see `shares`."""
+        """Raises `SESSION_LIMIT` if the tenant has used up its share of the daemon's sessions; see
+        `hearthd.front.tenancy.shares`."""
         tenant = account.tenant
         if not self.weights:
             return
@@ -166,11 +171,11 @@ class TenantAccounts:
         account.sessions.pop(session.id, None)
         if self._open.pop(session.id, None) is not None:
             self._ended[session.id] = session
-        if len(self._ended) > _REMEMBERED:
+        if len(self._ended) > self._remembered:
             del self._ended[next(iter(self._ended))]
 
     async def listen(self, link: Link) -> None:
-        """Counts what a device process reports (`Kind.METER`): how long each session has had the device."""
+        """Registers for the device time of each session that a device process reports (`Kind.METER`)."""
         link.listen(Kind.METER, self._on_meter)
 
     def _on_meter(self, frame: Frame) -> None:
@@ -178,7 +183,7 @@ class TenantAccounts:
             self.used(session, nanoseconds)
 
     def used(self, session_id: str, nanoseconds: int) -> None:
-        """A session has had a device for so long."""
+        """Adds device time that a session has used."""
         session = self.session(session_id)
         if session is None:
             log.warning("metered_unknown_session", session=session_id, seconds=nanoseconds / 1e9)
@@ -196,8 +201,8 @@ class TenantAccounts:
 
 
 def end_streams(account: TenantAccount) -> None:
-    """Ends the Execute streams of a tenant whose time is used up. What its sessions hold stays with them, and can be
-    read by single calls until they end."""
+    """Ends the Execute streams of a tenant whose device time is used up. Its sessions keep their objects, which can be
+    read by single calls until the sessions end."""
     refusal = account.out_of_time()
     for session in account.sessions.values():
         for channel in session.channels.values():

@@ -1,4 +1,5 @@
-"""The transfers of one channel, by number: those under way, those given up before their stream came, those complete."""
+"""The transfers of one channel, by number: those under way, those aborted before their stream arrived, and complete
+ones."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ from hearthd.front.sessions.transfers import Download, Transfer, TransferView, U
 
 _T = TypeVar("_T")
 _REMEMBERED = 1024
-"""Transfers that were given up before their stream came, which ends at once; and as many resumable uploads that are
-complete, whose answer may have been lost."""
+"""Number of remembered transfers that were aborted before their stream arrived; such a stream is ended at once. As many
+complete resumable uploads are remembered, because their answer may have been lost."""
 
 
 class TransferTable:
-    """The transfers of a channel. The RPC streams that carry them call `upload` and `download`, the link the rest."""
+    """The transfers of a channel. The RPC streams that carry transfers call `upload` and `download`; the link calls the
+    `on_...` methods."""
 
     def __init__(self, link: Link, number: int) -> None:
         self.link = link
@@ -28,29 +30,32 @@ class TransferTable:
         self.loss: Refusal | None = None
         self._flows: dict[int, Transfer] = {}
         self._aborted: OrderedDict[int, Refusal] = OrderedDict()
-        self._complete: OrderedDict[int, int] = OrderedDict()  # bytes
+        self._complete: OrderedDict[int, int] = OrderedDict()  # size in bytes
 
     def inspect(self) -> dict[int, TransferView]:
-        """Returns the state of the transfers under way, by their numbers."""
+        """Returns the state of each transfer under way, by its number."""
         return {transfer: flow.inspect() for transfer, flow in self._flows.items()}
 
-    # ---- for the streams ----
+    # ---- for the RPC streams ----
 
     def upload(self, transfer: int) -> Upload:
-        """A new upload. Raises what stands against it."""
+        """Registers a new upload and returns it. Raises if its number is in use, it was aborted or the channel is
+        lost."""
         flow = Upload(self, transfer)
         self._register(transfer, flow)
         return flow
 
     def download(self, transfer: int) -> Download:
-        """A new download. Raises what stands against it."""
+        """Registers a new download and returns it. Raises if its number is in use, it was aborted or the channel is
+        lost."""
         flow = Download(self, transfer)
         self._register(transfer, flow)
         flow.begin()
         return flow
 
     def resumable_upload(self, transfer: int, patience: float, size: int, offset: int) -> Upload | None:
-        """The upload of that number, new or begun, for a stream that takes it up; None where it is complete."""
+        """Returns the upload with this number for a stream that carries it, and registers it if it is new. None: it is
+        complete."""
         flow = self._flows.get(transfer)
         if isinstance(flow, Upload) and flow.resumable:
             return flow
@@ -62,7 +67,7 @@ class TransferTable:
         return flow
 
     def resumable_download(self, transfer: int, patience: float, offset: int) -> Download:
-        """The download of that number, new or begun, for a stream that takes it up."""
+        """Returns the download with this number for a stream that carries it, and registers it if it is new."""
         flow = self._flows.get(transfer)
         if isinstance(flow, Download) and flow.resumable:
             return flow
@@ -97,15 +102,15 @@ class TransferTable:
         self._flows[transfer] = flow
 
     def forget(self, transfer: int) -> None:
-        """Forgets a transfer that is over."""
+        """Removes a transfer that has ended."""
         self._flows.pop(transfer, None)
 
     def completed(self, transfer: int, size: int) -> None:
-        """Notes that all of a resumable upload is on its way; its client may not have been notified."""
+        """Notes that all of a resumable upload was passed on. Its client may not have received the answer."""
         _remember(self._complete, transfer, size)
 
     def status(self, transfer: int) -> tuple[bool, int, bool]:
-        """Returns the state of an upload: it is known, its bytes under way, and it is complete."""
+        """Returns the state of an upload: whether it is known, its bytes passed on, and whether it is complete."""
         if transfer in self._complete:
             return True, self._complete[transfer], True
         flow = self._flows.get(transfer)
@@ -118,11 +123,12 @@ class TransferTable:
         if flow is not None:
             flow.take_up()
             flow.close(why)
-        elif transfer not in self._complete and self.loss is None:  # the command that waits for it must not for ever
+        # The command that waits for the transfer must not wait forever.
+        elif transfer not in self._complete and self.loss is None:
             self.link.send(Kind.ABORT, why.to_status().SerializeToString(), channel=self.number, id=transfer)
 
     def came(self, transfer: int, size: int) -> None:
-        """Notes the bytes of a resumable download that have come to the client."""
+        """Notes that the first `size` bytes of a resumable download have reached the client."""
         flow = self._flows.get(transfer)
         if isinstance(flow, Download):
             flow.came(size)
@@ -156,7 +162,7 @@ class TransferTable:
         _remember(self._aborted, transfer, refusal)
 
     def end(self, refusal: Refusal) -> None:
-        """Ends all of them with `refusal`, and refuses others with it."""
+        """Ends all transfers with `refusal`, and refuses new ones with it."""
         self.loss = self.loss or refusal
         for transfer in list(self._flows):
             self._abort(transfer, refusal)

@@ -1,7 +1,7 @@
-"""Bulk bytes of one transfer, paced by credits: no more chunks are under way than the receiver asked for.
+"""Bulk data of one transfer, paced by credits: the sender sends no more chunks than the receiver has granted.
 
-A transfer is carried by a stream. A resumable one outlives its stream for as long as its `patience`, and the next
-stream takes it up; chunks of a download are kept until the client says that they came.
+A transfer is carried by an RPC stream. A resumable transfer outlives its stream by up to `patience` seconds, within
+which the next stream can continue it. The chunks of a resumable download are kept until the client acknowledges them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.sessions.link_interface import Link
 
 DOWNLOAD_CREDITS = 8
-"""Chunks that the device may send before the client has taken any."""
+"""Number of chunks that the device may send before the client has taken any."""
 KEPT_BYTES = 16 << 20
-"""Bytes of a resumable download that are kept for a stream that breaks: beyond, the device waits for the client's
-acknowledgement."""
+"""Bytes of a resumable download that are kept in case its stream breaks. Above this limit the device waits for the
+client's acknowledgement."""
 
 
 class TransferChannel(Protocol):
-    """The channel of a transfer, as far as the transfer uses it."""
+    """The part of a channel that a transfer uses."""
 
     @property
     def link(self) -> Link: ...
@@ -33,11 +33,11 @@ class TransferChannel(Protocol):
     def number(self) -> int: ...
 
     def forget(self, transfer: int) -> None:
-        """The transfer is over."""
+        """Removes a transfer that has ended."""
         ...
 
     def completed(self, transfer: int, size: int) -> None:
-        """Notes that all of a resumable upload is on its way; its client may not have been notified."""
+        """Notes that all of a resumable upload was passed on. Its client may not have received the answer."""
         ...
 
 
@@ -46,15 +46,16 @@ class TransferView:
     """State of a transfer, for tests and diagnostics."""
 
     parked: bool
-    """True while it waits for another stream."""
+    """True while the transfer waits for another stream."""
     handed_out: bool = False
-    """True if the streams of a download have been given a chunk."""
+    """True if a chunk of the download has been passed to a stream."""
     kept_from: int | None = None
-    """First byte of a resumable download that is kept because it may not have come to the client; None: nothing is."""
+    """Offset of the first byte of a resumable download that is kept because it may not have reached the client. None:
+    no byte is kept."""
 
 
 class Transfer:
-    """The common part of uploads and downloads: one waiter, one stream at a time, one end."""
+    """The common part of uploads and downloads: one waiting coroutine, one stream at a time, one end."""
 
     def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0) -> None:
         self._channel = channel
@@ -70,12 +71,12 @@ class Transfer:
 
     @property
     def resumable(self) -> bool:
-        """True if it outlives its stream."""
+        """True if the transfer outlives its stream."""
         return self._patience > 0
 
     @property
     def parked(self) -> bool:
-        """True while it waits for another stream."""
+        """True while the transfer waits for another stream."""
         return self._parked is not None
 
     def inspect(self) -> TransferView:
@@ -87,7 +88,7 @@ class Transfer:
         try:
             await waiter
         finally:
-            if self._waiter is waiter:  # else another stream's
+            if self._waiter is waiter:  # another stream may have set a new waiter
                 self._waiter = None
 
     def _wake(self) -> None:
@@ -95,15 +96,15 @@ class Transfer:
             self._waiter.set_result(None)
 
     def on_abort(self, refusal: Refusal) -> None:
-        """The other side gives the transfer up."""
+        """Notes that the device process aborts the transfer."""
         self._refusal = self._refusal or refusal
         if not self._refused.done():
             self._refused.set_result(None)
         self._wake()
 
     def take_up(self) -> int:
-        """Passes the transfer to another stream; the earlier one cannot pass anything on any more. Returns the stream's
-        number."""
+        """Assigns the transfer to a new stream and returns that stream's number. The earlier stream can no longer pass
+        anything on."""
         self._unpark()
         task, self._task = self._task, None
         if task is not None:
@@ -112,8 +113,8 @@ class Transfer:
         return self._stream
 
     async def carry(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does `work`, which waits for the client, until it is done, the device gives the transfer up or another stream
-        takes it up; raises what ended it."""
+        """Runs `work`, which exchanges data with the client, until it is done, the device aborts the transfer or
+        another stream takes the transfer over. Raises the cause if the work was not completed."""
         self._task = task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._refused}, return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +136,8 @@ class Transfer:
             await asyncio.gather(task, return_exceptions=True)
 
     def leave(self, stream: int, why: Refusal) -> None:
-        """The stream of this number has ended: the transfer waits for another, or is over."""
+        """Notes that the stream with this number has ended. The transfer then waits for another stream, or ends with
+        `why`."""
         if stream != self._stream:
             return
         if self.resumable and self._refusal is None and not self._complete:
@@ -144,7 +146,7 @@ class Transfer:
             self.close(why)
 
     def bar_resume(self, stream: int) -> None:
-        """The stream of this number broke the rules: no other can go on for it."""
+        """Makes the transfer not resumable, because the stream with this number violated the protocol."""
         if stream == self._stream:
             self._patience = 0.0
 
@@ -154,7 +156,7 @@ class Transfer:
         return self._done
 
     def close(self, why: Refusal) -> None:
-        """Ends the transfer; if it is not complete, the device process is notified, with `why`."""
+        """Ends the transfer. If it is not complete, sends `why` to the device process."""
         self._unpark()
         self._channel.forget(self._transfer)
         if not self._done and self._refusal is None:
@@ -177,17 +179,18 @@ class Transfer:
 
 
 class Upload(Transfer):
-    """Chunks towards the device. `size`: of all of it, where it is resumable."""
+    """A transfer of chunks to the device. `size`: total bytes, for resumable uploads."""
 
     def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0, size: int = 0) -> None:
         super().__init__(channel, transfer, patience)
         self.size = size
         self.passed = 0
-        """Bytes that are on their way to the device."""
+        """Number of bytes that were passed on to the device."""
         self._credits = UPLOAD_CREDITS
 
     def skip(self, offset: int) -> int:
-        """Returns the bytes of a stream from `offset` that were passed on before. Raises if bytes are missing."""
+        """Returns how many bytes of a stream that starts at `offset` were passed on before. Raises if bytes are
+        missing."""
         if offset > self.passed:
             raise self._no_such_offset(offset, 0, self.passed)
         return self.passed - offset
@@ -197,8 +200,8 @@ class Upload(Transfer):
         self._wake()
 
     async def send(self, payload: bytes, size: int) -> None:
-        """Passes one UploadRequest with `size` bytes of data on, when the device has room for it. Raises what ended the
-        transfer."""
+        """Passes one UploadRequest with `size` bytes of data on, after the device has granted a credit. Raises the
+        refusal that ended the transfer."""
         while not self._credits and self._refusal is None:
             await self._wait()
         if self._refusal is not None:
@@ -211,19 +214,21 @@ class Upload(Transfer):
             await link.drain()
 
     async def finish(self) -> None:
-        """Says that no more follows."""
+        """Tells the device process that the upload is complete, and waits until the link has room."""
         if self._refusal is not None:
             raise self._refusal
         if not self._done:
             self._channel.link.send(Kind.UPLOAD, channel=self._channel.number, id=self._transfer, flags=Flag.LAST)
             self._done = True
-            if self.resumable:  # at once: a stream that breaks here leaves a client that would send all of it again
+            # Noted before waiting: if the stream breaks here, the client must not send everything again.
+            if self.resumable:
                 self._channel.completed(self._transfer, self.passed)
         await self._channel.link.drain()
 
 
 class _Chunk(NamedTuple):
-    """A DownloadResponse, the `number`th. Where and how long its data is: for resumable downloads only."""
+    """The DownloadResponse with index `number`. `start` and `end`, the offsets of its data, are set for resumable
+    downloads only."""
 
     number: int
     payload: bytes
@@ -233,18 +238,18 @@ class _Chunk(NamedTuple):
 
 
 class Download(Transfer):
-    """Chunks from the device."""
+    """A transfer of chunks from the device."""
 
     def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0) -> None:
         super().__init__(channel, transfer, patience)
-        self._chunks: deque[_Chunk] = deque()  # to be written
-        self._kept: deque[_Chunk] = deque()  # handed out, and perhaps not come to the client
+        self._chunks: deque[_Chunk] = deque()  # chunks to be written to the stream
+        self._kept: deque[_Chunk] = deque()  # chunks passed to a stream that may not have reached the client
         self._kept_bytes = 0
-        self._arrived = 0  # chunks from the device
-        self._written = 0  # chunks that some stream has written, or the client has
+        self._arrived = 0  # number of chunks received from the device
+        self._written = 0  # number of chunks that a stream has written or the client has acknowledged
         self._granted = DOWNLOAD_CREDITS
         self._current: _Chunk | None = None
-        self._end = 0  # of the last byte that was handed out
+        self._end = 0  # offset behind the last byte that was passed to a stream
 
     def inspect(self) -> TransferView:
         return TransferView(self.parked, self._current is not None, self._kept[0].start if self._kept else None)
@@ -262,7 +267,8 @@ class Download(Transfer):
         self._wake()
 
     async def receive(self) -> tuple[bytes, bool]:
-        """The next DownloadResponse, and whether it is the last. Raises what ended the transfer."""
+        """Returns the next DownloadResponse, and True if it is the last one. Raises the refusal that ended the
+        transfer."""
         while not self._chunks:
             if self._refusal is not None:
                 raise self._refusal
@@ -275,13 +281,15 @@ class Download(Transfer):
         return chunk.payload, chunk.last
 
     def consumed(self) -> None:
-        """The chunk that was received has been written to the client: another may come."""
+        """Notes that the chunk that was received last has been written to the client, which allows the device to send
+        another."""
         if self._current is not None:
             self._written = max(self._written, self._current.number + 1)
             self._grant()
 
     def go_on(self, offset: int) -> None:
-        """A stream begins again, `offset` bytes have come. Raises where those behind them are not here."""
+        """Continues the download on a new stream from byte `offset`. Raises if the bytes from `offset` on are not kept
+        here."""
         lowest = self._kept[0].start if self._kept else self._end
         if not lowest <= offset <= self._end:
             raise self._no_such_offset(offset, lowest, self._end)
@@ -292,7 +300,7 @@ class Download(Transfer):
         self._grant()
 
     def came(self, size: int) -> None:
-        """The client has the first `size` bytes."""
+        """Notes that the client has received the first `size` bytes."""
         while self._kept and self._kept[0].end <= size:
             chunk = self._kept.popleft()
             self._kept_bytes -= len(chunk.payload)
@@ -302,7 +310,7 @@ class Download(Transfer):
             self.close(Refusal(Reason.TRANSFER_ABORTED, "The download is over."))
 
     def _grant(self) -> None:
-        """Lets the device send as many chunks as the client has taken, while not too much is kept."""
+        """Grants the device as many chunks as the client has taken, unless too many bytes are kept."""
         more = DOWNLOAD_CREDITS + self._written - self._granted
         if more > 0 and not self._done and self._kept_bytes < KEPT_BYTES:
             self._granted += more

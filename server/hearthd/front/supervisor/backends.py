@@ -17,7 +17,8 @@ log = structlog.get_logger("hearthd.backends")
 
 
 def choose(config: Config) -> tuple[Backend, list[int]]:
-    """The backend and the indices of its devices. Raises `ConfigError` where what is configured is not there."""
+    """Returns the backend and the indices of the devices to serve. Raises `ConfigError` if the configured backend or
+    devices do not exist here."""
     wanted = config.devices.backend
     gpus, why = (0, "") if wanted == "cpu" else nvml.gpu_count()
     count = nvml.cuda_count(gpus, os.environ)
@@ -51,7 +52,8 @@ def choose(config: Config) -> tuple[Backend, list[int]]:
 
 
 def check_cpu_tenants(config: Config) -> None:
-    """Kernels of the CPU backend are native code: tenants depend on what this kernel confines. Raises `ConfigError`."""
+    """Raises `ConfigError` if tenants cannot be separated on the CPU backend. Its kernels are native code, so that
+    tenants are separated only as far as this Linux kernel can confine processes."""
     if not config.tenants or config.devices.cpu_tenants == "trusted":
         return
     names = ", ".join(repr(tenant.name) for tenant in config.tenants)
@@ -70,8 +72,8 @@ def check_cpu_tenants(config: Config) -> None:
 
 
 def check_compiling_tenants(config: Config) -> None:
-    """Compilers read what tenants wrote, and run with the daemon's rights where nothing confines them. Raises
-    `ConfigError`."""
+    """Raises `ConfigError` if compile workers cannot be confined. They read the tenants' sources, and run with the
+    daemon's rights unless they are confined."""
     if config.tenants and config.compile.tenants == "confined" and not support().landlock:
         names = ", ".join(repr(tenant.name) for tenant in config.tenants)
         raise ConfigError(
@@ -93,7 +95,8 @@ def _confinement(config: Config, backend: Backend) -> Confinement:
 
 
 def _cache_key(config: Config) -> str:
-    """The file with the key of the compile cache, made where it is not there; empty: nothing is kept."""
+    """Returns the path of the file with the key of the compile cache, and creates the file if it is missing. Empty: the
+    cache is not used."""
     path = config.cache_key
     try:
         if path:
@@ -105,7 +108,7 @@ def _cache_key(config: Config) -> str:
 
 
 def device_specs(config: Config, backend: Backend, devices: list[int]) -> list[DeviceSpec]:
-    """Returns a specification for each device; ordinals count from 0 whatever the indices are."""
+    """Returns a specification for each device. Ordinals count from 0, whatever the indices are."""
     key = _cache_key(config)
     form = config.log.format
     if form == "auto":

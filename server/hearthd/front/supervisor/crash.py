@@ -1,5 +1,5 @@
-"""The crash record of a device process of the CPU backend (see `hearthd.shared.crash_record`), and the cause that it
-gives."""
+"""The crash record of a device process of the CPU backend (see `hearthd.shared.crash_record`), and the cause of its end
+that the record shows."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from hearthd.shared.crash_record import Crash, CrashRecord, RunningKernel
 log = structlog.get_logger("hearthd.supervisor")
 
 _NAMES = 16
-"""Kernels that are named at most."""
+"""Maximum number of kernels that are named."""
 
 
 class CrashFile:
-    """The record of one process, or none. The process has it as well, and both may write to it."""
+    """The crash record of one process; without `file` there is none. The process shares the file, and both processes
+    may write to it."""
 
     def __init__(self, file: int | None = None) -> None:
         self._file = file
 
     @classmethod
     def of(cls, backend: str, link: DeviceLink) -> CrashFile:
-        """A new one, handed to the process behind the link. On CUDA a kernel that fails does not take its process with
-        it; the process names the kernels itself."""
+        """Creates a record and hands it to the process behind the link. On CUDA there is none: a kernel that fails does
+        not end its process, and the process itself names the kernels."""
         if backend != "cpu" or link.descriptors is None:
             return cls()
         file: int | None = None
@@ -36,14 +37,15 @@ class CrashFile:
             file = crash_record.make()
             link.descriptors.send(crash_record.FILE, {}, [file])
             return cls(file)
-        except OSError as error:  # a crash goes without names then, and nothing else
+        except OSError as error:  # a crash is then reported without the names of kernels; nothing else is affected
             log.warning("crash_record", device=link.ordinal, error=str(error))
             if file is not None:
                 os.close(file)
             return cls()
 
     def explain(self, cause: ExitCause) -> ExitCause:
-        """The cause with what the record says; the process has ended, or is about to be."""
+        """Returns the cause with the details from the record. Called after the process has ended, or when it is about
+        to end."""
         if self._file is None:
             return cause
         try:
@@ -53,16 +55,17 @@ class CrashFile:
             return cause
 
     def close(self) -> None:
-        """A second call does nothing."""
+        """Closes the record. A second call does nothing."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 def explain(cause: ExitCause, last: CrashRecord) -> ExitCause:
-    """A cause that names no kernels, with those that ran. Pure.
+    """Returns the cause, with the kernels that ran if it names none. Pure.
 
-    A process that gave up its device has said itself what it was doing."""
+    A process that exited because of a fault of its device has itself reported the kernels in flight.
+    """
     if cause.label == "fault" or cause.label in INTENDED:
         return cause
     crash, running = last.crash, last.running
@@ -77,7 +80,7 @@ def explain(cause: ExitCause, last: CrashRecord) -> ExitCause:
 
 
 def _blamed(cause: ExitCause, crash: Crash, culprit: RunningKernel) -> ExitCause:
-    """Adds the kernel that is known to have caused the crash: the others that ran share its fate."""
+    """Adds the kernel that is known to have caused the crash. The other kernels that ran are not mentioned."""
     block = ", ".join(map(str, crash.block))
     more = {"kernel": culprit.kernel, "block": block}
     text = f"{cause.text} in kernel {culprit.kernel}"
@@ -94,14 +97,15 @@ def _blamed(cause: ExitCause, crash: Crash, culprit: RunningKernel) -> ExitCause
 
 
 def _named(cause: ExitCause, how: str, running: tuple[RunningKernel, ...], more: dict[str, str]) -> ExitCause:
-    """Any of those that ran may have done it, or none."""
+    """Adds all kernels that ran, because any of them, or none, may have caused the crash."""
     kernels = tuple(dict.fromkeys(each.kernel for each in running))
     sessions = dict.fromkeys(each.session for each in running if each.session)
     text = cause.text + how
     if kernels:
         named = ", ".join(kernels[:_NAMES]) + (", ..." if len(kernels) > _NAMES else "")
         text += f" while {f'kernel {named} was' if len(kernels) == 1 else f'kernels {named} were'} running"
-    if len(sessions) == len({each.session for each in running}):  # else one is missing, and may be the one
+    # If the session of a kernel is unknown, no session is named, because the unknown one may be the cause.
+    if len(sessions) == len({each.session for each in running}):
         more = {**more, "sessions": ", ".join(sessions)} if sessions else more
     return _with(cause, text, kernels, more)
 

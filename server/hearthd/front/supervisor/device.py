@@ -1,4 +1,4 @@
-"""A device of the node: the sessions that each of its workers serves, and the sums over them."""
+"""A device of the node: its workers, the sessions that each of them serves, and the device's totals."""
 
 from __future__ import annotations
 
@@ -49,44 +49,45 @@ __all__ = ["FENCED", "LOST", "SERVING", "STARTING", "STATE_NAMES", "Device", "De
 log = structlog.get_logger("hearthd.supervisor")
 
 THROUGHPUT = ("commands", "kernel_launches", "host_to_device_bytes", "device_to_host_bytes", "device_busy_ns")
-"""Counters whose rates are kept."""
+"""Names of the counters whose rates are kept."""
 
 
 class DeviceOwner(Protocol):
-    """The supervisor, as its devices see it."""
+    """The supervisor, as its devices use it."""
 
     on_collective: CollectiveSink | None
     sessions: Iterable[Session]
 
     def record_fault(self, session: str) -> None:
-        """A process that it shared was lost to a session."""
+        """Counts the loss of a shared process that is attributed to a session."""
 
     def quarantine_refusal(self, session: Session) -> Refusal | None:
-        """Why a session may share no process."""
+        """Returns the reason why a session may not share a process; None: it may."""
 
     def lift_quarantine(self) -> None:
-        """Sessions that were barred may share processes again."""
+        """Allows all quarantined sessions to share processes again."""
 
     def notify(self) -> None: ...
 
     async def changed(self) -> None: ...
 
     def device_lost(self, link: DeviceLink, why: str) -> None:
-        """A process has ended; the channels of its link are still known."""
+        """Notes that a process has ended. The channels of its link are still known."""
 
     async def before_serving(self, link: DeviceLink) -> None:
-        """Restores what has to be there before any session uses the process, which is ready."""
+        """Restores the state that sessions expect in a process. Called when the process is ready, before any session
+        uses it."""
 
 
 class Device(DeviceStatus):
-    """A device of the node: starts its workers, and assigns sessions to them."""
+    """A device of the node. Starts the workers of the device, and assigns sessions to workers."""
 
     def __init__(self, spec: DeviceSpec, launcher: Launcher, policy: IsolationPolicy, owner: DeviceOwner) -> None:
         super().__init__(spec, MemoryGrants(policy.context_memory, spec.memory_limit))
         self.policy = policy
         self.restarts: dict[str, int] = {}
         self.share_refusals: Counter[str] = Counter()
-        """Processes that tenants were refused for having their share of them, by tenant."""
+        """Number of refused starts of a process because the tenant had used up its share of processes, by tenant."""
         self._told = LogThrottle()
         self.times = ProcessDurations()
         self.totals = DeviceTotals()
@@ -96,11 +97,11 @@ class Device(DeviceStatus):
         self._launcher = launcher
         self._owner = owner
         self._numbers = itertools.count(spec.generation)
-        self._failures: deque[float] = deque()  # of processes that were never ready while none served
+        self._failures: deque[float] = deque()  # times at which processes failed to start while no other process served
         self._stopping: Refusal | None = None
         self._ends: set[asyncio.Task[None]] = set()
 
-    # ---- who is served by whom ----
+    # ---- assignment of sessions to workers ----
 
     def key(self, session: Session) -> WorkerKey:
         """Returns the key of the worker that serves a session."""
@@ -109,23 +110,25 @@ class Device(DeviceStatus):
         return WorkerKey(session.tenant.name) if self.policy.by_tenant else EVERYBODY
 
     async def channel(self, session: Session, attaching: bool = False) -> Channel:
-        """The session's channel to the process that serves it now, opened where there is none; a process is started
-        where there is none. Waits a little for one that is being replaced; raises `DEVICE_UNAVAILABLE` after that.
+        """Returns the session's channel to the process that serves it now. Opens the channel and starts a process if
+        necessary. Waits at most `serving_wait` seconds for a process that is being replaced, then raises
+        `DEVICE_UNAVAILABLE`.
 
-        Raises `DEVICE_LOST`, once, if the session's last process was lost and the session does not know yet; an Execute
-        stream (`attaching`) learns it from the generation that it attaches to."""
+        Raises `DEVICE_LOST`, once, if the session's last process was lost and the session has not been notified. An
+        Execute stream (`attaching`) sees the loss from the generation that it attaches to.
+        """
         last = session.ended.get(self.ordinal)
         if last is not None and last.loss is not None and not last.told:
             last.told = True
             if not attaching:
                 raise last.loss
         while True:
-            if session.closing:  # it gets no further worker, which would never be ended
+            if session.closing:  # a new worker for a closed session would never be ended
                 raise errors.session_expired()
             refusal = self.quarantine_refusal(session)
             if refusal is not None:
                 raise refusal
-            if self.sick and self.ordinal not in session.channels:  # present sessions may fetch their data
+            if self.sick and self.ordinal not in session.channels:  # existing sessions may still read their data
                 raise self._unavailable(self.sick)
             worker = self.workers.serving.get(self.key(session)) or await self._worker(session)
             channel = await worker.channel(session)
@@ -133,13 +136,13 @@ class Device(DeviceStatus):
                 return channel
 
     def quarantine_refusal(self, session: Session) -> Refusal | None:
-        """Why the session may not use a process with others."""
+        """Returns the reason why the session may not share a process with other sessions; None: it may."""
         return None if session.dedicated else self._owner.quarantine_refusal(session)
 
     async def _worker(self, session: Session) -> Worker:
-        """The session's worker, made or adopted."""
+        """Returns the session's worker. Assigns the vacant worker or creates one if the session has none."""
         key = self.key(session)
-        # The shared worker counts each tenant itself.
+        # The shared worker limits the memory of each tenant itself.
         quota = session.tenant.quotas.on_device(self.memory_total) if key.tenant else 0
         while True:
             worker = self.workers.serving.get(key)
@@ -152,13 +155,13 @@ class Device(DeviceStatus):
             worker = self.workers.occupy(key, quota)
             if worker is None:
                 if await self._room(key):
-                    continue  # something may have happened meanwhile
+                    continue  # the state may have changed during the wait
                 worker = self.workers.serving[key] = Worker(self, key, quota)
             self._refill()
             return worker
 
     def _refill(self) -> None:
-        """Has a spare process where that is wanted."""
+        """Starts a spare process if the policy asks for one and there is room for it."""
         if (
             self.policy.spare
             and self.workers.vacant is None
@@ -170,12 +173,12 @@ class Device(DeviceStatus):
 
     @property
     def memory_total(self) -> int:
-        """Bytes that sessions may have of the device; 0: not known before its first process is ready."""
+        """Bytes of device memory that sessions may use. 0: not known before the first process is ready."""
         return self.spec.memory_limit or (self.properties.total_memory if self.known else 0)
 
     def _check_share(self, key: WorkerKey) -> None:
-        """Raises `DEVICE_UNAVAILABLE` if the tenant has its share of the device's processes. Processes that serve no
-        session now make room for others, and do not count."""
+        """Raises `DEVICE_UNAVAILABLE` if the tenant has used up its share of the device's processes. Processes that
+        serve no session are not counted, because they are ended when another process needs their place."""
         if not key.tenant or not self.policy.weights:
             return
         used = Counter(other.tenant for other, worker in self.workers.serving.items() if not worker.holds_nothing)
@@ -195,7 +198,8 @@ class Device(DeviceStatus):
             )
 
     async def _room(self, key: WorkerKey) -> bool:
-        """Makes sure that one more process may be started; whether that took time. Raises `DEVICE_UNAVAILABLE`."""
+        """Makes room for one more process, if necessary by ending an idle process. Returns True if it had to wait.
+        Raises `DEVICE_UNAVAILABLE` if there is no room."""
         self._check_share(key)
         if len(self.workers) < self.policy.max_processes:
             return False
@@ -215,14 +219,14 @@ class Device(DeviceStatus):
         return True
 
     def release(self, session: Session) -> None:
-        """A session has ended: so do the processes that were its own."""
+        """Ends the dedicated process of a session that has ended, if it has one."""
         worker = self.workers.serving.get(self.key(session)) if session.dedicated else None
         if worker is not None:
             self._end(worker)
 
     def change_quotas(self, quotas: Mapping[str, Quotas]) -> None:
-        """Sets the quotas of tenants, by name. A process of a tenant that is not named ends when it serves no
-        session."""
+        """Sets the quotas of tenants, by name. If a tenant is not named, each of its processes that serves no session
+        is ended."""
         for key, worker in list(self.workers.serving.items()):
             if key.tenant in quotas:
                 worker.quota = quotas[key.tenant].on_device(self.memory_total)
@@ -235,7 +239,7 @@ class Device(DeviceStatus):
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
 
-    # ---- what workers need of it ----
+    # ---- the interface for workers (`WorkerOwner`) ----
 
     async def enter(self, worker: Worker) -> DeviceSpec:
         number = next(self._numbers)
@@ -305,7 +309,8 @@ class Device(DeviceStatus):
         return blamed
 
     def _tenants(self, cause: ExitCause) -> set[str]:
-        """Returns the tenants whose kernels were in flight when a process was lost; "" for an unknown one."""
+        """Returns the tenants whose kernels were in flight when a process was lost. An unknown tenant is listed as
+        ""."""
         known = {session.id: session.tenant.name for session in self._owner.sessions}
         return {known.get(name, "") for name in named(dict(cause.details))}
 
@@ -316,7 +321,8 @@ class Device(DeviceStatus):
         return replaced
 
     def _failed_to_start(self, worker: Worker, cause: ExitCause) -> None:
-        """A process that cannot be started while none serves speaks against the device."""
+        """Counts a process that failed to start while no other process serves. After too many such failures the device
+        is fenced."""
         now = time.monotonic()
         if self.running:
             return
@@ -350,10 +356,11 @@ class Device(DeviceStatus):
     async def changed(self) -> None:
         await self._owner.changed()
 
-    # ---- its life ----
+    # ---- start, fence, restart and stop ----
 
     def start(self) -> None:
-        """Starts its first process: the shared one, or one that the first tenant to come takes over."""
+        """Starts the first process: the shared process or, with a process for each tenant, a vacant process for the
+        first tenant."""
         if self.policy.by_tenant:
             self.workers.vacant = Worker(self, None)
         else:
@@ -361,15 +368,15 @@ class Device(DeviceStatus):
             self._refill()
 
     def fence(self, why: str) -> None:
-        """Fences the device, whose hardware is sick: no further session gets on it until an operator restarts it.
-        Sessions on it may fetch their data."""
+        """Fences the device because its hardware has a fault. Sessions on it may read their data, but no new session is
+        accepted until an operator restarts the device."""
         if not self.sick:
             log.error("device_fenced", device=self.ordinal, generation=self.generation, why=why)
             self.sick = why
             self.notify()
 
     def restart(self) -> None:
-        """Ends every process, lifts fences and bars, and starts again. For operators."""
+        """Ends every process, lifts fences and quarantines, and starts processes again. For operators."""
         log.warning("device_restart", device=self.ordinal, processes=len(self.workers))
         self.fenced = self.sick = ""
         self._failures.clear()
@@ -380,7 +387,7 @@ class Device(DeviceStatus):
         self.notify()
 
     async def stop(self, at_once: bool = False) -> None:
-        """Asks all its processes to end; kills those that do not."""
+        """Asks all processes of the device to end, and kills those that do not end in time."""
         self._stopping = Refusal(
             Reason.DRAINING, "The daemon is stopping.", fix="Try again when it runs.", retry_after_s=1.0
         )

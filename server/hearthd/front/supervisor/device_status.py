@@ -1,4 +1,4 @@
-"""The status of a device to observers: its workers taken together."""
+"""The status of a device for observers, derived from its workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hearthd.shared.device_spec import DeviceSpec
 
 
 class DeviceStatus:
-    """The status of one device, as it is described."""
+    """The status of one device."""
 
     def __init__(self, spec: DeviceSpec, grants: MemoryGrants) -> None:
         self.spec = spec
@@ -24,26 +24,26 @@ class DeviceStatus:
         self.properties = node_pb2.DeviceProperties(backend=spec.backend)
         self.workers = WorkerSet()
         self.known = False
-        """A process has been ready once."""
+        """True once a process has been ready."""
         self.fenced = ""
-        """Why no process is started any more."""
+        """The reason why no further process is started. Empty: processes are started."""
         self.sick = ""
-        """The fault of its hardware, which keeps new sessions off it; empty: none is known."""
+        """The hardware fault because of which no new session is accepted. Empty: no fault is known."""
         self._grants = grants
 
     @property
     def memory(self) -> MemoryLedger:
-        """The division of its memory among its processes."""
+        """The division of the device's memory among its processes."""
         return self._grants.ledger
 
     @property
     def running(self) -> list[Worker]:
-        """The workers whose process can be asked."""
+        """The workers whose process can answer requests."""
         return self.workers.running
 
     @property
     def _primary(self) -> Worker | None:
-        """The worker that stands for the device: the shared one, else the vacant one before any has been ready."""
+        """The worker that represents the device: the shared one or, until a process has been ready, the vacant one."""
         return self.workers.serving.get(EVERYBODY) or (None if self.known else self.workers.vacant)
 
     @property
@@ -62,7 +62,7 @@ class DeviceStatus:
 
     @property
     def detail(self) -> str:
-        """Why it is not serving."""
+        """The reason for a state other than serving. Empty: the device serves."""
         if self.sick:
             return self.sick
         if self._primary is not None:
@@ -71,31 +71,31 @@ class DeviceStatus:
 
     @property
     def generation(self) -> int:
-        """The number of the process that stands for the device."""
+        """The generation of the process that represents the device."""
         if self._primary is not None and self._primary.generation:
             return self._primary.generation
         return max((worker.generation for worker in self.workers), default=0) or self.spec.generation
 
     @property
     def pid(self) -> int:
-        """The pid of that process; 0: there is none."""
+        """The pid of the process that represents the device. 0: there is none."""
         worker = self._primary or next(iter(self.running), None)
         return worker.pid if worker is not None else 0
 
     @property
     def link(self) -> DeviceLink | None:
-        """Returns the link to that process, while it serves."""
+        """The link to the process that represents the device. None: no process serves."""
         worker = self._primary or next(iter(self.running), None)
         return worker.link if worker is not None else None
 
     @property
     def last_pong(self) -> float:
-        """The time of the last pong of the process that has been silent for longest."""
+        """Monotonic time of the oldest of the last pongs of all processes."""
         pongs = [worker.process.last_pong for worker in self.running if worker.process is not None]
         return min(pongs, default=time.monotonic())
 
     def describe(self, viewer: Tenant | None = None) -> node_pb2.Device:
-        """Describes the device as far as `viewer` may know it; None: everything."""
+        """Describes the device, restricted to what `viewer` may know. None: without restriction."""
         hidden = viewer is not None and not viewer.observes
         worker = self._primary
         if worker is None and viewer is not None:
@@ -127,6 +127,6 @@ class DeviceStatus:
 
 
 def _sees(viewer: Tenant, key: WorkerKey | None) -> bool:
-    """Returns whether `viewer` sees the worker's processes: shared ones, and those of the viewer's tenant; an observer
-    sees all."""
+    """Returns whether `viewer` may see the worker's processes. Shared processes and those of the viewer's tenant are
+    visible; an observer sees all processes."""
     return viewer.observes or (key is not None and key.tenant in ("", viewer.name))

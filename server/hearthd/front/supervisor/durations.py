@@ -22,18 +22,19 @@ class ProcessDurations:
 
     @property
     def waiting(self) -> bool:
-        """True if a key is without a process."""
+        """True if a key waits for a process."""
         return bool(self._lost)
 
     def started(self, seconds: float) -> None:
         self.starts.observe(seconds)
 
     def lost(self, key: WorkerKey, now: float) -> None:
-        """Notes that the key has no process from now on, unless it had none before."""
+        """Notes that the key has no process from now on, unless that was noted before."""
         self._lost.setdefault(key, now)
 
     def served(self, serving: Collection[WorkerKey], known: Collection[WorkerKey], now: float) -> None:
-        """Notes that the workers of `serving` serve. A key that is not in `known` has gone, and waits for none."""
+        """Notes that the workers of `serving` serve. A key that is not in `known` has been removed and no longer
+        waits."""
         for key, since in list(self._lost.items()):
             if key in serving:
                 self.recoveries.observe(now - since)

@@ -1,4 +1,4 @@
-"""The cause of a device process's end, in words and as the refusal that its clients get."""
+"""The cause of a device process's end, as text and as the refusal that its clients receive."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearthd.front.links.link import DeviceLink
 
 REPORT_GRACE = 0.2
-"""Seconds that a stuck process has to write its stacks to the log."""
+"""Time, in seconds, for a stuck process to write the stacks of its threads to the log."""
 EXIT_GRACE = 0.5
-"""A process that said why it ends, or closed its link, has this long to be gone before it is killed."""
+"""Time, in seconds, for a process that reported its end or closed its link to exit by itself. Afterwards it is
+killed."""
 
 ABANDONED, RESTART = "abandoned", "restart"
 LABELS = frozenset(
     {ABANDONED, "exit", "fault", "launch", "link", RESTART, "signal", "start_timeout", "stuck", "unknown"}
 )
-"""Labels that an `ExitCause` may have, for metrics."""
+"""Labels that an `ExitCause` may have; they are also labels of metrics."""
 INTENDED = frozenset({ABANDONED, RESTART})
-"""Ends by the front itself, which count against no session: closed sessions alone were left, an operator."""
+"""Ends that the front itself decided, which are attributed to no session: only closed sessions were left, or an
+operator restarted the device."""
 
 
 @dataclass(frozen=True)
 class ExitCause:
-    """Why a device process ended."""
+    """The cause of the end of a device process."""
 
     label: str  # one of LABELS
     text: str
@@ -33,14 +35,15 @@ class ExitCause:
     details: tuple[tuple[str, str], ...] = ()
 
     def refusal(self, device: int, generation: int) -> Refusal:
-        """Returns the error of all pending work on the device."""
+        """Returns the error for all pending work on the device."""
         return Refusal(
             Reason.DEVICE_LOST,
             f"Device {device} (generation {generation}) was lost: {self.text}.",
             fix="Buffers of this generation are gone, durable ones excepted: allocate and upload again; a new process "
             "is being started.",
             details={
-                **{name: value for name, value in self.details if name != "sessions"},  # theirs alone to know
+                # Other clients must not learn the ids of these sessions.
+                **{name: value for name, value in self.details if name != "sessions"},
                 "device": device,
                 "generation": generation,
                 "cause": self.label,
@@ -51,7 +54,7 @@ class ExitCause:
 
 
 def signal_name(number: int) -> str:
-    """Real-time signals have numbers only."""
+    """Returns the name of a signal. Real-time signals have no name and are returned as `signal N`."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -59,9 +62,10 @@ def signal_name(number: int) -> str:
 
 
 async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> ExitCause:
-    """Finds the cause of the end of the process behind `link`: its own report, else its link, else its exit status."""
+    """Returns the cause of the end of the process behind `link`: from its own report, else from its link, else from its
+    exit status."""
     if exited.done() and not link.closed.done():
-        # The exit status may overtake what the process wrote before it: its results, and why it ends.
+        # The exit status may arrive before the last frames of the process: its results and the report of its end.
         await asyncio.wait({link.closed}, timeout=EXIT_GRACE)
     if link.fault.done():
         refusal = from_status(link.fault.result())

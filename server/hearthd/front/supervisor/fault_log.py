@@ -1,4 +1,4 @@
-"""Device processes that were lost lately, as far as each viewer may know of them. Pure but for the clock."""
+"""The device processes that were lost recently, restricted to what each viewer may know. Pure, except for the clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hearthd.front.supervisor.isolation import EVERYBODY, WorkerKey
 from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 MOST = 32
-"""Number of faults kept of each device; the oldest is evicted."""
+"""Maximum number of faults kept for each device; the oldest is evicted."""
 _KERNELS = 16
 _NAME = 200
 _DETAIL = 1000
@@ -28,19 +28,19 @@ class Fault:
     device: int
     generation: int
     reason: str
-    """The label of its cause: `fault`, `signal`, `exit`, `link`, `stuck`, `start_timeout`, `launch`, `restart`,
+    """The label of the cause: `fault`, `signal`, `exit`, `link`, `stuck`, `start_timeout`, `launch`, `restart` or
     `abandoned`."""
     detail: str
     kernels: tuple[str, ...]
-    """The kernels in flight, as far as the process could say."""
+    """The kernels in flight, as far as the process could report them."""
     tenant: str
-    """The tenant of the process; empty: all tenants', or not assigned yet."""
+    """The tenant of the process. Empty: all tenants shared it, or it was not assigned yet."""
     involved: frozenset[str]
     """The tenants whose kernels were in flight."""
 
     def seen_by(self, viewer: Tenant) -> dict[str, Any] | None:
-        """Returns its entry in JSON; None if it does not exist for the viewer. Each tenant of a shared process sees the
-        loss, but no names of others' kernels."""
+        """Returns the entry for JSON; None if the viewer may not see the fault. Each tenant of a shared process sees
+        the loss, but not the names of other tenants' kernels."""
         if not sees_tenant(viewer, self.tenant):
             return None
         told = not self.kernels or self.tenant or self.involved == {viewer.name} or viewer.observes
@@ -62,11 +62,11 @@ class RecentFaults:
         self._faults: deque[Fault] = deque(maxlen=MOST)
 
     def __iter__(self) -> Iterator[Fault]:
-        """Newest first."""
+        """Iterates over the faults, newest first."""
         return reversed(list(self._faults))
 
     def add(self, cause: ExitCause, generation: int, key: WorkerKey | None, involved: Collection[str]) -> None:
-        """A process was lost; `involved`: the tenants whose kernels were in flight."""
+        """Adds the loss of a process. `involved`: the tenants whose kernels were in flight."""
         self._faults.append(
             Fault(
                 round(time.time(), 3),
@@ -82,6 +82,6 @@ class RecentFaults:
 
 
 def seen_by(viewer: Tenant, devices: Iterable[RecentFaults], most: int = MOST) -> list[dict[str, Any]]:
-    """The last ones of several devices that exist for a viewer, newest first."""
+    """Returns the last `most` faults of several devices that the viewer may see, newest first."""
     found = [seen for faults in devices for fault in faults if (seen := fault.seen_by(viewer)) is not None]
     return sorted(found, key=lambda fault: -float(fault["time_unix"]))[:most]

@@ -1,8 +1,9 @@
-"""Attribution of a lost device process to a session, and quarantine of sessions to which too many are attributed. Pure.
+"""Attribution of a lost device process to a session, and quarantine of sessions with too many attributed losses. Pure.
 
-A process that gives up its device names the sessions whose kernels were in flight. One that crashes leaves behind whose
-kernel did it, or whose kernels ran (`hearthd.shared.crash_record`); where it does not, any session with work there may
-have caused it. A loss is attributed only if that leaves a single session: the others share its fate, not its guilt.
+A process that exits because of a device fault names the sessions whose kernels were in flight. A process that crashes
+leaves a record of the kernel that caused the crash, or of the kernels that ran (`hearthd.shared.crash_record`). Without
+such a record, any session with work in the process may have caused the crash. A loss is attributed only if exactly one
+session remains; otherwise no session is blamed.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections.abc import Collection
 from hearth_proto.reasons import Reason, Refusal
 
 CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS"})
-"""Signals that a process brings on itself; others are sent from outside, by no session."""
+"""Signals that a process causes itself. Other signals are sent from outside, and are attributed to no session."""
 
 
 def culprit(label: str, details: dict[str, str], working: Collection[str]) -> str | None:
-    """Returns the session to which the loss of a process is attributed, or None. `working`: sessions with work there;
-    `label`: of the cause."""
+    """Returns the session to which the loss of a process is attributed, or None. `label` is that of the cause;
+    `working` are the sessions with work in the process."""
     if label == "fault":
         suspects = named(details)
     elif label == "signal" and details.get("signal") in CRASHES and "sender" not in details:
@@ -29,13 +30,13 @@ def culprit(label: str, details: dict[str, str], working: Collection[str]) -> st
 
 
 def named(details: dict[str, str]) -> set[str]:
-    """Returns the sessions that a process named when it gave up its device."""
+    """Returns the sessions that a process named in the details of its end."""
     return {name.strip() for name in details.get("sessions", "").split(",") if name.strip()}
 
 
 class FaultQuarantine:
-    """Counts faults by session. After more than `most` within `window` seconds, a session shares no process any
-    more."""
+    """Counts faults by session. After more than `most` faults within `window` seconds, a session may share no
+    process."""
 
     def __init__(self, most: int, window: float) -> None:
         self._most = most
@@ -44,7 +45,7 @@ class FaultQuarantine:
         self._quarantined: dict[str, int] = {}
 
     def record_fault(self, session: str, now: float) -> bool:
-        """Attributes the loss of a process to the session; returns True if that quarantines it from now on."""
+        """Attributes the loss of a process to the session. Returns True if the session is quarantined by this loss."""
         faults = self._faults.setdefault(session, deque())
         faults.append(now)
         while now - faults[0] > self._window:
@@ -74,11 +75,11 @@ class FaultQuarantine:
         )
 
     def forget(self, session: str) -> None:
-        """Forgets a session that has ended."""
+        """Removes a session that has ended."""
         self._faults.pop(session, None)
         self._quarantined.pop(session, None)
 
     def lift_quarantine(self) -> None:
-        """Readmits all sessions; for operators."""
+        """Lifts the quarantine of all sessions. For operators."""
         self._faults.clear()
         self._quarantined.clear()

@@ -1,7 +1,8 @@
-"""The process that device processes are forked from: what it has imported by then they need not import.
+"""The forkserver: the process from which device processes are forked, with their modules already imported.
 
-Its imports take as long as the front's, so it is started before anything else is (`begin`), with a guess at the backend
-where that is not known yet; a wrong guess costs time and is put right by the device processes themselves.
+Its imports take as long as those of the front. `begin` therefore starts it before anything else, with a guess at the
+backend if the backend is not known yet. After a wrong guess, device processes import the missing modules themselves,
+which takes longer.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ PRELOAD_OF = {
     "cuda": ("cupy", "hearthd.device.cuda.server"),
     "cpu": ("hearthd.device.cpu.server", "hearthd.device.cpu.collective.shared_segment"),
 }
-"""Modules by backend. Every device process imports for itself what is not imported there."""
+"""Modules to import, by backend. A device process imports modules that are missing here by itself."""
 _DRIVER = Path("/dev/nvidiactl")
 
 
 def preload(backend: str) -> None:
-    """Sets the forkserver's imports, from its next start on."""
+    """Sets the modules that the forkserver imports from its next start on."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOAD, *PRELOAD_OF[backend]])
 
 
 def begin(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Starts it for `hearthd serve` with these arguments."""
+    """Starts the forkserver for `hearthd serve` with these arguments."""
     preload(guess(arguments, environ))
     run()
 
 
 def guess(arguments: Sequence[str], environ: Mapping[str, str], driver: Path = _DRIVER) -> str:
-    """The backend that this command line and environment seem to ask for. Raises nothing: errors in them are reported
-    by the code that reads them in earnest."""
+    """Returns the backend that the command line and environment seem to select. Raises nothing: errors in them are
+    reported by the code that parses them later."""
     backend = _flag(arguments, "--backend") or environ.get("HEARTH_DEVICES_BACKEND", "")
     path = _flag(arguments, "--config", "-c") or environ.get("HEARTH_CONFIG", "")
     if not backend and path:
@@ -56,7 +57,7 @@ def guess(arguments: Sequence[str], environ: Mapping[str, str], driver: Path = _
 
 
 def _flag(arguments: Sequence[str], *names: str) -> str:
-    """The last value of a flag; empty: it is not there."""
+    """Returns the last value of a flag. Empty: the flag is not given."""
     found = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, value = argument.partition("=")
@@ -66,16 +67,16 @@ def _flag(arguments: Sequence[str], *names: str) -> str:
 
 
 def run() -> None:
-    """Starts the forkserver where none runs, and takes its socket out of the file system, where it would stay behind
-    if this process were killed: the descriptor that is kept leads there as well."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))  # nothing lets that one through again
-    resource_tracker.ensure_running()  # lets the other signals through, so it has to come first
+    """Starts the forkserver if none runs, and removes its socket from the file system, where the socket would stay if
+    this process were killed. The socket remains reachable through a descriptor that is kept open."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))  # ensure_running does not unblock SIGHUP
+    resource_tracker.ensure_running()  # unblocks the other signals, so it is called first
     signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_FRONT)
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     server: Any = _forkserver._forkserver
     before = server._forkserver_pid, server._forkserver_address
     scratch = Scratch("hearth-forkserver-")
-    # By descriptor: the path of a socket has at most 107 bytes, and `TMPDIR` may be longer.
+    # The directory is named by descriptor: a socket's path has at most 107 bytes, and `TMPDIR` may be longer.
     room = os.open(scratch.room(), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     config["tempdir"] = f"{_BY_DESCRIPTOR}{room}"
     try:
@@ -93,37 +94,38 @@ def run() -> None:
 
 _BY_DESCRIPTOR = "/proc/self/fd/"
 _FOR_THE_FRONT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""A Ctrl-C in a terminal, the end of the terminal, and many a service manager, signal the whole process group: only the
-front shall act on it. The forkserver inherits that they are blocked, and its children ignore them; the front ends them
-all. Blocked and not ignored while the forkserver is started, so that a signal that comes just then is not lost."""
+"""Signals that only the front may act on. Ctrl-C in a terminal, the closing of a terminal and many service managers
+signal the whole process group. The forkserver inherits these signals as blocked, its children ignore them, and the
+front ends them all. The front blocks the signals while it starts the forkserver instead of ignoring them, so that a
+signal that arrives at that moment is not lost."""
 
 
 def _leave(address: str | None) -> None:
-    """Lets go of the descriptor behind the address of a forkserver that has ended."""
+    """Closes the descriptor in the address of a forkserver that has ended."""
     if address is not None and address.startswith(_BY_DESCRIPTOR):
         os.close(int(address.removeprefix(_BY_DESCRIPTOR)))
 
 
 def pids() -> set[int]:
-    """The forkserver and the resource tracker, as far as they run: this module waits for them."""
+    """Returns the pids of the forkserver and the resource tracker if they run. This module waits for both processes."""
     owners = (_forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
     return {pid for pid in owners if pid is not None}
 
 
 def pid() -> int | None:
-    """The forkserver; None where none has been started, or the last one has been waited for."""
+    """Returns the pid of the forkserver. None: none has been started, or the last one has been reaped."""
     found: int | None = _forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     return found
 
 
 def suspended() -> bool:
-    """Returns True if it is stopped (SIGSTOP) and cannot answer until it is continued."""
+    """Returns True if the forkserver is stopped (SIGSTOP) and cannot answer until it is continued."""
     server = pid()
     return server is not None and state_of(server) in ("T", "t")
 
 
 def state_of(process: int) -> str:
-    """The state of a process, as in `ps`: one letter; empty where there is no such process."""
+    """Returns the state of a process as one letter, as in `ps`. Empty: there is no such process."""
     try:
         return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -131,14 +133,15 @@ def state_of(process: int) -> str:
 
 
 def gone(patience: float) -> bool:
-    """Returns True if it has ended, or does so within `patience` seconds. Blocks; it is not reaped yet."""
+    """Returns True if the forkserver has ended, or ends within `patience` seconds. Blocks. Does not reap the
+    process."""
     server = pid()
     return server is None or _ended(server, patience)
 
 
 def collect() -> int | None:
-    """Waits for a forkserver that has ended, so that the next `run` starts another; its exit code, negative for a
-    signal. None where it still runs, or another caller was first."""
+    """Reaps a forkserver that has ended, so that the next `run` starts another. Returns its exit code, negative for a
+    signal. None: it still runs, or another caller has reaped it."""
     server: Any = _forkserver._forkserver
     with server._lock:
         number = server._forkserver_pid
@@ -152,7 +155,7 @@ def collect() -> int | None:
 
 
 def kill() -> None:
-    """Ends it at once. Device processes live on, and the next `run` starts another."""
+    """Kills the forkserver. Device processes continue to run, and the next `run` starts another forkserver."""
     server = pid()
     if server is not None:
         with contextlib.suppress(ProcessLookupError):
@@ -160,14 +163,14 @@ def kill() -> None:
 
 
 def stop() -> None:
-    """Ends the forkserver and the resource tracker, and waits for them; one that does not end by itself, because it is
-    stopped for one, is killed."""
+    """Ends the forkserver and the resource tracker, and waits for them. A process that does not end by itself, for
+    example because it is stopped, is killed."""
     server: Any = _forkserver._forkserver
     tracker: Any = resource_tracker._resource_tracker
     with server._lock:
         address, number = server._forkserver_address, server._forkserver_pid
         if server._forkserver_alive_fd is not None:
-            os.close(server._forkserver_alive_fd)  # that asks it to end
+            os.close(server._forkserver_alive_fd)  # the end of this pipe asks the forkserver to end
         server._forkserver_alive_fd = server._forkserver_pid = server._forkserver_address = None
     _leave(address)
     with tracker._lock:
@@ -185,20 +188,20 @@ def stop() -> None:
 
 
 def abandon() -> None:
-    """Kills and reaps the forkserver at once, when it is not needed after all."""
+    """Kills and reaps the forkserver at once. Used if no device process is needed after all."""
     kill()
     stop()
 
 
 _END_S = 2.0
-"""Seconds that the forkserver and the resource tracker have to end by themselves."""
+"""Time, in seconds, for the forkserver and the resource tracker to end by themselves."""
 
 
 def _ended(child: int, patience: float) -> bool:
-    """Returns True if the child has ended, or does so within `patience` seconds; it is not reaped."""
+    """Returns True if the child has ended, or ends within `patience` seconds. Does not reap the child."""
     try:
         descriptor = os.pidfd_open(child)
-    except OSError:  # there is no such process, or no descriptor to be had
+    except OSError:  # there is no such process, or no free descriptor
         return state_of(child) in ("", "Z", "X")
     try:
         poll = select.poll()
@@ -209,7 +212,7 @@ def _ended(child: int, patience: float) -> bool:
 
 
 def _wait(child: int) -> int | None:
-    """The exit code of a child that has ended or is about to; None where it was waited for already."""
+    """Waits for a child that has ended or is about to, and returns its exit code. None: it has been reaped already."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     except ChildProcessError:

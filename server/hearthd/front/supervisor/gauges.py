@@ -1,4 +1,4 @@
-"""Gauges that the processes of a device report, added up by tenant and for the device."""
+"""Gauges that the processes of a device report, summed by tenant and for the device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from hearthd.front.supervisor.worker import Worker
 Gauges = Mapping[str, Number]
 
 TIMEOUT = 1.0
-"""Seconds that a process has to answer; one that does not is left out."""
+"""Time, in seconds, for a process to answer. A process that does not answer in time is left out."""
 _OF_THE_DEVICE = {"memory_free_bytes": min, "memory_total_bytes": max, "load_wait_longest_ns": max}
-"""Gauges of the device itself, which every process sees, and maxima: not to be added up."""
+"""Gauges that must not be summed, with the function that combines them: values of the device that every process
+reports, and maxima."""
 
 
 async def ask(devices: Iterable[Device]) -> dict[tuple[int, str], Gauges]:
-    """The gauges of each device and tenant whose processes answer in time."""
+    """Returns the gauges by device and tenant, of all processes that answer in time."""
     asked = [(device.ordinal, worker) for device in devices for worker in device.running if worker.condition == SERVING]
     answers = await asyncio.gather(*(_of(worker) for _, worker in asked))
     found: dict[tuple[int, str], list[Gauges]] = {}
@@ -30,7 +31,7 @@ async def ask(devices: Iterable[Device]) -> dict[tuple[int, str], Gauges]:
 
 
 def label(worker: Worker) -> str:
-    """The tenant that a worker's figures are those of."""
+    """Returns the tenant to which a worker's gauges are attributed."""
     return (worker.key.tenant if worker.key is not None else "") or EVERYBODY
 
 
@@ -44,7 +45,7 @@ async def _of(worker: Worker) -> Gauges | None:
 
 
 def together(gauges: Iterable[Gauges]) -> Gauges:
-    """Adds up the gauges of several processes of one device."""
+    """Combines the gauges of several processes of one device."""
     total: dict[str, Number] = {}
     for each in gauges:
         for name, value in each.items():

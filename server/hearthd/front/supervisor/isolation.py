@@ -1,4 +1,4 @@
-"""Whom the processes of a device serve, and how patient the front is with them. Pure."""
+"""The policy that assigns sessions to the processes of a device, and the time limits of supervision. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hearth_proto.v1 import node_pb2
+from hearthd.front.supervisor.lingering_sessions import GRACE
 
 STARTING = node_pb2.DEVICE_STATE_STARTING
 SERVING = node_pb2.DEVICE_STATE_SERVING
@@ -19,7 +20,7 @@ STATE_NAMES = {STARTING: "starting", SERVING: "serving", LOST: "lost", FENCED: "
 
 @dataclass(frozen=True)
 class IsolationPolicy:
-    """Time limits of the supervisor, in seconds, and the sharing of processes among sessions."""
+    """Time limits of the supervisor, in seconds, and the sharing of processes by sessions."""
 
     start_timeout: float = 60.0
     ping_timeout: float = 10.0
@@ -28,27 +29,31 @@ class IsolationPolicy:
     restart_window: float = 60.0
     shutdown_timeout: float = 5.0
     max_faults: int = 5
-    """A session to which more processes are lost within `restart_window` may share none any more."""
+    """Maximum number of lost processes that may be attributed to a session within `restart_window`. Beyond, the session
+    may share no process."""
     serving_wait: float = 5.0
-    """Seconds that a call waits for a process that is being replaced."""
+    """Maximum time, in seconds, that a call waits for a process that is being replaced."""
+    grace: float = GRACE
+    """Seconds that work of a closed session may run on before the process that it alone uses is ended."""
     by_tenant: bool = False
-    """Each tenant has separate processes; otherwise all sessions that are not dedicated share one."""
+    """True if each tenant has separate processes. False: all sessions that are not dedicated share one process."""
     idle_timeout: float = 60.0
-    """A process that holds nothing ends after this time, unless all sessions share it; 0: never."""
+    """Time, in seconds, after which a process without sessions ends, unless it is the process that all sessions share.
+    0: never."""
     max_processes: int = 8
-    """Number on each device."""
+    """Maximum number of processes on each device."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """The weights of all configured tenants, by name: their shares of a device's processes."""
+    """The weights of all configured tenants, by name. They determine the tenants' shares of a device's processes."""
     context_memory: int = 0
-    """Bytes of the device that each process takes before it allocates anything."""
+    """Bytes of device memory that each process uses before it allocates anything."""
     scrub: bool = False
-    """Memory is cleared before it is reused."""
+    """True if memory is cleared before it is reused."""
     spare: bool = False
-    """A further process on each device is ready for a new key, or for one that lost its process."""
+    """True if each device keeps one more process ready, for a new key or to replace a process that was lost."""
 
 
 class WorkerKey(NamedTuple):
-    """Sessions that a worker serves: all, those of one tenant, or one session of a tenant."""
+    """The sessions that a worker serves: all sessions, those of one tenant, or one session of a tenant."""
 
     tenant: str = ""
     session: str = ""
@@ -61,7 +66,7 @@ class WorkerKey(NamedTuple):
 EVERYBODY = WorkerKey()
 
 QUICK = 2
-"""Lost processes that are replaced at once."""
+"""Number of lost processes that are replaced without a pause."""
 
 PAUSE_S, PAUSE_MOST_S = 0.1, 2.0
 
@@ -74,15 +79,15 @@ class ProcessLoss(NamedTuple):
 
 
 def weight(losses: Iterable[ProcessLoss]) -> int:
-    """Returns the weight of losses against the device. Repeated losses to one session are dealt with there, and count
-    once."""
+    """Returns the weight of losses against the device. Several losses attributed to one session count once, because the
+    quarantine deals with that session."""
     losses = list(losses)
     return sum(loss.culprit is None for loss in losses) + len({loss.culprit for loss in losses} - {None})
 
 
 def pause(losses: Collection[ProcessLoss], alone: bool) -> float:
-    """Returns the seconds before the next process is started: none at first, then longer and longer. `alone`: one
-    session has the process to itself, and waits for each of its faults; a session that shares it does not wait for
-    faults of another."""
+    """Returns the pause, in seconds, before the next process is started: 0 at first, then doubling. `alone` is True if
+    one session has the process to itself; all its losses then count. Otherwise repeated losses attributed to one
+    session count once, so that other sessions do not wait because of them."""
     late = (len(losses) if alone else weight(losses)) - QUICK
     return 0.0 if late <= 0 else min(PAUSE_MOST_S, PAUSE_S * 2 ** (late - 1))

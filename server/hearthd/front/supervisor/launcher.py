@@ -1,11 +1,11 @@
-"""Starts device processes from a forkserver that has their imports loaded, and sees them end.
+"""Launcher: starts device processes from a forkserver that has imported their modules, and watches for their end.
 
-Starting blocks (a fork, and at first the forkserver's imports), so it runs in a separate thread; one thread, because
-`multiprocessing`'s bookkeeping is not made for several. The forkserver, its children and the resource tracker are all
-gone when `stop` returns.
+Starting blocks (for a fork, and at first for the forkserver's imports), so it runs in a separate thread. There is only
+one such thread, because `multiprocessing` keeps state that is not thread-safe. The forkserver, its children and the
+resource tracker have all ended when `stop` returns.
 
-Device processes do not depend on the forkserver: one that ends costs nothing but the start of another, which begins at
-once. Its children become the front's, which takes orphans in (`daemon.orphans`) and waits for them by their pidfd.
+Device processes do not depend on the forkserver. If it ends, another forkserver is started at once. Its children become
+children of the front, which adopts orphans (`daemon.orphans`) and waits for them through their pidfds.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ from hearthd.shared.device_spec import DeviceSpec
 log = structlog.get_logger("hearthd.supervisor")
 
 _LINK_BUFFER = 2 << 20
-"""Bytes a link's socket holds, as far as the system lets us: a chunk of a transfer and what goes with it."""
+"""Size of a link's socket buffers in bytes, as far as the system allows: a chunk of a transfer and the frames around
+it."""
 _TRIES = 3
-"""Starts of one device process, where the forkserver ends under it."""
+"""Maximum number of attempts to start a device process if the forkserver ends during the start."""
 _LOOK_S = 0.25
-"""Seconds between two checks of a forkserver that has been asked for a process; one that is stopped at two of them is
-replaced."""
+"""Interval, in seconds, between two checks of a forkserver that was asked for a process. A forkserver that is stopped
+at two consecutive checks is replaced."""
 _START_S = 60.0
-"""Seconds that a start may take, the forkserver's own imports included; it is replaced after that."""
+"""Maximum time, in seconds, for a start, including the forkserver's imports. Afterwards the forkserver is replaced."""
 _GONE_S = 1.0
-"""Seconds that a forkserver which has failed to start a process gets to be seen ending."""
+"""Time, in seconds, to wait for the end of a forkserver that failed to start a process."""
 _STATUS_S = 0.5
-"""Seconds that the forkserver has to hand on the exit code of a process that has ended."""
+"""Time, in seconds, for the forkserver to pass on the exit code of a process that has ended."""
 _CALM_S = 60.0
-"""Seconds after which a forkserver that ends is replaced at once; others with a delay that doubles."""
+"""Age, in seconds, from which a forkserver that ends is replaced at once. Younger ones are replaced after a delay that
+doubles."""
 _MOST_DELAY_S = 30.0
 
 
@@ -59,19 +61,20 @@ class StartedProcess(Protocol):
 
     @property
     def descriptors(self) -> socket.socket | None:
-        """The socket beside the link, where open files are handed over."""
+        """The socket beside the link, over which file descriptors are passed."""
 
     @property
     def socket(self) -> socket.socket: ...
 
     def kill(self) -> None:
-        """Kills the process at once; harmless where it has ended."""
+        """Kills the process at once. Does nothing if the process has ended."""
 
     def report(self) -> None:
-        """Makes it write where its threads are to the log; harmless where it has ended."""
+        """Makes the process write the stacks of its threads to the log. Does nothing if the process has ended."""
 
     async def ended(self) -> int | None:
-        """Waits for its end and returns its exit code, negative for a signal; None if that is unknown."""
+        """Waits for the end of the process and returns its exit code, negative for a signal. None: the exit code is
+        unknown."""
 
 
 class Launcher(Protocol):
@@ -83,7 +86,7 @@ class Launcher(Protocol):
 
 
 class ForkServerLauncher:
-    """Device processes as children of one forkserver, or of those before it."""
+    """Starts device processes as children of a forkserver, which is replaced if it ends."""
 
     def __init__(self, backend: str) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -91,26 +94,26 @@ class ForkServerLauncher:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="launcher")
         self._running: set[_Child] = set()
         self._watched: tuple[int, int] | None = None
-        """The forkserver whose end is waited for, by its pid and its pidfd."""
+        """The pid and the pidfd of the forkserver whose end is watched."""
         self._began = 0.0
         self._delay = 0.0
-        """Seconds until the next one is started where this one ends soon."""
+        """Delay, in seconds, before the next forkserver is started if the present one ends early."""
         self._replacing: asyncio.Task[None] | None = None
         self._stopped = False
         self.losses = 0
-        """Number of forkservers that have ended unasked."""
+        """Number of forkservers that ended without being asked to."""
 
     def warm_up(self) -> None:
-        """Starts the forkserver, where none runs; its imports then run beside the front's own start."""
+        """Starts the forkserver if none runs. Its imports then run in parallel with the front's own start."""
         forkserver.run()
 
     def pids(self) -> set[int]:
-        """Returns the processes that are reaped here, and must be reaped nowhere else."""
+        """Returns the pids of the processes that this class reaps. No other code may reap them."""
         return forkserver.pids() | {child.pid for child in self._running}
 
     async def launch(self, spec: DeviceSpec) -> StartedProcess:
-        """Starts one device process; returns before it is ready. A forkserver that ends under it, or is stopped, is
-        replaced."""
+        """Starts one device process, and returns before it is ready. A forkserver that ends or is stopped during the
+        start is replaced."""
         loop = asyncio.get_running_loop()
         starting = loop.run_in_executor(self._executor, self._start, spec)
         starting.add_done_callback(lambda _: self._watch(loop))
@@ -132,7 +135,7 @@ class ForkServerLauncher:
 
     def _start(self, spec: DeviceSpec) -> _Child:
         for left in reversed(range(_TRIES)):
-            forkserver.run()  # another one, where it has ended
+            forkserver.run()  # starts another forkserver if the last one has ended
             try:
                 return self._fork(spec)
             except (OSError, EOFError):
@@ -142,7 +145,7 @@ class ForkServerLauncher:
 
     def _fork(self, spec: DeviceSpec) -> _Child:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for end in (ours, theirs):  # a chunk of a transfer at once, as far as the system lets us
+        for end in (ours, theirs):  # large enough for a chunk of a transfer, as far as the system allows
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINK_BUFFER)
         our_files, their_files = descriptors.pair()
         lifeline, life = multiprocessing.Pipe(duplex=False)
@@ -154,7 +157,7 @@ class ForkServerLauncher:
         except BaseException:
             ours.close()
             our_files.close()
-            life.close()  # one that was forked all the same ends
+            life.close()  # a process that was forked nevertheless ends when this pipe closes
             raise
         finally:
             theirs.close()
@@ -162,15 +165,16 @@ class ForkServerLauncher:
             lifeline.close()
         return _Child(process, ours, our_files, life)
 
-    # ---- the forkserver's end ----
+    # ---- the end of the forkserver ----
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Waits for the end of the forkserver that runs now."""
+        """Watches for the end of the forkserver that runs now."""
         pid = forkserver.pid()
         if self._stopped or pid is None or (self._watched is not None and self._watched[0] == pid):
             return
         self._unwatch(loop)
-        with contextlib.suppress(OSError):  # it has ended, and the next launch sees that; or there is no descriptor
+        # OSError: the forkserver has ended, which the next launch detects, or there is no free descriptor.
+        with contextlib.suppress(OSError):
             self._watched = (pid, os.pidfd_open(pid))
             self._began = time.monotonic()
             loop.add_reader(self._watched[1], self._on_loss, loop)
@@ -182,7 +186,8 @@ class ForkServerLauncher:
             self._watched = None
 
     def _on_loss(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The forkserver has ended: another one is started, so that the next device process need not wait for it."""
+        """Starts another forkserver after one has ended, so that the next device process need not wait for its
+        imports."""
         assert self._watched is not None
         pid = self._watched[0]
         self._unwatch(loop)
@@ -199,12 +204,12 @@ class ForkServerLauncher:
         await asyncio.sleep(delay)
         try:
             await loop.run_in_executor(self._executor, forkserver.run)
-        except Exception as error:  # the next launch tries again, and says so where it matters
+        except Exception as error:  # the next launch tries again, and reports an error that matters
             log.error("forkserver_start", error=str(error))
         self._watch(loop)
 
     async def stop(self) -> None:
-        """Ends the forkserver and the resource tracker; device processes have ended before."""
+        """Ends the forkserver and the resource tracker. Device processes have ended before."""
         loop = asyncio.get_running_loop()
         self._stopped = True
         self._unwatch(loop)
@@ -216,14 +221,14 @@ class ForkServerLauncher:
 
 
 def _forget(starting: asyncio.Future[_Child]) -> None:
-    """Ends a process that was started for a caller that has gone."""
+    """Kills a process whose start was cancelled by its caller."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().kill()
 
 
 class _Child:
-    """A device process. Its pidfd shows its end, whatever its parent is; its exit code comes from the forkserver, else
-    from the system, whose child it becomes when the forkserver ends."""
+    """A device process. Its pidfd shows its end, whichever process is its parent. Its exit code comes from the
+    forkserver or, after the forkserver has ended, from the system, because the process is then a child of the front."""
 
     def __init__(self, process: ForkServerProcess, link: socket.socket, files: socket.socket, life: Connection) -> None:
         self._process = process
@@ -233,14 +238,14 @@ class _Child:
         assert process.pid is not None
         self.pid: int = process.pid
         self._pidfd: int | None = None
-        with contextlib.suppress(OSError):  # it has ended by now, and its exit code says so
+        with contextlib.suppress(OSError):  # the process has ended already; its exit code shows that
             self._pidfd = os.pidfd_open(self.pid)
         self._exit: asyncio.Future[int | None] | None = None
         self._told = True
-        """The forkserver may still hand the exit code on."""
+        """True while the forkserver may still pass on the exit code."""
 
     def begin(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[_Child], None]) -> None:
-        """Waits for its end from now on; `on_end` is called with it."""
+        """Watches for the end of the process from now on. `on_end` is called after the end."""
         self._exit = loop.create_future()
         self._exit.add_done_callback(lambda _: on_end(self))
         loop.add_reader(self._process.sentinel, self._on_status, loop)
@@ -251,7 +256,7 @@ class _Child:
         self._signal(signal.SIGKILL)
 
     def report(self) -> None:
-        self._signal(signal.SIGUSR1)  # written by a signal handler: it works in a thread that is stuck
+        self._signal(signal.SIGUSR1)  # a signal handler writes the stacks, so this works even if a thread is stuck
 
     def _signal(self, number: signal.Signals) -> None:
         if self._exit is None or not self._exit.done():
@@ -263,7 +268,7 @@ class _Child:
         return await asyncio.shield(self._exit)
 
     def _on_status(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The forkserver has handed the exit code on, or has ended."""
+        """Handles the forkserver's notification of the exit code, or the end of the forkserver."""
         loop.remove_reader(self._process.sentinel)
         self._told = False
         code = self._process.exitcode
@@ -273,7 +278,7 @@ class _Child:
             self._finish(loop, self._collect())
 
     def _on_end(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The process has ended; the forkserver, where it runs, is about to say how."""
+        """Handles the end of the process. The forkserver, if it runs, is about to pass on the exit code."""
         assert self._pidfd is not None
         loop.remove_reader(self._pidfd)
         if not self._told:
@@ -282,14 +287,14 @@ class _Child:
             loop.call_later(0 if forkserver.suspended() else _STATUS_S, self._on_silence, loop)
 
     def _on_silence(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The forkserver has not said how a process ended."""
+        """Handles the timeout for the forkserver to pass on the exit code of a process."""
         if self._exit is not None and not self._exit.done():
             loop.remove_reader(self._process.sentinel)
             self._finish(loop, self._collect())
 
     def _collect(self) -> int | None:
-        """The exit code of a process that has ended: waited for where it is a child by now, else read from what the
-        system keeps until its parent has waited for it."""
+        """Returns the exit code of a process that has ended. If the process is a child by now, waits for it. Otherwise
+        reads the code from `/proc`, where it is visible until the parent has reaped the process."""
         if self._pidfd is None:
             return None
         try:
@@ -313,11 +318,12 @@ class _Child:
             loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-        with contextlib.suppress(ValueError):  # the forkserver has not said that it ended; freed at the next start
+        # ValueError: the forkserver has not reported the end; the object is freed at the next start.
+        with contextlib.suppress(ValueError):
             self._process.close()
 
 
 _UNKNOWN = 255
 """The exit code that `multiprocessing` reports if the forkserver ended before its child."""
 _EXIT_CODE = 49
-"""Place of the exit status among the fields of `/proc/PID/stat` that follow the name (proc_pid_stat(5): field 52)."""
+"""Index of the exit status among the fields of `/proc/PID/stat` that follow the name (proc_pid_stat(5): field 52)."""

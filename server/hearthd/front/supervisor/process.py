@@ -1,4 +1,4 @@
-"""A device process and its link, from its start to its end."""
+"""A device process and its link, from start to end."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from hearthd.shared.device_spec import DeviceSpec
 log = structlog.get_logger("hearthd.supervisor")
 
 _LOOK_S = 0.4
-"""Seconds between two checks that the process runs at all: health reports it within a second."""
+"""Interval, in seconds, between two checks that the process is not stopped. Health reports a stopped process within a
+second."""
 _STEPS = 10
-"""Steps in which the patience with a process passes."""
+"""Number of steps into which `within` divides its time limit."""
 
 Observer = Callable[[int, dict[str, Any]], None]
 """Called with the generation of a process and the counts that it reports."""
 
 
 class Process:
-    """Launched, linked, watched, reaped."""
+    """A device process: launches it, connects its link, watches it and reaps it."""
 
     def __init__(self, started: StartedProcess, link: DeviceLink, begin: float, crash: CrashFile) -> None:
         self.link = link
@@ -41,7 +42,7 @@ class Process:
         self.begin = begin
         self.last_pong = begin
         self._given: dict[int, int] = {}
-        """Last batch given to each channel, as of the last ping."""
+        """Number of the last batch that was passed to each channel, as of the last ping."""
         self._started = started
         self._crash = crash
         self._exited = asyncio.ensure_future(started.ended())
@@ -51,14 +52,14 @@ class Process:
 
     @property
     def stalled(self) -> str:
-        """Why a process that is ready gets nowhere just now; empty where it does."""
+        """The reason why a process that is ready makes no progress at the moment. Empty: it makes progress."""
         return self._stopped or self._silent
 
     @staticmethod
     async def start(
         spec: DeviceSpec, launcher: Launcher, on_collective: CollectiveSink | None, observe: Observer
     ) -> Process:
-        """A process that is not ready yet. Raises what keeps it from being started."""
+        """Starts a process and returns it before it is ready. Raises the error if it cannot be started."""
         begin = time.monotonic()
         started = await launcher.launch(spec)
         link = DeviceLink(spec.ordinal, spec.generation, on_collective)
@@ -79,7 +80,7 @@ class Process:
 
     @property
     def properties(self) -> node_pb2.DeviceProperties:
-        """The properties of its device; only when the process is ready."""
+        """The properties of the process's device. Available only after the process is ready."""
         return self.link.ready.result()
 
     @property
@@ -88,11 +89,12 @@ class Process:
 
     @property
     def over(self) -> bool:
-        """True if it has ended, or is about to."""
+        """True if the process has ended or is about to end."""
         return any(end.done() for end in self._ends)
 
     async def until_ready(self, patience: float) -> ExitCause | None:
-        """Returns when it is ready; why it never will be otherwise."""
+        """Waits until the process is ready. Returns the cause of its end if it ends before, or is not ready in
+        `patience` seconds."""
         ready = self.link.ready
         await asyncio.wait({*self._ends, ready}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         if self.over:
@@ -103,7 +105,7 @@ class Process:
         return None
 
     async def until(self, other: asyncio.Future[Any]) -> ExitCause | None:
-        """Returns when `other` is done; why the process ended where it does so before."""
+        """Waits until `other` is done. Returns the cause of the process's end if it ends before."""
         await asyncio.wait({*self._ends, other}, return_when=asyncio.FIRST_COMPLETED)
         return await self._cause() if self.over else None
 
@@ -111,8 +113,8 @@ class Process:
         return self._crash.explain(await find_cause(self.link, self._exited))
 
     async def watch(self, interval: float, patience: float, other: asyncio.Future[Any]) -> ExitCause | None:
-        """Waits as `until` does, and sends a ping every `interval` seconds that has to be answered within
-        `patience`."""
+        """Waits like `until`, and sends a ping every `interval` seconds. A ping without an answer within `patience`
+        seconds counts as the end of the process."""
         pinger = asyncio.create_task(self._ping(interval, patience))
         looking = asyncio.create_task(self._look())
         try:
@@ -128,17 +130,19 @@ class Process:
             await asyncio.gather(pinger, looking, return_exceptions=True)
 
     async def _ping(self, interval: float, patience: float) -> None:
-        """Returns when a ping was not answered in time."""
+        """Sends pings. Returns when a ping was not answered in time."""
         while True:
             if not await self._answers(patience):
                 return
             self.last_pong = time.monotonic()
             self._given = {number: channel.batches.last for number, channel in self.link.channels.items()}
-            await within(patience, self.link.stats())  # so that little of what it has counted is lost with it
+            # Reads the counters often, so that few counts are lost if the process is lost.
+            await within(patience, self.link.stats())
             await asyncio.sleep(interval)
 
     async def _answers(self, patience: float) -> bool:
-        """Returns True if a ping is answered in time; after half of it, the process is stalled until it answers."""
+        """Returns True if a ping is answered in `patience` seconds. After half of that time the process counts as
+        stalled until it answers."""
         pong = asyncio.ensure_future(self.link.ping())
         try:
             if await within(patience / 2, asyncio.shield(pong)):
@@ -150,7 +154,8 @@ class Process:
             self._stall(silent="")
 
     async def _look(self) -> None:
-        """Sees whether the process is stopped (SIGSTOP, a debugger), long before it has missed a ping."""
+        """Checks whether the process is stopped (SIGSTOP, a debugger), which is noticed long before a ping is
+        missed."""
         while True:
             halted = state_of(self.pid) in ("T", "t")
             self._stall(stopped="its process is stopped (SIGSTOP or a debugger)" if halted else "")
@@ -165,8 +170,8 @@ class Process:
             self.on_stall()
 
     def working(self) -> set[str]:
-        """Sessions that had work here lately: something is not answered, or came since the last ping, or may have come
-        by a lane."""
+        """Returns the sessions that had work in the process recently: a call or batch that is not answered, a batch
+        since the last ping, or a lane, over which work may have come."""
         return {
             channel.session_id
             for number, channel in self.link.channels.items()
@@ -176,18 +181,19 @@ class Process:
             or channel.batches.last != self._given.get(number, 0)
         }
 
-    # ---- its end ----
+    # ---- end ----
 
     async def end(self, cause: ExitCause) -> None:
-        """Makes sure that a process that is lost ends now; `reap` waits for it."""
+        """Makes sure that a lost process ends now. `reap` waits for its end."""
         if cause.label == "stuck":
             self._started.report()
             await asyncio.wait({self._exited}, timeout=REPORT_GRACE)
-        if cause.label != "fault":  # that one has just said that it ends by itself
+        if cause.label != "fault":  # after a fault, the process has just reported that it ends by itself
             self._started.kill()
 
     async def shut_down(self, patience: float) -> bool:
-        """Asks it to finish what is queued and to end; kills it where it does not, and says so."""
+        """Asks the process to finish the queued work and end. Kills it if it does not end within `patience` seconds,
+        and then returns False."""
         obeyed = True
         if not self.link.ready.done() or self.over:
             self._started.kill()
@@ -204,8 +210,8 @@ class Process:
         self._started.kill()
 
     async def reap(self, final_refusal: Refusal | None = None) -> None:
-        """Returns when it is gone; what it held on the device is free by then. `final_refusal`: for calls that still
-        wait."""
+        """Returns when the process has ended; everything that it held on the device is then free. Calls that still wait
+        fail with `final_refusal`."""
         _, pending = await asyncio.wait({self._exited}, timeout=EXIT_GRACE)
         if pending:
             self._started.kill()
@@ -219,11 +225,11 @@ class Process:
 
 
 async def within(seconds: float, work: Awaitable[object]) -> bool:
-    """Returns True if the work is done in time; raises what it raises.
+    """Returns True if the work is done within `seconds`. Raises the errors of the work.
 
-    Time in which this very process did not run (a machine that was paused or suspended, a debugger) counts little: the
-    answer may be there by now, and was only not looked at. So the time passes in steps, and none counts for more than
-    it was to last.
+    Time in which this process itself did not run (a paused or suspended machine, a debugger) must hardly count, because
+    an answer may have arrived that was not read yet. The time limit is therefore divided into steps, and a step that
+    takes longer counts as one step.
     """
     task = asyncio.ensure_future(work)
     try:

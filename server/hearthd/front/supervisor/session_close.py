@@ -1,4 +1,4 @@
-"""Sees sessions that are closed off: one device process, and what they still have running there."""
+"""Watches closed sessions of one device process until the work that they still run there has ended."""
 
 from __future__ import annotations
 
@@ -13,23 +13,33 @@ import structlog
 from hearth_proto.reasons import Refusal
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.supervisor.exit_cause import ABANDONED, ExitCause
-from hearthd.front.supervisor.lingering_sessions import LingeringSession, LingeringSessions
+from hearthd.front.supervisor.lingering_sessions import GRACE, LingeringSession, LingeringSessions
 
 log = structlog.get_logger("hearthd.supervisor")
 
 ANSWER = 1.0
-"""Seconds that the process has to report what still runs."""
+"""Time, in seconds, for the process to report the work that still runs."""
 
 
 class SessionClose:
-    """Belongs to the event loop. `end` is called when the process is to be ended now, with the cause; `changed`, when
-    calls that wait (`wait`) may continue."""
+    """Watches the closed sessions of one process. Belongs to the event loop.
 
-    def __init__(self, link: DeviceLink, end: Callable[[ExitCause], None], changed: Callable[[], None]) -> None:
+    `end` is called with the cause when the process must be ended now. `changed` is called when calls that wait (`wait`)
+    may continue.
+    """
+
+    def __init__(
+        self,
+        link: DeviceLink,
+        end: Callable[[ExitCause], None],
+        changed: Callable[[], None],
+        *,
+        grace: float = GRACE,
+    ) -> None:
         self._link = link
         self._end = end
         self._changed = changed
-        self._lingering = LingeringSessions()
+        self._lingering = LingeringSessions(grace)
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._awaited = False
@@ -38,29 +48,30 @@ class SessionClose:
 
     @property
     def must_drain(self) -> bool:
-        """True if new sessions must not use the process: closed sessions alone are left in it, and work of theirs."""
+        """True if new sessions must not use the process, because only closed sessions are left in it, with running
+        work."""
         return self._lingering.must_drain(self._link.channels)
 
     def wait(self) -> None:
-        """Notes that a new session waits."""
+        """Notes that a new session waits for the process."""
         if not self._awaited:
             self._awaited = True
-            self._ask()  # it may be that nothing runs
+            self._ask()  # perhaps no work runs any more
 
     def stuck(self) -> list[tuple[LingeringSession, float]]:
-        """Returns the sessions whose time is over, each with the seconds since it was closed."""
+        """Returns the sessions whose grace period has ended, each with the seconds since it was closed."""
         now = time.monotonic()
         return [(each, now - each.since) for each in self._lingering.stuck(now)]
 
     def close(self) -> None:
-        """The process ends, or is gone."""
+        """Stops watching, because the process ends or has ended."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
         if self._asking is not None:
             self._asking.cancel()
 
-    # ---- what happens ----
+    # ---- events ----
 
     def _leave(self, channel: int) -> None:
         known = self._link.channels.get(channel)
@@ -73,7 +84,7 @@ class SessionClose:
         self._look()
 
     def _look(self) -> None:
-        """Something has happened, or has had its time."""
+        """Decides what to do next, after an event or at the end of a grace period."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

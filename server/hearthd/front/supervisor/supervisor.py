@@ -24,7 +24,7 @@ log = structlog.get_logger("hearthd.supervisor")
 
 
 class Supervisor:
-    """All devices of the node."""
+    """The supervisor of all devices of the node."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Supervisor:
         self.on_collective = on_collective
         self.device_lost = on_lost
         self.sessions: Iterable[Session] = ()
-        """All that are open."""
+        """All open sessions."""
         self.on_barred: Callable[[str], None] = lambda session: None
-        """Called with a session that is quarantined from shared processes; its state at the front is to go."""
+        """Called with the id of a session that is quarantined. The session's state at the front has to be removed."""
         self.prepare: list[Callable[[DeviceLink], Awaitable[None]]] = []
-        """Called, in order, with the link of each process that is ready, before it serves; `link.serves` says for
-        which sessions that will be."""
+        """Called, in order, with the link of each process that is ready, before the process serves. `link.serves` tells
+        for which sessions it will serve."""
         self.policy = policy
         self.devices = {spec.ordinal: Device(spec, launcher, policy, self) for spec in specs}
         self._launcher = launcher
@@ -55,14 +55,15 @@ class Supervisor:
         return iter(self.devices.values())
 
     def find(self, ordinal: int, tenant: Tenant = EVERYONE) -> Device:
-        """A device that the tenant may use; one that it may not use is not there."""
+        """Returns a device that the tenant may use. Raises a refusal as for a missing device if the tenant may not use
+        it."""
         device = self.devices.get(ordinal)
         if device is None or not tenant.sees(ordinal):
             raise errors.device_not_found(ordinal, (each.ordinal for each in self.visible(tenant)))
         return device
 
     def visible(self, tenant: Tenant) -> list[Device]:
-        """The devices that a tenant may use."""
+        """Returns the devices that a tenant may use."""
         return [device for device in self if tenant.sees(device.ordinal)]
 
     def start(self) -> None:
@@ -71,14 +72,14 @@ class Supervisor:
             device.start()
 
     def release(self, session: Session) -> None:
-        """A session has ended: so do the processes that were its own."""
+        """Ends the dedicated processes of a session that has ended, and forgets its faults."""
         self.quarantine.forget(session.id)
         for device in self:
             device.release(session)
 
     def record_fault(self, session: str) -> None:
-        """A process that it shared was lost to a session: one that has done that too often is cut off from others, and
-        what it holds in their processes is freed."""
+        """Attributes the loss of a shared process to a session. After too many losses the session is quarantined: its
+        channels in shared processes are closed, and what it holds there is freed."""
         if not self.quarantine.record_fault(session, time.monotonic()):
             return
         log.error("session_barred", session=session)
@@ -93,24 +94,24 @@ class Supervisor:
                     task.add_done_callback(self._cutting.discard)
 
     def quarantine_refusal(self, session: Session) -> Refusal | None:
-        """Why a session may share no process."""
+        """Returns the reason why a session may not share a process; None: it may."""
         return self.quarantine.refusal(session.id) if self.quarantine.quarantined(session.id) else None
 
     def lift_quarantine(self) -> None:
-        """Sessions that were barred may share processes again."""
+        """Allows all quarantined sessions to share processes again."""
         self.quarantine.lift_quarantine()
 
     async def before_serving(self, link: DeviceLink) -> None:
         for prepare in self.prepare:
             try:
                 await prepare(link)
-            except Refusal as refusal:  # what could not be brought back answers for itself; the device serves
+            except Refusal as refusal:  # the objects that could not be restored report it when used; the device serves
                 log.error("device_prepare", device=link.ordinal, generation=link.generation, error=refusal.message)
             except Exception:
                 log.exception("device_prepare", device=link.ordinal, generation=link.generation)
 
     async def settled(self) -> None:
-        """Returns when no device is starting for the first time any more."""
+        """Returns when no device is in its first start any more."""
         while any(device.state == STARTING for device in self):
             await self.changed()
 

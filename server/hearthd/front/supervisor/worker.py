@@ -1,4 +1,4 @@
-"""A lineage of device processes: one after another, they serve those sessions that share their fate on one device."""
+"""A worker: a lineage of device processes that serve, one after another, the sessions that share them on one device."""
 
 from __future__ import annotations
 
@@ -41,31 +41,32 @@ log = structlog.get_logger("hearthd.supervisor")
 
 
 class WorkerOwner(Protocol):
-    """The device of a worker, as the worker sees it."""
+    """The device of a worker, as the worker uses it."""
 
     ordinal: int
     policy: IsolationPolicy
 
     async def enter(self, worker: Worker) -> DeviceSpec:
-        """Returns, when there is room on the device for one more process, its specification."""
+        """Waits for room on the device for one more process, and returns the specification of the process."""
 
     async def start_process(self, spec: DeviceSpec) -> Process:
-        """Raises what keeps it from being started; there is room for another one then."""
+        """Starts a process. Raises an error if it cannot be started; its room on the device is then free again."""
 
     def learn(self, process: Process) -> None:
-        """A process is ready."""
+        """Notes that a process is ready."""
 
     async def prepare(self, process: Process, worker: Worker) -> None:
-        """Restores what has to be there before the worker's sessions use the process."""
+        """Restores the state that sessions expect in the process. Called before the worker's sessions use it."""
 
     def lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
-        """Tells everyone; the session that it was lost to, where that can be known and concerns others."""
+        """Notifies sessions and the supervisor of the loss of a process. Returns the session to which the loss is
+        attributed, if that is known and other sessions are concerned."""
 
     def replace(self, worker: Worker) -> bool:
-        """Returns True if another worker continues in this one's place."""
+        """Returns True if another worker takes the place of this one."""
 
     def reaped(self, generation: int) -> None:
-        """A process is gone, with all that it held."""
+        """Notes that a process has ended and that everything it held is free."""
 
     def gone(self, worker: Worker) -> None:
         """Notes that the worker has ended for good."""
@@ -76,17 +77,18 @@ class WorkerOwner(Protocol):
 
 
 class Worker:
-    """The process of one key, replaced when it is lost. Without a key it is vacant: ready for the next key."""
+    """The process of one key, which is replaced when it is lost. Without a key the worker is vacant: ready for the next
+    key."""
 
     def __init__(self, host: WorkerOwner, key: WorkerKey | None, quota: int = 0) -> None:
         self.key = key
         self.quota = quota
-        """The most device memory, in bytes, that its tenant may hold; 0: no limit."""
+        """Maximum device memory, in bytes, that the worker's tenant may hold. 0: no limit."""
         self.state: node_pb2.DeviceState = STARTING
         self.detail = "its first process is starting"
         self.process: Process | None = None
         self.generation = 0
-        """The generation of its process, or of the last one."""
+        """The generation of the present process, or of the last one."""
         self.losses: deque[ProcessLoss] = deque()
         self._host = host
         self._ending = asyncio.get_running_loop().create_future()
@@ -94,18 +96,19 @@ class Worker:
         self._idle: asyncio.TimerHandle | None = None
         self._session_close: SessionClose | None = None
         self._put_down: tuple[Process, ExitCause] | None = None
-        """The process that was killed on purpose, and why."""
+        """The process that was killed on purpose, and the cause."""
         self._stopped: Refusal | None = None
         self._task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"device-{host.ordinal}")
 
     @property
     def condition(self) -> node_pb2.DeviceState:
-        """The state as it is shown: one whose process gets nowhere is stalled. Its sessions stay, and wait for it."""
+        """The state to show. A worker whose process makes no progress is stalled: its sessions stay, and wait for the
+        process."""
         return STALLED if self._stalled else self.state
 
     @property
     def reason(self) -> str:
-        """Why it is in its `condition`; empty where it serves."""
+        """The reason for the `condition`. Empty if the worker serves."""
         return self._stalled or self.detail
 
     @property
@@ -114,7 +117,7 @@ class Worker:
 
     @property
     def link(self) -> DeviceLink | None:
-        """Returns the link to the process that serves now."""
+        """The link to the process that serves now. None: no process serves."""
         return self.process.link if self.process is not None and self.state == SERVING else None
 
     @property
@@ -127,19 +130,22 @@ class Worker:
 
     @property
     def holds_nothing(self) -> bool:
-        """True if it serves no session and could end."""
+        """True if the worker serves no session and could end."""
         return self.link is not None and not self.link.channels
 
     def stuck(self) -> list[tuple[LingeringSession, float]]:
-        """Returns closed sessions whose work still runs, each with the seconds since it was closed."""
+        """Returns the closed sessions whose work still runs, each with the seconds since it was closed."""
         return self._session_close.stuck() if self._session_close is not None else []
 
-    # ---- for its sessions ----
+    # ---- for sessions ----
 
     async def channel(self, session: Session) -> Channel | None:
-        """The session's channel to the process that serves now, opened where there is none; None: the worker ends,
-        ask for another. Waits for a process that starts or is being replaced, and for one to which only closed sessions
-        with work of theirs are left; raises `DEVICE_UNAVAILABLE` after that."""
+        """Returns the session's channel to the process that serves now, and opens it if necessary. None: the worker
+        ends, and the caller has to ask another worker.
+
+        Waits for a process that starts or is being replaced, and for a process in which only closed sessions with
+        running work are left. Raises `DEVICE_UNAVAILABLE` after the time limit.
+        """
         begin = time.monotonic()
         while not self.ending:
             link = self.link
@@ -155,7 +161,7 @@ class Worker:
                     )
                     return channel
                 self._session_close.wait()
-                begin = time.monotonic()  # that has a separate limit
+                begin = time.monotonic()  # waiting for the replacement has a separate time limit
             policy = self._host.policy
             starts = self.state == STARTING and self.process is not None
             patience = policy.start_timeout if starts else policy.serving_wait
@@ -170,7 +176,7 @@ class Worker:
         return None
 
     def unavailable(self) -> Refusal:
-        """Returns the refusal for callers that have waited long enough."""
+        """Returns the refusal for callers whose time limit has passed."""
         fenced = self.state == FENCED
         ordinal = self._host.ordinal
         return Refusal(
@@ -181,10 +187,10 @@ class Worker:
             retry_after_s=None if fenced else 0.5,
         )
 
-    # ---- the life of its processes ----
+    # ---- processes ----
 
     def adopt(self, key: WorkerKey, quota: int, losses: deque[ProcessLoss] | None = None) -> None:
-        """Serves `key` from now on; `losses`: of the worker whose place it takes."""
+        """Serves `key` from now on. `losses`: the losses of the worker whose place this worker takes."""
         self.key, self.quota = key, quota
         if losses is not None:
             self.losses = losses
@@ -214,12 +220,14 @@ class Worker:
             return
         try:
             process = await self._host.start_process(entering.result())
-        except Exception as error:  # a fork or the forkserver failed: no process, the same consequences
+        except Exception as error:  # a fork or the forkserver failed; the consequences are those of a lost process
             self._lose(None, ExitCause("launch", f"it could not be started: {error}"), ready=False)
             return
         self.process, self.generation = process, process.generation
-        self._session_close = SessionClose(process.link, partial(self._abandon, process), self._host.notify)
-        if self.ending:  # it was asked to while the process was being started
+        self._session_close = SessionClose(
+            process.link, partial(self._abandon, process), self._host.notify, grace=self._host.policy.grace
+        )
+        if self.ending:  # the worker was asked to end while the process was being started
             process.kill()
         ready = False
         try:
@@ -247,7 +255,8 @@ class Worker:
         self._host.reaped(process.generation)
 
     async def _serve(self, process: Process) -> ExitCause | None:
-        """A process that is ready, until it ends or has to."""
+        """Serves the worker's sessions with a process that is ready. Returns the cause of the process's end; None: the
+        worker ends."""
         policy = self._host.policy
         watch = (policy.ping_interval, policy.ping_timeout)
         self._host.learn(process)
@@ -299,16 +308,16 @@ class Worker:
             )
         if self.ending:
             return
-        over = cause.label == ABANDONED and self.key is not None and self.key.dedicated  # its session was the only one
+        over = cause.label == ABANDONED and self.key is not None and self.key.dedicated  # its only session was closed
         if over or (self.state != FENCED and self._host.replace(self)):
             self._ending.set_result(None)
 
     def waits_for_memory(self) -> None:
-        """No process can be started yet."""
+        """Notes that no process can be started yet, because there is no device memory for it."""
         self.detail = "there is no device memory left for one more process; others have to give some back"
 
     def fence(self, why: str) -> None:
-        """No further process is started."""
+        """Starts no further process."""
         self._set(FENCED, why)
         log.error("device_fenced", device=self._host.ordinal, generation=self.generation, why=why)
 
@@ -316,10 +325,10 @@ class Worker:
         self.state, self.detail = state, detail
         self._host.notify()
 
-    # ---- its end ----
+    # ---- end ----
 
     def _rest(self) -> None:
-        """Starts the idle timeout: no session has a channel here now."""
+        """Starts the idle timeout, if there is one. Called when no session has a channel in the process."""
         timeout = self._host.policy.idle_timeout
         if self._idle is not None:
             self._idle.cancel()
@@ -335,15 +344,15 @@ class Worker:
             self.retire()
 
     def _abandon(self, process: Process, cause: ExitCause) -> None:
-        """Ends a process in which closed sessions alone are left, whose work does not end."""
+        """Kills a process in which only closed sessions are left whose work does not end."""
         if self.process is not process or self.ending or (self._put_down and self._put_down[0] is process):
             return
         self._put_down = (process, cause)
         process.kill()
-        self._set(LOST, cause.text)  # from now on, new sessions wait for the next one
+        self._set(LOST, cause.text)  # new sessions wait for the next process from now on
 
     def restart(self) -> None:
-        """Replaces the process, and starts again where it is fenced."""
+        """Replaces the process, and starts the worker again if it is fenced."""
         self.losses.clear()
         if self.process is not None:
             self._put_down = (self.process, ExitCause(RESTART, "an operator restarts it"))
@@ -354,8 +363,8 @@ class Worker:
             self._task = asyncio.create_task(self._run(), name=f"device-{self._host.ordinal}")
 
     def retire(self, at_once: bool = False, final_refusal: Refusal | None = None) -> asyncio.Task[None]:
-        """Ends it for good: asks the process to end, and kills it where it does not. The task is done when it is
-        gone."""
+        """Ends the worker for good: asks its process to end, and kills the process if it does not. The returned task is
+        done when the process has ended."""
         self._stopped = self._stopped or final_refusal
         process = self.process
         if process is not None and (at_once or self.state != SERVING):
@@ -369,7 +378,7 @@ class Worker:
         if self._idle is not None:
             self._idle.cancel()
         if not self._task.done():
-            patience = 2 * self._host.policy.shutdown_timeout  # it may wait for a launch
+            patience = 2 * self._host.policy.shutdown_timeout  # the worker may be waiting for a launch
             _, pending = await asyncio.wait({self._task}, timeout=patience)
             if pending:
                 self._task.cancel()

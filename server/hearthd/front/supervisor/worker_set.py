@@ -1,4 +1,4 @@
-"""The workers of one device: those that serve sessions, one that is vacant, those that end."""
+"""The workers of one device: those that serve sessions, a vacant one, and those that are ending."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hearthd.front.supervisor.worker import Worker
 
 
 class WorkerSet:
-    """Each worker is in it once, from its making until its process is gone for good."""
+    """The workers of one device. Each worker is in the set once, from its creation until its process has ended for
+    good."""
 
     def __init__(self) -> None:
         self.serving: dict[WorkerKey, Worker] = {}
@@ -17,7 +18,7 @@ class WorkerSet:
         self.ending: set[Worker] = set()
 
     def __iter__(self) -> Iterator[Worker]:
-        """All of them."""
+        """Iterates over all workers."""
         return iter([*self.serving.values(), *([self.vacant] if self.vacant is not None else []), *self.ending])
 
     def __len__(self) -> int:
@@ -25,19 +26,19 @@ class WorkerSet:
 
     @property
     def running(self) -> list[Worker]:
-        """The workers whose process can be asked."""
+        """The workers whose process can answer requests."""
         return [worker for worker in self if worker.link is not None and not worker.ending]
 
     @property
     def idle(self) -> Worker | None:
-        """Returns a worker that could make room for another."""
+        """A worker that could be ended to make room for another. None: there is none."""
         for key, worker in self.serving.items():
             if worker.holds_nothing and key != EVERYBODY:
                 return worker
         return None
 
     def occupy(self, key: WorkerKey, quota: int) -> Worker | None:
-        """The vacant worker, which serves `key` from now on; None: there is none."""
+        """Assigns the vacant worker to `key` and returns it. None: there is no vacant worker."""
         worker, self.vacant = self.vacant, None
         if worker is not None:
             worker.adopt(key, quota)
@@ -45,7 +46,7 @@ class WorkerSet:
         return worker
 
     def replace(self, worker: Worker) -> bool:
-        """Puts the vacant worker in the place of one that lost its process; False: there is none."""
+        """Replaces a worker that lost its process by the vacant worker. Returns False if there is none."""
         if worker.key is None or self.vacant is None:
             return False
         spare, self.vacant = self.vacant, None
@@ -55,7 +56,7 @@ class WorkerSet:
         return True
 
     def settle(self) -> None:
-        """Moves workers that have begun to end out of service."""
+        """Moves workers that have begun to end from the serving workers to the ending ones."""
         for worker in [each for each in self.serving.values() if each.ending]:
             assert worker.key is not None
             self.ending.add(self.serving.pop(worker.key))
@@ -64,7 +65,7 @@ class WorkerSet:
             self.vacant = None
 
     def gone(self, worker: Worker) -> None:
-        """Removes a worker whose process is gone, and that gets no other."""
+        """Removes a worker whose process has ended and that starts no other process."""
         self.ending.discard(worker)
         if worker is self.vacant:
             self.vacant = None

@@ -1,7 +1,7 @@
-"""Tenants and tenancy policy: the form of tokens, rights, shares of global limits, revoked certificates.
+"""Tenants and tenancy policy: the form of tokens, rights, shares of global limits, and revoked certificates.
 
-Covers pure policy and the files that it is read from; not authentication (`hearthd.front.auth`) nor what a tenant has
-used (`hearthd.front.sessions.tenant_accounts`), which use it.
+Covers pure policy and the files from which it is read. Does not cover authentication (`hearthd.front.auth`) or usage
+(`hearthd.front.sessions.tenant_accounts`), which use this package.
 
 Above: `hearthd.front.config`. Below: `hearthd.front.sockets`.
 """

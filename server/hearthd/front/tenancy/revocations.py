@@ -1,7 +1,8 @@
-"""Client certificates that were revoked: a list of their authority (CRL, RFC 5280), read again when its file changes.
+"""Revoked client certificates: lists of their authorities (CRL, RFC 5280), read again when the file changes.
 
-gRPC's Python server cannot be given one, so a certificate on it completes the handshake and is refused at its first
-call. A list past its `nextUpdate` counts on, and is warned of: without it, the certificates on it would be good again.
+gRPC's Python server does not support such lists, so a revoked certificate completes the handshake and is refused at its
+first call. A list remains in force after its `nextUpdate`, with a warning, because without it the revoked certificates
+would be valid again.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from hearthd.shared.log import LogThrottle
 log = structlog.get_logger("hearthd.tls")
 
 _LOOK_AGAIN = 2.0
-"""Seconds between two checks of the file."""
+"""Minimum interval, in seconds, between checks of the file."""
 
 
 class RevocationError(Exception):
-    """The list cannot be used; the text is one line for the person who configured it."""
+    """The list cannot be used. The text is one line for the person who configured it."""
 
 
 class CertificateIdentity(NamedTuple):
-    """A certificate, by its authority's name and the number that it was given there."""
+    """The identity of a certificate: the name of its authority, and its serial number there."""
 
     issuer: bytes
     serial: int
 
 
 def identity(pem: bytes) -> CertificateIdentity:
-    """Identifies a certificate in PEM. Raises `ValueError`."""
+    """Returns the identity of a certificate in PEM. Raises `ValueError`."""
     from cryptography import x509
 
     certificate = x509.load_pem_x509_certificate(pem)
@@ -41,15 +42,15 @@ def identity(pem: bytes) -> CertificateIdentity:
 
 
 class Revocations:
-    """The lists of one file, of one or several authorities."""
+    """The revocation lists in one file, of one or more authorities."""
 
     def __init__(self, path: str, client_ca: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Reads the file; none where `path` is empty. Raises `RevocationError`."""
+        """Reads the file; an empty `path` means that there is none. Raises `RevocationError`."""
         self.path = path
         self.next_update = float("inf")
-        """Unix time until which the lists are good; the earliest of them."""
+        """Unix time until which the lists are valid; the earliest of their times."""
         self.changes = 0
-        """The number of changes of the revoked certificates."""
+        """Number of changes of the set of revoked certificates."""
         self._client_ca = client_ca
         self._clock = clock
         self._told = LogThrottle()
@@ -64,8 +65,8 @@ class Revocations:
         return len(self._revoked)
 
     def look(self) -> None:
-        """Reads the file again where it has changed, which `changes` counts. One that cannot be used changes nothing,
-        and is logged."""
+        """Reads the file again if it has changed; `changes` counts that. A file that cannot be used is logged and
+        changes nothing."""
         now = self._clock()
         if not self.path or now - self._looked < _LOOK_AGAIN:
             return

@@ -1,9 +1,9 @@
-"""Shares of a global limit: how many of `sessions.max` or `devices.max_processes` one tenant may take. Pure.
+"""Shares of a global limit: the part of `sessions.max` or `devices.max_processes` that one tenant may use. Pure.
 
-Half of a limit is guaranteed, divided among all configured tenants by weight; the other half is lent on request. A
-tenant borrows no more than what is left for others to borrow (dynamic thresholds, as in the shared buffers of network
-switches: Choudhury and Hahne, 1998), so that even a single one that takes all it can leaves room for the next. A
-reserve is lent to operators only.
+Half of a limit is guaranteed, and is divided among all configured tenants by weight. The other half is lent on request.
+A tenant may borrow at most as much as is left for other tenants to borrow (dynamic thresholds, as in the shared buffers
+of network switches: Choudhury and Hahne, 1998), so that even a single tenant that borrows all it can leaves room for
+the next. A reserve is lent to operators only.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 GUARANTEED = 0.5
-"""The part of a limit that is divided by weight."""
+"""The fraction of a limit that is divided by weight."""
 RESERVE = 16
-"""The divisor of a limit that gives the reserve of operators."""
+"""The divisor of a limit that gives the operators' reserve."""
 _OPERATORS = frozenset({"admin", "observe"})
 
 
 def reserve(limit: int) -> int:
-    """Returns the part of a limit that is kept for operators; a very small limit has none."""
+    """Returns the part of a limit that is reserved for operators. A very small limit has no reserve."""
     return limit // RESERVE or int(limit >= RESERVE // 2)
 
 
 def operates(rights: frozenset[str]) -> bool:
-    """Returns True if a tenant with these rights is an operator's."""
+    """Returns True if a tenant with these rights is an operator."""
     return not _OPERATORS.isdisjoint(map(str, rights))
 
 
@@ -39,11 +39,11 @@ class Shares:
 
     @property
     def pool(self) -> int:
-        """The part of the limit that is open to every tenant."""
+        """The part of the limit that every tenant may use."""
         return max(0, self.limit - self.reserve)
 
     def guarantee(self, tenant: str) -> int:
-        """Returns the number that a tenant can always have; a single tenant has the whole pool."""
+        """Returns the number that a tenant can always have. A single tenant has the whole pool."""
         weight = self.weights.get(tenant, 0.0)
         if not weight:
             return 0
@@ -63,7 +63,7 @@ class Shares:
         return free > 0 and (mine - guarantee) < max(1, free)
 
     def most(self, tenant: str, used: Mapping[str, int], *, operator: bool = False) -> int:
-        """Returns the most that a tenant may have while the others keep theirs."""
+        """Returns the maximum number that a tenant may have while the other tenants keep theirs."""
         now = dict(used)
         while self.admits(tenant, now, operator=operator):
             now[tenant] = now.get(tenant, 0) + 1

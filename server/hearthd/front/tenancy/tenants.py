@@ -1,4 +1,4 @@
-"""Tenants of this node: identities, rights and quotas. Pure: identities come in, tenants and refusals come out."""
+"""Tenants of this node: identities, rights and quotas. Pure: maps identities to tenants or refusals."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ __all__ = [
 ]  # fmt: skip
 
 ALL: frozenset[int] | None = None
-"""Every device."""
+"""The value of `Tenant.devices` that means all devices."""
 
 
 @dataclass(frozen=True)
 class Quotas:
-    """Limits of one tenant; 0: none. Bytes of memory count on each device."""
+    """Limits of one tenant. 0: no limit. Limits on memory bytes apply to each device separately."""
 
     device_bytes: int = 0
     device_share: float = 0.0
-    """The part of each device that may be held, where `device_bytes` says nothing."""
+    """The fraction of each device's memory that the tenant may hold, if `device_bytes` is 0."""
     pinned_bytes: int = 0
     durable_bytes: int = 0
     sessions: int = 0
     handles: int = 0
-    """Handles in one device process, of all kinds and sessions together."""
+    """Maximum number of handles in one device process, of all kinds and sessions together."""
     published: int = 0
-    """Names on each device."""
+    """Maximum number of published names on each device."""
     queued_commands: int = 0
     queued_bytes: int = 0
     gpu_seconds: float = 0.0
-    """Time of all devices together, since the daemon started."""
+    """Device time on all devices together since the daemon started, in seconds."""
 
     def on_device(self, total: int) -> int:
-        """Bytes that may be held of a device that has `total`; 0: no limit."""
+        """Returns the bytes that the tenant may hold of a device that has `total` bytes. 0: no limit."""
         return self.device_bytes or int(self.device_share * total)
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """A user or group of users whose sessions share rights, quotas and fate."""
+    """A user or group of users whose sessions share rights, quotas and device processes."""
 
     name: str
     weight: float = 1.0
-    """Share of a device's time, beside the weights of others."""
+    """Weight of the tenant in the division of device time, relative to the weights of other tenants."""
     priority: int = 0
-    """Lower is more urgent, as for CUDA streams."""
+    """Priority; lower values are more urgent, as for CUDA streams."""
     devices: frozenset[int] | None = ALL
     rights: frozenset[Right] = EVERYTHING
     quotas: Quotas = field(default_factory=Quotas)
 
     @property
     def operator(self) -> bool:
-        """True for an operator's tenant, to which the operators' reserve is open."""
+        """True for an operator's tenant, which may use the operators' reserve."""
         return shares.operates(self.rights)
 
     def may(self, right: Right) -> bool:
@@ -68,28 +68,29 @@ class Tenant:
 
     @property
     def observes(self) -> bool:
-        """True if it sees other tenants' sessions and totals of all tenants: it has the right `observe` or `admin`."""
+        """True if the tenant may see other tenants' sessions and totals of all tenants: it has the right `observe` or
+        `admin`."""
         return not self.rights.isdisjoint(rights.OPERATING)
 
     def require(self, needed: Collection[Right], operation: str) -> None:
-        """Raises `PERMISSION_DENIED` where it has not all of these."""
+        """Raises `PERMISSION_DENIED` if the tenant lacks one of these rights."""
         lacking = rights.missing(needed, self.rights)
         if lacking:
             raise rights.permission_denied(operation, lacking, self.name)
 
     def sees(self, ordinal: int) -> bool:
-        """Returns True if it may use the device. A device that it may not use does not exist for it."""
+        """Returns True if the tenant may use the device. To the tenant, other devices do not exist."""
         return self.devices is None or ordinal in self.devices
 
 
 def sees_tenant(viewer: Tenant, name: str) -> bool:
-    """Returns True if sessions and processes of the tenant `name` exist for `viewer`: its own, and all of them for an
+    """Returns True if `viewer` may see sessions and processes of the tenant `name`: its own, or all if it is an
     observer. An empty name stands for processes that all tenants share."""
     return name in ("", viewer.name) or viewer.observes
 
 
 EVERYONE = Tenant("default")
-"""The one tenant of a daemon without authentication."""
+"""The only tenant of a daemon without authentication."""
 
 
 # ---- identities ----
@@ -97,15 +98,15 @@ EVERYONE = Tenant("default")
 
 @dataclass(frozen=True)
 class Credential:
-    """A token, as far as the daemon knows it: never the token itself."""
+    """A token, as the daemon stores it: never the token itself."""
 
     key: bytes
-    """SHA-256 of the token. A token has 256 random bits, so there is nothing to guess that salt or a slow hash would
-    have to protect, as they protect passwords."""
+    """SHA-256 of the token. A token has 256 random bits and cannot be guessed, so that it needs no salt and no slow
+    hash, unlike a password."""
     name: str = ""
     """Name for the audit log."""
     expires: float = float("inf")
-    """Unix time."""
+    """Unix time of expiry."""
 
 
 @dataclass(frozen=True)
@@ -114,33 +115,35 @@ class User:
 
     uid: int
     gids: frozenset[int] = frozenset()
-    """All groups, the primary one included."""
+    """Ids of all groups, including the primary group."""
     pid: int = 0
 
 
 @dataclass(frozen=True)
 class Caller:
-    """The caller of one call, identified once a call."""
+    """The caller of one call."""
 
     tenant: Tenant
     credential: str = ""
-    """The credential: `token ci`, `certificate ci.example.org`, `user 1000`; empty without authentication."""
+    """Description of the credential: `token ci`, `certificate ci.example.org` or `user 1000`. Empty without
+    authentication."""
     peer: str = ""
-    """gRPC's name of the other end."""
+    """gRPC's name of the peer."""
     uid: int | None = None
     expires: float = float("inf")
-    """Unix time until which the credential is good."""
+    """Unix time until which the credential is valid."""
     proof: bytes | tuple[str, ...] | User | None = None
-    """The identity that was shown: a token's `Credential.key`, the names in a certificate, a user; None: none."""
+    """The identity that was shown: a token's `Credential.key`, the names in a certificate, or a user. None: none was
+    shown."""
     certificate: CertificateIdentity | None = None
-    """The certificate that it was identified by."""
+    """The certificate that identified the caller."""
 
 
 ANYBODY = Caller(EVERYONE)
 
 
 class Directory:
-    """Maps identities to tenants. Immutable: a new configuration is a new directory."""
+    """Maps identities to tenants. Immutable: a new configuration creates a new directory."""
 
     def __init__(
         self,
@@ -151,7 +154,7 @@ class Directory:
         groups: Mapping[int, Tenant] | None = None,
     ) -> None:
         self.tenants = {tenant.name: tenant for tenant in tenants}
-        # Looked up by hash, so that the time it takes tells nothing about tokens that are there.
+        # Looked up by hash, so that the duration of a look-up reveals nothing about existing tokens.
         self._tokens = {credential.key: (credential, tenant) for credential, tenant in (tokens or {}).items()}
         self._certificates = dict(certificates or {})
         self._users = dict(users or {})
@@ -159,17 +162,17 @@ class Directory:
 
     @property
     def open(self) -> bool:
-        """True if there are no tenants: every caller is `EVERYONE`."""
+        """True if there are no tenants, so that every caller is `EVERYONE`."""
         return not self.tenants
 
     @property
     def by_user(self) -> bool:
-        """True if a tenant is known by a user or group."""
+        """True if a tenant is identified by a user or group."""
         return bool(self._users or self._groups)
 
     @property
     def accepts(self) -> str:
-        """The kinds of credentials that a caller can show, for errors."""
+        """The kinds of credentials that a caller can show, as text for errors."""
         kinds = (
             (self._tokens, "a token"),
             (self._certificates, "a client certificate"),
@@ -178,7 +181,8 @@ class Directory:
         return " or ".join(name for known, name in kinds if known)
 
     def token(self, token: str, now: float) -> tuple[Tenant, Credential]:
-        """Raises `UNAUTHENTICATED`, with the same words whatever is wrong with the token but its form and its date."""
+        """Returns the tenant and the credential of a token. Raises `UNAUTHENTICATED`, with the same message for every
+        fault of the token except its form and its expiry."""
         if not tokens.well_formed(token):
             raise unauthenticated(
                 f'The token is not known here: it has not the form of a token, "{tokens.PREFIX}" and at least '
@@ -199,8 +203,8 @@ class Directory:
         return tenant, credential
 
     def certificate(self, names: Iterable[str]) -> tuple[Tenant, str]:
-        """Identifies a tenant by the names in a client certificate that the TLS layer has verified. Raises
-        `UNAUTHENTICATED`."""
+        """Returns the tenant that a client certificate identifies, and the name that matched. The TLS layer has
+        verified the certificate. Raises `UNAUTHENTICATED`."""
         names = list(names)
         found = {self._certificates[name].name: (self._certificates[name], name) for name in names
                  if name in self._certificates}  # fmt: skip
@@ -213,8 +217,8 @@ class Directory:
         return next(iter(found.values()))
 
     def user(self, user: User) -> tuple[Tenant, str]:
-        """Identifies a tenant by user, otherwise by the first group in the order of the configuration. Raises
-        `UNAUTHENTICATED`."""
+        """Returns the tenant that a user identifies, and a description: by user, otherwise by the first matching group
+        in the order of the configuration. Raises `UNAUTHENTICATED`."""
         tenant = self._users.get(user.uid)
         if tenant is not None:
             return tenant, f"user {user.uid}"
@@ -227,7 +231,7 @@ class Directory:
         )
 
     def again(self, caller: Caller, now: float) -> Caller:
-        """Identifies in this directory a caller that another one identified. Raises `UNAUTHENTICATED`."""
+        """Identifies a caller again that another directory has identified. Raises `UNAUTHENTICATED`."""
         proof = caller.proof
         if isinstance(proof, bytes):
             tenant, credential = self._token(proof, now)
@@ -242,7 +246,7 @@ class Directory:
 
 
 def token_key(token: str) -> bytes:
-    """Returns the hash of a token, which the configuration keeps."""
+    """Returns the hash of a token, which the configuration contains."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 

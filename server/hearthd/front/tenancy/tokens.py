@@ -1,4 +1,4 @@
-"""The form of bearer tokens: their prefix, the placeholders of samples, well-known hashes. Pure."""
+"""The form of bearer tokens: their prefix, the placeholders in samples, and hashes of well-known words. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import re
 import secrets
 
 PREFIX = "hearth_"
-"""Begins every token, so that a daemon refuses words that were meant for something else, and scanners of repositories
-find tokens that were committed."""
+"""Prefix of every token. With it, a daemon can refuse texts that were meant for another purpose, and scanners of
+repositories can find tokens that were committed."""
 MIN_RANDOM = 22
-"""Characters after the prefix: 128 bits in base64. `make` takes 43."""
+"""Minimum number of characters after the prefix: 128 bits in base64. `make` creates 43 characters."""
 _TOKEN = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{{MIN_RANDOM},}}")
 _PLACEHOLDER = re.compile(r"sha256:(?:0{56}[0-9a-f]{8}|x+|.*(?:put|replace|here|[<>]|\.\.\.).*)", re.IGNORECASE)
 _WORDS = (
@@ -24,23 +24,24 @@ _WORDS = (
 
 
 def make() -> str:
-    """A token of 256 random bits."""
+    """Returns a new token with 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def well_formed(token: str) -> bool:
-    """Returns True if `token` has the form that `make` gives; other texts are not looked up."""
+    """Returns True if `token` has the form that `make` produces. Other texts are not looked up."""
     return _TOKEN.fullmatch(token) is not None
 
 
 def is_placeholder(digest: str) -> bool:
-    """Returns True if `digest`, as the configuration has it, is left over from a sample and names no token."""
+    """Returns True if `digest`, as written in the configuration, is a placeholder from a sample and belongs to no
+    token."""
     return _PLACEHOLDER.fullmatch(digest) is not None
 
 
 @functools.cache
 def _weak() -> dict[str, str]:
-    """Hashes of words, as the configuration writes them, and the word of each."""
+    """Returns the hashes of well-known words, as the configuration writes them, with the word of each."""
     return {
         f"sha256:{hashlib.sha256(text.encode()).hexdigest()}": text
         for word in _WORDS
@@ -49,5 +50,5 @@ def _weak() -> dict[str, str]:
 
 
 def weak_word(digest: str) -> str | None:
-    """The word that `digest` is the hash of; None: none that is known."""
+    """Returns the word of which `digest` is the hash; None: it is not a hash of a well-known word."""
     return _weak().get(digest)

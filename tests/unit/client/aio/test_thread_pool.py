@@ -9,7 +9,6 @@ from contextvars import ContextVar
 
 import pytest
 
-from hearth.aio import thread_pool
 from hearth.aio.event_loop import Home
 from hearth.aio.thread_pool import Threads
 from hearth.errors import UnsupportedError
@@ -21,9 +20,8 @@ def running(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
 
 
-def test_there_are_no_more_than_said_and_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_pool, "IDLE_S", 0.05)
-    threads = Threads("test-few", 3)
+def test_there_are_no_more_than_said_and_they_end() -> None:
+    threads = Threads("test-few", 3, idle=0.05)
     go = threading.Event()
     works = [threads.run(lambda number=number: (go.wait(10), number)[1]) for number in range(20)]
     assert running("test-few") == 3
@@ -36,9 +34,8 @@ def test_there_are_no_more_than_said_and_they_end(monkeypatch: pytest.MonkeyPatc
     assert threads.run(lambda: 7).result(10) == 7  # new threads are started on demand
 
 
-def test_each_is_taken_however_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_pool, "IDLE_S", 1e-4)
-    threads = Threads("test-race", 2)
+def test_each_is_taken_however_idle_threads_end() -> None:
+    threads = Threads("test-race", 2, idle=1e-4)
     for number in range(500):
         assert threads.run(lambda number=number: number).result(10) == number
 

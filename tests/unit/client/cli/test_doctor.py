@@ -18,6 +18,7 @@ from hearth.cli.doctor.check import Check, Findings, bounded
 from hearth.endpoint.target import resolve
 from hearth.errors import ConnectError
 from hearth.types import DeviceInfo, DeviceProperties, NodeInfo
+from hearth.version import __version__
 from hearth_proto.v1 import node_pb2
 from tests.support.folders import ROOT
 
@@ -190,12 +191,12 @@ def test_certificates_that_end_soon() -> None:
 # ---- the daemon ----
 
 DEVICE = DeviceInfo(0, "serving", 1, DeviceProperties.of(node_pb2.DeviceProperties(name="x", backend="cuda")), 1, "")
-NODE = NodeInfo("box", "0.1.0", (1, 1), (DEVICE,), frozenset(), False)
+NODE = NodeInfo("box", __version__, (1, 1), (DEVICE,), frozenset(), False)
 
 
 def test_versions_of_the_daemon() -> None:
     assert daemon.version(NODE).status == "ok"
-    assert daemon.version(replace(NODE, server_version="0.2.0")).status == "warning"
+    assert daemon.version(replace(NODE, server_version="0.0.1")).status == "warning"
     assert daemon.version(replace(NODE, protocol=(7, 9))).status == "failed"
 
 

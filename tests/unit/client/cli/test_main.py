@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import hearth
 from hearth import errors
 from hearth.cli import main
 from hearth.cli.bench import command
@@ -67,7 +69,17 @@ def test_each_end_is_one_line_and_a_status(
 def test_the_version(capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main.main(["--version"])
-    assert ended.value.code == 0 and capsys.readouterr().out.startswith("hearth 0.")
+    assert ended.value.code == 0 and capsys.readouterr().out == f"hearth {hearth.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("hearth", hearth.__version__), ("hearthd", importlib.metadata.version("hearth-gpu"))]
+)
+def test_the_commands_run_as_modules(name: str, version: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", name, "--version"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} {version}\n", "")
 
 
 def test_sizes_grow_to_the_largest() -> None:

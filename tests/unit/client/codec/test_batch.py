@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,24 +126,24 @@ def test_where_a_target_comes_from(monkeypatch: Any, folder: Path) -> None:
     assert target.resolve(None).address == "elsewhere:1"
     assert target.resolve("here:2").address == "here:2"
     monkeypatch.delenv("HEARTH_TARGET")
-    monkeypatch.setattr(target, "SYSTEM_SOCKET", str(folder / "absent.sock"))
+    resolve = partial(target.resolve, system_socket=str(folder / "absent.sock"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    assert target.resolve(None).address == "127.0.0.1:7421"
+    assert resolve(None).address == "127.0.0.1:7421"
     import socket
 
     (folder / "hearth").mkdir()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "hearth" / "hearth.sock"))
         there = f"unix:{folder}/hearth/hearth.sock"
-        assert target.resolve(None).address == there
+        assert resolve(None).address == there
         monkeypatch.setenv("HEARTH_TARGET", "elsewhere:1")
-        assert target.resolve("local").address == there, "whatever the environment says"
+        assert resolve("local").address == there, "whatever the environment says"
         monkeypatch.setenv("HEARTH_TARGET", "local")
-        assert target.resolve(None).address == there
+        assert resolve(None).address == there
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setenv("HOME", str(folder / "home"))
-    assert target.resolve("local").address == "127.0.0.1:7421"
+    assert resolve("local").address == "127.0.0.1:7421"
     (folder / "home" / ".cache" / "hearth").mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "home" / ".cache" / "hearth" / "hearth.sock"))
-        assert target.resolve("local").address == f"unix:{folder}/home/.cache/hearth/hearth.sock"
+        assert resolve("local").address == f"unix:{folder}/home/.cache/hearth/hearth.sock"

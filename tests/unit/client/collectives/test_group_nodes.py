@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hearth
-from hearth.collectives import rendezvous
+from hearth.collectives.rendezvous import form
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
@@ -111,14 +111,11 @@ def test_member_that_joins_after_a_refusal_leaves(daemons: list[GroupDaemon], no
     wait_until(lambda: not daemons[2].groups)
 
 
-def test_one_that_does_not_answer(
-    daemons: list[GroupDaemon], nodes: list[hearth.Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rendezvous, "_SLACK_S", 0.1)
+def test_one_that_does_not_answer(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> None:
     held = daemons[1].gates["JoinGroup"] = threading.Event()
     began = time.monotonic()
     with pytest.raises(hearth.TimeoutError):
-        hearth.Group([node.device(0) for node in nodes], timeout=0.2)
+        form([(session_of(node), 0) for node in nodes], 0.2, slack=0.1)
     assert time.monotonic() - began < LATE
     held.set()
     wait_until(lambda: not any(daemon.groups for daemon in daemons))

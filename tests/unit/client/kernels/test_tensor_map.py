@@ -48,6 +48,21 @@ def test_corners_of_im2col_too(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     assert (made.im2col.channels_per_pixel, made.im2col.pixels_per_column) == (8, 64)
 
 
+def test_im2col_wide_with_and_without_a_number_of_pixels(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+    x = gpu.zeros((2, 4, 8, 16), np.float32)
+    x.tensor_map(im2col=hearth.Im2colWide(-1, 2, channels_per_pixel=8, pixels_per_column=64), swizzle="64b")
+    x.tensor_map(im2col=hearth.Im2colWide(0, 0, channels_per_pixel=16, mode="w128"), swizzle="128b_atom_32b")
+    gpu.synchronize()
+    first, second = created(daemon)
+    assert first.WhichOneof("access") == second.WhichOneof("access") == "im2col_wide"
+    assert list(first.shape) == [16, 8, 4, 2] and first.swizzle == "64b"
+    wide = first.im2col_wide
+    assert (wide.lower_corner_width, wide.upper_corner_width) == (-1, 2)
+    assert (wide.channels_per_pixel, wide.pixels_per_column, wide.mode) == (8, 64, "w")
+    wide = second.im2col_wide
+    assert (wide.channels_per_pixel, wide.pixels_per_column, wide.mode) == (16, 0, "w128")
+
+
 @pytest.mark.parametrize(
     ("dtype", "options", "name", "shape", "strides"),
     [

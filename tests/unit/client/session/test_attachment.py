@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from hearth.errors import ClosedError
-from hearth.session import attachment as attachments
 from hearth.session.attachment import Attachment
 from hearth.session.memory import DeferredFrees
 from hearth.session.send_queue import Limits
+from hearth.session.timing import Timing
 from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.support.client.waits import wait_for
 
@@ -47,11 +47,9 @@ def note() -> commands_pb2.Command:
 
 
 @pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> Attachment:
+def work() -> Attachment:
     """An attachment whose sender checks for work without a wake-up only once a minute."""
-    monkeypatch.setattr(attachments, "_IDLE_S", 60.0)
-    monkeypatch.setattr(attachments, "HELD_S", 60.0)
-    return Attachment(Limits(), lambda *_: None, lambda error: None)
+    return Attachment(Limits(), lambda *_: None, lambda error: None, timing=Timing(idle=60.0, held=60.0))
 
 
 def end(work: Attachment, *senders: Sender) -> None:

@@ -77,12 +77,10 @@ def test_who_submits_without_a_pause_lets_the_sender_have_its_turn(gpu: hearth.D
     assert turns == 3
 
 
-def test_the_window_is_kept_and_who_submits_too_much_waits(
-    gpu: hearth.Device, daemon: FakeDaemon, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(send_queue, "QUEUE_COMMANDS", 50)
+def test_the_window_is_kept_and_who_submits_too_much_waits(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     f = kernel(gpu)
     gpu.synchronize()
+    connection_of(gpu).attachment().queue.most_commands = 50
     daemon.gate.clear()
     launched = 0
 

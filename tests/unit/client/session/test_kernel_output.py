@@ -8,7 +8,6 @@ import threading
 import pytest
 
 from hearth.errors import HearthError
-from hearth.session import kernel_output
 from hearth.session.kernel_output import KernelOutput
 from hearth.session.protocol import Limits, Session
 from hearth.session.reply import Reply
@@ -62,9 +61,8 @@ def test_without_a_stdout_nothing_happens(monkeypatch: pytest.MonkeyPatch, stdou
     output.deliver()
 
 
-def test_unawaited_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_output, "MAX_KEPT", 100)
-    output, seen = KernelOutput(), []
+def test_unawaited_output_is_bounded() -> None:
+    output, seen = KernelOutput(most=100), []
     output.callback = seen.append
     for index in range(50):
         output.add(f"{index:010d}")

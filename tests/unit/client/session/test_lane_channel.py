@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hearth
-from hearth.session import attachment as attachments
-from hearth.session import execute_stream, lane_channel
+from hearth.session import lane_channel
 from hearth.session.attachment import Attachment
 from hearth.session.collective_order import WORTH
 from hearth.session.lane_channel import GATHER
 from hearth.session.protocol import Session
 from hearth.session.send_queue import Limits
+from hearth.session.timing import TIMING, Timing
 from hearth.transport import grpc as transports
 from hearth.transport.lane import open_lane
 from hearth_proto import reasons
@@ -112,12 +112,10 @@ def test_lone_work_goes_at_once_and_much_goes_together(daemon: LaneDaemon, gpu: 
     assert len(daemon.batches) - before < 500
 
 
-def test_what_takes_long_goes_in_several_batches_at_once(
-    daemon: LaneDaemon, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_long_goes_in_several_batches_at_once(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     """Collectives: each batch is in flight until all ranks have reached it, and later batches are not held back for
     that."""
-    monkeypatch.setattr(lane_channel, "_IDLE_S", 60.0)  # after this time, the sending thread takes queued work
+    connection_of(gpu).timing = Timing(idle=60.0)  # after this time, the sending thread takes queued work
     gpu.synchronize()
     work = attachment(gpu)
     daemon.gate.clear()
@@ -138,20 +136,16 @@ def test_what_takes_long_goes_in_several_batches_at_once(
     assert notes(daemon) == list(range(1, 42))
 
 
-def test_who_submits_is_not_held_up_for_a_thread_that_sends(
-    daemon: LaneDaemon, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_submits_is_not_held_up_for_a_thread_that_sends(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+    assert TIMING.lane_turn < 1e-3
+    connection_of(gpu).timing = Timing(turn=-1.0, lane_turn=0.05)  # treats every command as queued for too long
     gpu.synchronize()
     work = attachment(gpu)
-    assert attachments._LANE_TURN_S < 1e-3
-    monkeypatch.setattr(attachments, "_TURN_S", -1.0)  # treats every command as queued for too long
-    monkeypatch.setattr(attachments, "_LANE_TURN_S", 0.05)
     daemon.gate.clear()
     began = time.monotonic()
     for number in range(1, 11):
         work.submit(note(number))
     waited = time.monotonic() - began
-    monkeypatch.undo()
     daemon.gate.set()
     gpu.synchronize()
     assert 0.05 <= waited < LATE, "it waits for the receiving thread's turn, and not until a batch is sent"
@@ -162,7 +156,6 @@ def test_without_a_lane_work_goes_over_the_stream(
     daemon: LaneDaemon, monkeypatch: pytest.MonkeyPatch, flaw: str, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
-    monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 600.0)
     if flaw == "silent":
         daemon.silent = True
     elif flaw == "no_path":
@@ -172,6 +165,7 @@ def test_without_a_lane_work_goes_over_the_stream(
     else:
         daemon.tickets = _Deaf()
     with hearth.connect(daemon.target) as node:
+        connection_of(node.device(0)).timing = Timing(lane_again=600.0)
         for _ in range(3):
             node.device(0).synchronize()
     assert daemon.over_grpc >= 3 and daemon.attaches == 1
@@ -181,11 +175,11 @@ def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch:
     """A session on a machine that was busy for a second gets a lane later. The stream is kept while answers are
     pending, and each further attempt waits longer."""
     monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
-    monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.2)
     daemon.silent = True
     began = time.monotonic()
     with hearth.connect(daemon.target) as node:
         gpu = node.device(0)
+        connection_of(gpu).timing = Timing(lane_again=0.2)
         gpu.synchronize()
         work = attachment(gpu)
         while daemon.attaches < 3:

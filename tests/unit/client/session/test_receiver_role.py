@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hearth
-from hearth.session import attachment, execute_stream, lane_channel, receiver_role
+from hearth.session import attachment
 from hearth.session.attachment import Attachment
 from hearth.session.receiver_role import ReceiverRole
 from hearth.session.reply import Reply
+from hearth.session.timing import Timing
 from hearth.transport import lane
 from hearth.transport.spin_wait import UP
 from hearth_proto import reasons
@@ -45,8 +46,17 @@ def cores(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def work(daemon: LaneDaemon, gpu: hearth.Device, cores: int, monkeypatch: pytest.MonkeyPatch) -> Attachment:
+def timing(request: pytest.FixtureRequest) -> Timing:
+    """The times of the attachment."""
+    return Timing(**getattr(request, "param", {}))
+
+
+@pytest.fixture
+def work(
+    daemon: LaneDaemon, gpu: hearth.Device, cores: int, timing: Timing, monkeypatch: pytest.MonkeyPatch
+) -> Attachment:
     monkeypatch.setattr(attachment, "cores", lambda: cores)
+    connection_of(gpu).timing = timing
     gpu.synchronize()
     return connection_of(gpu).attachment()
 
@@ -112,14 +122,11 @@ def passed() -> list[bool]:
 
 
 @pytest.fixture
-def background(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, passed: list[bool]
-) -> Iterator[Background]:
+def background(request: pytest.FixtureRequest, passed: list[bool]) -> Iterator[Background]:
     """A background thread that has found thread 1 receiving for more than a tick. The parameter is the length of slow
     ticks in seconds."""
-    monkeypatch.setattr(receiver_role, "SLOW_TICK_S", request.param)
     lock = threading.Lock()
-    role = ReceiverRole(lock, [], lambda: False, passed.append)
+    role = ReceiverRole(lock, [], lambda: False, passed.append, Timing(slow_tick=request.param))
     role.holder, role.taken = 1, 1
     thread = threading.Thread(target=role.await_turn)
     thread.start()
@@ -229,7 +236,7 @@ def test_spinning_thread_finds_an_answer_whenever_it_comes(
         daemon.never_answer.add("memory_usage")
         now = time.monotonic()
         lookout.begin(UP, size, now - 1.0)
-        lookout.end(UP, size, now - 0.02, now)  # teaches the duration of such a copy
+        lookout.end(UP, size, now - 0.02, now)  # which is how long they take
         count = daemon.count("memory_usage")
         reply = work.request(ask())
         lookout.begin(UP, size, now)
@@ -265,8 +272,7 @@ def test_threads_wait_for_one_reply(daemon: LaneDaemon, work: Attachment) -> Non
 def test_a_wait_that_times_out_leaves_the_role_to_others(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
     first, second = work.request(ask()), work.request(ask())
-    # otherwise the background thread receives
-    assert wait_for(lambda: daemon.count("memory_usage") == 2 and work.session.idle)
+    assert wait_for(lambda: daemon.count("memory_usage") == 2 and work.session.idle)  # else the background receives
     waiting = threading.Thread(target=second.wait, args=(20,))
     started = threading.Event()
 
@@ -337,12 +343,10 @@ def test_a_launch_and_a_wait_are_one_message(daemon: LaneDaemon, work: Attachmen
     assert together.count(2) > 80
 
 
-def test_acks_that_open_the_window_come_without_a_waiting_thread(
-    daemon: LaneDaemon, work: Attachment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Work that waits for an ack continues right after a wait, not only at the next tick, whichever thread received."""
-    monkeypatch.setattr(receiver_role, "TICK_S", 60.0)
-    monkeypatch.setattr(lane_channel, "_SOON_S", -1.0)  # no command is held back for a request until a tick
+@pytest.mark.parametrize("timing", [{"tick": 60.0, "idle": 60.0, "soon": -1.0}], indirect=True)
+def test_acks_that_open_the_window_come_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment) -> None:
+    """Work that is left for an ack continues right after a wait, whichever thread had the role, and not only at the
+    next tick or when the sending thread checks by itself. None is left for a request, which goes with a tick."""
     for start in range(1, 1001, 10):
         work.request(ask()).wait(10)
         for number in range(start, start + 10):
@@ -390,7 +394,7 @@ def interrupted_waits(
             except KeyboardInterrupt:
                 ignored = False
                 while not ignored:
-                    with contextlib.suppress(KeyboardInterrupt):  # another Ctrl-C right after the first
+                    with contextlib.suppress(KeyboardInterrupt):  # one more, right behind the first
                         signal.signal(signal.SIGINT, signal.SIG_IGN)
                         ignored = True
                 hits += 1
@@ -427,12 +431,9 @@ def test_ctrl_c_in_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, un
     assert not work.waiters.sleepers and work.session.receipts.responses == len(daemon.kept)
 
 
-def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
-    daemon: LaneDaemon, work: Attachment, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("timing", [{"held": 0.05, "lane_again": 0.05}], indirect=True)
+def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: Attachment, gpu: hearth.Device) -> None:
     """The waiting thread may also send work that was held back for an ack."""
-    monkeypatch.setattr(attachment, "HELD_S", 0.05)
-    monkeypatch.setattr(execute_stream, "LANE_AGAIN_S", 0.05)
     f = gpu.RawModule(code="source").get_function("f")
     last = asked = missed = step = hits = 0
     me = threading.get_ident()
@@ -458,7 +459,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(
         answer(daemon)
 
     strides = random.Random(5)
-    while missed < 3 and step < 250:  # the number of traced lines also depends on timing
+    while missed < 3 and step < 250:  # how many lines it is depends on when what comes, too
         step += strides.randint(1, 9)
         for _ in range(2):
             work.request(ask()).wait(20)  # so that the background stays away
@@ -504,7 +505,7 @@ def test_ctrl_c_leaves_another_thread_to_receive(daemon: LaneDaemon, work: Attac
         waiting = threading.Thread(target=second.wait, args=(20,))
 
         def wait(left: threading.Event = left, other: Reply = second, waiting: threading.Thread = waiting) -> None:
-            """Answers the first request after its thread has received for long, and the other thread waits."""
+            """The first is answered once it is received for by a thread that has done so for long."""
 
             def received(long: bool) -> bool:
                 channel = work.channel
@@ -562,7 +563,7 @@ def test_a_signal_handler_that_waits_inside_of_a_wait(daemon: LaneDaemon, work: 
     inner: list[bool] = []
 
     def handle(number: int, frame: object) -> None:
-        answer(daemon)  # the answer of the outer wait, which the inner wait may receive
+        answer(daemon)  # the outer one's, which the inner wait may receive
         daemon.never_answer.clear()
         inner.append(bool(work.request(ask()).wait(10)))
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import hearth
-from hearth.session import acks
-from hearth.session.acks import BYTES, DOWNLOADED_BYTES, RESPONSES
+from hearth.session.acks import BYTES, DOWNLOADED_BYTES, RESPONSES, Receipts
 from hearth.session.protocol import Session
 from hearth.session.send_queue import Limits
 from hearth.session.views import SessionView
@@ -104,7 +103,7 @@ class Daemon:
 class ResumeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.session = Session(Limits(max_batch_bytes=2000))
+        self.session = Session(Limits(max_batch_bytes=2000), receipts=Receipts(TOLD))
         self.printed: list[str] = []
         self.session.on_output = self.printed.append
         self.daemon = Daemon()
@@ -115,8 +114,6 @@ class ResumeMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(acks, "RESPONSES", TOLD)
         self.up = [self.session.attach("t", 0)]
 
     # ---- what the user does ----
@@ -197,12 +194,6 @@ class ResumeMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Checks that everything completes once no more faults occur."""
-        try:
-            self._finish()
-        finally:
-            self.patch.undo()
-
-    def _finish(self) -> None:
         for _ in range(2_000):
             if self.session.idle and not self.session.outstanding and len(self.printed) == self.prints:
                 break

@@ -11,9 +11,9 @@ import pytest
 
 import hearth
 from hearth.errors import broken
-from hearth.session import attachment as attachments
 from hearth.session import watchdog
-from hearth.session.watchdog import AGAIN_S, ASK_S, MOST_S, ClientPosition, Watchdog, missing
+from hearth.session.timing import TIMING, Timing
+from hearth.session.watchdog import MOST_S, ClientPosition, Watchdog, missing
 from hearth_proto.v1 import commands_pb2, device_pb2
 from tests.support.client.fake_daemon import Response
 from tests.support.client.internals import connection_of
@@ -83,14 +83,16 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 def test_it_asks_now_and_then_while_nothing_comes(watched: Watched) -> None:
     watched.pass_(200)
     pauses = [round(b - a) for a, b in zip([100.0, *watched.asked], watched.asked, strict=False)]
-    assert pauses[:4] == [ASK_S, 2 * ASK_S, 4 * ASK_S, 8 * ASK_S] and set(pauses[4:]) == {MOST_S}
+    assert pauses[:4] == [TIMING.silence, 2 * TIMING.silence, 4 * TIMING.silence, 8 * TIMING.silence] and set(
+        pauses[4:]
+    ) == {MOST_S}
     assert not watched.given_up
 
 
 def test_it_asks_nothing_while_answers_come_or_nothing_is_waited_for(watched: Watched) -> None:
     for number in range(100):
         watched.point = HERE._replace(responses=number)
-        watched.pass_(ASK_S / 2)
+        watched.pass_(TIMING.silence / 2)
     watched.point = None
     watched.pass_(100)
     assert not watched.asked
@@ -98,15 +100,15 @@ def test_it_asks_nothing_while_answers_come_or_nothing_is_waited_for(watched: Wa
 
 def test_what_is_missing_twice_is_taken_up_again(watched: Watched) -> None:
     watched.says = status(responses=8)
-    watched.pass_(ASK_S + 0.5)
+    watched.pass_(TIMING.silence + 0.5)
     assert len(watched.asked) == 1 and not watched.given_up, "it may be on its way"
-    watched.pass_(AGAIN_S)
+    watched.pass_(TIMING.doubt)
     assert len(watched.asked) == 2 and len(watched.given_up) == 1
 
 
 def test_an_answer_on_its_way_is_not_missing(watched: Watched) -> None:
     watched.says = status(responses=8)
-    watched.pass_(ASK_S + 0.5)
+    watched.pass_(TIMING.silence + 0.5)
     watched.point = HERE._replace(responses=8)
     watched.pass_(100)
     assert watched.asked and not watched.given_up
@@ -126,7 +128,7 @@ def test_a_daemon_that_stands_still_is_asked_again(watched: Watched) -> None:
 
 def test_a_session_that_has_ended_is_heard_of_by_attaching_again(watched: Watched) -> None:
     watched.says = hearth.SessionExpiredError("it has ended", reason="SESSION_EXPIRED")
-    watched.pass_(2 * ASK_S)
+    watched.pass_(2 * TIMING.silence)
     assert watched.given_up == ["it has ended"]
 
 
@@ -161,11 +163,7 @@ class Forgetful(LaneDaemon):
 
 
 @pytest.fixture
-def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forgetful]:
-    monkeypatch.setattr(watchdog, "ASK_S", 0.1)
-    monkeypatch.setattr(watchdog, "AGAIN_S", 0.05)
-    for name in ("_IDLE_S", "HELD_S"):
-        monkeypatch.setattr(attachments, name, 0.05)
+def forgetful() -> Iterator[Forgetful]:
     with TemporaryDirectory() as directory:
         daemon = Forgetful(Path(directory))
         try:
@@ -179,6 +177,7 @@ def test_an_answer_that_was_lost_comes_again(forgetful: Forgetful, lanes: bool) 
     forgetful.offers = lanes
     with hearth.connect(forgetful.target) as node:
         connection = connection_of(node.device(0))
+        connection.timing = Timing(held=0.05, idle=0.05, silence=0.1, doubt=0.05)
         ask = commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
         connection.call(ask)
         assert (connection.attachment().channel is not None) is lanes
@@ -192,6 +191,7 @@ def test_an_answer_that_was_lost_comes_again(forgetful: Forgetful, lanes: bool) 
 def test_long_work_is_waited_for_on_the_same_stream(forgetful: Forgetful) -> None:
     with hearth.connect(forgetful.target) as node:
         connection = connection_of(node.device(0))
+        connection.timing = Timing(held=0.05, idle=0.05, silence=0.1, doubt=0.05)
         asked: list[int] = []
         forgetful.gate.clear()
         reply = connection.attachment().request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage()))

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a launch is said at once, with the numbers; boundary values pass."""
+"""Checks of launches: all errors of a launch are reported together, with numbers; boundary values pass."""
 
 from __future__ import annotations
 

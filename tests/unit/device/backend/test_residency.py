@@ -1,4 +1,4 @@
-"""Residency: vyre's measured table of blocks per multiprocessor, and the boundary of a cooperative grid."""
+"""Residency: vyre's measured table of blocks per multiprocessor, and the limit of a cooperative grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor maps: every rule of the driver that is checked before it, one field wrong at a time and all at once."""
+"""Tensor maps: every rule that is checked before the driver, violated one at a time and all together."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth_proto.reasons import Reason
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.tensor_map import (
+    ATOMS,
     CORNERS,
     Im2col,
+    Im2colWide,
     TensorMapSpec,
     Tile,
     check,
+    check_features,
     element_of,
     not_served,
     refuse,
 )
 
-ADDRESS = 0x7F0000000000  # as the driver allocates: a multiple of 256
+ADDRESS = 0x7F0000000000  # a multiple of 256, like the driver's allocations
 MATRIX = TensorMapSpec("float32", (64, 128), (256,), (1, 1), Tile((32, 8)))
 IMAGES = TensorMapSpec(  # 2 images of 10 x 12 pixels of 16 float16
     "float16", (16, 12, 10, 2), (32, 384, 3840), (1, 1, 1, 1), Im2col((-1, -1), (-1, -1), 16, 64)
@@ -29,14 +32,17 @@ IMAGES = TensorMapSpec(  # 2 images of 10 x 12 pixels of 16 float16
 SLICED = TensorMapSpec(  # NC/16HWC16 of uint8: slices of 32 bytes, so 32 channels each
     "uint8", (64, 12, 10, 2), (32, 384, 7680), (1, 1, 1, 1), Tile((32, 4, 4, 1)), "32b", "32b"
 )
-SIZES = {MATRIX: 64 * 128 * 4, IMAGES: 2 * 3840, SLICED: 2 * 7680}
+WIDE = TensorMapSpec(  # columns along W of the same images
+    "float16", (16, 12, 10, 2), (32, 384, 3840), (1, 1, 1, 1), Im2colWide(-1, -1, 16, 64), swizzle="64b"
+)
+SIZES = {MATRIX: 64 * 128 * 4, IMAGES: 2 * 3840, SLICED: 2 * 7680, WIDE: 2 * 3840}
 
 
 def wrongs(spec: TensorMapSpec, offset: int = 0, size: int = 1 << 80, **changes: Any) -> list[str]:
     return check(replace(spec, **changes), ADDRESS, offset, size)
 
 
-@pytest.mark.parametrize("spec", SIZES, ids=["tiled", "im2col", "interleaved"])
+@pytest.mark.parametrize("spec", SIZES, ids=["tiled", "im2col", "interleaved", "im2col-wide"])
 def test_good_maps_pass_in_a_buffer_of_just_their_size(spec: TensorMapSpec) -> None:
     assert check(spec, ADDRESS, 0, SIZES[spec]) == []
     assert check(spec, ADDRESS, 64, SIZES[spec] + 64) == []
@@ -133,6 +139,53 @@ def test_each_wrong_field_of_an_im2col_map(changes: dict[str, Any], message: str
 @pytest.mark.parametrize(
     "changes, message",
     [
+        ({"shape": (16, 12), "strides": (32,), "element_strides": (1, 1)}, "the rank is 2; for im2col it is 3, 4 or 5"),
+        ({"access": Im2colWide(-32769, 0, 16, 64)}, "lower_corner_width is -32769; it lies between -32768 and 32767"),
+        ({"access": Im2colWide(0, 32768, 16, 64)}, "upper_corner_width is 32768; it lies between -32768 and 32767"),
+        (
+            {"access": Im2colWide(6, -6, 16, 64)},
+            "nothing of dimension 1 lies between the corners: its 12 elements from 6 to -6 of the end",
+        ),
+        ({"access": Im2colWide(0, 0, 0, 64)}, "channels_per_pixel is 0; it lies between 1 and 256"),
+        ({"access": Im2colWide(0, 0, 257, 64), "interleave": "?"}, "channels_per_pixel is 257"),
+        ({"access": Im2colWide(0, 0, 16, 0)}, "pixels_per_column is 0; it lies between 1 and 1024"),
+        ({"access": Im2colWide(0, 0, 16, 1025)}, "pixels_per_column is 1025"),
+        (
+            {"access": Im2colWide(0, 0, 16, 64, "w128")},
+            "pixels_per_column is 64; mode w128 reads 128, and takes 0 or 128",
+        ),
+        ({"access": Im2colWide(0, 0, 16, 64, "W")}, "mode is 'W'; it is one of w, w128"),
+        (
+            {"access": Im2colWide(0, 0, 64, 64)},
+            "channels_per_pixel takes 128 bytes; with swizzle 64b it takes at most 64",
+        ),
+        ({"swizzle": "none"}, "swizzle is none; with im2col-wide it is one of 64b, 128b, 128b_atom_32b"),
+        ({"swizzle": "32b"}, "swizzle is 32b; with im2col-wide it is one of"),
+        ({"swizzle": "128b_atom_32b_flip_8b"}, "swizzle is 128b_atom_32b_flip_8b; with im2col-wide it is one of"),
+        ({"swizzle": "128b_atom_64b"}, "swizzle is 128b_atom_64b; with im2col-wide it is one of"),
+        ({"interleave": "16b"}, "interleave is 16b; im2col-wide takes none"),
+        ({"element_strides": (1, 9, 1, 1)}, "element_strides[1] is 9; it lies between 1 and 8"),
+        ({"oob_fill": "nan", "dtype": "uint16"}, "oob_fill is nan and dtype uint16"),
+    ],
+)
+def test_each_wrong_field_of_an_im2col_wide_map(changes: dict[str, Any], message: str) -> None:
+    wrong = [each for each in wrongs(WIDE, **changes) if "'?'" not in each]
+    assert len(wrong) == 1 and wrong[0].startswith(message)
+
+
+def test_im2col_wide_of_every_rank_mode_and_swizzle() -> None:
+    for rank in (3, 4, 5):
+        shape, strides = (16, *(12,) * (rank - 2), 2), tuple(32 * 12**axis for axis in range(rank - 1))
+        for mode, pixels in (("w", 1), ("w", 1024), ("w128", 0), ("w128", 128)):
+            for swizzle in ("64b", "128b", "128b_atom_32b"):
+                access = Im2colWide(-32768, 32767, 16, pixels, mode)
+                spec = TensorMapSpec("float16", shape, strides, (1, 8, *(1,) * (rank - 2)), access, swizzle=swizzle)
+                assert wrongs(spec) == []
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
         ({"swizzle": "none"}, "swizzle is none; with interleave 32b it is 32b"),
         ({"swizzle": "128b"}, "swizzle is 128b; with interleave 32b it is 32b"),
         ({"strides": (48, 384, 7680)}, "the stride of dimension 1 is 48 bytes; it is a multiple of 32"),
@@ -168,7 +221,7 @@ def test_the_region_lies_in_the_buffer() -> None:
         f"it describes {SIZES[MATRIX]} bytes from byte 16 of a buffer of {SIZES[MATRIX]}: 16 too many"
     ]
     assert wrongs(MATRIX, offset=1 << 20, size=1 << 10) == ["it starts at byte 1048576 of a buffer of 1024"]
-    # The last row has no padding behind it.
+    # The last row has no padding after it.
     assert wrongs(MATRIX, strides=(512,), size=127 * 512 + 256) == []
     assert len(wrongs(MATRIX, strides=(512,), size=127 * 512 + 255)) == 1
 
@@ -242,6 +295,31 @@ def test_a_device_without_tensor_maps_is_named() -> None:
     assert refusal.details == {"feature": "tensor_maps"}
 
 
+def feature_missed(spec: TensorMapSpec, *features: str) -> str:
+    with pytest.raises(Refusal) as caught:
+        check_features(spec, features, "device 0 (cuda)")
+    refusal = caught.value
+    assert refusal.reason is Reason.UNSUPPORTED and refusal.message.startswith("device 0 (cuda) has no ")
+    assert refusal.details["feature"] in (refusal.fix or ""), "the fix names the feature to look for"
+    return str(refusal.details["feature"])
+
+
+def test_every_kind_of_map_is_refused_by_the_name_of_its_feature() -> None:
+    plain, wide, atoms = "tensor_maps", "tensor_map_im2col_wide", "tensor_map_swizzle_atoms"
+    for spec in (MATRIX, IMAGES, SLICED, WIDE):
+        assert feature_missed(spec) == feature_missed(spec, wide, atoms) == plain
+    assert feature_missed(WIDE, plain, atoms) == wide
+    check_features(WIDE, [plain, wide], "device")
+    for spec in (MATRIX, IMAGES, SLICED):
+        check_features(spec, [plain], "device")
+    assert ATOMS == ("128b_atom_32b", "128b_atom_32b_flip_8b", "128b_atom_64b")
+    for swizzle in ATOMS:
+        assert feature_missed(replace(MATRIX, swizzle=swizzle), plain, wide) == atoms
+        check_features(replace(MATRIX, swizzle=swizzle), [plain, atoms], "device")
+    assert feature_missed(replace(WIDE, swizzle="128b_atom_32b"), plain, wide) == atoms
+    check_features(replace(MATRIX, swizzle="?", access=None), [plain], "device")  # `check` refuses these
+
+
 # ---- boundaries ----
 
 RANKS = st.integers(3, 5)
@@ -251,7 +329,7 @@ RANKS = st.integers(3, 5)
 def test_a_corner_is_wrong_where_it_leaves_its_bits(rank: int, data: st.DataObject) -> None:
     low, high = CORNERS[rank]
     at = data.draw(st.integers(2 * low, 2 * high) | st.sampled_from([low - 1, low, high, high + 1]))
-    size = 1 << 20  # so large that there is always something between the corners
+    size = 1 << 20  # so large that there are always elements between the corners
     shape = (16, *(size,) * (rank - 2), 1)
     strides = tuple(32 * size**axis % (1 << 40) for axis in range(rank - 1))
     corner = (at, *(0,) * (rank - 3))
@@ -310,6 +388,14 @@ def test_the_extent_ends_with_the_last_element(shape: list[int], padding: int, o
         st.lists(st.integers(-(1 << 31), 1 << 31), max_size=4).map(tuple),
         st.integers(0, 1 << 32),
         st.integers(0, 1 << 32),
+    )
+    | st.builds(
+        Im2colWide,
+        st.integers(-(1 << 31), 1 << 31),
+        st.integers(-(1 << 31), 1 << 31),
+        st.integers(0, 1 << 32),
+        st.integers(0, 1 << 32),
+        st.sampled_from(["w", "w128", "?"]),
     ),
     interleave=st.sampled_from(["none", "16b", "32b", "?"]),
     swizzle=st.sampled_from(["none", "32b", "128b_atom_64b", "?"]),

@@ -1,4 +1,4 @@
-"""Stripes of a device process, without a front: memory that cannot be locked, little of it, connections that break."""
+"""Stripes of a device process without a front: memory that cannot be locked, little memory, connections that break."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hearth_proto.frames import HEADER, STRIPE_OFFSET, Kind
+from hearth_proto.pipes import STALL_S
 from hearth_proto.stripes import StripeCut, announce, chunk_head, taken
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.shared.device_spec import DeviceSpec
@@ -24,7 +25,7 @@ BUFFER = 5
 
 
 class Client:
-    """Answers as a client would, on a separate thread."""
+    """A client that answers on a separate thread."""
 
     def __init__(self, rig: Rig[LockingServer], data: bytearray) -> None:
         self.data = data
@@ -110,14 +111,14 @@ def test_there_and_back(make: Make, lockable: int, staging: int) -> None:
     assert back.data == data and len(back.came | other.came) == CUT.count
     for each in (client, back, other):
         each.close()
-    while rig.gauges()["staging_bytes"]:  # until it has come to their ends
+    while rig.gauges()["staging_bytes"]:  # until the process has noticed their end
         pass
 
 
 def test_a_session_that_closes_ends_its_stripes(make: Make) -> None:
     rig = make(64 << 20, 64 << 20)
     client = Client(rig, bytearray(SIZE))
-    client.order = []  # it never sends: credits are out when the session is closed
+    client.order = []  # it never sends, so that its credits are unused when the session is closed
     client.announce(Kind.UPLOAD, 1)
     rig.start(write=c.Write(buffer=BUFFER, transfer=1, size=SIZE))
     while rig.gauges()["staging_bytes"] == 0:
@@ -131,10 +132,10 @@ def test_a_session_that_closes_ends_its_stripes(make: Make) -> None:
     client.end.close()
 
 
-def test_a_client_that_stands_still(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory that waits for it is taken back, and its transfer continues over another stripe."""
-    monkeypatch.setattr("hearthd.device.channels.stripe.STALL_S", 0.2)
+def test_a_client_that_stands_still(make: Make) -> None:
+    """Checks that memory waiting for the client is taken back, and that its transfer continues over another stripe."""
     rig = make(64 << 20, 64 << 20)
+    rig.process.stripes.stall = 0.2
     data = bytearray(os.urandom(SIZE))
     still = Client(rig, bytearray(SIZE))
     still.order = []
@@ -143,7 +144,7 @@ def test_a_client_that_stands_still(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert still.ended.wait(10)
     while rig.gauges()["staging_bytes"]:
         pass
-    monkeypatch.undo()
+    rig.process.stripes.stall = STALL_S
     client = Client(rig, data)
     client.announce(Kind.UPLOAD, 1)
     rig.answer(call)
@@ -183,7 +184,7 @@ def test_a_stripe_that_comes_before_its_session(make: Make) -> None:
     ],
 )
 def test_what_the_front_does_not_say(make: Make, body: dict[str, object]) -> None:
-    """The connection is closed, and the process lives."""
+    """Checks that the connection is closed, and that the process continues."""
     rig = make(64 << 20, 64 << 20)
     ours, theirs = socket.socketpair()
     files = [theirs.detach()]

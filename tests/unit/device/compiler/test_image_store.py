@@ -1,4 +1,4 @@
-"""Images in memory: the ones used last, bounded in number and in bytes."""
+"""Images in memory: the most recently used ones, limited in number and in bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compile: options, headers, errors on the user's own lines, and refusals by name."""
+"""Compilation: options, headers, errors on the user's own lines, and refusals by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA streams behind a fake driver: the arguments of the calls that create them."""
+"""CUDA streams with a fake driver: the arguments of the calls that create them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def runtime() -> FakeRuntime:
 
 @pytest.fixture
 def cuda(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The modules `streams` and `kernel_output` over the fake, with or without CuPy; other tests import them anew."""
+    """Returns the modules `streams` and `kernel_output` imported over the fake, with or without CuPy installed; other
+    tests import them again."""
     api = ModuleType("cupy_backends.cuda.api")
     api.runtime = runtime  # type: ignore[attr-defined]
     api.driver = SimpleNamespace(CUDADriverError=RuntimeError)  # type: ignore[attr-defined]

@@ -1,10 +1,9 @@
-"""Dispatches that come again: read once, they come to the same as read anew."""
+"""Dispatch cache: repeated dispatches have the same results from the cache as when they are read again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +18,7 @@ A = c.Argument
 
 
 def reading(known: KnownDispatches, command: c.Dispatch) -> tuple[KnownDispatch, bool] | None:
-    """Returns the dispatch as read, and whether it was known; None for an invalid one."""
+    """Returns the dispatch and True if it was in the cache; None for an invalid dispatch."""
     inputs = [binding.data for binding in command.bindings]
     likeness, found = known.find(command, inputs)
     if found is not None:
@@ -28,7 +27,7 @@ def reading(known: KnownDispatches, command: c.Dispatch) -> tuple[KnownDispatch,
     return None if failures else (known.learn(likeness, command, plan), False)
 
 
-# Few values of each field, so that many commands are alike, and many differ in one thing.
+# Few values for each field, so that many commands are equal, and many differ in one field.
 VALUES = st.sampled_from(
     [
         A(raw=b"1234"), A(raw=b"5678"), A(raw=b"12345678"), A(raw=b""), A(int32=5), A(int32=6), A(float32=5), A(),
@@ -83,7 +82,7 @@ def sound(*, size: int = 8, value: bytes = b"1234", **fields: int) -> c.Dispatch
 
 
 def kept(known: KnownDispatches, commands: Iterable[c.Dispatch]) -> list[KnownDispatch]:
-    """Those of the commands that are known, as the cache has them."""
+    """Returns the cached entries of those commands that are in the cache."""
     found = (known.find(command, [binding.data for binding in command.bindings])[1] for command in commands)
     return [each for each in found if each is not None]
 
@@ -126,9 +125,8 @@ def test_transfers_are_not_learned_for_they_have_another_number_each_time() -> N
     assert seen(known, [command, command]) == [False, False]
 
 
-def test_cache_is_bounded_and_keeps_no_long_commands_and_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST", 4)
-    known = KnownDispatches()
+def test_cache_is_bounded_and_keeps_no_long_commands_and_no_inputs() -> None:
+    known = KnownDispatches(most=4)
     commands = [sound(timeout_ns=number) for number in range(1, 40)]
     for command in commands:
         assert seen(known, [command] * 2) == [False, True]

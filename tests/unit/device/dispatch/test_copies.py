@@ -1,4 +1,4 @@
-"""Dispatches for which host memory is scarce: they wait for it, or do without, and give all of it back."""
+"""Dispatches with little staging memory: they wait for it, or do without it, and release all of it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Rig:
         self.sock.sendall(encode(kind, payload, **fields))
 
     def expect(self, kind: int, ident: int | None = None) -> Frame:
-        """The first frame of this kind that has not been taken."""
+        """Returns the first received frame of this kind that no earlier call has returned."""
         while True:
             for index, frame in enumerate(self._frames):
                 if frame.kind == kind and ident in (None, frame.id):
@@ -134,7 +134,7 @@ def command(*bindings: c.Binding) -> c.Dispatch:
 
 @pytest.mark.parametrize("locks", [True, False])
 def test_inline(rig: Rig, locks: bool) -> None:
-    """Three copies, each nearly all of the staging memory there may be."""
+    """Makes three copies, each of which needs nearly all of the staging memory."""
     rig.server.locks = locks
     a, b, sum_ = inputs()
     bindings = [B(role=B.ROLE_INPUT, size=SIZE, data=data) for data in (a, b)]
@@ -150,7 +150,7 @@ def test_inline(rig: Rig, locks: bool) -> None:
 
 @pytest.mark.parametrize("locks", [True, False])
 def test_transfers(rig: Rig, locks: bool) -> None:
-    """Two uploads, their chunks mixed, and a download that its client takes chunk by chunk."""
+    """Two uploads with interleaved chunks, and a download that its client receives chunk by chunk."""
     rig.server.locks = locks
     a, b, sum_ = inputs()
     bindings = [B(role=B.ROLE_INPUT, size=SIZE, upload=number) for number in (11, 12)]

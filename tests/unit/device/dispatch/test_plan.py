@@ -1,4 +1,4 @@
-"""Bindings of a dispatch: what is right is read as it was meant, and everything that is wrong is said at once."""
+"""Bindings of a dispatch: valid bindings are read as intended, and all faults are reported at once."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ ANY = st.builds(
 
 @given(st.lists(ANY, max_size=6), st.none() | st.integers(0, 3))
 def test_nothing_gets_past(bindings: list[c.Binding], iterations: int | None) -> None:
-    """Whatever arrives: a plan whose numbers hold, or failures; every binding that is wrong is named."""
+    """Any input gives either a consistent plan or failures that name every faulty binding."""
     command = c.Dispatch(bindings=bindings, iterations=iterations)
     plan, failures = planned(command)
     if failures:

@@ -1,4 +1,4 @@
-"""Copies from and to shared memory on the inline path end as on the queued path."""
+"""Copies from and to shared memory have the same results on the inline path and on the queued path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.device.lane_rig import add, sync
 from tests.support.device.rig import Command
 
 PART = 96
-"""Bytes of a part of a segment here, so that copies have several."""
+"""Size, in bytes, of a part of a segment in these tests, so that copies have several parts."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -99,8 +99,11 @@ OTHERS = [
 
 
 class Step(NamedTuple):
-    """A batch, sent when those before it have been answered. `refuses`, unless negative: the number of copies that the
-    driver takes before it refuses one. `apart`: each command in a separate batch, one right behind the other."""
+    """A batch that is sent after all earlier batches have been answered.
+
+    `refuses`, unless negative: the number of copies that the driver accepts before it refuses one. `apart`: each
+    command is sent in a separate batch, one directly after the other.
+    """
 
     commands: tuple[Command, ...]
     refuses: int
@@ -123,7 +126,8 @@ def steps(draw: st.DrawFn) -> Step:
         asked.request = 1
     behind = []
     if not asked.request or draw(st.integers(0, 2)) == 2:
-        # Where nothing else tells of its end, the stream's own: another's commands would race the next step's.
+        # Without another answer, a Sync of the command's stream reports its end: a Sync of another stream would race
+        # with the next step.
         stream = draw(st.sampled_from([0, asked.stream])) if asked.request else asked.stream
         behind.append(Command(request=1, stream=stream, sync=c.Sync()))
     return Step((asked, *behind), draw(st.sampled_from([-1] * 9 + [0, 1])), draw(st.booleans()))
@@ -157,7 +161,7 @@ def run(rig: Sharing, program: Sequence[Step]) -> tuple[list[bytes], bytes, dict
     requests = itertools.count(3)
     answers = [client.response().SerializeToString()]
     client.batch(Command(request=2, describe_module=c.DescribeModule(module=1)))
-    client.response()  # it is compiled: that is counted as well
+    client.response()  # until the module is compiled, because compiles are counted too
     before = counted(rig)
     for step in [*program, Step((Command(request=1, sync=c.Sync(all_streams=True)),), -1)]:
         rig.server.takes = step.refuses
@@ -172,7 +176,7 @@ def run(rig: Sharing, program: Sequence[Step]) -> tuple[list[bytes], bytes, dict
             client.batch(*batch)
         given = [client.until(Kind.RESPONSE).payload for each in commands if each.request]
         if len({each.stream for each in commands}) > 1 or any(each.sync.all_streams for each in commands):
-            # streams owe each other no order
+            # answers of different streams may arrive in any order
             given.sort(key=lambda payload: device_pb2.ExecuteResponse.FromString(payload).result.request)
         answers += given
         rig.server.takes = -1
@@ -209,7 +213,7 @@ def test_both_ways_come_to_the_same(pair: tuple[Sharing, Sharing], program: list
 
 
 def test_most_of_it_went_straight_through(pair: tuple[Sharing, Sharing]) -> None:
-    """Else the comparison says nothing."""
+    """Otherwise the comparison would prove nothing."""
     short, long = pair
     program = [Step((write(200, 8, 16, request=1),), -1), Step((read(200, 8, request=1),), -1)] * 10
     before = short.given
@@ -254,7 +258,7 @@ def test_slow_copy_is_answered_together_with_the_wait_behind_it(rig: Sharing) ->
 
 
 def test_a_wait_for_a_copy_alone_ends_with_it(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single event ends both."""
+    """A single event reports the end of the copy and of the wait."""
     client, _, _ = begin(rig)
     events = 0
     real = rig.server.record
@@ -358,7 +362,7 @@ def test_a_segment_that_goes_while_it_is_copied_from(rig: Sharing) -> None:
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
     connection.release(1)
-    connection.share(2, SIZE).close()  # answered when what came before has been looked at
+    connection.share(2, SIZE).close()  # answered after all earlier messages have been handled
     client.batch(write(request=3, buffer=2))
     assert error(client.response()).reason == Reason.INVALID_HANDLE
     assert rig.gauges()["segments"] == 2 and rig.given == 1
@@ -405,7 +409,7 @@ def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Sharing) ->
 
 
 def test_a_number_that_is_written_twice_counts_the_second_time(rig: Sharing) -> None:
-    """The last value counts, as in protobuf, whatever is known of the rest."""
+    """The last value of a repeated field counts, as in protobuf, even if the rest of the command is cached."""
     client, _, _ = begin(rig)
     for second in (90, 91):
         client.batch(write(request=2, buffer=2))
@@ -418,10 +422,10 @@ def test_a_number_that_is_written_twice_counts_the_second_time(rig: Sharing) -> 
     assert rig.given == 2
 
 
-def test_number_of_known_copies_is_bounded(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(straight_copies, "MOST", 4)
+def test_number_of_known_copies_is_bounded(rig: Sharing) -> None:
     client, _, _ = begin(rig)
-    known = rig.process.executor.inline_path.copies.resolved
+    copies = rig.process.executor.inline_path.copies
+    copies.most, known = 4, copies.resolved
     for number in range(2, 40):
         client.batch(write(1, number, request=number, buffer=2))
         client.response()

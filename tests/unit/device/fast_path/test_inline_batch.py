@@ -1,4 +1,5 @@
-"""Batches on the inline path end as on the queued path, and take it only while the device does nothing else."""
+"""Batches have the same results on the inline path and on the queued path, and take the inline path only while the
+device does nothing else."""
 
 from __future__ import annotations
 
@@ -18,11 +19,9 @@ from hearth_proto.reasons import from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.fast_path import inline_path
 from hearthd.device.fast_path.inline_path import InlinePath
-from hearthd.device.platform import event_loop
 from hearthd.device.platform.spin_policy import SpinPolicy
-from hearthd.device.process import device_process, idle_policy
+from hearthd.device.process import device_process
 from tests.support.device.inline_programs import BROKEN, FRESH, LAUNCH, Step, launch, run
 from tests.support.device.lane_rig import Client, add, batch, summed, sync
 from tests.support.device.passing import Passing, Polled
@@ -46,7 +45,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Passing, Passing]]:
 
 
 def reason(client: Client) -> str:
-    """Why what was asked last was refused."""
+    """Returns the reason why the last request was refused."""
     return from_status(client.response().result.error).reason
 
 
@@ -69,7 +68,8 @@ OTHERS: list[dict[str, Any]] = [
 
 @st.composite
 def steps(draw: st.DrawFn, wrong: bool) -> Step:
-    """`wrong`: with failures, each batch waited for: of what is under way at once, time decides who tells of them."""
+    """`wrong`: draws steps with failures. Each batch is then awaited, because for batches under way at the same time it
+    is undefined which one reports a failure."""
     if wrong and draw(st.integers(0, 5)) == 5:
         return Step((Command(request=1, **draw(st.sampled_from(OTHERS))),), True)
     records = st.one_of(LAUNCH, LAUNCH, FRESH, BROKEN) if wrong else st.one_of(LAUNCH, LAUNCH, FRESH)
@@ -92,7 +92,7 @@ def test_both_ways_come_to_the_same(pair: tuple[Passing, Passing], wrong: bool, 
 
 
 def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None:
-    """Else the comparison says nothing."""
+    """Otherwise the comparison would prove nothing."""
     short, long = pair
     step = Step((Command(launches=launch(1)), sync(1)), True)
     before = short.taken
@@ -125,14 +125,14 @@ def test_launches_and_their_sync_go_straight_through(rig: Passing) -> None:
 
 
 def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Passing) -> None:
-    """A single frame reports the answer and the executed batch: the front wakes up once."""
+    """A single frame carries the answer and the acknowledgement, so that the front wakes up only once."""
     alone = 0
     for number in range(1, 100):
         rig.batch(Command(launches=launch(number)), Command(request=number, sync=c.Sync(all_streams=bool(number % 2))))
         answer = rig.until(Kind.RESPONSE)
         assert answer.id in (number, 0) and not answer.flags
         assert device_pb2.ExecuteResponse.FromString(answer.payload).result.request == number
-        alone += not answer.id  # it took its time, as on a busy machine: the ack went before
+        alone += not answer.id  # a delayed answer, as on a busy machine: the acknowledgement was sent before
     assert rig.taken == 99 and alone < 50
     assert len([frame for frame in rig.copies() if frame.kind == Kind.ACK]) == alone
     assert rig.sum() == summed(*range(1, 100))
@@ -143,7 +143,7 @@ def test_what_the_front_passes_on_beside_a_lane_takes_the_long_way(rig: Passing)
     client = rig.lane()
     client.batch(add(1), sync(1))
     assert client.response().result.request == 1
-    rig.batch()  # number 1, which the lane has brought
+    rig.batch()  # number 1, which the lane has already delivered
     rig.barrier()
     taken = rig.taken
     rig.batch(add(2), sync(2))
@@ -152,7 +152,8 @@ def test_what_the_front_passes_on_beside_a_lane_takes_the_long_way(rig: Passing)
 
 
 def test_a_copy_alone_goes_straight_through(rig: Passing) -> None:
-    """Answered or not, with a wait behind it in the same piece or not, and refused like any other."""
+    """The copy is answered or not, followed by a wait in the same message or not, and refused like any other
+    command."""
     client = rig.lane()
     for number in range(1, 40):
         data = number.to_bytes(8, "little")
@@ -311,10 +312,11 @@ def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> N
 
 @pytest.fixture
 def lingering(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Passing, threading.Semaphore]]:
-    """Many cores, where the loop polls long for a next step; and a semaphore that counts the rounds of idle work."""
+    """Simulates many cores, so that the loop polls long for the next request, and returns a semaphore that counts the
+    rounds of idle work."""
     monkeypatch.setattr(device_process, "cores", lambda: 8)
-    monkeypatch.setattr(event_loop, "EXPECTED_S", 30.0)
     rig, rounds = Passing(Polled), threading.Semaphore(0)
+    rig.process.loop.expected_s = 30.0
     rig.prepare()
     idle_work = rig.process.device.idle_work
     real = idle_work.poll
@@ -336,29 +338,27 @@ def taken(rounds: threading.Semaphore) -> int:
 
 
 def asked_for_long(rig: Passing) -> None:
-    """The device, where it is worth it at all."""
+    """Makes the loop poll the device for up to 30 s."""
     rig.process.device.tracks.spin_policy = SpinPolicy(30.0)
 
 
-def test_the_next_step_comes_before_unawaited_work(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_step_comes_before_unawaited_work(lingering: tuple[Passing, threading.Semaphore]) -> None:
     rig, rounds = lingering
     client = rig.lane()
-    monkeypatch.setattr(idle_policy, "ROUND_S", 0.0)
+    rig.process.idle_policy.round_s = 0.0
     client.batch(sync(1))
     client.response()
     rig.barrier()
-    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
+    rig.process.idle_policy.round_s = 60.0
     client.batch(sync(2))
     client.response()
-    rig.barrier()  # by way of the front, which is served at once: a round that lasts
+    rig.barrier()  # over the link, so that the loop runs a complete iteration
     taken(rounds)
     for number in range(3, 60):
         client.batch(sync(number))
         assert client.response().result.request == number
     assert not taken(rounds)
-    monkeypatch.setattr(event_loop, "EXPECTED_S", 1e-3)
+    rig.process.loop.expected_s = 1e-3
     client.batch(sync(60))
     client.response()
     client.batch(sync(61))
@@ -366,11 +366,9 @@ def test_the_next_step_comes_before_unawaited_work(
     assert rounds.acquire(timeout=30), "nothing comes, so that it is done"
 
 
-def test_it_is_not_put_off_for_ever(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_not_put_off_for_ever(lingering: tuple[Passing, threading.Semaphore]) -> None:
     rig, rounds = lingering
-    monkeypatch.setattr(idle_policy, "ROUND_S", 1e-4)
+    rig.process.idle_policy.round_s = 1e-4
     client = rig.lane()
     begun, number = time.perf_counter(), 0
     while time.perf_counter() < begun + 0.2 or number < 50:
@@ -380,12 +378,10 @@ def test_it_is_not_put_off_for_ever(
     assert taken(rounds) >= min(number, 100) // 4
 
 
-def test_others_are_heard_meanwhile(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The front, tasks of other threads, and another session's lane."""
+def test_others_are_heard_meanwhile(lingering: tuple[Passing, threading.Semaphore]) -> None:
+    """The front, tasks of other threads, and the lane of another session are served meanwhile."""
     rig, _ = lingering
-    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
+    rig.process.idle_policy.round_s = 60.0
     rig.send(Kind.OPEN, b"{}", channel=2)
     client, other = rig.lane(), rig.lane(2)
     for number in range(1, 60):
@@ -402,13 +398,11 @@ def test_others_are_heard_meanwhile(
             assert done.wait(30)
 
 
-def test_what_was_done_in_between_is_in_the_books(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Commands, batches and the device's time are counted, though deferred in between."""
+def test_what_was_done_in_between_is_in_the_books(lingering: tuple[Passing, threading.Semaphore]) -> None:
+    """Commands, batches and device time are counted, although the accounting is deferred."""
     rig, _ = lingering
-    monkeypatch.setattr(inline_path, "HERE_S", 30.0)
-    asked_for_long(rig)  # each is waited for in the turn in which it came
+    rig.process.executor.inline_path.here_s = 30.0
+    asked_for_long(rig)  # so that each batch is awaited in the iteration in which it arrives
     executor = rig.process.executor
     client = rig.lane()
     client.batch(add(1), sync(1))
@@ -444,11 +438,11 @@ def test_what_was_done_in_between_is_in_the_books(
 
 @pytest.mark.parametrize("launches", [(5, 0), (5,)])
 def test_what_is_still_under_way_beside_is_in_the_books(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch, launches: tuple[int, ...]
+    lingering: tuple[Passing, threading.Semaphore], launches: tuple[int, ...]
 ) -> None:
-    """A client that is answered for one stream may have submitted work to another in the same batch."""
+    """A client that is answered for one stream may have submitted work to another stream in the same batch."""
     rig, _ = lingering
-    monkeypatch.setattr(inline_path, "HERE_S", 30.0)
+    rig.process.executor.inline_path.here_s = 30.0
     asked_for_long(rig)
     executor = rig.process.executor
     for kind in ({"create_stream": c.CreateStream(stream=5)}, {"allocate": c.Allocate(buffer=2, size=8)}):
@@ -470,17 +464,15 @@ def test_what_is_still_under_way_beside_is_in_the_books(
     assert backlog.used > used and not backlog.active and not executor.sharing.meter.busy
 
 
-def test_a_step_behind_one_that_took_its_time_comes_first_too(
-    lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step answered in a later turn of the loop: the next is polled for before the rest of that is done."""
+def test_a_step_behind_one_that_took_its_time_comes_first_too(lingering: tuple[Passing, threading.Semaphore]) -> None:
+    """A step is answered in a later iteration of the loop; the next step is polled for before deferred work of the
+    first."""
     rig, rounds = lingering
-    monkeypatch.setattr(inline_path, "HERE_S", 0.0)
+    rig.process.executor.inline_path.here_s = 0.0
     asked_for_long(rig)
     executor, tracks = rig.process.executor, rig.process.device.tracks
     client = rig.lane()
-    monkeypatch.setattr(idle_policy, "EXPECTED_S", 30.0)
-    monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
+    rig.process.idle_policy.round_s = 60.0
     within = 0
     for number in range(1, 20):
         gate = threading.Event()

@@ -1,5 +1,5 @@
-"""Batches that do more than to launch take the inline path, too: short writes and reads, temporaries, and the wait
-behind them end as on the queued path."""
+"""Mixed batches take the inline path too: short writes and reads, temporaries, and the wait behind them have the same
+results as on the queued path."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ WRONG_END = [
 
 @st.composite
 def steps(draw: st.DrawFn, wrong: bool) -> Step:
-    """`wrong`: with failures, each batch waited for: of what is under way at once, time decides who tells of them."""
+    """`wrong`: draws steps with failures. Each batch is then awaited, because for batches under way at the same time it
+    is undefined which one reports a failure."""
     before = [command for each in draw(st.lists(WORK, max_size=4)) for command in each]
     if wrong and draw(st.integers(0, 2)) == 2:
         at = draw(st.integers(0, len(before)))
@@ -126,7 +127,7 @@ def test_both_ways_come_to_the_same(pair: tuple[Passing, Passing], wrong: bool, 
 
 
 def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None:
-    """Else the comparison says nothing."""
+    """Otherwise the comparison would prove nothing."""
     short, long = pair
     write = Command(write=c.Write(buffer=1, data=b"12345678"))
     program = [
@@ -247,7 +248,8 @@ def test_buffer_spoiled_by_another_stream_fails_the_read(rig: Passing) -> None:
 
 
 def test_a_read_behind_what_was_put_off_waits_for_it(rig: Passing) -> None:
-    """The write waits for its bytes, which come beside the batch; so does the batch's acknowledgement."""
+    """The write waits for its bytes, which are sent outside the batch, so the acknowledgement of the batch waits
+    too."""
     client = rig.lane()
     client.batch(Command(write=c.Write(buffer=1, size=8, transfer=5)), add(1), read(1))
     rig.barrier()
@@ -280,7 +282,7 @@ def test_a_read_that_the_driver_refuses(rig: Passing, monkeypatch: pytest.Monkey
 
 
 def test_a_read_behind_work_takes_its_time(rig: Passing) -> None:
-    """The batch is acknowledged before it is answered, and others come between."""
+    """The batch is acknowledged before it is answered, and other frames may be sent in between."""
     client = rig.lane()
     client.batch(write(1), read(1))
     assert value(client) == 1
@@ -298,7 +300,7 @@ def test_a_read_behind_work_takes_its_time(rig: Passing) -> None:
 
 
 def test_no_staging_memory_is_to_be_had(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The read takes the queued path, which waits for some."""
+    """The read takes the queued path, which waits for staging memory."""
     client, staging = rig.lane(), rig.process.device.staging
     find, refused = staging.find, []
 
@@ -326,7 +328,7 @@ def test_a_profile_begins_with_the_read(rig: Passing) -> None:
 
 
 def test_a_read_while_a_collective_may_fail_goes_the_long_way(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have to tell of that."""
+    """The read may have to report the collective's failure."""
     client, device, given = rig.lane(), rig.process.device, []
     reads = rig.process.executor.inline_path.reads
     give = reads.give

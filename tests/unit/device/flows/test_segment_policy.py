@@ -1,4 +1,4 @@
-"""Limits on shared memory, and the division of copies, for any numbers."""
+"""Limits on shared memory, and the division of copies, for arbitrary numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many launches with one command: in order, as often as asked, and never more at once than a track has room for."""
+"""Many launches with one command: in order, as often as requested, and never more at once than a track has room for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Event:
 
 
 class Server:
-    """A stream that runs only on request."""
+    """A server with one stream that runs only on request."""
 
     def __init__(self) -> None:
         self.queue: deque[Event | int] = deque()
@@ -80,7 +80,7 @@ class Fake(LaunchProgram):
 
 
 class Bench:
-    """A track on the server above, and rounds on it."""
+    """A track on that server, and rounds on the track."""
 
     def __init__(self, price: int) -> None:
         self.server = Server()
@@ -88,7 +88,7 @@ class Bench:
         self.track: PooledStream = self.tracks.acquire()
         self.stream = LogicalStream(0, self.track)
         self.again = 0
-        """Number of requests to be tried again at the next turn."""
+        """Number of requests to be tried again in the next iteration of the loop."""
         self.device = cast(
             DeviceContext, SimpleNamespace(tracks=self.tracks, begin=lambda _stream: None, again=self._count_again)
         )
@@ -107,7 +107,7 @@ class Bench:
         return Rounds(self.device, Watchdog(self.tracks), self.stream, self.program, count, issue, **more)
 
     def finish(self, rounds: Rounds, pace: int) -> int:
-        """Turns that it took; the device runs `pace` steps between them."""
+        """Runs all rounds, and returns the number of attempts; the device runs `pace` steps between two attempts."""
         turns = 1
         while not rounds.run():
             self.server.run(pace)
@@ -121,7 +121,7 @@ class Bench:
 @given(st.integers(1, 3 * WINDOW), st.integers(1, 5000), st.integers(1, 2000), st.integers(0, 2 * WINDOW))
 def test_all_rounds_run_and_the_track_gets_its_room_back(price: int, count: int, pace: int, before: int) -> None:
     bench = Bench(min(price, WINDOW))
-    for _ in range(before):  # other commands of the track
+    for _ in range(before):  # other commands on the track
         bench.tracks.before(bench.track, ())
     count = min(count, 40_000 // bench.program.price)
     bench.finish(bench.rounds(count), pace)
@@ -142,12 +142,12 @@ def test_a_turn_of_the_loop_gives_a_bounded_number() -> None:
         before = bench.given
         assert not rounds.run()
         assert bench.given - before <= TURN
-    assert not rounds.run() and bench.given == WINDOW * WINDOWS  # full, and the device has not moved
+    assert not rounds.run() and bench.given == WINDOW * WINDOWS  # full, and the device has not progressed
 
 
 @pytest.mark.parametrize("price", [1, 10, WINDOW])
 def test_more_is_given_before_the_device_has_come_to_the_end(price: int) -> None:
-    """Else it would stand still after each turn, until that is noticed."""
+    """Otherwise the device would be idle after each turn until completion is noticed."""
     bench = Bench(price)
     rounds = bench.rounds(10_000)
     for turns in itertools.count(1):

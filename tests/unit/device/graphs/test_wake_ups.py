@@ -1,4 +1,5 @@
-"""Programs that wait for room on a track are tried again when there is some, by whichever call notices it first."""
+"""Programs that wait for room on a track are tried again when there is room, whichever call notices the completion
+first."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ PATIENCE_S = 10.0
 
 
 class Gated(CpuServer):
-    """Runs its work only when the gate opens, and does not signal completion: the loop goes round only when
-    a frame comes."""
+    """Runs its work only after the gate opens, and does not signal completion while the gate is shut: the loop runs
+    only when a frame arrives."""
 
     gate: threading.Event | None = None
     launched = 0
@@ -71,8 +72,8 @@ def rig() -> Iterator[Rig[Gated]]:
 
 
 def test_a_session_that_waits_for_room_is_not_forgotten(rig: Rig[Gated]) -> None:
-    """A session that comes to have something to do looks whether the others still have. What it finds done has given
-    them their room back, and no later event reports it."""
+    """A session that becomes active checks whether other sessions still have work. Completions that it notices give the
+    other sessions room, and no later event reports them."""
     rig.send(Kind.OPEN, b"{}", channel=2)
     prepare(rig)
     rig.server.shut()
@@ -92,7 +93,7 @@ def test_a_session_that_waits_for_room_is_not_forgotten(rig: Rig[Gated]) -> None
 
 
 def test_a_program_continues_at_its_next_turn(rig: Rig[Gated]) -> None:
-    """It continues as long as the track has room, without an event and without the device running out of work."""
+    """The program continues while the track has room, without an event and without letting the device become idle."""
     prepare(rig)
     rig.server.shut()
     rig.batch(c.Command(launch_prepared=c.LaunchPrepared(prepared=1, count=ROUNDS * TURN)))
@@ -104,7 +105,7 @@ def test_a_program_continues_at_its_next_turn(rig: Rig[Gated]) -> None:
 
 
 def prepare(rig: Rig[Gated]) -> None:
-    """List 1, of one launch on buffer 1; nothing is under way."""
+    """Prepares list 1 with one launch on buffer 1, and waits until the device is idle."""
     rig.batch(
         c.Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=CODE)),
         c.Command(get_function=c.GetFunction(function=1, module=1, name="add_one")),
@@ -116,7 +117,7 @@ def prepare(rig: Rig[Gated]) -> None:
 
 
 def flush_beside(rig: Rig[Gated], number: int) -> None:
-    """Another session does something that gives the device nothing."""
+    """Sends a command of another session that submits no work to the device."""
     ident = 1_000_000 + number
     rig.send(Kind.CALL, c.Command(request=1, flush=c.Flush()).SerializeToString(), channel=2, id=ident)
     assert c.Result.FromString(rig.until(Kind.RESULT, ident).payload).HasField("done")

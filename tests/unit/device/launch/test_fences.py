@@ -1,4 +1,4 @@
-"""Waits that the device is given for commands that depend on each other."""
+"""Waits between streams that the device receives for commands that depend on each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every byte written outside a buffer is found, and none that was not."""
+"""Red zones: every byte written outside a buffer is detected, without false positives."""
 
 from __future__ import annotations
 

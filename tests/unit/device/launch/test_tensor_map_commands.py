@@ -1,6 +1,6 @@
-"""Tensor maps from command to kernel parameter, on a CPU device that pretends to make them.
+"""Tensor maps from command to kernel parameter, on a CPU device that imitates their encoding.
 
-What the driver would make is replaced by 128 bytes that say what it was asked; everything else is the real thing.
+The encoding by the driver is replaced by 128 bytes that contain its arguments; everything else is the product's code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal, from_status, stream_failures
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.backend.tensor_map import Im2col, TensorMapSpec
+from hearthd.device.backend.tensor_map import TensorMapSpec, Tile
 from hearthd.entry import device_main
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.link import Command, DeviceLink
@@ -40,10 +40,10 @@ extern "C" __global__ void peek(const __grid_constant__ TensorMap map, unsigned 
 
 
 def encode(_self: Any, spec: TensorMapSpec, address: int) -> bytes:
-    """The address and what else was asked for; a box of 7 is what this driver does not like."""
+    """Encodes the address and the other arguments; this imitated driver refuses a box with a 7."""
     access = spec.access
     assert access is not None
-    box = (access.channels_per_pixel, access.pixels_per_column) if isinstance(access, Im2col) else access.box
+    box = access.box if isinstance(access, Tile) else (access.channels_per_pixel, access.pixels_per_column)
     if 7 in box:
         raise Refusal(Reason.TENSOR_MAP_INVALID, "the driver refuses it")
     words = [address, spec.rank, *spec.shape, *spec.strides, *spec.element_strides, *box]
@@ -51,7 +51,7 @@ def encode(_self: Any, spec: TensorMapSpec, address: int) -> bytes:
 
 
 def main(link: socket.socket, spec: DeviceSpec) -> None:
-    """A device process whose CPU has tensor maps."""
+    """Runs a device process whose CPU backend has tensor maps, also im2col-wide ones, but no swizzle atoms."""
     from hearthd.device.cpu import server
 
     class Server(server.CpuServer):
@@ -59,7 +59,7 @@ def main(link: socket.socket, spec: DeviceSpec) -> None:
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            self.properties.features.append("tensor_maps")
+            self.properties.features.extend(["tensor_maps", "tensor_map_im2col_wide"])
 
     server.CpuServer = Server  # type: ignore[misc]
     device_main(link, spec)
@@ -67,13 +67,14 @@ def main(link: socket.socket, spec: DeviceSpec) -> None:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[DeviceLink]:
-    link = DeviceLink(DeviceSpec(0, "cpu", 0, memory_limit=1 << 20), main)  # nothing is cached: modules take a while
+    # Nothing is cached, so loading modules takes a while.
+    link = DeviceLink(DeviceSpec(0, "cpu", 0, memory_limit=1 << 20), main)
     yield link
     link.close()
 
 
 class OneSession:
-    """A session with a buffer 1 for a matrix of 64 x 32 floats, a buffer 2 of 16 words, and the kernels 11 to 14."""
+    """A session with buffer 1 for a matrix of 64 x 32 floats, buffer 2 of 16 words, and the kernels 11 to 14."""
 
     def __init__(self, link: DeviceLink, channel: int) -> None:
         self.link = link
@@ -96,7 +97,7 @@ class OneSession:
         self.link.batch(*commands, channel=self.channel, seq=self._seq)
 
     def failures(self) -> list[tuple[str, Reason]]:
-        """Returns command and reason of each failure since the last call."""
+        """Returns the command and the reason of each failure since the last call."""
         status = self.link.call(channel=self.channel, sync=c.Sync()).error
         return [(each.command, from_status(each.status).reason) for each in stream_failures(status)]
 
@@ -164,14 +165,41 @@ def test_im2col_and_defaults(session: OneSession) -> None:
     assert session.words() == [0, 4, 8, 4, 4, 2, 16, 64, 256, 1, 1, 1, 1, 8, 16, 0]
 
 
+def wide(**fields: Any) -> c.CreateTensorMap:
+    """Builds the command for columns along W of 2 images of 4 x 4 pixels of 8 float16."""
+    columns = c.CreateTensorMap.Im2colWide(lower_corner_width=-1, upper_corner_width=1, channels_per_pixel=8, **fields)
+    return c.CreateTensorMap(
+        tensor_map=5, buffer=1, dtype="float16", shape=[8, 4, 4, 2], strides=[16, 64, 256], swizzle="64b",
+        im2col_wide=columns,
+    )  # fmt: skip
+
+
+def test_im2col_wide_and_its_modes(session: OneSession) -> None:
+    for fields, pixels in (({"pixels_per_column": 16}, 16), ({"mode": "w128"}, 0)):
+        session.batch(Command(create_tensor_map=wide(**fields)), LOOK, destroyed())
+        assert session.failures() == []
+        assert session.words() == [0, 4, 8, 4, 4, 2, 16, 64, 256, 1, 1, 1, 1, 8, pixels, 0]
+    refusal = from_status(session.link.call(channel=session.channel, create_tensor_map=wide(mode="x")).error)
+    assert refusal.reason == Reason.TENSOR_MAP_INVALID and "mode is 'x'; it is one of w, w128" in refusal.message
+    assert refusal.details["lower_corner_width"] == "-1" and refusal.details["upper_corner_width"] == "1"
+
+
+def test_swizzle_atoms_are_refused_by_name_where_the_device_has_none(session: OneSession) -> None:
+    command = tiled(swizzle="128b_atom_32b").create_tensor_map
+    refusal = from_status(session.link.call(channel=session.channel, create_tensor_map=command).error)
+    assert refusal.reason == Reason.UNSUPPORTED and refusal.details["feature"] == "tensor_map_swizzle_atoms"
+    assert refusal.message.startswith("device 0 (cpu) has no swizzles with atoms of 32 or 64 bytes")
+
+
 def test_launches_with_one_that_was_refused_do_not_run(session: OneSession) -> None:
     session.batch(tiled(box=(33, 0)), launch(12, MAP, OUT), launch(12, MAP, OUT))
-    # The second is skipped for what the first should have written: that is not reported beside it.
+    # The second launch is skipped because of the buffer that the first one should have written; the skip is not
+    # reported separately.
     assert session.failures() == [
         ("create_tensor_map", Reason.TENSOR_MAP_INVALID), ("launch count", Reason.DEPENDENCY_FAILED)
     ]  # fmt: skip
     assert session.words()[0] == 0
-    session.batch(destroyed(), tiled(), launch(12, MAP, OUT))  # the handle is free again
+    session.batch(destroyed(), tiled(), launch(12, MAP, OUT))  # the handle can be used again
     assert session.failures() == []
     assert session.words()[0] == 1
 
@@ -213,7 +241,7 @@ def test_several_maps_of_one_buffer_hold_it_together(session: OneSession) -> Non
 
 
 def test_a_session_that_closes_gives_back_what_its_maps_hold(process: DeviceLink) -> None:
-    for _ in range(3):  # more than the device has, were it not given back
+    for _ in range(3):  # more than the device's memory, if it were not returned
         session = OneSession(process, next(_channels))
         session.batch(
             Command(allocate=c.Allocate(buffer=3, size=1 << 19)), tiled(buffer=3), Command(free=c.Free(buffers=[3]))

@@ -1,4 +1,4 @@
-"""Duration of polling for a completion before a sleep."""
+"""Duration of the polling for a completion before a sleep."""
 
 from __future__ import annotations
 

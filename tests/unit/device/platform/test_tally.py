@@ -1,4 +1,4 @@
-"""Three sums in one integer: none runs over into another, however large."""
+"""Sums in one integer: no field overflows into another one, however large the values are."""
 
 from __future__ import annotations
 

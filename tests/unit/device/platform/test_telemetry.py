@@ -1,4 +1,4 @@
-"""Latency buckets: where each duration falls, and that nothing is lost."""
+"""Latency buckets: each duration falls into the right one, and none is lost."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Clock:
 
 
 def aged() -> weakref.ref[Node]:
-    """A dead circle that young collections have passed over while it was alive, so that they do not find it."""
+    """Returns a weak reference to a garbage cycle that young collections no longer visit, because it survived them."""
     node = Node()
     for _ in range(2):
         gc.collect(1)
@@ -65,7 +65,7 @@ def test_it_waits_for_a_quiet_moment() -> None:
     dead = aged()
     make_due()
     assert collector.sleep(None) == QUIET_S
-    clock.now += QUIET_S / 2  # something has happened
+    clock.now += QUIET_S / 2  # the process was busy
     assert collector.sleep(0.0) == 0.0 and dead() is not None
     clock.now += QUIET_S
     assert collector.sleep(0.001) == 0.001 and dead() is not None, "a completion is expected soon"

@@ -1,4 +1,4 @@
-"""Every driver call is made on the device-handle thread: a call from anywhere else fails here."""
+"""Every driver call is made on the device-handle thread; a call on any other thread fails the test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OFF_THREAD = {"compiler", "communicators", "register_host", "unregister_host"}
 
 
 class Owned:
-    """A ComputeServer whose methods note who calls them."""
+    """A ComputeServer that records calls on other threads."""
 
     def __init__(self, server: ComputeServer) -> None:
         self._server = server
@@ -81,13 +81,13 @@ class Rig:
         return commands_pb2.Result.FromString(self._until(Kind.RESULT))
 
     def ok(self, **kind: Any) -> commands_pb2.Result:
-        """A call that has to succeed."""
+        """Makes a call that has to succeed."""
         result = self.call(**kind)
         assert not result.HasField("error"), result.error
         return result
 
     def batch(self, *commands: commands_pb2.Command) -> None:
-        """The next batch."""
+        """Sends the next batch."""
         message = device_pb2.ExecuteRequest(batch=commands_pb2.Batch(seq=next(self._seqs), commands=commands))
         self.sock.sendall(encode(Kind.BATCH, message.SerializeToString(), channel=1))
 

@@ -1,4 +1,4 @@
-"""A command that will never run lets go of what it held: its transfer is ended, not left to wait."""
+"""A command that will not run releases what it held: its transfer is ended instead of waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles and traces over a fake device with a fake clock: every event goes back, every time is what it was."""
+"""Profiles and traces on a fake device with a fake clock: every event is released, and every time is exact."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin, submit
 from hearthd.device.platform.telemetry import Telemetry
-from hearthd.device.profiling import recorder
 from hearthd.device.profiling.annotations import KernelTiming
 from hearthd.device.profiling.profile import ProfileCommands
+from hearthd.device.profiling.recorder import TraceLimits
 from hearthd.device.profiling.trace import TraceCommands
 from hearthd.device.session.session import BatchEntry, DeviceSession
 from hearthd.device.session.stream import LogicalStream
@@ -31,7 +31,7 @@ class Event:
 
 
 class Server:
-    """Streams do what they are given when the test says so, and their clock says what the test says."""
+    """A server whose streams run, and whose clock advances, only when the test says so."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -99,7 +99,7 @@ class Rig:
         self.tracks = StreamPool(self.server, 4, lambda: None)  # type: ignore[arg-type]
         self.posted: deque[Callable[[], None]] = deque()
         self.copies: list[bytes] = []
-        """Copies that went to the front beside the answers."""
+        """Copies of traces that were sent to the front in addition to the answers."""
         self.device = DeviceContext(
             spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, grants=None, compiler=None,
             outbox=SimpleNamespace(put=self.put), telemetry=Telemetry(), limits=None, output=None, idle_work=None,
@@ -126,7 +126,7 @@ class Rig:
         )
 
     def work(self, name: str, length: int, stream: LogicalStream | None = None, size: int = 0) -> None:
-        """A command that keeps the device busy for so long."""
+        """Submits a command that keeps the device busy for `length` nanoseconds."""
         origin = self.origin(name, stream)
         track = origin.stream.track
 
@@ -157,7 +157,7 @@ class Rig:
         operation = self.traces.end(self.origin("end_trace", request=1), c.EndTrace())
         submit(operation)
         self.settle()
-        while not self.posted:  # the answer is put together on a thread
+        while not self.posted:  # the answer is built on another thread
             pass
         self.posted.popleft()()
         return self.replies.results[-1].trace
@@ -289,9 +289,8 @@ def test_times_bytes_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rig.leaked() == 0 and rig.session.trace is None
 
 
-def test_the_reference_is_renewed_and_nothing_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "RENEW_NS", 1000)
-    rig = Rig()
+def test_the_reference_is_renewed_and_nothing_shifts() -> None:
+    rig = Rig(limits=TraceLimits(renew_ns=1000))
     rig.trace()
     for _ in range(20):
         rig.work("launch a", 900)
@@ -303,14 +302,14 @@ def test_the_reference_is_renewed_and_nothing_shifts(monkeypatch: pytest.MonkeyP
     assert rig.leaked() == 0
 
 
-def test_full_traces_count_and_closed_ones_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_traces_count_and_closed_ones_give_back() -> None:
     rig = Rig()
     rig.trace(max_events=3)
     for _ in range(10):
         rig.work("launch a", 1)
     result = rig.end_trace()
     assert len(result.events) == 3 and result.dropped == 7 and rig.leaked() == 0
-    monkeypatch.setattr(recorder, "MAX_BYTES", 1000)
+    rig = Rig(limits=TraceLimits(max_bytes=1000))
     rig.trace()
     for _ in range(20):
         rig.work("launch " + "k" * 500, 1)
@@ -318,7 +317,7 @@ def test_full_traces_count_and_closed_ones_give_back(monkeypatch: pytest.MonkeyP
     assert 0 < len(result.events) < 20 and len(result.events) + result.dropped == 20
     rig.trace()
     rig.work("launch a", 1)
-    rig.traces.closed(rig.session)  # with work under way
+    rig.traces.closed(rig.session)  # while work is under way
     rig.settle()
     assert rig.leaked() == 0 and rig.traces.running == 0
 

@@ -1,4 +1,4 @@
-"""Ranges never overlap, nothing is lost, and what is free is found."""
+"""Ranges never overlap, none is lost, and free ranges are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool of page-locked memory: small size classes, growth beside the device thread, and a host that refuses."""
+"""Pool of page-locked memory: small size classes, growth on another thread, and a host that refuses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_no_bytes_need_no_memory() -> None:
 
 
 def test_small_buffers_share_pages_and_leave_no_holes() -> None:
-    """A thousand outstanding copies of 100 bytes take two pages, not a thousand pieces of the slab."""
+    """A thousand buffers of 100 bytes in use take two pages instead of a thousand ranges of the slab."""
     pool, _, _, _ = make()
     buffers = [pool.take(100) for _ in range(1000)]
     assert None not in buffers

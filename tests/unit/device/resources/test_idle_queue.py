@@ -1,4 +1,4 @@
-"""The line of those who wait for the device to rest: who is too late, who is worth a word, since when it matters."""
+"""Queue of jobs that wait for an idle device: order, late loads, loads to be logged, and the start of the wait."""
 
 from __future__ import annotations
 

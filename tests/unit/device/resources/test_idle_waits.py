@@ -1,4 +1,4 @@
-"""Waits for an idle device, in any order of loads, launches, ends of kernels, closings and time: each load is
+"""Waits for an idle device with loads, launches, kernel ends, closed sessions and time in any order: each load is
 answered once, none is done while a kernel runs, and launches are let through in the end."""
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Event:
 
 
 class Stream:
-    """Kernels and events in order; what is behind a kernel waits for it to `end`."""
+    """Kernels and events in order; events behind a kernel wait for its `end`."""
 
     def __init__(self) -> None:
         self.queue: deque[Event | str] = deque()
 
     def end(self) -> None:
-        """The kernel that runs ends, if there is one."""
+        """Ends the running kernel, if there is one."""
         if self.queue:
             self.queue.popleft()
         while self.queue and isinstance(self.queue[0], Event):
@@ -84,7 +84,7 @@ class Journal:
 
 
 class Rest:
-    """An `IdleWork` with two tracks, on a clock of the test's own."""
+    """An `IdleWork` with two tracks, on a clock that the test controls."""
 
     def __init__(self, limit: float = LIMIT) -> None:
         self.server = Server()
@@ -156,7 +156,7 @@ class Orders(RuleBasedStateMachine):
 
         def done() -> None:
             self._loaded(number)
-            if launches:  # the first launch of a kernel that has to be made at rest
+            if launches:  # the first launch of a kernel, which must be made on an idle device
                 self.rest.launch(self.rest.two[0], "first", session)
 
         def refuse(refusal: Refusal) -> None:
@@ -218,7 +218,7 @@ class Orders(RuleBasedStateMachine):
 
     @rule()
     def sleep(self) -> None:
-        """Sleeps as long as the loop would, where nothing else happens."""
+        """Sleeps as long as the loop would if nothing else happens."""
         ahead = self.rest.poll()
         if ahead is not None:
             self.rest.now += ahead + 1e-6
@@ -241,8 +241,8 @@ class Orders(RuleBasedStateMachine):
             assert not any(track.held for track in self.rest.two), "no load waits for an idle device"
 
     def teardown(self) -> None:
-        """No load is left that waits for others, whether kernels end or not; then launches go on, and the rest is done
-        when they have."""
+        """No load that waits for other sessions remains, whether kernels end or not. Then launches continue, and the
+        remaining jobs run after they have ended."""
         for _ in range(20):
             self.rest.now += LONGEST_S
             self.rest.poll()
@@ -273,7 +273,7 @@ def nothing() -> None:
 
 
 def refusals(rest: Rest, session: str = "b") -> list[Refusal]:
-    """A load of the session behind what runs; what it is refused with."""
+    """Queues a load of the session behind the running work. Returns the list that receives its refusal."""
     found: list[Refusal] = []
     assert rest.load(session, nothing, found.append, "the load of module 7") is not None
     return found
@@ -379,7 +379,7 @@ def test_launches_are_not_held_back_for_one_that_waits_no_more(over: str) -> Non
     assert rest.two[1].held
     before = rest.kicks
     if over == "refused":
-        rest.idle_work.limit = FIRST_S / 2  # a reload
+        rest.idle_work.limit = FIRST_S / 2  # as a reload of the configuration does
         rest.poll()
         assert len(found) == 1
     else:
@@ -404,7 +404,7 @@ def test_without_a_limit_a_load_waits_for_ever() -> None:
 
 
 def test_what_was_launched_at_rest_is_waited_for_by_the_next() -> None:
-    """The first launch of a kernel and a load, both for the same rest: the load comes after that kernel."""
+    """The first launch of a kernel and a load wait for the same idle device: the load runs after that kernel."""
     rest = Rest()
     rest.launch(rest.two[0])
     done: list[str] = []

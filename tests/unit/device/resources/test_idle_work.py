@@ -12,8 +12,6 @@ import pytest
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import commands_pb2 as c
-from hearthd.device.collectives import abort
-from hearthd.device.resources import idle_work
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.peers import PeerRig, PeerServer, collective, operation
 from tests.support.device.rig import Rig, compiled
@@ -35,9 +33,9 @@ def test_a_load_waits_for_the_kernel_and_nothing_else_waits_for_the_load(rig: Ri
     load(rig, 2, b"another")
     loaded = ready(rig, 2)
     assert rig.server.loaded == ["load"]
-    for _ in range(50):  # copies, allocations and answers go on
+    for _ in range(50):  # copies, allocations and answers continue
         assert value(2) == 0
-    rig.batch(launch(2, 2, stream=5))  # for the module that is to come
+    rig.batch(launch(2, 2, stream=5))  # uses the module that is still to be loaded
     rig.server.gate.set()
     assert not rig.answer(loaded).HasField("error")
     assert [value(1), value(2)] == [1, 1]
@@ -45,7 +43,7 @@ def test_a_load_waits_for_the_kernel_and_nothing_else_waits_for_the_load(rig: Ri
 
 
 def test_a_device_that_is_never_idle_loads_all_the_same(rig: Rig[Strict]) -> None:
-    """Launches come without an end: they are held back until what runs is done."""
+    """Launches arrive without end: they are held back until the running ones are done."""
     value = prepare(rig)
     sent = 0
     load(rig, 2, b"in between")
@@ -78,7 +76,7 @@ def test_unload_waits_and_holds_no_stream_back(rig: Rig[Strict]) -> None:
 
 
 class Peers(PeerServer, Strict):
-    """A server with communicators that no kernel may run beside while they are given up."""
+    """A server with communicators beside which no kernel may run while they are aborted."""
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -106,9 +104,9 @@ def test_an_unused_communicator_is_given_up_at_rest(peers: PeerRig) -> None:
     server.gate.clear()
     peers.batch(launch(1, 3, stream=5))
     sync = peers.sync()
-    wait_for(lambda: server.running)  # what the front says is heard before batches that came with it
+    wait_for(lambda: server.running)  # because messages of the front may be handled before batches sent with them
     peers.abort(comm="a-1")
-    peers.abort(comm="a-2")  # what is under way on it would not end by itself
+    peers.abort(comm="a-2")  # its operation under way would not end without the abort
     assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
     assert busy.aborting.wait(10) and not idle.aborting.is_set()
     idle.abort_blocks.clear()
@@ -125,8 +123,8 @@ def test_an_unused_communicator_is_given_up_at_rest(peers: PeerRig) -> None:
 
 
 def busy_beside_a_kernel(peers: PeerRig, **facts: Any) -> tuple[Any, int]:
-    """A communicator with an endless operation beside an endless kernel of another session; the Sync
-    behind the operation."""
+    """Starts an endless operation of a communicator beside an endless kernel of another session. Returns the
+    communicator, and the Sync behind the operation."""
     load(peers, 1)  # type: ignore[arg-type]
     assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
     busy = peers.join("a-1")
@@ -143,7 +141,7 @@ def test_what_is_under_way_is_stopped_at_once_and_freed_at_rest(peers: PeerRig) 
     peers.abort(comm="a-1")
     assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
     assert busy.stopped.wait(10)
-    peers.batch(launch(1, 3))  # others are let through meanwhile
+    peers.batch(launch(1, 3))  # other launches are let through meanwhile
     wait_for(lambda: peers.server.running == 2)  # type: ignore[attr-defined]
     assert not busy.aborting.is_set()
     peers.server.gate.set()  # type: ignore[attr-defined]
@@ -152,7 +150,7 @@ def test_what_is_under_way_is_stopped_at_once_and_freed_at_rest(peers: PeerRig) 
 
 
 def test_one_that_cannot_be_stopped_is_aborted_beside_whatever_runs(peers: PeerRig) -> None:
-    """NCCL may wait there for all that runs: nothing new is to be among that."""
+    """NCCL may wait for all running work during the abort, so no new work may be added."""
     busy, sync = busy_beside_a_kernel(peers)
     busy.abort_blocks.clear()
     other = peers.join("a-2")
@@ -185,8 +183,8 @@ def test_one_that_cannot_even_be_stopped_is_aborted(peers: PeerRig, capfd: pytes
     assert "this NCCL cannot" in capfd.readouterr().err
 
 
-def test_a_stop_may_take_as_long_as_what_stands_before_it(peers: PeerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abort, "ABORT_S", 0.05)
+def test_a_stop_may_take_as_long_as_what_stands_before_it(peers: PeerRig) -> None:
+    peers.memberships.aborts.limit_s = 0.05
     gate = threading.Event()
     busy, _ = busy_beside_a_kernel(peers, stops=True, stop=lambda: gate.wait(30))
     peers.abort(comm="a-1")
@@ -200,10 +198,8 @@ def test_a_stop_may_take_as_long_as_what_stands_before_it(peers: PeerRig, monkey
     assert busy.aborting.wait(10)
 
 
-def test_launches_do_not_wait_for_long_for_a_communicator_that_is_given_up(
-    peers: PeerRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(idle_work, "BESIDE_S", 0.1)
+def test_launches_do_not_wait_for_long_for_a_communicator_that_is_given_up(peers: PeerRig) -> None:
+    peers.process.device.idle_work.beside_s = 0.1
     load(peers, 1)  # type: ignore[arg-type]
     assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
     idle = peers.join("a-1")

@@ -1,4 +1,4 @@
-"""Small blocks never overlap, are found at once, and give their pages back."""
+"""Small blocks never overlap, are found at once, and return their pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Number of commands at once: as many as take a slice, never none for ever, never too many unknown ones."""
+"""Number of commands in one slice: as many as take the length of a slice, never permanently none, and few while the
+pace is unknown."""
 
 from __future__ import annotations
 
@@ -60,5 +61,5 @@ def test_it_follows_quickly_down_and_slowly_up() -> None:
 
 def test_what_is_owed_is_what_it_takes_alone() -> None:
     pace = known(2e-4)
-    pace.learn(10, 5e-3, 5e-3)  # beside others
+    pace.learn(10, 5e-3, 5e-3)  # shared with other sessions
     assert pace.owed(10) == pytest.approx(2e-3, rel=0.05)

@@ -1,21 +1,20 @@
-"""A stream that takes no more: what is behind stays in its row as long as the stream gets on, and is put off after."""
+"""A full stream: commands behind it stay in the queue while the stream makes progress, and are deferred afterwards."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
-from hearthd.device.scheduler import standstill
 from hearthd.device.streams.track import WHOLE_WINDOW, WINDOW
 from tests.support.device.lane_rig import Laned, add, summed
 from tests.support.device.rig import Command
@@ -25,7 +24,7 @@ FLOOD = 3 * WHOLE_WINDOW
 
 
 class Gated(CpuServer):
-    """Its kernels run one by one, as they are let."""
+    """A server whose kernels run one by one, as the test allows."""
 
     def __init__(self, *what: Any) -> None:
         super().__init__(*what)
@@ -56,15 +55,22 @@ class Standing(Laned):
         super().__init__(Gated)
 
     def let(self, launches: int = 1 << 40) -> None:
-        """Lets that many more launches run."""
+        """Allows that many more launches to run."""
         self.server.let(launches)
 
+    def stand(self, seconds: float) -> None:
+        """Changes how long queues stand still, those of open sessions and of later ones."""
+        sharing = self.process.executor.sharing
+        sharing.standstill_s = seconds
+        for backlog in tuple(sharing.backlogs.values()):
+            backlog.standstill.patience = seconds
+
     def waiting(self) -> int:
-        """Commands that were put off."""
+        """Returns the number of deferred commands."""
         return int(self.gauges()["commands_waiting"])
 
     def given(self) -> int:
-        """Launches that the device was given: about as many as a stream takes, where the gate is closed."""
+        """Returns the number of launches submitted to the device: about one full stream while the gate is closed."""
         assert self.server.launches > WHOLE_WINDOW - WINDOW
         return self.server.launches
 
@@ -77,11 +83,6 @@ class Standing(Laned):
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    return lambda seconds: monkeypatch.setattr(standstill, "PATIENCE_S", seconds)
-
-
-@pytest.fixture
 def rig() -> Iterator[Standing]:
     made = Standing()
     made.prepare()
@@ -89,8 +90,8 @@ def rig() -> Iterator[Standing]:
     made.stop()
 
 
-def test_what_is_behind_stays_in_its_row(rig: Standing, patience: Callable[[float], None]) -> None:
-    patience(LONG)
+def test_what_is_behind_stays_in_its_row(rig: Standing) -> None:
+    rig.stand(LONG)
     values = [each % 7 for each in range(FLOOD)]
     rig.flood(values)
     assert rig.waiting() == 0
@@ -101,8 +102,8 @@ def test_what_is_behind_stays_in_its_row(rig: Standing, patience: Callable[[floa
     assert rig.waiting() == 0
 
 
-def test_repeats_stay_there_as_well(rig: Standing, patience: Callable[[float], None]) -> None:
-    patience(LONG)
+def test_repeats_stay_there_as_well(rig: Standing) -> None:
+    rig.stand(LONG)
     rig.let(100)
     rig.flood([5] * 100)
     assert rig.sum() == summed(*[5] * 100)
@@ -113,8 +114,8 @@ def test_repeats_stay_there_as_well(rig: Standing, patience: Callable[[float], N
     assert rig.sum() == summed(*[5] * (100 + FLOOD))
 
 
-def test_copies_and_fills_wait_there_too(rig: Standing, patience: Callable[[float], None]) -> None:
-    patience(LONG)
+def test_copies_and_fills_wait_there_too(rig: Standing) -> None:
+    rig.stand(LONG)
     rig.flood([1] * WHOLE_WINDOW)
     rig.batch(
         Command(fill=c.Fill(buffer=1, size=8, pattern=b"\0")),
@@ -126,8 +127,8 @@ def test_copies_and_fills_wait_there_too(rig: Standing, patience: Callable[[floa
     assert rig.sum() == 7 * 3 + 1
 
 
-def test_a_stalled_stream_delays_no_other(rig: Standing, patience: Callable[[float], None]) -> None:
-    patience(0.05)
+def test_a_stalled_stream_delays_no_other(rig: Standing) -> None:
+    rig.stand(0.05)
     rig.batch(
         Command(create_stream=c.CreateStream(stream=5)),
         Command(allocate=c.Allocate(buffer=2, size=8)),
@@ -143,14 +144,12 @@ def test_a_stalled_stream_delays_no_other(rig: Standing, patience: Callable[[flo
     assert rig.sum() == summed(*[1] * FLOOD)
 
 
-def test_many_that_were_put_off_are_waited_for_while_the_stream_gets_on(
-    rig: Standing, patience: Callable[[float], None]
-) -> None:
-    patience(0.0)
+def test_many_that_were_put_off_are_waited_for_while_the_stream_gets_on(rig: Standing) -> None:
+    rig.stand(0.0)
     rig.flood([1] * FLOOD)
     while (put_off := rig.waiting()) < FLOOD - WHOLE_WINDOW:
         pass
-    patience(LONG)
+    rig.stand(LONG)
     rig.let(WINDOW)
     while rig.waiting() == put_off:
         pass
@@ -161,8 +160,8 @@ def test_many_that_were_put_off_are_waited_for_while_the_stream_gets_on(
     assert rig.sum() == summed(*[1] * FLOOD, *[2] * FLOOD)
 
 
-def test_a_session_that_ends_does_not_run_the_rest(rig: Standing, patience: Callable[[float], None]) -> None:
-    patience(LONG)
+def test_a_session_that_ends_does_not_run_the_rest(rig: Standing) -> None:
+    rig.stand(LONG)
     rig.flood([1] * FLOOD)
     call = rig.start(read=c.Read(buffer=1, size=8))
     rig.send(Kind.CLOSE, channel=1)
@@ -173,8 +172,8 @@ def test_a_session_that_ends_does_not_run_the_rest(rig: Standing, patience: Call
     assert rig.given() <= WHOLE_WINDOW
 
 
-def test_a_second_session_comes(rig: Standing, patience: Callable[[float], None]) -> None:
-    patience(LONG)
+def test_a_second_session_comes(rig: Standing) -> None:
+    rig.stand(LONG)
     values = [each % 5 for each in range(FLOOD)]
     rig.flood(values)
     rig.send(Kind.OPEN, b'{"session": "other", "tenant": "t"}', channel=2)
@@ -205,19 +204,18 @@ RUNS = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None)
 @given(runs=RUNS, wait=st.sampled_from([0.0, 1e-5, LONG]), seed=st.integers(0, 99))
 def test_any_program_ends_as_if_there_were_room(
     open_rig: Standing,
-    patience: Callable[[float], None],
     runs: list[tuple[int, str, int]],
     wait: float,
     seed: int,
 ) -> None:
-    """Two streams, each with a separate buffer; `many` floods its stream."""
-    patience(wait)
+    """Uses two streams, each with a separate buffer; `many` floods its stream."""
     rig, dice = open_rig, random.Random(seed)
-    number = next(rig.ids) + 10  # a channel that was never used
+    rig.stand(wait)
+    number = next(rig.ids) + 10  # the number of a channel that was never used
     rig.send(Kind.OPEN, b'{"session": "me", "tenant": "t"}', channel=number)
     client = rig.lane(number)
     client.batch(

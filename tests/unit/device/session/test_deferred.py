@@ -1,4 +1,5 @@
-"""Whatever waits for what, conflicting commands run in order, others are not held up, and each runs once."""
+"""Deferred commands: conflicting commands run in order, unrelated commands are not delayed, and each command runs
+once."""
 
 from __future__ import annotations
 
@@ -140,7 +141,7 @@ def test_announcements_reach_as_far_as_they_are_unbroken() -> None:
     for command in made:
         command.ready = False
         command.may_announce = command.number != 3
-    made[0].stands = True  # it waits for the answer to its own announcement
+    made[0].stands = True  # waits for the answer to its own announcement
     for command in made:
         deferred.submit(command)
     assert [command.asked for command in made] == [0, 1, 1, 1, 0, 0], "not beyond the one that could not"

@@ -1,4 +1,4 @@
-"""Handles are bounded, for each session and for each tenant in a device process."""
+"""Limits of the number of handles, for each session and for each tenant in a device process."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_all_sessions_of_a_tenant() -> None:
 
 @given(st.integers(1, 5000), st.lists(st.tuples(st.integers(0, 3), st.integers(-700, 700)), max_size=40))
 def test_a_limit_is_never_passed(most: int, steps: list[tuple[int, int]]) -> None:
-    """Tables count for themselves between two looks; handles that are given back leave no room behind in their table
-    that another one has taken."""
+    """Tables count by themselves between two requests for a larger bound. Freed handles leave no room in their table
+    that another table has been granted."""
     world = World(most, ("a", most), ("a", most))
     tables = [table for session in world.sessions for table in session.tables]
     number = 1

@@ -1,4 +1,5 @@
-"""Windows nest; what they keep is found again by its exact size, and only in the same session."""
+"""Persistent windows nest; the blocks that they keep are reused at exactly the same size, and only by the same
+session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches that are remembered outlive what they do not name, and nothing that they do."""
+"""Remembered launches survive changes of objects that they do not use, and no change of an object that they use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.device.rig import Command
 
 
 class Bound(CpuServer):
-    """Counts the launches that were made ready to be repeated, and refuses them while `refuses` is set."""
+    """Counts the launches that were prepared for repetition, and refuses their repetition while `refuses` is set."""
 
     bound = 0
     refuses = False

@@ -1,4 +1,4 @@
-"""A session with many streams pays for those that it uses."""
+"""A session with many streams has costs only for those that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which contents wait for which collectives: what is kept of a long row says as much as all of it."""
+"""Dependencies of contents on collectives: the few outcomes that are kept for a communicator imply all earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tracks and memory over a device that runs as late, and as far out of step, as the waits between its streams allow."""
+"""Tracks and memory on a fake device that runs as late, and as far out of step, as the waits between its streams
+allow."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ class FakeMemory:
 
 
 class FakeServer:
-    """Streams are queues that run only when told to. The pool hands a freed block out again at once on the stream that
-    it was freed on, as cudaMallocAsync does: any use elsewhere has to be ordered behind that."""
+    """A server whose streams are queues that run only on request. The pool reuses a freed block at once on the stream
+    where it was freed, as cudaMallocAsync does; a use on any other stream must be ordered behind the free."""
 
     def __init__(self) -> None:
         self.streams: list[FakeStream] = []
@@ -107,7 +108,8 @@ class FakeServer:
             self.ran.append(value)
 
     def run(self, choose: list[int] | None = None) -> None:
-        """Everything, a stream at a time as `choose` says; one stream as far as it goes unless given."""
+        """Runs everything: one step at a time on the stream that `choose` selects, or by default one stream as far as
+        possible."""
         turn = 0
         while any(stream.queue for stream in self.streams):
             able = self.able()
@@ -176,7 +178,8 @@ actions = st.lists(
 def test_memory_is_never_used_by_its_next_owner_before_its_last(
     program: list[tuple[str, int, int, int]], choose: list[int]
 ) -> None:
-    """Whichever stream allocates, uses and frees: on an address, the uses of one buffer are over before the next's."""
+    """Whichever streams allocate, use and free: at one address, the uses of one buffer end before those of the next
+    buffer begin."""
     rig = Rig()
     buffers = [rig.allocate(rig.track[0]) for _ in range(4)]
     for what, on, a, b in program:
@@ -205,12 +208,12 @@ def test_memory_is_never_used_by_its_next_owner_before_its_last(
 
 
 def test_fresh_memory_is_not_used_elsewhere_before_its_stream_has_it(rig: Rig) -> None:
-    """The bytes that the pool hands out may still be in use by work that the allocating stream waits for."""
+    """The bytes that the pool returns may still be used by work that the allocating stream waits for."""
     home, reader, other = rig.track
     old = rig.allocate(home)
     rig.use(other, [old])
     rig.use(home, [], [rig.allocate(home)])
-    rig.use(other, [rig.allocate(home)])  # `other` has seen `home` come this far
+    rig.use(other, [rig.allocate(home)])  # `other` has waited for `home` up to here
     rig.use(reader, [old])
     rig.free(old)
     new = rig.allocate(home)
@@ -222,7 +225,7 @@ def test_fresh_memory_is_not_used_elsewhere_before_its_stream_has_it(rig: Rig) -
 
 
 def test_what_was_given_back_is_settled_when_its_last_use_is_over(rig: Rig) -> None:
-    """Every waiter that asked is notified, and no earlier."""
+    """Every waiting callback is called, and none too early."""
     home, reader, _ = rig.track
     assert not rig.reservations.when_settled(lambda: None)
     buffer = rig.allocate(home)
@@ -281,14 +284,15 @@ def test_a_track_takes_so_much_and_no_more_until_some_of_it_is_done(rig: Rig) ->
 
 
 def test_a_kernel_is_in_flight_until_it_is_done_wherever_the_marks_lie(rig: Rig) -> None:
-    """The mark that gives a window back stands before the kernel that it is made at, and does not count it as done."""
+    """The marker that returns a window precedes the kernel at which it is made, and does not count that kernel as
+    done."""
     track = rig.track[0]
     buffer = rig.allocate(track)
     for number in range(3 * WINDOW):
         rig.use(track, [buffer])
         track.launched.append((rig.tracks.ordering.position(track.index), f"kernel {number}", "s"))
         while len(track.stream.queue) > 1 or (track.stream.queue and track.stream.queue[0][0] == "event"):
-            rig.server.step(track.stream)  # all that came before it has run; the kernel itself has not
+            rig.server.step(track.stream)  # everything before the kernel has run, the kernel itself has not
         rig.tracks.poll()
         assert rig.tracks.in_flight()[-1] == f"kernel {number}"
     rig.tracks.on_complete(track, lambda: None)
@@ -299,7 +303,7 @@ def test_a_kernel_is_in_flight_until_it_is_done_wherever_the_marks_lie(rig: Rig)
 def test_wait_for_an_event_counts_for_every_fenced_track(rig: Rig) -> None:
     source, middle, end = rig.track
     rig.use(source, [rig.allocate(source)])
-    rig.use(end, [rig.allocate(middle)])  # `end` has seen all of `middle`
+    rig.use(end, [rig.allocate(middle)])  # `end` has waited for all work of `middle`
     event = rig.server.record(source.stream)
     rig.tracks.follow(middle, event)
     rig.tracks.fence(end, middle)
@@ -319,7 +323,7 @@ def test_event_is_not_released_while_it_is_watched(rig: Rig) -> None:
     rig.tracks.watch(first, lambda: told.append("first"))
     rig.tracks.watch_both(first, second, lambda: told.append(f"both {first.released or second.released}"))
     for event in (first, second):
-        rig.tracks.retire(event)  # destroyed, recorded anew, or its session closed
+        rig.tracks.retire(event)  # because it was destroyed, recorded again, or its session was closed
         assert not event.released
     rig.tracks.poll()
     rig.finish()
@@ -423,7 +427,7 @@ def test_one_that_is_done_is_not_kept_back(rig: Rig) -> None:
 
 
 def test_folded_streams_end_one_by_one(rig: Rig) -> None:
-    """Two streams share a track; one of them ends, the other stays: a new stream does not get the track."""
+    """Two streams share a track. One of them ends and the other remains: a new stream does not get the track."""
     tracks = rig.tracks
     twice = tracks.acquire()
     assert twice.users == 2
@@ -477,7 +481,7 @@ def test_work_that_does_not_end_makes_room(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Timed(Rig):
-    """A rig whose launches take as long as the clock says; their times are recorded."""
+    """A rig whose launches take as long as the clock says, and whose measured times are recorded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(1)
@@ -514,7 +518,7 @@ def test_the_first_launch_of_a_stream_is_timed(timed: Timed) -> None:
 def test_it_is_timed_to_its_own_end(timed: Timed) -> None:
     timed.launch(50)
     timed.now = 700
-    while not timed.told:  # one command after the other, of the fifty
+    while not timed.told:  # one of the fifty commands after the other
         timed.server.step(timed.only.stream)
         timed.tracks.poll()
         timed.now += 1
@@ -544,7 +548,7 @@ def test_one_in_a_window(timed: Timed) -> None:
 
 
 def test_one_in_some_rests(timed: Timed) -> None:
-    """A stream with a sync after each of few launches is timed all the same."""
+    """A stream with a sync after every few launches is also timed."""
     for _ in range(RESTS * 5):
         timed.launch()
         timed.sync(after=10)
@@ -565,7 +569,7 @@ def test_the_next_user_of_a_track_is_timed_from_its_first_launch(timed: Timed) -
 
 
 def test_one_that_does_not_end_is_waited_for(timed: Timed) -> None:
-    """Until it is done no other is timed there, and its time is right in the end."""
+    """Until the launch is done, no other launch is timed on the track, and its time is correct in the end."""
     timed.launch(3 * WINDOW)
     timed.now = 10**12
     assert timed.told == []

@@ -1,4 +1,4 @@
-"""Which track a stream gets: never one that is kept back, as long as there is another way."""
+"""Choice of a track for a stream: a withheld track is never chosen while there is an alternative."""
 
 from __future__ import annotations
 

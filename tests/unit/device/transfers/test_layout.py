@@ -1,4 +1,4 @@
-"""Rows that commands ask for, and the pieces that chunks of a transfer fall into."""
+"""Rows that commands request, and the pieces into which chunks of a transfer are divided."""
 
 from __future__ import annotations
 

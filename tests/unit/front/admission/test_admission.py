@@ -1,4 +1,4 @@
-"""Bounds on requests: fields on the wire, turns of callers without a credential, the account of their bytes."""
+"""Limits on requests: fields on the wire, the lock for callers without a credential, and the account of their bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_fields_of_a_message_are_counted_up_to_the_limit() -> None:
 def test_fields_within_messages_and_maps_are_counted() -> None:
     command = commands_pb2.LoadModule(options=["-x"] * 50, headers={str(number): "" for number in range(50)})
     message = device_pb2.LoadModuleRequest(command=command).SerializeToString()
-    fields = 1 + 50 + 50 * 3  # the command, its options, its headers with a key and a value each
+    fields = 1 + 50 + 50 * 3  # the command, its options, and its headers with a key and a value each
     assert not wire.exceeds(message, MODULE, fields)
     assert wire.exceeds(message, MODULE, fields - 1)
 
@@ -79,7 +79,7 @@ def test_a_long_message_has_longer() -> None:
     assert limits.seconds(limits.find("hearth.v1.NodeService", "Describe")) == 11
 
 
-# ---- turns ----
+# ---- lock ----
 
 
 def test_turns_are_taken_one_after_the_other_and_by_hosts() -> None:
@@ -159,7 +159,7 @@ def test_a_caller_that_goes_as_its_turn_comes_passes_it_on() -> None:
     asyncio.run(scenario())
 
 
-# ---- the account ----
+# ---- account ----
 
 
 def account(most: int = 100) -> UnauthenticatedBytes:

@@ -1,4 +1,4 @@
-"""Keys and anchors of the audit log: a log that was written anew, or whose end was cut, is found."""
+"""Keys and anchors of the audit log: a log that was rewritten, or whose end was removed, is detected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.front.fixture import run, until
 
 
 class Place:
-    """A log in one directory, its keys and anchors in another."""
+    """A log in one directory, with its keys and anchors in another directory."""
 
     def __init__(self, folder: Path, **more: Any) -> None:
         (folder / "logs").mkdir(exist_ok=True)
@@ -30,7 +30,7 @@ class Place:
         self.settings = AuditSettings(path=str(self.log), **chosen)
 
     def daemon(self, *events: str) -> None:
-        """Runs a daemon's audit log for its whole life, with these events."""
+        """Runs the audit log of a daemon from start to stop, with these events."""
 
         async def scenario() -> None:
             audit = Audit(self.settings)
@@ -64,7 +64,7 @@ def test_a_log_is_signed_and_its_end_anchored(place: Place) -> None:
     assert str(keys.load(str(place.key)).current.secret.hex()) not in place.log.read_text() + place.anchor.read_text()
     place.daemon("c")
     assert place.verify().anchored == 3
-    # Without the key the chain alone can be seen.
+    # Without the key only the chain can be checked.
     chain = verify(place.log.read_bytes().splitlines())
     assert not chain.problems and chain.guarantee == Guarantee.CHAIN and len(chain.unknown_keys) == 1
 
@@ -75,13 +75,13 @@ def test_an_end_that_was_cut_is_found(place: Place) -> None:
     for kept in range(3):
         place.log.write_bytes(b"".join(whole.splitlines(keepends=True)[:kept]))
         assert any("its end is missing" in each for each in place.verify().problems), kept
-    # Without anchors it is not.
+    # Without anchors the removal is not detected.
     cut = verify(whole.splitlines()[:2], keys.load(str(place.key)))
     assert not cut.problems and cut.guarantee == Guarantee.KEYED
 
 
 def test_a_log_that_was_written_anew_is_found(place: Place, tmp_path: Path) -> None:
-    """The forger may write the log, knows the format, and has not the key."""
+    """The forger can write the log and knows the format, but does not have the key."""
     place.daemon("a", "b", "c")
     (tmp_path / "forger").mkdir()
     forged = Place(tmp_path / "forger")
@@ -101,7 +101,7 @@ def test_a_log_that_was_written_anew_is_found(place: Place, tmp_path: Path) -> N
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
 def test_no_line_can_be_made_up(place: Place, data: st.DataObject) -> None:
-    """A line changed and the chain behind it made to fit, by a process that may write the file: the signatures tell."""
+    """A process that can write the file changes a line and repairs the chain behind it. The signatures reveal it."""
     if not place.log.exists():
         place.daemon(*"abcdef")
     lines = place.log.read_bytes().splitlines()
@@ -121,7 +121,8 @@ def test_no_line_can_be_made_up(place: Place, data: st.DataObject) -> None:
 
 
 def test_the_daemon_itself_finds_that_entries_are_gone(place: Place) -> None:
-    """Cut while it was down: said in its log, and for good in the audit log, whose numbers go on behind the gap."""
+    """The end is removed while the daemon is down. The daemon reports that in its log, and in the audit log, whose
+    numbers continue after the gap."""
     place.daemon("a", "b", "c")
     place.log.write_bytes(b"".join(place.log.read_bytes().splitlines(keepends=True)[:1]))
     with structlog.testing.capture_logs() as told:
@@ -135,7 +136,8 @@ def test_the_daemon_itself_finds_that_entries_are_gone(place: Place) -> None:
 
 
 def test_files_that_were_moved_away(place: Place, tmp_path: Path) -> None:
-    """While the daemon runs and while it is down: the chain continues, and the older file alone says that it does."""
+    """The file is renamed while the daemon runs, and while it is down. The chain continues; the older file alone shows
+    that it does."""
     old, older = tmp_path / "logs" / "1", tmp_path / "logs" / "2"
 
     async def scenario() -> None:
@@ -146,7 +148,7 @@ def test_files_that_were_moved_away(place: Place, tmp_path: Path) -> None:
         place.log.rename(older)
         await audit.reopen()
         audit.record("b")
-        await audit.reopen()  # a reload without it
+        await audit.reopen()  # a reload without a renamed file
         audit.record("c")
         await audit.close()
 
@@ -162,7 +164,7 @@ def test_files_that_were_moved_away(place: Place, tmp_path: Path) -> None:
 
 
 def test_a_new_key(place: Place) -> None:
-    """Entries of before stay valid; the old key brings the new one in, and signs no more after it."""
+    """Earlier entries stay valid. The old key introduces the new one, and signs nothing afterwards."""
     place.daemon("a", "b")
     old = keys.load(str(place.key)).current
     made = keys.rotate(str(place.key))
@@ -207,7 +209,7 @@ def test_separate_key_that_cannot_be_made_costs_the_signature_alone(
 
 
 def test_anchors_in_any_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon's own log and syslog: as words that are found in whatever text they end up in."""
+    """Anchors in the daemon's own log and in syslog are words that are found in any text."""
     words: list[str] = []
     monkeypatch.setattr(anchors.syslog, "syslog", lambda level, text: words.append(text))
     Place(tmp_path, anchor="syslog").daemon("a")
@@ -222,8 +224,7 @@ def test_anchors_in_any_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_anchors_come_periodically(place: Place) -> None:
-    """An anchor is written at once for the first entry, then no more often than the interval, and always before the
-    end."""
+    """An anchor is set at once for the first entry, then at most once per interval, and always before the end."""
     place.settings = AuditSettings(**{**place.settings.model_dump(), "anchor_interval": 0.05})
 
     async def scenario() -> None:
@@ -240,15 +241,20 @@ def test_anchors_come_periodically(place: Place) -> None:
     assert len(place.anchor.read_bytes().splitlines()) < 10
 
 
-def test_an_anchor_file_stays_small(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anchors, "_TRIM", 1000)
-    for _ in range(12):
+def test_an_anchor_file_stays_small(place: Place) -> None:
+    for _ in range(3):
         place.daemon("a")
-    assert place.anchor.stat().st_size < 2000 and place.verify().anchored == 12
+    kept = place.anchor.read_bytes()
+    assert len(kept.splitlines()) >= 3
+    place.anchor.write_bytes(kept * (anchors.TRIM // len(kept) + 1))
+    place.daemon("a")
+    assert place.anchor.stat().st_size < len(kept) and place.verify().anchored == 4
+    place.daemon("a")
+    assert place.verify().anchored == 5
 
 
 def test_control_characters_are_escaped(place: Place) -> None:
-    """A terminal that shows the log does nothing that a client put in a name."""
+    """A terminal that shows the log must not interpret characters that a client put into a name."""
     evil = "\x1b]0;x\x07\r\n\x7f\x9b31m\u2028\ud800"
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Communicators: made, shared, used in order, given up on all ranks together."""
+"""Communicators: created, shared, used in order, and aborted on all ranks together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def message(op: str, comm: str = FIRST, **more: Any) -> dict[str, Any]:
 
 
 def made(communicators: Communicators, match: Match, comm: str = FIRST) -> list[DeviceMessage]:
-    """Submits the first operation of new ranks, and has them join: what the last one of them sets off."""
+    """Submits the first operation of new ranks and has them join. Returns the messages that the last join causes."""
     assert [send.body for send in communicators.submit(match) if send.body["op"] != "abort"] == [
         {"op": "create_id", "comm": comm, "group": match.key.group, "ranks": len(match.places)}
     ]
@@ -72,7 +72,7 @@ def test_sessions_share_the_communicator_of_the_same_ranks_only() -> None:
 
 
 def over_daemons(group: str, sequence: int = 1) -> Match:
-    """An operation of device 0 here and device 0 of node 1."""
+    """Returns an operation of device 0 on this node and device 0 of node 1."""
     parts = {rank: Presentation(RankLocation(rank, 0, 0), 10 + rank, []) for rank in range(2)}
     return Match(MatchKey(f"group:{group}", (0, 1), sequence), 5.0, parts)
 
@@ -140,7 +140,8 @@ def test_a_communicator_that_is_not_made_in_time() -> None:
 
 
 def test_each_operation_waits_as_long_as_it_may() -> None:
-    """A short one does not take with it the communicator that a longer one waits for."""
+    """The timeout of one operation does not abort the communicator for which an operation with a longer timeout
+    waits."""
     communicators = Communicators(nonce="nonce")
     communicators.submit(complete(deadline=2.0))
     communicators.submit(complete(sequence=2, deadline=9.0))
@@ -166,7 +167,7 @@ def test_a_lost_device_aborts_its_communicators_on_survivors() -> None:
 
 
 def test_processes_of_a_device_have_communicators_of_their_own() -> None:
-    """Two sessions on the same devices, one of them in separate processes."""
+    """Two sessions use the same devices, one of them in separate processes."""
     communicators = Communicators(nonce="nonce")
     communicators.submit(complete(process=1))
     communicators.submit(complete(process=2, owner="t"))
@@ -247,10 +248,10 @@ def test_idle_communicators_are_bounded() -> None:
         communicators.message(place(0), message("id", comm, unique_id="u"))
         for device in (0, number):
             communicators.message(place(device), message("joined", comm))
-        for device in (0, number) if number != 2 else (0,):  # one is still at work
+        for device in (0, number) if number != 2 else (0,):  # one rank has not finished
             communicators.message(place(device), message("progress", comm, done=1))
         if number == 10:
-            communicators.submit(complete(0, 1, sequence=2))  # so it was not used least recently
+            communicators.submit(complete(0, 1, sequence=2))  # the communicator is no longer the least recently used
             for device in (0, 1):
                 communicators.message(place(device), message("progress", "nonce-1", done=2))
     assert evicted == ["nonce-3"] * 2 + ["nonce-4"] * 2 + ["nonce-5"] * 2

@@ -37,7 +37,7 @@ def warnings(**sections: Any) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def open_files(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the hard limit on open files that is seen; 65536 where a test says nothing."""
+    """Sets the hard limit on open files that the process sees; 65536 by default."""
 
     def limit(hard: int) -> None:
         monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, hard))
@@ -188,7 +188,7 @@ def test_what_is_shown_can_be_read_again(tmp_path_factory: pytest.TempPathFactor
     assert load(file, {})[0] == config
 
 
-# ---- the reference ----
+# ---- reference ----
 
 
 def test_the_reference_has_every_setting_at_its_default() -> None:

@@ -1,4 +1,4 @@
-"""[collectives] listen and advertise: where the daemons of a group find each other, and what is refused."""
+"""[collectives] listen and advertise: the addresses at which daemons of a group connect, and invalid values."""
 
 from __future__ import annotations
 

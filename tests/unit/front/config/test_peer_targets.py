@@ -1,4 +1,4 @@
-"""`[collectives] peers`: where a daemon connects to because a ticket says so."""
+"""`[collectives] peers`: the addresses in tickets to which a daemon may connect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hearthd.front.peers.targets import PeerTargets, auto_networks
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Addresses of names; others are not known."""
+    """Addresses by name, for name lookups; other names are unknown."""
     known: dict[str, list[str]] = {"lookups": []}
 
     def resolved(host: str) -> list[str]:
@@ -113,7 +113,7 @@ def test_a_closed_one_finds_no_names(names: dict[str, list[str]]) -> None:
     asyncio.run(work())
 
 
-# ---- the setting ----
+# ---- setting ----
 
 
 @pytest.mark.parametrize(

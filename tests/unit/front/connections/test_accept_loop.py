@@ -1,4 +1,4 @@
-"""Accept loops: every connection is handed on, and no error of accept ends or occupies the event loop."""
+"""Accept loops: every connection is handed on, and no error of accept ends or blocks the event loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import socket
 
 import pytest
 
-from hearthd.front.connections import accept_loop
 from hearthd.front.connections.accept_loop import AcceptLoop
 
 
@@ -42,8 +41,7 @@ def test_connections_are_handed_on_until_it_stops() -> None:
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED])
 def test_an_error_of_accept_is_waited_out(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shortage is reported; an error that never ends leaves the event loop to others."""
-    monkeypatch.setattr(accept_loop, "_AGAIN", 0.001)
+    """A shortage of resources is reported. An error that persists lets the event loop run other tasks."""
 
     async def scenario() -> None:
         loop, failing = asyncio.get_running_loop(), True
@@ -62,7 +60,7 @@ def test_an_error_of_accept_is_waited_out(number: int, monkeypatch: pytest.Monke
             connection.close()
             came.set()
 
-        listener = AcceptLoop("test", accepted, shortages.append)
+        listener = AcceptLoop("test", accepted, shortages.append, again=0.001)
         made = listening()
         listener.listen(made)
         await asyncio.sleep(0.05)

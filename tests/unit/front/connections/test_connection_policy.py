@@ -1,4 +1,4 @@
-"""Pure policy: penalties that decay, strangers to be closed, shares of descriptors, names of peers."""
+"""Pure policy: decaying penalties, strangers to be closed, shares of descriptors, and names of peers."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_held_stranger_may_wait_for_its_turn_and_not_for_ever() -> None:
     assert judge([held], BOUNDS, penalties, BOUNDS.timeout + 0.1) == [(held, "penalty")]
 
 
-# ---- turns ----
+# ---- admission of held connections ----
 
 
 @given(st.lists(st.tuples(PEERS, st.floats(0, 5)), max_size=40))

@@ -1,4 +1,4 @@
-"""When freed memory is given back."""
+"""Times at which freed memory is returned to the system."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_memory_in_use_at_a_trimming_is_given_back_after_its_release() -> None:
     held, left = START + 3 * GROWTH, []
     for now in range(1, 30):
         if trimming.due(1, held, float(now)):
-            held = START if now >= 10 else held  # released into the heap at 10 s
+            held = START if now >= 10 else held  # the memory is freed at 10 s, so that trimming returns it
             trimming.done(held, float(now))
             left.append((now, held))
     assert left == [(4, START + 3 * GROWTH), (14, START)]

@@ -1,4 +1,4 @@
-"""Orphans: waited for, and only they."""
+"""Orphans are reaped, and no other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _zombie(pid: int) -> bool:
 
 
 def in_a_process(first: bool) -> tuple[bool, bool]:
-    """Returns whether a process that was adopted, and then one that was started here, is a zombie a while after its
+    """Returns whether a process that was adopted, and one that was started here, are zombies some time after their
     end."""
     stray = os.posix_spawn("/bin/true", ["true"], {})
 
@@ -38,7 +38,7 @@ def in_a_process(first: bool) -> tuple[bool, bool]:
 
 
 def test_orphans_are_waited_for_and_nothing_else() -> None:
-    # In processes of their own: this one has children that are pytest's.
+    # In separate processes, because this process has children of pytest.
     for first, expected in ((True, "(False, True)"), (False, "(True, True)")):
         code = f"from tests.unit.front.daemon import test_orphans as t; print(t.in_a_process({first}))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)

@@ -1,5 +1,5 @@
-"""Sessions are opened, used and closed between reloads that move, take away and give back tokens and quotas: any course
-of that is as a model has it."""
+"""Sessions are opened, used and closed between reloads that move, remove and restore tokens and quotas. The result of
+every such sequence agrees with a model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TOKENS = [f"hearth_{letter:-<22}" for letter in "uvwxyz"]
 
 
 class Course:
-    """A course of reloads, and its model: tokens are letters, each with its tenant or none."""
+    """A sequence of reloads, and its model: tokens are letters, each with its tenant or none."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.chance = random.Random(seed)
         self.owners: dict[str, str] = {}
-        """Tenants, by token."""
+        """Tenant, by token."""
         self.allowed: dict[str, int] = {}
-        """Sessions, by tenant; 0: any number."""
+        """Maximum number of sessions, by tenant; 0: no limit."""
         self.sessions: dict[str, tuple[str, str]] = {}
         """Tenant and token, by session."""
         self._file = folder / "hearth.toml"

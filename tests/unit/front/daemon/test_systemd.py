@@ -41,13 +41,13 @@ def test_what_is_said_when(manager: NotifySocket) -> None:
     assert manager.listen(0) == [], "it is not ready"
     notifier.starting("Starting")
     notifier.ready("Serving")
-    notifier.status("Serving")  # no news
+    notifier.status("Serving")  # unchanged, so it is not sent again
     notifier.status("Serving more")
     before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     notifier.reloading()
     notifier.reloaded()
     notifier.stopping("Stopping")
-    notifier.reloading()  # nothing of that, nor of what it does, once it stops
+    notifier.reloading()  # reloads are not reported after the stop has begun
     notifier.reloaded()
     notifier.status("Serving")
     said = manager.listen(0)
@@ -95,7 +95,8 @@ def test_another_process_s_watchdog_is_left_alone(manager: NotifySocket, monkeyp
 
 
 def test_a_device_that_is_silent_for_too_long_is_no_progress(manager: NotifySocket, tmp_path: Path) -> None:
-    """Its supervisor replaces it long before that; where even that does not happen, the daemon is to be restarted."""
+    """The supervisor replaces the device process long before. If even that does not happen, systemd has to restart the
+    daemon."""
 
     async def scenario() -> None:
         async with front(tmp_path, devices__ping_timeout="300ms") as served:

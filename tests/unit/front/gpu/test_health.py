@@ -1,4 +1,4 @@
-"""Which GPUs are sick, what NVML reads of them, and what becomes of a device whose GPU is."""
+"""GPU faults, NVML's readings, and the fencing of devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hearth_proto.reasons import Reason
 from hearth_proto.v1 import device_pb2, node_pb2
 from hearthd.front.gpu import health
-from hearthd.front.gpu import nvml as nvml_module
 from hearthd.front.gpu.nvml import Nvml
 from hearthd.front.gpu.reading import RECOVERY, THROTTLING, GpuReading
 from hearthd.front.gpu.watch import GpuWatch
@@ -68,7 +67,7 @@ def test_complaints() -> None:
     assert len(health.complaints(sore)) == 4
 
 
-# ---- the watch ----
+# ---- watch ----
 
 
 class Device:
@@ -105,7 +104,7 @@ def test_a_fence_that_an_operator_lifts_stays_lifted_until_something_new() -> No
 
 
 def test_a_sick_gpu_is_fenced_and_its_neighbours_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver reports an Xid of GPU 0; the daemon's watch does the rest."""
+    """The driver reports an Xid of GPU 0, and the daemon's watch fences the device."""
     fell_ill = asyncio.Event()
 
     async def readings(_status: NodeStatus) -> dict[int, GpuReading]:
@@ -132,7 +131,7 @@ def test_a_sick_gpu_is_fenced_and_its_neighbours_serve(tmp_path: Path, monkeypat
             assert "Xid 79" in device.detail
             assert f.daemon.supervisor.find(1).state == SERVING
             assert node_status.ready(f.daemon.supervisor, False), "the node serves"
-            await f.devices.Sync(device_pb2.SyncRequest(target=first))  # who is there may fetch what is his
+            await f.devices.Sync(device_pb2.SyncRequest(target=first))  # an existing session may still use the device
             await f.open("another")
             refusal = await refused(f.devices.Sync(device_pb2.SyncRequest(target=f.target(0))))
             assert refusal.reason == Reason.DEVICE_UNAVAILABLE and "Xid 79" in refusal.message
@@ -142,7 +141,8 @@ def test_a_sick_gpu_is_fenced_and_its_neighbours_serve(tmp_path: Path, monkeypat
             await comes_to("", health_pb2.HealthCheckResponse.SERVING)
             await f.node.RestartDevice(node_pb2.RestartDeviceRequest(device=0))
             assert device.sick == ""
-            await until(lambda: device.generation == 2 and device.state == SERVING)  # not the one that is being ended
+            # A new process, not the one that is being ended.
+            await until(lambda: device.generation == 2 and device.state == SERVING)
             await f.devices.Sync(device_pb2.SyncRequest(target=f.target(0)))
 
     run(scenario())
@@ -152,7 +152,7 @@ def test_a_sick_gpu_is_fenced_and_its_neighbours_serve(tmp_path: Path, monkeypat
 
 
 class Library:
-    """pynvml with a GPU: what is set here it reads, what is not it does not support."""
+    """A fake pynvml with one GPU. It returns the values that are set here, and does not support others."""
 
     def __init__(self, **readings: Any) -> None:
         self.readings = {"nvmlDeviceGetUUID": f"GPU-{UUID}", **readings}
@@ -162,7 +162,7 @@ class Library:
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("nvml"):
-            return getattr(pynvml, name)  # constants and errors
+            return getattr(pynvml, name)  # constants and error classes
         if name.startswith("nvmlEventType"):
             return getattr(pynvml, name)
 
@@ -201,7 +201,8 @@ class Library:
 
 
 def fields(handle: Any, wanted: tuple[Any, ...]) -> list[Any]:
-    """A memory temperature, a recovery action, NVLink in KiB; what was sent it does not know."""
+    """Returns a memory temperature, a recovery action and the NVLink bytes received in KiB; the bytes sent are not
+    supported."""
     known = {
         pynvml.NVML_FI_DEV_MEMORY_TEMP: (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, 61),
         pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, 4),
@@ -278,15 +279,14 @@ def test_a_gpu_that_the_driver_has_lost() -> None:
     assert reading == GpuReading(lost=True)
 
 
-def test_a_driver_that_hangs_costs_one_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_module, "PATIENCE_S", 0.05)
+def test_a_driver_that_hangs_costs_one_reader() -> None:
     asked, go_on = threading.Event(), threading.Event()
 
     def hang(handle: Any) -> Any:
         asked.set()
         go_on.wait(20)
 
-    nvml = Nvml(Library(nvmlDeviceGetMemoryInfo=hang))
+    nvml = Nvml(Library(nvmlDeviceGetMemoryInfo=hang), patience=0.05)
     reader = threading.Thread(target=nvml.read, args=(UUID,))
     reader.start()
     try:

@@ -1,4 +1,4 @@
-"""Single-flight cached answers."""
+"""Single-flight cached responses."""
 
 from __future__ import annotations
 

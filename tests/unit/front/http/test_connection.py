@@ -1,4 +1,4 @@
-"""HTTP connections as strangers use them: limits of size, time and number, and what is answered beyond them."""
+"""HTTP connections of unauthenticated clients: limits on size, time and number, and the responses beyond them."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ async def opened(f: Front) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    """Reads an answer with Content-Length."""
+    """Reads a response with Content-Length."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
     return int(head[0].split()[1]), fields, await reader.readexactly(int(fields["content-length"]))
 
 
 async def asked(f: Front, request: bytes) -> tuple[int, dict[str, str], bytes]:
-    """The answer to these bytes on a connection of their own."""
+    """Returns the response to these bytes, on a separate connection."""
     async with opened(f) as (reader, writer):
         writer.write(request)
         return await answer(reader)
@@ -115,7 +115,7 @@ def test_headers_that_take_too_long_and_silence_are_cut(tmp_path: Path) -> None:
             async with opened(f) as (reader, writer):
                 writer.write(HEAD % b"/healthz")
                 assert (await answer(reader))[0] == 200
-                await closed(reader)  # idle after a request: no refusal
+                await closed(reader)  # closed because it is idle after a request, which is not a refusal
             assert refusals(f, "head_timeout") == 2
             await until(lambda: connections(f) == 0)
 
@@ -142,7 +142,7 @@ def test_requests_on_one_connection_are_answered_one_after_the_other(tmp_path: P
                 b"GET /readyz HTTP/1.0\r\n\r\n"
             )
             assert (await answer(reader))[0] == (await answer(reader))[0] == 200
-            await closed(reader)  # HTTP/1.0
+            await closed(reader)  # closed, because the request is HTTP/1.0
 
     run(scenario())
 

@@ -1,4 +1,4 @@
-"""Conversion of a packed trace into Chrome's Trace Event Format."""
+"""Conversion of a packed trace to Chrome's Trace Event Format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The overload manager: levels with hysteresis, what is refused at which, and what it reads."""
+"""The overload manager: levels with hysteresis, the calls refused at each level, and the readings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def reached(reading: float) -> OverloadLevel:
 
 @given(READINGS)
 def test_level_rises_at_once_and_falls_slowly(course: list[tuple[float, float]]) -> None:
-    """Against the definition: a level that is left had every reading of the last HOLD_S below its release."""
+    """Compares with the definition: a level ends only if every reading of the last HOLD_S was below its release
+    threshold."""
     trigger, now, past = Trigger(FIRST, SECOND), 0.0, []
     for reading, pause in course:
         now += pause

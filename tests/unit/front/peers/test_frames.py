@@ -1,4 +1,4 @@
-"""Frames between fronts: whatever the cuts, whatever the bytes."""
+"""Frames between fronts, for pieces of any size and any content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer that is in a group reaches no further than that group: not other groups, not sessions, not local devices."""
+"""A peer in a group can affect only that group: not other groups, sessions or local devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.front.fake_peers import PATIENCE, STATUS, FakeFront, Pair, fr
 
 
 class Insider:
-    """A member with a good ticket of `both.first` that sends arbitrary messages."""
+    """A member with a valid ticket of `both.first` that sends arbitrary messages."""
 
     def __init__(self, front: FakeFront, link: PeerLink, group: bytes, session: Any) -> None:
         self.front, self.link, self.group, self.session = front, link, group, session
@@ -34,7 +34,7 @@ class Insider:
         self.link.send({"t": what, "device": device, "process": process, "body": body})
 
     async def settled(self) -> None:
-        """All that was said has been heard: what comes after it is answered."""
+        """Waits until all earlier messages were handled: a message sent after them has been answered."""
         part = {"op": "present", "sequence": 10**6 + len(self.heard), "signature": [{"kind": "?"}], "timeout": 0.001}
         self.heard.clear()
         self.say(part)
@@ -49,7 +49,7 @@ class Insider:
 
 @contextlib.asynccontextmanager
 async def insider(both: Pair) -> AsyncIterator[Insider]:
-    """A member, with device 0 of node 1, of another group of `both.first`."""
+    """Yields a member of another group of `both.first`, with device 0 of node 1."""
     session = both.first.session(1)
     members = (GroupMember(0, 1), GroupMember(1, 0))
     group, secret = await both.first.groups.create(session, members, 5.0)
@@ -66,7 +66,7 @@ async def insider(both: Pair) -> AsyncIterator[Insider]:
 
 
 async def unharmed(both: Pair, sequence: int, comm: str) -> None:
-    """The other group continues, with the communicator that it had."""
+    """Checks that the other group continues with the same communicator."""
     gos = await both.run(sequence)
     assert gos[0]["comm"] == comm and gos[0]["index"] == sequence
     for link in both.ranks:
@@ -243,11 +243,11 @@ def test_whatever_a_member_says(messages: list[dict[str, Any]]) -> None:
     run(work())
 
 
-# ---- a coordinator that means ill ----
+# ---- hostile coordinator ----
 
 
 class Coordinator:
-    """A coordinator that a session of `front` has joined, and that sends arbitrary messages."""
+    """A coordinator whose group a session of `front` has joined, and that sends arbitrary messages."""
 
     def __init__(self, front: FakeFront) -> None:
         self.front = front
@@ -275,7 +275,7 @@ class Coordinator:
         self.link.send({"t": "send", "device": device, "process": process, "body": body})
 
     async def settled(self) -> None:
-        """All that was told has arrived: the operation that is answered last is."""
+        """Waits until all earlier messages have arrived: a message sent after them has been answered."""
         device = self.front.links[0]
         device.present(self.session, self.group, 777)
         self.tell({"op": "fail", "sequence": 777, "status": STATUS})

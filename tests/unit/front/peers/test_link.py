@@ -1,4 +1,4 @@
-"""Links between fronts over loopback: handshake, TLS, heartbeats, and peers that do not behave."""
+"""Links between fronts over loopback: handshake, TLS, heartbeats, and peers that misbehave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ both_loops = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 
 
 class Echo:
-    """A port that lets everybody in who says a name, and answers what is said."""
+    """A port that admits every peer that sends a name, and echoes its messages."""
 
     def __init__(self, **port: Any) -> None:
         self.links: list[PeerLink] = []
@@ -256,11 +256,8 @@ def test_one_host_does_not_keep_the_others_out() -> None:
 
 @both_loops
 @pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
-def test_a_peer_that_floods_is_heard_slowly(
-    loop: str, tls: bool, certificates: ServerCertificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer_link, "MAX_MESSAGES", 100)
-    context, pin, make = lambda: None, b"", quick(0.1, 2.0)
+def test_a_peer_that_floods_is_heard_slowly(loop: str, tls: bool, certificates: ServerCertificates) -> None:
+    context, pin, make = lambda: None, b"", quick(0.1, 2.0, max_messages=100)
     trusting = None
     if tls:
         context, pin = certificates.peers, certificates.fingerprint()
@@ -382,7 +379,7 @@ def test_a_handshake_that_never_ends(certificates: ServerCertificates) -> None:
     run(work())
 
 
-# ---- the port ----
+# ---- port ----
 
 
 def test_the_port_opens_once_and_says_where() -> None:

@@ -1,4 +1,5 @@
-"""A coordinator that is there and says nothing (stopped, or hung): its group's ranks fail in time all the same."""
+"""A coordinator that is connected and sends nothing (because it is stopped or hung): operations of its group still fail
+in time."""
 
 from __future__ import annotations
 
@@ -9,16 +10,13 @@ import pytest
 
 from hearth_proto.reasons import Reason
 from hearthd.front.collectives.router import CollectiveRouter
-from hearthd.front.peers import follower
 from tests.support.front.fake_peers import pair, refusal_in, run
 from tests.support.timing import LATE
 
 
 def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "VERDICT_S", 0.1)
-
     async def work() -> None:
-        async with pair() as both:
+        async with pair(verdict=0.1) as both:
             await both.run(1)
             with monkeypatch.context() as silent:
                 heard: list[Any] = []
@@ -29,23 +27,21 @@ def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert 0.25 < asyncio.get_running_loop().time() - begin < 0.3 + LATE
                 assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and "node 0" in refusal.message and heard
                 assert not both.ranks[0].ops("fail")
-            await both.run(3)  # it was busy, and continues
+            await both.run(3)  # it was only busy, and continues
 
     run(work())
 
 
-def test_an_answer_in_time_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "VERDICT_S", 0.05)
-
+def test_an_answer_in_time_is_the_only_one() -> None:
     async def work() -> None:
-        async with pair() as both:
+        async with pair(verdict=0.05) as both:
             await both.run(1)
             both.present(2, timeout=0.1)
             for link in both.ranks:
                 await link.hears("go", sequence=2)
             both.ranks[1].present(both.sessions[1], both.group, 3, timeout=0.1)
             await both.ranks[1].hears("fail", sequence=3)
-            await asyncio.sleep(0.3)  # beyond all timers
+            await asyncio.sleep(0.3)  # longer than all timers
             assert not both.ranks[1].ops("fail")
 
     run(work())

@@ -1,4 +1,4 @@
-"""Members, tickets and hellos: what makes a group, and who may join it."""
+"""Members, tickets and greetings of groups, and the checks of daemons that join."""
 
 from __future__ import annotations
 

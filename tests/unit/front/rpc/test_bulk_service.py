@@ -1,4 +1,4 @@
-"""OpenBulk, the front's side: who gets tickets for what, where they are good, and what the device process is given."""
+"""OpenBulk, the front's side: tickets, where they are valid, and the data that the device process receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Execute streams that break and go on: what is kept, what is sent again, and whose turn it is."""
+"""Execute streams that break and are resumed: kept responses, repeated responses, and displaced streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
-from hearthd.front.rpc import unary
 from hearthd.front.sessions.command_queue import CommandQueue
 from tests.support.front.execute_batches import batch, device_settles, read_until
 from tests.support.front.fake_device import FakeLauncher
@@ -63,7 +62,7 @@ def test_what_comes_while_the_client_is_away_is_kept(tmp_path: Path) -> None:
             text = device_pb2.ExecuteResponse(event=device_pb2.Event(output=device_pb2.Output(text="printed")))
             f.device().send(Kind.RESPONSE, text.SerializeToString(), channel=1)
             await until(lambda: kept(f).number == 4)
-            for _ in range(2):  # as often as it takes
+            for _ in range(2):  # works repeatedly
                 stream, attached = await resume(f, received=0)
                 assert attached.last_seq == 1
                 assert await take(stream, 3) == [1, 1, 1]
@@ -117,7 +116,7 @@ def test_full_of_replies_pushes_back_and_forgets_nothing(tmp_path: Path, full: s
             await device_settles(f)
             assert len(f.device().batches) == 2 and kept(f).full, "the others wait"
             seen, taken = 4, [1, 1, 2, 2]
-            while len(taken) < 16:  # behind the batches, which the front reads past
+            while len(taken) < 16:  # acknowledgements behind batches that are held back, which the front still reads
                 await stream.write(received(seen))
                 more = await take(stream, 1)
                 taken += more
@@ -129,7 +128,7 @@ def test_full_of_replies_pushes_back_and_forgets_nothing(tmp_path: Path, full: s
 
 
 def test_held_batches_are_sent_again_by_the_client(tmp_path: Path) -> None:
-    """They were read and not passed on: `last_seq` says so."""
+    """The front had read the batches but not passed them on, which `last_seq` shows."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:
@@ -179,7 +178,8 @@ def test_an_old_stream_that_is_still_there_gives_way(tmp_path: Path) -> None:
 
 
 def test_late_messages_of_an_old_stream_are_not_taken(tmp_path: Path) -> None:
-    """Read by the front, held back by a full window, and sent again on the stream that continues."""
+    """The front had read messages that a full window held back, and the client sends them again on the resumed
+    stream."""
 
     async def scenario() -> None:
         launcher = FakeLauncher()
@@ -214,7 +214,8 @@ def test_a_client_that_heard_no_answer_attaches_again(tmp_path: Path) -> None:
             assert (await over(silent)).reason == Reason.HANDLE_IN_USE
             await again.write(batch(1))
             await read_until(again, 1)
-            for fields in ({}, {"resumable": False}):  # but not one that has worked, nor for whom it is no matter
+            # Neither a stream that was used nor one that is not resumable is displaced.
+            for fields in ({}, {"resumable": False}):
                 with pytest.raises(Refusal) as error:
                     await attach(f, **fields)
                 assert error.value.reason == Reason.HANDLE_IN_USE
@@ -247,7 +248,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
                 assert refusal.reason == Reason.INVALID_ARGUMENT and refusal.details["allowed"] == "2 to 3"
             assert (await why(generation=7)).reason == Reason.DEVICE_LOST
             assert (await why(device=9)).reason == Reason.DEVICE_NOT_FOUND
-            await stream.write(batch(2, requests=1))  # none of it touched the stream
+            await stream.write(batch(2, requests=1))  # the status requests did not affect the stream
             assert await take(stream, 1) == [2]
             stream.cancel()
             await gone(f)
@@ -276,7 +277,7 @@ def test_a_device_lost_while_the_client_was_away(tmp_path: Path) -> None:
             await until(lambda: f.device() is not first)
             f.launcher.hold_acks = False
             await f.devices.MemoryUsage(device_pb2.MemoryUsageRequest(target=f.target(device=1)))
-            for _ in range(2):  # and told again where that broke as well
+            for _ in range(2):  # sent again, because the stream broke as well
                 stream, attached = await resume(f, received=1)
                 assert attached.resumed and (attached.generation, attached.last_seq) == (1, 2)
                 assert await take(stream, 1) == [1], "a result that was there is a result"
@@ -319,7 +320,7 @@ def test_a_client_that_stays_away_for_its_lease(tmp_path: Path) -> None:
         async with front(tmp_path, sessions__lease="0.3s") as f:
             await f.open()
             stream, _ = await attach(f)
-            await asyncio.sleep(0.5)  # the lease does not run while it is there
+            await asyncio.sleep(0.5)  # the lease does not run out while the stream exists
             stream.cancel()
             await gone(f)
             stream, _ = await resume(f, received=0)
@@ -389,13 +390,12 @@ def test_batches_wait_for_room_in_the_tenants_queue(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_single_calls_wait_for_room_and_are_refused_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_calls_wait_for_room_and_are_refused_then(tmp_path: Path) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(unary, "QUEUE_WAIT", 0.1)
         async with front(tmp_path) as f:
             await f.open()
             [session] = f.daemon.sessions
-            session.queue = CommandQueue(most_commands=1)
+            session.queue = CommandQueue(most_commands=1, call_wait=0.1)
             f.launcher.unanswered.add("sync")
             waiting = f.devices.Sync(device_pb2.SyncRequest(target=f.target()))
             waiting = asyncio.ensure_future(waiting)
@@ -403,7 +403,7 @@ def test_single_calls_wait_for_room_and_are_refused_then(tmp_path: Path, monkeyp
             flush = device_pb2.FlushRequest(target=f.target())
             refusal = await refused(f.devices.Flush(flush))
             assert refusal.reason == Reason.QUEUE_FULL and refusal.retry_after_s == 1.0
-            monkeypatch.setattr(unary, "QUEUE_WAIT", 10.0)
+            session.queue.call_wait = 10.0
             patient = asyncio.ensure_future(f.devices.Flush(flush))
             await asyncio.sleep(0)
             waiting.cancel()

@@ -1,4 +1,4 @@
-"""A framed call whose client is gone, as its handler sees it."""
+"""A framed call whose client has disconnected, as its handler sees it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from hearth.transport.framed_call import FramedExchange, send_beside
 from hearth_proto import calls, frames
+from hearth_proto.calls import KEEPALIVE, Keepalive
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.admission.account import UnauthenticatedBytes
@@ -32,9 +33,13 @@ from hearthd.front.tenancy.tenants import EVERYONE, Caller
 SETTINGS = AdmissionSettings()
 
 
-def framed(starts: Callable[[FramedCall, bytes], None], account: UnauthenticatedBytes | None = None) -> FramedCall:
+def framed(
+    starts: Callable[[FramedCall, bytes], None],
+    account: UnauthenticatedBytes | None = None,
+    keepalive: Keepalive = KEEPALIVE,
+) -> FramedCall:
     account = account or UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
-    return FramedCall(starts, lambda _call: True, account, SETTINGS)
+    return FramedCall(starts, lambda _call: True, account, SETTINGS, keepalive)
 
 
 def method_gate(account: UnauthenticatedBytes | None = None) -> MethodGate:
@@ -47,7 +52,7 @@ def method_gate(account: UnauthenticatedBytes | None = None) -> MethodGate:
 
 @pytest.mark.parametrize("reading", [False, True], ids=["before", "while"])
 def test_who_reads_hears_that_the_client_is_gone(reading: bool) -> None:
-    """The task's own cancellation may have been lost on the way."""
+    """The cancellation of the task itself may have been lost."""
 
     async def scenario() -> None:
         call = framed(lambda _call, _head: None)
@@ -67,7 +72,7 @@ def test_who_reads_hears_that_the_client_is_gone(reading: bool) -> None:
 
 
 class Quiet:
-    """Observes no connection."""
+    """An observer that ignores all connections."""
 
     def connection_opened(self, listener: str) -> None: ...
 
@@ -81,7 +86,7 @@ HALF = frames.header(Kind.MESSAGE, 64 << 10) + bytes(63 << 10)
 
 
 def call_server(refused: bool) -> CallServer:
-    """Builds a server whose methods read a message; `refused`: before that, at their METHOD."""
+    """Returns a server whose methods read a message. With `refused`, calls are refused when METHOD arrives."""
     account = UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
 
     def decide(_method_gate: MethodGate, _context: Any) -> Admission:
@@ -107,8 +112,8 @@ def call_server(refused: bool) -> CallServer:
 def test_a_call_goes_with_its_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes, refused: bool
 ) -> None:
-    """The call is freed at once, not when the collector comes, late: until then strangers would fill the daemon with
-    what they sent."""
+    """The call is freed at once, not later by the garbage collector. Otherwise unauthenticated clients could fill the
+    daemon's memory with what they send."""
     data_received = FramedCall.data_received
 
     async def scenario() -> None:
@@ -151,18 +156,15 @@ STILL_S = 2.5
 
 
 @pytest.mark.parametrize("size", [6 * MIB, 40 * MIB], ids=["all sent", "half sent"])
-def test_a_call_with_waiting_messages_is_not_timed_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    """An upload behind a kernel that runs for long: its client does not take the daemon for gone, though what it asks
-    is not read."""
-    monkeypatch.setattr(calls, "ASK_S", 0.15)
-    monkeypatch.setattr(calls, "ANSWER_S", 1.5)
+def test_a_call_with_waiting_messages_is_not_timed_out(tmp_path: Path, size: int) -> None:
+    """An upload waits behind a long kernel. Its client does not consider the daemon dead, although the daemon does not
+    read its pings."""
+    keepalive = Keepalive(ask=0.15, answer=1.5)
     path = str(tmp_path / "calls")
     answers: list[bytes] = []
 
     def client() -> None:
-        call = FramedExchange("unix:x", path, None)
+        call = FramedExchange("unix:x", path, None, keepalive)
         call.start("/upload", (), b"head", more=True)
         send_beside(call, iter([bytes(MIB)] * (size // MIB)), "sender")
         answers.extend(call.messages())
@@ -182,7 +184,7 @@ def test_a_call_with_waiting_messages_is_not_timed_out(
             call.admit(Admission(Caller(EVERYONE), 32 << 20), method_gate())
             call.task = asyncio.create_task(serve(call))
 
-        server = await asyncio.get_running_loop().create_unix_server(lambda: framed(starts), path)
+        server = await asyncio.get_running_loop().create_unix_server(lambda: framed(starts, keepalive=keepalive), path)
         try:
             await asyncio.to_thread(client)
         finally:
@@ -194,7 +196,8 @@ def test_a_call_with_waiting_messages_is_not_timed_out(
 
 
 def test_an_answer_that_came_before_a_question_could_be_asked(tmp_path: Path) -> None:
-    """The daemon has answered and hung up; what the client would have asked fails, and the answer is heard."""
+    """The daemon has answered and closed the connection. The client's ping fails, and the client still reads the
+    answer."""
     path = str(tmp_path / "calls")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)

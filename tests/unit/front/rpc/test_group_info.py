@@ -1,4 +1,4 @@
-"""Collectives in a whole front: DescribeGroups, metrics, and a process that cannot abort."""
+"""Collectives in a complete front: DescribeGroups, metrics, and a process that cannot abort a communicator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.front.fixture import Front, front, refused, run, until
 
 
 async def presented(hearth: Front, sequence: int = 1, **more: Any) -> list[FakeDevice]:
-    """Both ranks of [0, 1] have presented."""
+    """Has both ranks of [0, 1] present an operation, and returns their devices."""
     devices = [hearth.device(0), hearth.device(1)]
     for device in devices:
         await until(lambda device=device: channels(device, hearth.session))  # type: ignore[misc]
@@ -112,7 +112,7 @@ def test_collectives_are_counted(tmp_path: Path) -> None:
             comm = (await heard(zero, "create_id"))["comm"]
             page = page_of(hearth)
             assert 'hearth_communicators{state="joining"} 1.0' in page
-            assert "# HELP hearth_communicators Communicators that are kept" in page
+            assert "# HELP hearth_communicators Live communicators" in page
             say(zero, {"op": "join_failed", "comm": comm, "status": "AAAA"})
             await heard(zero, "fail")
             page = page_of(hearth)

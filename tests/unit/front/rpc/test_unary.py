@@ -1,4 +1,4 @@
-"""Single calls: every one of them reaches the device as its command and comes back as its result."""
+"""Single calls: each one reaches the device as its command, and returns as its result."""
 
 from __future__ import annotations
 

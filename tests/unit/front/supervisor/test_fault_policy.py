@@ -1,4 +1,4 @@
-"""Attribution of a lost process, and quarantine."""
+"""Attribution of a lost process to a session, and quarantine."""
 
 from __future__ import annotations
 

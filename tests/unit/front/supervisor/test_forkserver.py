@@ -1,4 +1,4 @@
-"""Imports of `hearthd serve`, by process: times cannot be tested, their causes can."""
+"""The imports of `hearthd serve`, by process. Durations cannot be tested reliably, but their causes can."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def run(code: str) -> str:
 @pytest.mark.parametrize(
     ("imported", "left_out"),
     [
-        # The forkserver's imports run beside the front's, so it is started before those are made.
+        # The forkserver's imports run in parallel with the front's, so it is started before them.
         (
             "hearthd.front.daemon.main",
             ("grpc", "aiohttp", "prometheus_client", "uvloop", "hearthd.front.daemon.daemon"),
         ),
-        # HTTP's are made while the devices start, and not at all where it is not wanted.
+        # HTTP is imported while the devices start, and not at all if it is switched off.
         ("hearthd.front.daemon.daemon", ("aiohttp", "hearthd.front.http")),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_daemon_that_cannot_start_leaves_no_forkserver_behind(wrong: tuple[str
     command = [sys.executable, "-m", "hearthd", "serve", *wrong]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    # The pipes were inherited: `run` would have waited for any process that still has them.
+    # The pipes were inherited, so `run` would have waited for any process that still has them open.
 
 
 def test_structlog_is_imported_without_what_it_does_not_need() -> None:
@@ -104,8 +104,7 @@ def test_structlog_is_imported_without_what_it_does_not_need() -> None:
 
 
 def test_a_device_process_of_the_cpu_backend_finds_its_modules_imported(tmp_path: Path) -> None:
-    """A module that the forkserver has not imported is imported by each device process, and by each that replaces
-    it."""
+    """A module that the forkserver has not imported would be imported by each device process and each replacement."""
     code = f"""
 import importlib, sys
 for name in {(*PRELOAD, *PRELOAD_OF["cpu"])}:

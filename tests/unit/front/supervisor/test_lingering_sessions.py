@@ -1,4 +1,4 @@
-"""Closed sessions whose work does not end: the policy, and what the front makes of it with fake device processes."""
+"""Closed sessions whose work does not end: the policy, and its effect in a front with fake device processes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Refusal
-from hearthd.front.supervisor import lingering_sessions
 from hearthd.front.supervisor.device import SERVING
 from hearthd.front.supervisor.lingering_sessions import CLEARING, GRACE, LingeringSessions
 from tests.support.front.fake_device import FakeDevice, FakeLauncher
 from tests.support.front.fixture import run, until
-from tests.support.front.isolated_workers import BY_TENANT, PATIENT, X, Y, node
+from tests.support.front.isolated_workers import PATIENT, X, Y, node
 
 SOON = 0.1
-"""Value of `GRACE` where time passes."""
+"""The `grace` of `HASTY` in tests in which real time passes."""
+HASTY = dataclasses.replace(PATIENT, grace=SOON)
 
 
 def busy(*channels: int) -> dict[str, Any]:
@@ -96,26 +96,20 @@ def test_no_process_ends_under_a_session_that_uses_it(steps: list[tuple[str, int
         assert due is None or now < due <= now + GRACE
 
 
-# ---- the front ----
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lingering_sessions, "GRACE", SOON)
+# ---- front ----
 
 
 def deaf() -> FakeLauncher:
-    """Sessions that are closed never end."""
+    """Returns a launcher whose device processes never complete the close of a session."""
     launcher = FakeLauncher()
     launcher.closes = False
     return launcher
 
 
-@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("dedicated", [False, True])
 def test_process_of_closed_sessions_ends_without_attribution(dedicated: bool) -> None:
     async def scenario() -> None:
-        strict = dataclasses.replace(PATIENT, max_restarts=0, max_faults=0)
+        strict = dataclasses.replace(HASTY, max_restarts=0, max_faults=0)
         async with node(strict, deaf()) as n:
             for round_ in (1, 2, 3):
                 session = n.session(dedicated=dedicated)
@@ -124,7 +118,7 @@ def test_process_of_closed_sessions_ends_without_attribution(dedicated: bool) ->
                 await until(lambda: n.running == [1 if dedicated else round_ + 1])  # noqa: B023
                 assert n.process(generation).exit_code == -9
                 assert n.device.restarts == {"abandoned": round_}
-            await until(lambda: n.device.state == SERVING)  # it has been started by now, but is not ready yet
+            await until(lambda: n.device.state == SERVING)  # the process has been started by now, but is not ready yet
             assert not n.supervisor.quarantine.quarantined(session.id)
             assert [fault.reason for fault in n.device.faults] == ["abandoned"] * 3
 
@@ -132,7 +126,7 @@ def test_process_of_closed_sessions_ends_without_attribution(dedicated: bool) ->
 
 
 def test_an_unawaited_close_completes() -> None:
-    """The close completes though its caller is gone, as where the deadline of CloseSession passes."""
+    """The close completes even if its caller has disconnected, for example after the deadline of CloseSession."""
 
     async def scenario() -> None:
         async with node(PATIENT, deaf()) as n:
@@ -150,10 +144,9 @@ def test_an_unawaited_close_completes() -> None:
     run(scenario())
 
 
-@pytest.mark.usefixtures("soon")
 def test_a_neighbour_keeps_the_process_until_it_leaves() -> None:
     async def scenario() -> None:
-        async with node(PATIENT, deaf()) as n:
+        async with node(HASTY, deaf()) as n:
             one, other = n.session(), n.session()
             assert [await n.generation(each) for each in (one, other)] == [1, 1]
             assert await n.sessions.close(one, "done", patience=2 * SOON) == [0], "the devices with running work"
@@ -172,11 +165,10 @@ def test_a_neighbour_keeps_the_process_until_it_leaves() -> None:
     run(scenario())
 
 
-@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("by_tenant", [False, True])
 def test_who_comes_during_the_grace_gets_the_next_process(by_tenant: bool) -> None:
     async def scenario() -> None:
-        async with node(BY_TENANT if by_tenant else PATIENT, deaf()) as n:
+        async with node(dataclasses.replace(HASTY, by_tenant=by_tenant), deaf()) as n:
             one, other, third = n.session(X), n.session(X), n.session(Y)
             assert await n.generation(one) == 1
             closing = asyncio.create_task(n.sessions.close(one, "done"))
@@ -190,10 +182,9 @@ def test_who_comes_during_the_grace_gets_the_next_process(by_tenant: bool) -> No
     run(scenario())
 
 
-@pytest.mark.usefixtures("soon")
 def test_a_spare_process_takes_the_place() -> None:
     async def scenario() -> None:
-        async with node(dataclasses.replace(PATIENT, spare=True), deaf()) as n:
+        async with node(dataclasses.replace(HASTY, spare=True), deaf()) as n:
             await until(lambda: n.running == [1, 2])
             one = n.session()
             assert await n.generation(one) == 1
@@ -246,10 +237,9 @@ def test_who_comes_while_memory_is_given_back_does_not_wait(monkeypatch: pytest.
     run(scenario())
 
 
-@pytest.mark.usefixtures("soon")
 def test_a_stop_during_the_grace_is_a_stop() -> None:
     async def scenario() -> None:
-        async with node(PATIENT, deaf()) as n:
+        async with node(HASTY, deaf()) as n:
             one = n.session()
             channel = await n.device.channel(one)
             closing = asyncio.create_task(n.sessions.close(one, "done"))

@@ -1,4 +1,4 @@
-"""Quotas of a tenant: sessions, queued work, time of devices."""
+"""Quotas of a tenant: sessions, queued work and device time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import device_pb2, node_pb2
-from hearthd.front.sessions import tenant_accounts
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.sessions.tenant_accounts import TenantAccounts
 from hearthd.front.tenancy.tenants import EVERYONE, Caller, Quotas, Tenant
@@ -48,7 +47,8 @@ def test_time_is_kept_by_session_and_tenant() -> None:
         sessions.accounts.used(first.id, 10**9)
         sessions.accounts.used(other.id, 10**12)
         await sessions.close(first, "test")
-        sessions.accounts.used(first.id, 4 * 10**8)  # what its process says afterwards counts as well
+        # Device time that the process reports after the close counts as well.
+        sessions.accounts.used(first.id, 4 * 10**8)
         account = sessions.accounts.of(SMALL)
         assert (first.device_ns, account.device_ns, told) == (14 * 10**8, 14 * 10**8, [])
         account.check_time()
@@ -60,16 +60,15 @@ def test_time_is_kept_by_session_and_tenant() -> None:
                 call()
             assert error.value.reason == Reason.QUOTA_EXCEEDED and error.value.retry_after_s is None
             assert error.value.details["used"] == "1.600" and error.value.details["allowed"] == "1.5"
-        sessions.accounts.used("0badc0de", 1)  # an unknown session: noted in the log
+        sessions.accounts.used("0badc0de", 1)  # an unknown session is only logged
 
     run(scenario())
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_remembered_is_bounded() -> None:
     async def scenario() -> None:
-        sessions = SessionTable(30, 10**6)
+        sessions = SessionTable(30, 10**6, accounts=TenantAccounts(remembered=3))
         kept, _ = sessions.open("kept", "")
-        monkeypatch.setattr(tenant_accounts, "_REMEMBERED", 3)
         ended = []
         for _ in range(5):
             session, _ = sessions.open("a", "")
@@ -83,7 +82,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_used_up_time_ends_streams_and_refuses_work(tmp_path: Path) -> None:
-    """New work is refused, in a stream and by single calls; what is there can be read and freed."""
+    """New work is refused, in a stream and as single calls. Existing objects can be read and freed."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:

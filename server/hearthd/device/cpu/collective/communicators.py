@@ -1,4 +1,4 @@
-"""Collectives between CPU device processes, through one shared memory segment a group."""
+"""Collectives between CPU device processes, through one shared memory segment for each group."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hearthd.device.cpu.libraries import DTYPES, KINDS, OPS
 from hearthd.device.cpu.streams import CpuStream
 
 TIMEOUT_S = 600.0
-"""The last resort, for a wait in which nothing moves; the front's own limit ends an operation whose rank is missing
-long before."""
+"""Timeout in seconds of a wait without progress. A last resort: if a rank is missing, the front's own limit ends the
+operation long before."""
 
 _AT_ONCE = threading.BoundedSemaphore(2)
-"""Limit of concurrent compiles for operations that are not waited for yet."""
+"""Limit of concurrent compiles for operations that no request waits for yet."""
 
 if TYPE_CHECKING:
     from hearthd.device.cpu.collective.shared_exchange import SharedExchange
@@ -46,8 +46,9 @@ class CpuCommunicator:
         def work() -> None:
             try:
                 self._end.run(call, TIMEOUT_S)
-            except (Refusal, OSError) as error:  # OSError: what has to be compiled first, and cannot be written
-                # Ahead of the event behind it: `failed` returns it once that event is done. The first one counts.
+            except (Refusal, OSError) as error:  # OSError: a library has to be compiled first, and cannot be written
+                # Set before the event after this work: `failed` returns the reason once that event is done. The first
+                # reason is kept.
                 self._failure = self._failure or (error.message if isinstance(error, Refusal) else str(error))
 
         stream.submit(work)
@@ -58,26 +59,27 @@ class CpuCommunicator:
     stops = False
 
     def stop(self) -> None:
-        """Aborts: `abort` frees nothing that is still in use."""
+        """Aborts the communicator: `abort` frees nothing that is still in use."""
         self.abort()
 
     def abort(self) -> None:
         self._failure = self._failure or f"The communicator of rank {self._end.rank} was aborted."
-        self._end.close()  # waits for an operation of this rank that is under way, which fails now
+        self._end.close()  # waits for a running operation of this rank, which fails now
 
 
 class CpuCommunicators:
-    """Groups by the descriptor of their segment. `toolchain` says which build of the runtime this process uses."""
+    """Groups by the descriptor of their segment. `toolchain` returns the maker of the backend's libraries."""
 
     def __init__(self, toolchain: Callable[[], LibraryMaker]) -> None:
         self._toolchain = toolchain
         self._asked: set[str] = set()
-        """Dtypes whose arithmetic has been requested; empty: the library that every group needs."""
+        """Dtypes whose arithmetic has been requested; the empty string stands for the library that every group
+        needs."""
 
     def check(self, kind: str, dtype: str, op: str) -> None:
         if kind not in KINDS:
             raise _unsupported(f"There is no collective {kind!r}", "kind", kind, KINDS)
-        if kind not in REDUCING:  # it moves bytes, of whatever dtype
+        if kind not in REDUCING:  # moves bytes, regardless of the dtype
             self._begin("")
             return
         if dtype not in DTYPES:
@@ -88,13 +90,14 @@ class CpuCommunicators:
         self._begin(dtype)
 
     def _begin(self, dtype: str) -> None:
-        """Starts to compile the arithmetic of a dtype that an operation will need, beside the work before its use."""
+        """Starts to compile the arithmetic of a dtype that an operation will need, concurrently with the work before
+        the operation."""
         if dtype not in self._asked:
             self._asked.add(dtype)
             threading.Thread(target=self._build, args=(dtype,), name="exchange build", daemon=True).start()
 
     def _build(self, dtype: str) -> None:
-        with _AT_ONCE, contextlib.suppress(Refusal, OSError):  # the first use meets the error again, and reports it
+        with _AT_ONCE, contextlib.suppress(Refusal, OSError):  # the first use encounters the same error, and reports it
             toolchain = self._toolchain()
             if dtype:
                 libraries.reduction(dtype, toolchain)
@@ -102,7 +105,7 @@ class CpuCommunicators:
                 libraries.exchange(toolchain)
 
     def unique_id(self, ranks: int) -> bytes:
-        from hearthd.device.cpu.collective.shared_exchange import SharedExchange  # only where it is needed
+        from hearthd.device.cpu.collective.shared_exchange import SharedExchange  # imported only when it is needed
 
         return SharedExchange.create(ranks, self._toolchain())
 

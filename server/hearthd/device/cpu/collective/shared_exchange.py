@@ -58,7 +58,7 @@ class ExchangeCall:
 
 
 class SharedExchange:
-    """The end of one rank in a segment. `create` once, `attach` in every rank."""
+    """The end of one rank in a segment. `create` is called once for a segment, `attach` in every rank."""
 
     def __init__(
         self, memory: mmap.mmap, rank: int, ranks: int, descriptor: bytes, toolchain: LibraryMaker | None
@@ -73,7 +73,7 @@ class SharedExchange:
         self._base = ctypes.addressof(self._view)
         self._descriptor = descriptor
         self._busy = threading.Lock()  # held while the segment is read and written
-        self._state = threading.Lock()  # guards closing against abort()
+        self._state = threading.Lock()  # held while closing and in abort()
         self._closed = False
 
     create = staticmethod(shared_segment.create)
@@ -81,14 +81,14 @@ class SharedExchange:
 
     @classmethod
     def attach(cls, descriptor: bytes, rank: int, ranks: int, toolchain: LibraryMaker | None = None) -> SharedExchange:
-        """Join the segment as `rank` of `ranks`; raises `Refusal`, as `shared_segment.attach` does."""
+        """Joins the segment as `rank` of `ranks`. Raises `Refusal` as `shared_segment.attach` does."""
         if not 0 <= rank < ranks:
             raise Refusal(Reason.INVALID_ARGUMENT, f"Rank {rank} of {ranks} ranks was asked for.")
         memory = shared_segment.attach(descriptor, ranks, toolchain)
         return cls(memory, rank, ranks, descriptor, toolchain)
 
     def prepare(self, operations: Sequence[CollectiveExchange]) -> ExchangeCall:
-        """Checks operations for `run`. Raises `Refusal` (INVALID_ARGUMENT) for operations that no segment of this
+        """Checks operations for `run`. Raises `Refusal` (INVALID_ARGUMENT) for operations that no segment with this
         number of ranks supports."""
         for each in operations:
             size = NUMBERS.get(each.dtype, -1)
@@ -110,19 +110,20 @@ class SharedExchange:
         return ExchangeCall(operations)
 
     def exchange(self, operations: Sequence[CollectiveExchange], timeout_s: float | None = None) -> None:
-        """`run` of what has not been prepared."""
+        """Prepares and runs the operations; see `run`."""
         self.run(self.prepare(operations), timeout_s)
 
     def run(self, call: ExchangeCall, timeout_s: float | None = None) -> None:
         """Runs all operations of the call as one group: collectives in the order of the list, sends and receives in any
         order, so that none of them waits for another.
 
-        Reductions combine in rank order, so all ranks get the same bits; floats of 8 and 16 bits are computed in
-        float32 and rounded once, integers wrap, an integer mean is cut towards zero. In-place operations are those of
-        NCCL. Blocks until every rank that takes part has done its part. Raises `Refusal`: COLLECTIVE_TIMEOUT when
-        nothing has moved for `timeout_s` seconds (naming the missing ranks), and the communicator is then aborted for
-        all; COLLECTIVE_MISMATCH when ranks request different operations, likewise; COMMUNICATOR_FAILED when it was
-        aborted; NO_COMPILER where the arithmetic had to be compiled first, and that failed.
+        Reductions combine in rank order, so all ranks get the same bits. Floats of 8 and 16 bits are computed in
+        float32 and rounded once, integers wrap around, and an integer mean is truncated towards zero. In-place
+        operations are those of NCCL. Blocks until every participating rank has done its part. Raises `Refusal`:
+        COLLECTIVE_TIMEOUT if there was no progress for `timeout_s` seconds (it names the missing ranks; the
+        communicator is then aborted for all ranks); COLLECTIVE_MISMATCH if ranks request different operations (the
+        communicator is aborted as well); COMMUNICATOR_FAILED if the communicator was aborted; NO_COMPILER if the
+        arithmetic had to be compiled first, and that failed.
         """
         limit = -1 if timeout_s is None or math.isinf(timeout_s) else min(max(0, int(timeout_s * 1e9)), 1 << 62)
         report = _Report()
@@ -136,7 +137,7 @@ class SharedExchange:
             if status == 0:
                 return
             if status != _ABORTED:
-                self._code.hearth_segment_abort(self._base)  # the others must not wait for this rank now
+                self._code.hearth_segment_abort(self._base)  # the other ranks must not wait for this rank now
         if status == _TIMED_OUT:
             raise self._timed_out(call.operations[report.operation], report.missing, timeout_s or 0)
         if status == _MISMATCH:
@@ -144,7 +145,7 @@ class SharedExchange:
         raise self._failed("was aborted" if status == _ABORTED else "has another size than this rank knows")
 
     def _load(self, call: ExchangeCall) -> None:
-        """Loads the arithmetic of the call, compiled first where this machine has not used it before."""
+        """Loads the arithmetic of the call, compiled first if this machine has not used it before."""
         try:
             for operation, entry in zip(call.operations, call.array, strict=True):
                 if operation.kind in REDUCING:
@@ -153,18 +154,18 @@ class SharedExchange:
                         self._reductions[dtype] = libraries.reduction(dtype, self._toolchain)
                     entry.reduce = self._reductions[dtype]
         except BaseException:
-            self.abort()  # the others must not wait for this rank now
+            self.abort()  # the other ranks must not wait for this rank now
             raise
 
     def abort(self) -> None:
-        """Make what this and every other rank waits for fail, and all that comes later. Any thread may."""
+        """Makes running and later operations of this and every other rank fail. Any thread may call it."""
         with self._state:
             if not self._closed:
                 self._code.hearth_segment_abort(self._base)
 
     def close(self) -> None:
-        """Leaves the segment. A waiting call of this rank fails; the other ranks continue to wait for it, as those of a
-        GPU do: they learn the reason elsewhere."""
+        """Leaves the segment. A waiting call of this rank fails; the other ranks continue to wait for this rank, as
+        ranks on GPUs do, and learn the reason from the front."""
         if not self._busy.acquire(blocking=False):
             with self._state:
                 if not self._closed:
@@ -211,13 +212,14 @@ class SharedExchange:
 
 
 def _operation(each: CollectiveExchange) -> _Operation:
-    """Fields that its kind does not use are 0: ranks need not agree in them."""
+    """Returns the C structure of an operation. Fields that its kind does not use are 0, so that ranks need not agree on
+    them."""
     kind = each.kind
     return _Operation(
         each.source,
         each.destination,
         each.count,
-        0,  # known when it is about to run
+        0,  # set just before the operation runs
         _KIND[kind],
         _DTYPE[each.dtype],
         _OP[each.op] if kind in REDUCING else 0,
@@ -227,7 +229,7 @@ def _operation(each: CollectiveExchange) -> _Operation:
 
 
 def _asked(each: CollectiveExchange) -> str:
-    """The operation in words: `reduce of 7 float32 with sum to rank 2`."""
+    """Returns a description of the operation, such as `reduce of 7 float32 with sum to rank 2`."""
     words = [each.kind]
     if each.kind != "barrier":
         words += ["of", str(each.count), each.dtype]

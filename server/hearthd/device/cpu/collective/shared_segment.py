@@ -1,5 +1,7 @@
-"""The memory that the ranks of one communicator share, on one machine: an anonymous file that its maker hands to
-processes that know the nonce of its descriptor. It has no name, and it is gone when the processes are.
+"""The memory that the ranks of one communicator share, on one machine.
+
+It is an anonymous file, which its creator passes to processes that know the nonce of its descriptor. It has no name,
+and disappears with the processes.
 """
 
 from __future__ import annotations
@@ -26,33 +28,33 @@ _OTHER_BUILD = 1
 
 
 class HandOver(Protocol):
-    """Hands segments from process to process: `hearthd.device.platform.segment_exchange.SegmentExchange`, or a
-    broker's."""
+    """Passes segments between processes: `hearthd.device.platform.segment_exchange.SegmentExchange`, or the client of a
+    broker."""
 
     def keep(self, nonce: bytes, file: int) -> None:
-        """Raises OSError."""
+        """Keeps the segment for other processes. Raises OSError."""
         ...
 
     def drop(self, nonce: bytes) -> None: ...
 
     def fetch(self, nonce: bytes) -> int:
-        """Raises OSError where no process keeps the segment."""
+        """Returns the file of a segment. Raises OSError if no process keeps the segment."""
         ...
 
 
 class _Way:
-    """The hand-over that this process uses."""
+    """The object with which this process passes segments."""
 
     hand_over: HandOver = SegmentExchange()
 
 
 def use(hand_over: HandOver) -> None:
-    """SegmentExchange of this process go this way from now on."""
+    """Makes this process pass segments with `hand_over` from now on."""
     _Way.hand_over = hand_over
 
 
 _created: dict[bytes, int] = {}
-"""Descriptors of segments that this process made."""
+"""File descriptors of segments that this process created, by the segment's descriptor text."""
 _created_lock = threading.Lock()
 
 
@@ -76,10 +78,11 @@ def library(toolchain: LibraryMaker | None) -> ctypes.CDLL:
 
 
 def create(ranks: int, toolchain: LibraryMaker | None = None) -> bytes:
-    """Make a segment for `ranks` ranks; the descriptor is for `attach`, in this process or any other of the user.
+    """Creates a segment for `ranks` ranks. Returns a descriptor for `attach`, in this process or any other process of
+    the user.
 
-    The segment must be kept by this process until all ranks have attached: until `release`. Raises `Refusal`
-    (INVALID_ARGUMENT) for a number of ranks that cannot be.
+    This process must keep the segment until all ranks have attached, and then call `release`. Raises `Refusal`
+    (INVALID_ARGUMENT) for an impossible number of ranks.
     """
     if not 1 <= ranks <= MAX_RANKS:
         raise Refusal(
@@ -114,17 +117,18 @@ def create(ranks: int, toolchain: LibraryMaker | None = None) -> bytes:
 
 
 def release(descriptor: bytes) -> None:
-    """Give up the descriptor in the process that created it; ranks that have attached are not affected."""
+    """Drops the descriptor in the process that created it; ranks that have attached are not affected."""
     with _created_lock:
         fd = _created.pop(descriptor, None)
-    if fd is not None and _parsed(descriptor)[1] == os.getpid():  # not in a fork, whose descriptors are its own
+    # not in a forked process, where the file descriptor may be a different file
+    if fd is not None and _parsed(descriptor)[1] == os.getpid():
         _Way.hand_over.drop(_parsed(descriptor)[3])
         os.close(fd)
 
 
 def attach(descriptor: bytes, ranks: int, toolchain: LibraryMaker | None = None) -> mmap.mmap:
-    """The segment, mapped. Raises `Refusal`: UNSUPPORTED on another machine; COMMUNICATOR_FAILED where it is gone, or
-    another than the descriptor says; INVALID_ARGUMENT for what is no descriptor."""
+    """Maps the segment. Raises `Refusal`: UNSUPPORTED on another machine; COMMUNICATOR_FAILED if the segment is gone or
+    does not match the descriptor; INVALID_ARGUMENT for an invalid descriptor."""
     code = library(toolchain)
     machine, pid, _, nonce = _parsed(descriptor)
     if machine != _machine():
@@ -187,7 +191,7 @@ def _mapped(code: ctypes.CDLL, fd: int, ranks: int, nonce: bytes) -> mmap.mmap:
 
 
 def _parsed(descriptor: bytes) -> tuple[str, int, int, bytes]:
-    """machine, process, file, nonce"""
+    """Splits a descriptor into (machine, process ID, file descriptor, nonce). Raises `Refusal` (INVALID_ARGUMENT)."""
     machine, _, rest = descriptor.decode(errors="replace").partition(":")
     parts = rest.split(":")
     if len(parts) == 3 and parts[0].isdecimal() and parts[1].isdecimal():
@@ -201,7 +205,8 @@ def _parsed(descriptor: bytes) -> tuple[str, int, int, bytes]:
 
 
 def _machine() -> str:
-    """Returns the scope of process numbers: this boot of this machine, and the namespace of its processes."""
+    """Returns the scope in which process IDs are valid: this boot of this machine, and the PID namespace. Raises
+    `Refusal`."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"

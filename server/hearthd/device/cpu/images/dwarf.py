@@ -1,7 +1,7 @@
-"""Lines of a source from the debug information of a shared object, with the calls that were inlined.
+"""Source lines from the debug information of a shared object, including inlined calls.
 
-Reads version 4, as the race check has it written (`-gdwarf-4 -g1`): the line table (DWARF 4, section 6.2), and of the
-entries (section 7.5) those of inlined functions. Not a reader for any debug information.
+Reads version 4, in the form written for the race check (`-gdwarf-4 -g1`): the line table (DWARF 4, section 6.2), and
+among the entries (section 7.5) those of inlined functions. Not a general reader of debug information.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _FIXED = {
     0x01: 8, 0x0B: 1, 0x05: 2, 0x06: 4, 0x07: 8, 0x0C: 1, 0x0E: 4, 0x10: 4, 0x11: 1, 0x12: 2, 0x13: 4, 0x14: 8,
     0x17: 4, 0x20: 8,
 }  # fmt: skip
-"""Bytes of a form: addr, data1 to data8, flag, strp, ref_addr, ref1 to ref8, sec_offset, ref_sig8."""
+"""Size in bytes of a form: addr, data1 to data8, flag, strp, ref_addr, ref1 to ref8, sec_offset, ref_sig8."""
 
 _BLOCKS = {0x0A: 1, 0x03: 2, 0x04: 4}
 _SDATA, _UDATA, _REF_UDATA, _STRING, _INDIRECT, _PRESENT, _BLOCK, _EXPRLOC = 0x0D, 0x0F, 0x15, 0x08, 0x16, 0x19, 9, 0x18
 _EXTENDED, _COPY, _ADVANCE_PC, _ADVANCE_LINE, _SET_FILE, _CONST_ADD_PC, _FIXED_ADVANCE_PC = 0, 1, 2, 3, 4, 8, 9
 _END_SEQUENCE, _SET_ADDRESS = 1, 2
 _BASE_ADDRESS = (1 << 64) - 1
-"""Mark in a list of ranges: the base of the following ones comes next."""
+"""Marker in a list of ranges: the base of the following ranges comes next."""
 
 
 class Frame(NamedTuple):
-    """A place in a source."""
+    """A place in a source file."""
 
     file: str
     line: int
 
 
 class _Machine(NamedTuple):
-    """The header of a line table, as far as its program depends on it."""
+    """The fields of a line table's header that its program depends on."""
 
     step: int
     line_base: int
@@ -100,7 +100,7 @@ class _Reader:
 
 
 class Lines:
-    """The places in the source that an address of the code stems from."""
+    """Maps addresses of the code to places in the source."""
 
     def __init__(self, sections: Mapping[str, bytes]) -> None:
         self._info = sections.get(".debug_info", b"")
@@ -111,7 +111,8 @@ class Lines:
         self._units = list(self._read_units())
 
     def frames(self, address: int) -> list[Frame]:
-        """Innermost first: the instruction's own place, then the calls through which it was inlined."""
+        """Returns the places of an address, innermost first: the instruction's own place, then the calls through which
+        it was inlined."""
         for unit in self._units:
             at = bisect_right(unit.rows, (address, _BASE_ADDRESS, 0)) - 1
             if at < 0 or unit.rows[at][1] == 0:
@@ -222,7 +223,7 @@ class Lines:
         header_bytes = reader.integer(4)
         program = reader.at + header_bytes
         step = reader.integer(1)
-        reader.at += 2  # operations of an instruction, and whether a row begins a statement
+        reader.at += 2  # operations of an instruction, and the flag that a row begins a statement
         line_base = struct.unpack("b", bytes([reader.integer(1)]))[0]
         line_range, first_special = reader.integer(1), reader.integer(1)
         lengths = [0] + [reader.integer(1) for _ in range(first_special - 1)]
@@ -232,8 +233,8 @@ class Lines:
         unit.files.append("")
         while name := reader.text():
             unit.files.append(_joined(directories, reader.unsigned(), name))
-            reader.unsigned()  # the time of its last change
-            reader.unsigned()  # its size
+            reader.unsigned()  # time of the last change
+            reader.unsigned()  # size of the file
         reader.at = program
         self._run(unit.rows, reader, end, _Machine(step, line_base, line_range, first_special, lengths))
         unit.rows.sort(key=lambda row: row[0])
@@ -282,7 +283,7 @@ class _Abbreviation:
 
 
 def _joined(directories: list[str], index: int, name: str) -> str:
-    """A file's name; one of the compile's own directory, which is gone, as it was given."""
+    """Returns a file's path; a file in the compile's own directory, which no longer exists, keeps its name as given."""
     if index == 0 or index >= len(directories) or name.startswith("/"):
         return name
     return posixpath.normpath(posixpath.join(directories[index], name))

@@ -1,8 +1,9 @@
-"""Static shared memory of each kernel, read from a compiled object: the thread-local variables in the kernel's reach.
+"""Static shared memory of each kernel, read from a compiled object: the thread-local variables that the kernel can
+reach.
 
-`__shared__` variables are thread-local ones (source.py). The relocations of an object file tell which functions and
-variables each function refers to: exactly what the compiler left of the program, through templates, virtual functions
-and tables of pointers.
+`__shared__` variables are compiled as thread-local ones (source.py). The relocations of an object file show which
+functions and variables each function refers to, after the compiler's optimizations, and through templates, virtual
+functions and tables of pointers.
 
 Layouts: ELF-64 Object File Format, figures 3 (header), 4 (sections), 6 (symbols) and 7 (relocations); the types of
 x86-64's relocations: System V ABI, AMD64 Supplement, table 4.9.
@@ -21,14 +22,15 @@ _STT_SECTION = 3
 _STT_TLS = 6
 _EM_X86_64 = 62
 _TO_THE_END_OF_THE_FIELD = {2: 4, 4: 4}
-"""R_X86_64_PC32 and R_X86_64_PLT32 are relative to the end of their 4 bytes."""
+"""Size in bytes of the relocated field, by relocation type: R_X86_64_PC32 and R_X86_64_PLT32 are relative to the
+field's end."""
 
 _OWN_VARIABLES = frozenset({b"_ZN6hearthL4selfE", b"_ZN18cooperative_groups7details16leaders_meetingsE"})
-"""Thread-local variables of the backend's headers: thread.h, cooperative_groups/details/wide_tile.h."""
+"""Thread-local variables of the backend's own headers: thread.h, cooperative_groups/details/wide_tile.h."""
 
 _TABLE = b"14hearth_kernels"
 KERNEL_BYTES = 40
-"""sizeof(hearth::Kernel), and the offset of its `run` (include/hearth/abi.h)."""
+"""sizeof(hearth::Kernel), and the offset of its member `run` (include/hearth/abi.h)."""
 
 RUN_OFFSET = 32
 
@@ -43,13 +45,14 @@ class _Symbol:
 
 
 def static_shared_bytes(code: bytes) -> list[int]:
-    """Bytes of static shared memory of each kernel of an object file, in the order of its table of kernels."""
+    """Returns the bytes of static shared memory of each kernel of an object file, in the order of its table of
+    kernels."""
     references = _Object(code)
     return [references.shared_by(kernel) for kernel in references.kernels()]
 
 
 class _Object:
-    """The functions and variables of an object file, and which refers to which."""
+    """The functions and variables of an object file, and the references between them."""
 
     def __init__(self, code: bytes) -> None:
         if code[:6] != MAGIC + b"\x02\x01":  # 64 bits, little-endian
@@ -73,7 +76,7 @@ class _Object:
                 self._read_relocations(section)
 
     def kernels(self) -> Iterator[_Symbol]:
-        """The function that runs each kernel's threads, in the order of the table."""
+        """Yields the function that runs each kernel's threads, in the order of the table."""
         for offset in range(RUN_OFFSET, 1 + max(self._runs, default=0), KERNEL_BYTES):
             yield self._runs[offset]
 
@@ -108,7 +111,7 @@ class _Object:
                 self._runs[place - source.value] = target
 
     def _owner(self, section: int, offset: int) -> _Symbol | None:
-        """The function or variable that holds a place in a section."""
+        """Returns the function or variable that contains an offset of a section."""
         for symbol in self._owners.get(section, ()):
             if symbol.value <= offset < symbol.value + symbol.size:
                 return symbol

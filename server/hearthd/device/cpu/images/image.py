@@ -1,6 +1,6 @@
-"""The image of a module: a shared object, and behind it the static shared memory of each of its kernels.
+"""The image of a module: a shared object, followed by the static shared memory of each of its kernels.
 
-A loader ignores what stands behind a shared object.
+A loader ignores data after a shared object.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ _END = struct.Struct("<I8s")
 
 
 def pack(library: bytes, shared_bytes: Sequence[int]) -> bytes:
-    """The image of a shared object whose kernels have `shared_bytes` of static shared memory, in their order."""
+    """Returns the image of a shared object whose kernels have `shared_bytes` bytes of static shared memory, in their
+    order."""
     return library + struct.pack(f"<{len(shared_bytes)}I", *shared_bytes) + _END.pack(len(shared_bytes), _MARK)
 
 
 def shared_bytes(image: bytes) -> tuple[int, ...] | None:
-    """Static shared memory of each kernel of an image; None where `image` is none."""
+    """Returns the bytes of static shared memory of each kernel of an image; None if `image` is not a valid image."""
     if len(image) < _END.size:
         return None
     count, mark = _END.unpack_from(image, len(image) - _END.size)

@@ -1,18 +1,19 @@
-"""A program's names kept apart from those of the prelude: a namespace of the program's own.
+"""Separation of a program's names from those of the prelude, by a namespace for the program.
 
 The C++ compiler knows more names than NVRTC does, because the prelude includes the C library (`time`, `index`,
 `int64_t`). A program's text is therefore put into the inline namespace `hearth_program`, where its declarations hide
-those of the prelude by C++'s own rules; because it is inline, argument-dependent lookup still finds the program's
-operators for `float4`. Only what C++ would resolve otherwise than NVRTC is rewritten:
+those of the prelude by C++'s own rules. Because the namespace is inline, argument-dependent lookup still finds the
+program's operators for `float4`. Only what C++ would resolve differently from NVRTC is rewritten:
 
-- A function of the program that overloads one of CUDA's (`max(float3, float3)`) would hide it: `using ::max` first.
-- `::name` is ambiguous where both declare it, and becomes `::hearth_program::name`.
-- A C linkage would make one entity of the program's function and the C library's: `extern "C"` becomes `extern "C++"`
-  (exported kernels keep their names in the table), and a bare redeclaration of a CUDA function moves out of the way.
-- `namespace std` of a program that includes no header for it is the program's own, under another name. Otherwise it,
+- A function of the program that overloads one of CUDA's (`max(float3, float3)`) would hide it: `using ::max` is added.
+- `::name` is ambiguous if both declare the name, and becomes `::hearth_program::name`.
+- C linkage would merge the program's function with that of the C library: `extern "C"` becomes `extern "C++"`
+  (exported kernels keep their names in the table), and a bare redeclaration of a CUDA function is moved to a namespace
+  that nothing uses.
+- `namespace std` of a program that includes no header for it is the program's own, and is renamed. Otherwise it,
   an explicit specialisation of a library's template, and `operator new` stay at global scope.
 
-Macros that NVRTC does not have are undefined for the program that mentions them; numbers among them stay constants.
+Macros that NVRTC does not have are undefined if the program mentions them; those with a number become constants.
 """
 
 from __future__ import annotations
@@ -42,16 +43,17 @@ CUDA_LIBRARY_FUNCTIONS = frozenset(
     roundf scalbln scalblnf scalbn scalbnf signbit sin sincos sincosf sinf sinh sinhf sqrt sqrtf tan tanf tanh tanhf
     tgamma tgammaf trunc truncf y0 y0f y1 y1f yn ynf""".split()  # noqa: SIM905 - a list would be a page long
 )
-"""Functions of the C library that are CUDA's too (NVRTC 13.5): a program's own of these names are overloads."""
+"""Functions of the C library that are also CUDA functions (NVRTC 13.5): a program's own functions of these names are
+overloads."""
 
 _NOT_CUDA = frozenset({"mulhi", "mul24", "saturate", "float2int"})
-"""Functions that the prelude has for programs written for nvcc, and NVRTC has not."""
+"""Functions that the prelude has for programs written for nvcc, and that NVRTC does not have."""
 
 _LANGUAGE_NAMES = frozenset({"tuple_size", "tuple_element", "coroutine_traits", "coroutine_handle"})
-"""Templates that the compiler itself uses from `std`: a program that declares them means those."""
+"""Templates of `std` that the compiler itself uses: a program that declares them means those."""
 
 _LIBRARIES = {"std": "", "cuda": "cuda/", "cooperative_groups": "cooperative_groups"}
-"""Namespaces of libraries, and the beginnings of the names of those of the backend's headers that declare them."""
+"""Namespaces of libraries, each with the prefix of the names of the backend's headers that declare it."""
 
 _MARKER = re.compile(r'#[ \t]*(?:line[ \t]+)?\d+[ \t]+"((?:[^"\\]|\\.)*)"')
 _NUMBER_MACRO = re.compile(
@@ -62,7 +64,7 @@ _NOT_HIDDEN = re.compile(r"assert|NULL|offsetof|alloca|_+[A-Z0-9_]*_H_*|_GLIBCXX
 _ALWAYS_HIDDEN = frozenset({"linux", "unix"})
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
-# Keywords that can stand before a `::` that begins a name.
+# Keywords that can precede a `::` that begins a name.
 _BEFORE_GLOBAL = frozenset(
     """return case else do throw new delete typename const volatile static inline constexpr friend using typedef sizeof
     extern struct class enum co_return co_yield and or not operator""".split()  # noqa: SIM905 - as above
@@ -76,7 +78,7 @@ class PreludeNames:
     functions: frozenset[str] = frozenset()
     macros: frozenset[str] = frozenset()
     own_headers: frozenset[str] = frozenset()
-    """Headers of the backend's that include none of the C library's."""
+    """Headers of the backend that include none of the C library's headers."""
 
     @classmethod
     def read(cls, expanded: str, own: Path) -> PreludeNames:
@@ -108,7 +110,7 @@ class PreludeNames:
 
 
 def functions_of(expanded: str, own: str) -> frozenset[str]:
-    """Functions that the backend's headers (below `own`) declare at global scope, in a preprocessed text."""
+    """Returns the functions that the backend's headers (below `own`) declare at global scope in a preprocessed text."""
     return frozenset(function.name for function, _ in _functions_of(expanded, own))
 
 
@@ -122,9 +124,10 @@ def _functions_of(expanded: str, own: str) -> Iterator[tuple[FunctionDeclaration
 
 
 def hidden_macros(names: PreludeNames, sources: Sequence[str], headers: Mapping[str, str]) -> list[str]:
-    """Lines ahead of a program that take away the macros it mentions and NVRTC does not have.
+    """Returns the lines, to be put before a program, that undefine the macros that the program mentions and NVRTC does
+    not have.
 
-    A program that includes a header of the C or C++ library keeps them.
+    A program that includes a header of the C or C++ library keeps the macros.
     """
     texts = (*sources, *headers.values())
     words = {word for text in texts for word in _WORD.findall(text)}
@@ -138,19 +141,20 @@ def hidden_macros(names: PreludeNames, sources: Sequence[str], headers: Mapping[
 
 
 def foreign_includes(names: PreludeNames, texts: Sequence[str], headers: Mapping[str, str]) -> bool:
-    """True if `texts` include a header that neither the program nor the backend brings: one of the C or C++ library."""
+    """True if `texts` include a header that neither the program nor the backend provides, that is, one of the C or C++
+    library."""
     given = {name.rsplit("/", 1)[-1] for name in headers} | names.own_headers
     included = (name for text in texts for name in _INCLUDE.findall(text))
     return any(name not in given and name.rsplit("/", 1)[-1] not in given for name in included)
 
 
 def is_cudas(name: str, functions: frozenset[str]) -> bool:
-    """True if `name` is that of a CUDA function, which a program's function of that name overloads."""
+    """True if `name` is the name of a CUDA function, which a program's function of the same name overloads."""
     return name in CUDA_LIBRARY_FUNCTIONS or name in functions
 
 
 class Separation:
-    """The edits that put a program into its namespace."""
+    """Computes the edits that put a program into its namespace."""
 
     def __init__(
         self,
@@ -182,10 +186,11 @@ class Separation:
         self.overloads = {name for name in named if is_cudas(name, self.functions)}
         self.injected_at = -1
         self.opens_std = any(scope[:1] == ("std",) for scope, _ in found.scoped_names)
-        self.own_std = False  # opened
+        self.own_std = False  # True after `_injected` has opened the renamed namespace
 
     def edits(self) -> Iterator[tuple[int, int, str]]:
-        """Replacements of ranges of the text, in order where several are at one offset."""
+        """Yields replacements of ranges of the text. Replacements at the same offset are in the order in which they
+        apply."""
         yield from self._namespaces()
         c_linkage: set[int] = set()
         has_body = {f.name for f in self.found.functions if f.body is not None and f.owner is None}
@@ -202,7 +207,7 @@ class Separation:
             if not function.scope and is_cudas(function.name, self.functions):
                 yield start, start, _IGNORED
                 yield end, end, " }"
-            elif function.is_extern_c:  # defined elsewhere: in the C library
+            elif function.is_extern_c:  # the function is defined elsewhere: in the C library
                 c_linkage.add(first)
                 if self.tokens[first].text != "extern" or self.tokens[first + 1].kind != "string":
                     yield start, start, 'extern "C" '
@@ -223,7 +228,8 @@ class Separation:
                 yield token.start, token.end, OWN_STD
 
     def _language_templates(self) -> Iterator[tuple[int, int]]:
-        """Declarations such as `template <class T> struct tuple_size;`, which the library has, maybe elsewhere."""
+        """Yields declarations such as `template <class T> struct tuple_size;`, which the library has, possibly under
+        another scope."""
         for index, token in enumerate(self.tokens[:-1]):
             if token.text in _LANGUAGE_NAMES and self.tokens[index + 1].text == ";":
                 at = index
@@ -232,11 +238,13 @@ class Separation:
                 yield self.tokens[at].start, self.tokens[index + 1].end
 
     def aliases(self) -> str:
-        """Returns the declaration that the table of kernels and variables needs to name them as the program does."""
+        """Returns the declaration with which the table of kernels and variables can use the names as the program
+        does."""
         return f"namespace std = {OWN_STD};" if self.own_std else ""
 
     def _namespaces(self) -> Iterator[tuple[int, int, str]]:
-        """Open the program's namespace ahead of its text, and leave it for libraries' headers and what is theirs."""
+        """Yields edits that open the program's namespace before its text, and close it around text of libraries'
+        headers and statements that must be outside."""
         outside = dict(self._outside())
         depth = 0
         leave_at = -1
@@ -257,8 +265,8 @@ class Separation:
             yield self.tokens[-1].end, self.tokens[-1].end, " }"
 
     def _injected(self, offset: int) -> str:
-        """Returns CUDA's functions before `offset` that the program overloads and, for a program with a separate `std`,
-        the declarations that NVRTC has there."""
+        """Returns `using` declarations for CUDA's functions before `offset` that the program overloads and, for a
+        program with its own `std`, the declarations that NVRTC has in that namespace."""
         first = self.injected_at < 0
         known = {name for name in self.overloads if self.injected_at < self.later.get(name, -1) < offset}
         if first:
@@ -275,7 +283,7 @@ class Separation:
         return "".join(lines)
 
     def _using_names(self) -> Iterator[str]:
-        """Names in `using a::b;`."""
+        """Yields the names in `using a::b;`."""
         for index, token in enumerate(self.tokens):
             if token.text == ";" and index > 2 and self.tokens[index - 2].text == "::":
                 at = index - 1
@@ -286,7 +294,7 @@ class Separation:
                     at -= 1
 
     def _outside(self) -> Iterator[tuple[int, int]]:
-        """Statements, as first token and end, that must not be in the program's namespace."""
+        """Yields the statements, as (first token, end), that must not be in the program's namespace."""
         for function in self.found.functions:
             name = function.parameters[0] - 1
             if (
@@ -312,7 +320,8 @@ class Separation:
                     yield index, end
 
     def _library_specialisation(self, index: int) -> int | None:
-        """The end of `template <...> struct std::name<...> {...};` at `index`, if it is one."""
+        """Returns the end of `template <...> struct std::name<...> {...};` at `index`; None if the tokens are something
+        else."""
         tokens, at = self.tokens, index
         while at + 1 < len(tokens) and tokens[at].text == "template" and tokens[at + 1].text == "<":
             closing = matching_angle(tokens, at + 1, len(tokens))
@@ -332,7 +341,7 @@ class Separation:
         return at + 1
 
     def _system_text_before(self, index: int) -> bool:
-        """True if a library's header has text between the token at `index` and the one before it."""
+        """True if there is text of a library's header between the token at `index` and the one before it."""
         gap = self.source.text[self.tokens[index - 1].end : self.tokens[index].start]
         if "\n#" not in gap:
             return False
@@ -343,9 +352,10 @@ class Separation:
         return False
 
     def _later_functions(self, named: set[str]) -> dict[str, int]:
-        """The functions of the backend's headers that the program includes, and the offsets of their last declarations.
+        """Returns the functions of the backend's headers that the program includes, with the offsets of their last
+        declarations.
 
-        Empty, without a scan, where the program names none of its functions as those headers do.
+        Empty, without a scan, if none of the program's functions has a name that occurs in those headers.
         """
         starts = [*self.source.starts, len(self.source.text)]
         regions = (
@@ -364,14 +374,14 @@ class Separation:
         """True if the name at `index` is a namespace, not a variable or a member."""
         if index + 1 < len(self.tokens) and self.tokens[index + 1].text == "::":
             return index == 0 or self.tokens[index - 1].text not in (".", "->")
-        at = index - 1  # `namespace a::std {`, `using namespace a::std;`, `namespace b = a::std;`
+        at = index - 1  # for `namespace a::std {`, `using namespace a::std;`, `namespace b = a::std;`
         while at > 0 and (self.tokens[at].text in ("::", "=", "inline") or self.tokens[at - 1].text in ("::", "=")):
             at -= 1
         words = {token.text for token in self.tokens[max(at - 1, 0) : index]}
         return "namespace" in words
 
     def _is_from_macro(self, index: int) -> bool:
-        """True if the name `hearth` at `index` is the expansion of one of the prelude's macros."""
+        """True if the name `hearth` at `index` was produced by one of the prelude's macros."""
         return [token.text for token in self.tokens[index + 1 : index + 3]] == ["::", "active_here"]
 
     def _begins_name(self, index: int) -> bool:
@@ -396,17 +406,17 @@ class Separation:
 
 
 def place(name: str) -> str:
-    """The global variable or kernel `name` as the rewritten program has it, qualified."""
+    """Returns the qualified name that the global variable or kernel `name` has in the rewritten program."""
     return f"::{PROGRAM}::{local(name)}"
 
 
 def local(expression: str) -> str:
-    """A name expression as it reads within the program's namespace."""
+    """Returns a name expression in the form that is valid within the program's namespace."""
     return re.sub(r"\bhearth(?= *::)", OWN_HEARTH, expression.removeprefix("::"))
 
 
 def is_balanced(tokens: Sequence[Token]) -> bool:
-    """True if every bracket has its partner."""
+    """True if every bracket has a matching one."""
     open_: list[str] = []
     for token in tokens:
         if token.kind == "op" and token.text in OPENING:
@@ -424,6 +434,6 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def renamed_kernels(kernels: Iterable[FunctionDeclaration], functions: frozenset[str]) -> frozenset[str]:
-    """Exported kernels with names of CUDA functions, whose address would be ambiguous."""
+    """Returns the exported kernels that have names of CUDA functions, so that their address would be ambiguous."""
     plain = (k.name for k in kernels if k.is_extern_c and not k.is_template)
     return frozenset(name for name in plain if is_cudas(name, functions))

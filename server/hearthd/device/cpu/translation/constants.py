@@ -1,7 +1,7 @@
-"""Constant memory for a program that asks which address space a pointer leads to (include/hearth/spaces.h).
+"""List of constant memory, for a program that queries the address space of a pointer (include/hearth/spaces.h).
 
-`__constant__` variables are ordinary ones on a CPU. A program that mentions `__isConstant` or `__isGlobal` gets a list
-of their addresses; any other program pays nothing.
+`__constant__` variables are ordinary ones on a CPU. Only a program that mentions `__isConstant` or `__isGlobal` gets a
+list of their addresses.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _QUERIES = frozenset({"__isConstant", "__isGlobal"})
 
 
 def listed(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> str:
-    """C++ text that defines `hearth_constants`, empty for a program that does not ask.
+    """Returns C++ text that defines `hearth_constants`; empty for a program that does not query address spaces.
 
-    Raises `Refusal` (UNSUPPORTED) for constant memory whose address is not known here: of a template, or in a function.
+    Raises `Refusal` (UNSUPPORTED) for constant memory whose address cannot be listed: a variable of a template or in a
+    function.
     """
     if not any(token.kind == "name" and token.text in _QUERIES for token in tokens):
         return ""

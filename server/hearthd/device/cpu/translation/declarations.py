@@ -1,7 +1,7 @@
 """Declarations of a CUDA C++ source, found without a C++ parser: kernels, functions and variables with their names.
 
-The scanner follows scopes (namespaces, linkage blocks, classes) and skips function bodies. That is enough to find the
-kernels and variables of a module, and the places to rewrite.
+The scanner follows scopes (namespaces, linkage blocks, classes) and skips function bodies. That is sufficient to find
+the kernels and variables of a module, and the places to rewrite.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hearthd.device.cpu.translation.tokens import Token, matching, matching_angle
 
 SPACE_MARKERS = frozenset({"__device__", "__constant__", "__managed__"})
-# Names followed by parentheses that are not what is being declared.
+# Names that may be followed by parentheses without being the declared name.
 _DECORATIONS = frozenset(
     {"__attribute__", "__attribute", "alignas", "__launch_bounds__", "__cluster_dims__", "__maxnreg__", "decltype",
      "noexcept", "explicit", "requires", "__declspec", "throw", "static_assert", "sizeof", "alignof", "typeof"}
@@ -22,14 +22,14 @@ _CLASS_KEYS = frozenset({"struct", "class", "union"})
 
 @dataclass
 class FunctionDeclaration:
-    """A function, or a forward declaration of one (`body` is None). Token ranges are half open."""
+    """A function definition, or a forward declaration (`body` is None). Token ranges are half open."""
 
     name: str
     scope: tuple[str, ...]
-    owner: str | None  # the class whose member it is
+    owner: str | None  # the class of a member function
     statement: tuple[int, int]
-    parameters: tuple[int, int]  # the parentheses
-    body: tuple[int, int] | None  # the braces
+    parameters: tuple[int, int]  # from the opening parenthesis to the end of the closing one
+    body: tuple[int, int] | None  # from the opening brace to the end of the closing one
     is_kernel: bool
     is_template: bool
     is_extern_c: bool
@@ -58,7 +58,7 @@ class Declarations:
     functions: list[FunctionDeclaration] = field(default_factory=list)
     variables: list[VariableDeclaration] = field(default_factory=list)
     scoped_names: set[tuple[tuple[str, ...], str]] = field(default_factory=set)
-    """Everything that is declared at namespace scope, by its namespaces."""
+    """Every name that is declared at namespace scope, as (namespaces, name)."""
 
     @property
     def global_names(self) -> set[str]:
@@ -70,14 +70,15 @@ class Declarations:
 
 
 def scan(tokens: Sequence[Token]) -> Declarations:
-    """Everything that `tokens` declares at namespace and class scope."""
+    """Returns everything that `tokens` declare at namespace and class scope."""
     found = Declarations()
     _Scanner(tokens, found).scope(0, len(tokens), (), None, False)
     return found
 
 
 def declarator_names(tokens: Sequence[Token], start: int, end: int) -> list[int]:  # noqa: PLR0912 - a case a shape
-    """Indices of the names that the variable declaration in `[start, end)` declares (`int a, *b[2], (*f)(int);`)."""
+    """Returns the indices of the names that the variable declaration in `[start, end)` declares (`int a, *b[2],
+    (*f)(int);`)."""
     names: list[int] = []
     candidate: int | None = None
     at = start
@@ -123,7 +124,7 @@ class _Scanner:
         self.found = found
 
     def scope(self, at: int, end: int, names: tuple[str, ...], owner: str | None, extern_c: bool) -> None:
-        """Statements in `[at, end)`, inside the namespaces `names` or the class `owner`."""
+        """Scans the statements in `[at, end)`, inside the namespaces `names` or the class `owner`."""
         while at < end:
             at = self.statement(at, end, names, owner, extern_c)
 
@@ -133,11 +134,11 @@ class _Scanner:
         tokens = self.tokens
         at = start
         head = self._after_template(start, end)
-        function: tuple[int, int] | None = None  # name, opening parenthesis
+        function: tuple[int, int] | None = None  # indices of the name and of the opening parenthesis
         initialised = False
         class_key: int | None = None
         is_enum = False
-        declarators = head  # where they can begin: behind the class that the statement may define
+        declarators = head  # index at which declarators can begin: after a class that the statement may define
         while at < end:
             text = tokens[at].text
             if at < head:
@@ -220,7 +221,8 @@ class _Scanner:
         return at
 
     def _after_template(self, at: int, end: int) -> int:
-        """Index behind `template <...>` headers, so that their commas, classes and defaults are not taken for more."""
+        """Returns the index after `template <...>` headers, so that commas, classes and defaults in them are not
+        misread."""
         tokens = self.tokens
         while at + 1 < end and tokens[at].text == "template" and tokens[at + 1].text == "<":
             closing = matching_angle(tokens, at + 1, end)
@@ -230,7 +232,8 @@ class _Scanner:
         return at
 
     def _function_name(self, start: int, opening: int) -> tuple[int, int] | None:
-        """The name before the parenthesis at `opening`, past the arguments of an explicit specialisation."""
+        """Returns the indices of the name and of the parenthesis at `opening`; skips the arguments of an explicit
+        specialisation. None if there is no name."""
         at = opening - 1
         if at > start and self.tokens[at].text == ">":
             depth = 0
@@ -257,7 +260,7 @@ class _Scanner:
                 self.found.scoped_names.add((names, self.tokens[index].text))
 
     def _own_words(self, at: int, end: int) -> set[str]:
-        """The statement's words outside braces: those within belong to what is declared there."""
+        """Returns the statement's words outside braces; words inside braces belong to inner declarations."""
         words: set[str] = set()
         while at < end:
             if self.tokens[at].text == "{":

@@ -1,7 +1,8 @@
-"""The compiler's messages in the user's own terms: file, line and text of what the user wrote, and no internal name.
+"""The compiler's messages in the user's terms: with the file, line and text that the user wrote, and without internal
+names.
 
-Covers what g++ and clang print for the rewritten source. Not mistakes that the compiler cannot name, because it sees
-them in the appended table: those are `mistakes.py`'s.
+Covers messages of g++ and clang about the rewritten source. Does not cover mistakes that the compiler cannot locate
+because it sees them only in the appended table (`mistakes.py`).
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ from dataclasses import dataclass, field
 FILE = "kernel.cu"
 OPTIONS_FILE = "<options>"
 EXPRESSION = "<name expression "
-"""The table calls each name expression a file of this name."""
+"""Beginning of the file name that the table gives each name expression."""
 
 HEADERS = {
     "half": "cuda_fp16.h", "half2": "cuda_fp16.h", "__half": "cuda_fp16.h", "__half2": "cuda_fp16.h",
     "__nv_bfloat16": "cuda_bf16.h", "__nv_bfloat162": "cuda_bf16.h", "cooperative_groups": "cooperative_groups.h",
     "cuFloatComplex": "cuComplex.h", "cuDoubleComplex": "cuComplex.h",
 }  # fmt: skip
-"""CUDA's headers by names that programs forget to include them for."""
+"""CUDA's headers, by names whose header programs often forget to include."""
 
 
 MAX_WARNINGS = 50
 MAX_WARNING_CHARACTERS = 16 << 10
 _MAX_NOTES = 6
-"""Notes of one message that are kept; a compiler may list a hundred candidates."""
+"""Limit of the notes of one message that are kept; a compiler may list a hundred candidates."""
 
 _LOCATION = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+)(?::\d+)?: (?P<rest>.*)$")
 _CONTEXT = re.compile(r"^(?P<file>[^\s:][^:\n]*): (?P<rest>(?:In|At) .*:)$")
 _INCLUDED = re.compile(r"^\s*(?:In file included )?from (?P<file>[^:\n]+):(?P<line>\d+)")
 _KIND = re.compile(r"(?P<kind>fatal error|error|warning|note): ")
 _TAG = re.compile(r" \[-W(?P<name>[\w#+=-]+)\]$")
-# The lines of source that the compiler quotes are the rewritten ones; the log quotes the user's instead.
+# The compiler quotes lines of the rewritten source; the log quotes the user's lines instead.
 _NOISE = re.compile(
     r"^\s*\d*\s+\|( |$)|^\d+ (?:error|warning)s?.* generated\.$|^compilation terminated"
     r"|^\s*$|^cc1plus: |^error: (?:the following|unable to)"
@@ -56,8 +57,8 @@ WARNINGS = frozenset(
     unused-function unused-label unused-lambda-capture unused-result unused-value unused-variable varargs
     write-strings writable-strings""".split()  # noqa: SIM905 - a list would be a page long
 )
-"""Warnings that reach the user, by the names of either compiler. Others are about the rewriting, or a GPU's compiler
-gives none: signedness of comparisons, unused parameters."""
+"""Warnings that reach the user, by their names in either compiler. Other warnings are about the rewriting, or a GPU's
+compiler does not give them (signedness of comparisons, unused parameters)."""
 
 WARNING_OPTIONS = ("-Wall", "-Wtype-limits", "-Wno-sign-compare", "-Wno-unknown-pragmas", "-Wno-attributes")
 _COMMON = ("-fno-diagnostics-color",)
@@ -81,14 +82,14 @@ _INCLUDES = "includes this"
 
 
 def clean(text: str) -> str:
-    """A message without the names that the rewriting gives."""
+    """Returns a message without the names that the rewriting introduces."""
     text = _BUILTIN_CALL.sub(lambda match: _BUILTINS[match[1]], text)
     return _PREFIXES.sub("", text)
 
 
 @dataclass
 class Line:
-    """A line of the compiler's log. `kind` is empty where it only says how a message came about."""
+    """A line of the compiler's log. `kind` is empty for a line that only gives the context of a message."""
 
     file: str
     number: int
@@ -98,7 +99,7 @@ class Line:
 
 @dataclass
 class Message:
-    """An error or a warning with the lines that belong to it."""
+    """An error or a warning, with the context lines and notes that belong to it."""
 
     main: Line
     before: list[Line] = field(default_factory=list)
@@ -110,7 +111,7 @@ class Message:
 
     @property
     def warning(self) -> str:
-        """The name of the option that a warning belongs to."""
+        """Name of the compiler option that a warning belongs to."""
         match = _TAG.search(self.main.text)
         return match["name"] if match else ""
 
@@ -118,7 +119,7 @@ class Message:
 class Messages:
     """The messages of one run of the compiler.
 
-    `texts` maps the user's files to their lines; `room` is the directory that the compiler ran in.
+    `texts` maps the user's files to their lines; `room` is the directory in which the compiler ran.
     """
 
     def __init__(self, log: str, texts: Mapping[str, Sequence[str]], room: str) -> None:
@@ -148,9 +149,9 @@ class Messages:
             yield message
 
     def errors(self, explained: bool = False) -> list[Message]:
-        """Errors, but for those that the compiler found in what is none of the user's.
+        """Returns the errors, except those in files that are not the user's.
 
-        One for each name expression; none about the end of the source where that is `explained`.
+        Returns at most one error for each name expression, and none about the end of the source if `explained` is True.
         """
         found: list[Message] = []
         known: set[tuple[str, int]] = set()
@@ -158,7 +159,7 @@ class Messages:
             own = self._own(message)
             if not message.is_error or own is None or (explained and _ENDS.fullmatch(message.main.text)):
                 continue
-            # A consequence: of the same name expression, or within what a line of the user's uses.
+            # A consequential error: of the same name expression, or inside code that a line of the user's uses.
             place = (own.file, 0 if own.file.startswith(EXPRESSION) else own.number)
             if place in known and (own is not message.main or place[1] == 0):
                 continue
@@ -170,7 +171,7 @@ class Messages:
         return [message for message in self.all if message.is_error and self._own(message) is None]
 
     def warnings(self) -> list[Message]:
-        """Warnings about the user's own lines."""
+        """Returns the warnings about the user's own lines."""
         return [
             message
             for message in self.all
@@ -184,9 +185,10 @@ class Messages:
         return file in self._texts or file.startswith(EXPRESSION) or file == OPTIONS_FILE
 
     def _own(self, message: Message) -> Line | None:
-        """The user's line that a message is about: its own, or the nearest that led to it.
+        """Returns the user's line that a message is about: the message's own line, or the nearest one that led to it.
+        None if there is none.
 
-        gcc says what a template was required from before the message, clang after it.
+        gcc prints the lines that required a template before the message, clang after it.
         """
         if self.is_own(message.main.file):
             return message.main
@@ -194,7 +196,8 @@ class Messages:
         return min(led, key=lambda line: line.text == _INCLUDES, default=None)
 
     def show(self, message: Message, place: tuple[str, int] | None = None) -> list[str]:
-        """A message as the user sees it, with the line that it is about: `place`, where the compiler knows none."""
+        """Returns the lines of a message as the user sees it, with the source line that it is about. `place` is used if
+        the message has no line of the user."""
         main = message.main
         own = self._own(message)
         if main.file.startswith(EXPRESSION):
@@ -224,7 +227,8 @@ class Messages:
         return shown
 
     def _ended(self, file: str, number: int, text: str) -> int:
-        """The line that lacks its semicolon, where gcc names the first word of the next one."""
+        """Returns the line that lacks its semicolon if gcc named the first word of the next line; otherwise
+        `number`."""
         match = _UNENDED.search(text)
         lines = self._texts.get(file, ())
         if match is None or not 0 < number <= len(lines) or not lines[number - 1].lstrip().startswith(match[1]):
@@ -235,12 +239,14 @@ class Messages:
         return number if line.startswith(ends[0]) or line.endswith(ends[1]) else before
 
     def quoted(self, file: str, number: int) -> list[str]:
-        """The user's line, to be shown below a message about it."""
+        """Returns the user's source line, to be shown below a message about it; an empty list if the line is not
+        known."""
         lines = self._texts.get(file, ())
         return [f"    {lines[number - 1].rstrip()}"] if 0 < number <= len(lines) else []
 
     def unsupported(self, mark: str) -> tuple[str, str, int] | None:
-        """The feature that a message with `mark` names, and the user's line that uses it."""
+        """Returns the feature that a message with `mark` names, with the file and line of the user's that use it; None
+        if there is no such message."""
         at = next((i for i, raw in enumerate(self.raw) if mark in raw and _LOCATION.match(raw)), None)
         if at is None:
             return None
@@ -279,7 +285,7 @@ def _located(line: Line) -> str:
 
 
 def _of_expression(line: Line) -> str:
-    """An error in a name expression: no line of the source is wrong."""
+    """Returns the text of an error in a name expression, which is not about a line of the source."""
     reason = clean(line.text)
     if "const auto" in reason or "'auto'" in reason:
         reason = "it is a template without arguments, or one of several functions"
@@ -297,7 +303,7 @@ def _cleaned(line: Line) -> Line:
 
 
 def bounded(messages: Messages) -> list[str]:
-    """The warnings of a source that compiles: each once, and not more than a log can hold."""
+    """Returns the warnings of a source that compiles, each once, limited to the size of a log."""
     shown: dict[str, None] = {}
     size = 0
     warnings = messages.warnings()

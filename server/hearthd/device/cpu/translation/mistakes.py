@@ -1,8 +1,9 @@
-"""Mistakes in a source that a C++ compiler cannot name, because they are CUDA's or show only in the appended table.
+"""Mistakes in a source that a C++ compiler cannot describe, because they are specific to CUDA or show only in the
+appended table.
 
 `check` refuses code that C++ accepts and CUDA does not, before a compile. `explain` searches, after a failed compile,
-for causes of messages without a line of the user's: a brace that is never closed, a kernel that returns something,
-kernels with one C name. Pure.
+for causes of messages that refer to no line of the user: a brace that is never closed, a kernel that does not return
+void, kernels that share a C name. Pure.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from hearthd.device.cpu.translation.declarations import Declarations, FunctionDe
 from hearthd.device.cpu.translation.tokens import OPENING, SourceMap, Token, matching, tokenize
 
 Mistake = tuple[str, int, str]
-"""File, line and the message."""
+"""File, line and message."""
 
 _CLASS_KEYS = frozenset({"struct", "class", "union", "enum"})
 _STARTS = frozenset({"extern", "template", "namespace", "using", "typedef", "__global__", "__constant__", *_CLASS_KEYS})
-"""Tokens that begin a declaration and cannot follow a class in the same one."""
+"""Tokens that begin a declaration and cannot follow a class in the same declaration."""
 
 _QUOTED = re.compile(r"'([A-Za-z_]\w*)'")
 
 
 def check(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> None:
-    """Raises `Refusal` (COMPILE_FAILED) for a use of kernels that CUDA does not have."""
+    """Raises `Refusal` (COMPILE_FAILED) for a use of kernels that CUDA does not allow."""
     for mistake in (*_member_kernels(source, tokens, found), *_kernel_calls(source, tokens, found)):
         raise refusal(mistake)
 
@@ -42,12 +43,12 @@ def refusal(mistake: Mistake) -> Refusal:
 
 
 def explain(expanded: str) -> list[Mistake]:
-    """The mistakes in a preprocessed source, in order."""
+    """Returns the mistakes in a preprocessed source, in order."""
     source = SourceMap(expanded)
     tokens = tokenize(source)
     brackets = list(_brackets(source, tokens))
     if brackets:
-        return brackets  # what else there seems to be is a consequence
+        return brackets  # other apparent mistakes are consequences
     found = scan(tokens)
     return [
         *_class_ends(source, tokens),
@@ -58,7 +59,8 @@ def explain(expanded: str) -> list[Mistake]:
 
 
 def place(expanded: str, message: str) -> tuple[str, int] | None:
-    """The user's line that first has a name of which a message speaks."""
+    """Returns the file and line where the user's source first uses a name that the message quotes; None if there is
+    none."""
     source = SourceMap(expanded)
     names = set(_QUOTED.findall(message))
     token = next((each for each in tokenize(source) if each.text in names), None)
@@ -74,7 +76,7 @@ def _member_kernels(source: SourceMap, tokens: Sequence[Token], found: Declarati
 
 
 def _kernel_calls(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> Iterator[Mistake]:
-    """Statements that call a kernel as if it were a device function."""
+    """Yields statements that call a kernel as if it were a device function."""
     kernels = {kernel.name for kernel in found.kernels} - {f.name for f in found.functions if not f.is_kernel}
     for function in found.functions:
         if function.body is None or not kernels:
@@ -95,7 +97,7 @@ def _kernel_calls(source: SourceMap, tokens: Sequence[Token], found: Declaration
 
 
 def _class_ends(source: SourceMap, tokens: Sequence[Token]) -> Iterator[Mistake]:
-    """Classes whose declaration has no semicolon."""
+    """Yields class definitions without a semicolon at their end."""
     for index, token in enumerate(tokens):
         if token.text not in _CLASS_KEYS:
             continue
@@ -135,7 +137,7 @@ def _brackets(source: SourceMap, tokens: Sequence[Token]) -> Iterator[Mistake]:
             if open_ and open_[-1].text == closing[token.text]:
                 open_.pop()
             elif open_ and token.text == "}":
-                break  # within braces a parenthesis is open
+                break  # a parenthesis is still open within the braces
             else:
                 yield (*source.location(token.start), f"this '{token.text}' closes nothing that is open")
                 return
@@ -154,7 +156,7 @@ def _kernel_types(source: SourceMap, tokens: Sequence[Token], found: Declaration
 
 
 def _c_names(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> Iterator[Mistake]:
-    """Kernels with C linkage that share a name, which C does not allow."""
+    """Yields kernels with C linkage that share a name, which C does not allow."""
     known: dict[str, str] = {}
     for kernel in found.kernels:
         if not kernel.is_extern_c or kernel.is_template:

@@ -1,6 +1,6 @@
-"""Arrays in shared memory, pointers to them, and functions in which lanes meet, by the tokens of a source.
+"""Arrays in shared memory, pointers to them, and functions in which lanes meet, found from the tokens of a source.
 
-The ground of `warp_synchronous`: names only, no types. Pure.
+The basis of `warp_synchronous`: considers names only, not types. Pure.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ MEETING = re.compile(
     r"\w*sync\w*|\w*barrier\w*|bar|shfl\w*|ballot|any|all|match_any|match_all|reduce|inclusive_scan|exclusive_scan"
     r"|arrive_and_wait|wait|invoke_one\w*|__nanosleep"
 )
-"""Names whose call may let lanes meet: by CUDA's, by cooperative groups', or by what a program may call its own."""
+"""Names whose call may be a meeting point of lanes: CUDA's, those of cooperative groups, and names that a program may
+use for its own functions."""
 
 Arrays = Mapping[str, bool]
-"""Names of arrays and pointers, and whether they are both volatile and on shared memory: every read of another lane's
-slot in these is named. Others are shared or volatile, and are named for a reduction only."""
+"""Names of arrays and pointers, with True for those that are both volatile and in shared memory: every read of another
+lane's slot in these is reported. Others are either shared or volatile, and are reported only in a reduction."""
 
 
 def meeting_functions(tokens: Sequence[Token], bodies: Sequence[FunctionDeclaration]) -> set[str]:
-    """Functions of the source in whose reach, by name, is a meeting point."""
+    """Returns the functions of the source that reach a meeting point, judged by the names that their bodies mention."""
     mentioned: dict[str, set[str]] = {}
     for function in bodies:
         assert function.body is not None
@@ -41,7 +42,7 @@ def meeting_functions(tokens: Sequence[Token], bodies: Sequence[FunctionDeclarat
 
 
 def statement_end(tokens: Sequence[Token], at: int, end: int) -> int:
-    """Index of the semicolon that ends the statement at `at`, or `end`."""
+    """Returns the index of the semicolon that ends the statement at `at`, or `end`."""
     while at < end and tokens[at].text != ";":
         at = matching(tokens, at, end) + 1 if tokens[at].text in OPENING else at + 1
     return at
@@ -56,7 +57,7 @@ def _statement_start(tokens: Sequence[Token], at: int) -> int:
 def shared_names(
     tokens: Sequence[Token], bodies: Sequence[FunctionDeclaration]
 ) -> Mapping[tuple[int, int] | None, dict[str, bool]]:
-    """Shared arrays by the body that declares them (None: outside functions), and volatile pointers to them."""
+    """Returns shared arrays by the body that declares them (None: outside functions), and volatile pointers to them."""
     names: dict[tuple[int, int] | None, dict[str, bool]] = {None: {}}
     for index, token in enumerate(tokens):
         if token.text != "__shared__":
@@ -65,7 +66,7 @@ def shared_names(
         inside = next((f.body for f in bodies if f.body is not None and f.body[0] <= index < f.body[1]), None)
         is_volatile = any(word.text == "volatile" for word in tokens[start:end])
         for name in declarator_names(tokens, index + 1, end):
-            if tokens[name + 1].text == "[":  # a scalar is a flag or a total, which says little
+            if tokens[name + 1].text == "[":  # a scalar is a flag or a total, which is not conclusive
                 names.setdefault(inside, {})[tokens[name].text] = is_volatile
     for function in bodies:
         assert function.body is not None
@@ -75,7 +76,7 @@ def shared_names(
 
 
 def _add_pointers(tokens: Sequence[Token], body: tuple[int, int], own: dict[str, bool], outside: Arrays) -> None:
-    """`T *p = array + 1` as a name for the same memory, and other pointers that are volatile."""
+    """Adds `T *p = array + 1` as another name of the same memory, and other pointers that are volatile."""
     for index in range(body[0] + 2, body[1] - 1):
         name = tokens[index]
         if name.kind != "name" or tokens[index - 1].text not in ("*", "__restrict__", "const", "auto"):
@@ -95,11 +96,11 @@ def _add_pointers(tokens: Sequence[Token], body: tuple[int, int], own: dict[str,
 
 
 Calls = Mapping[str, Sequence[tuple[tuple[int, int], int]]]
-"""Bodies that mention a function of the source, and the places, by the function's name."""
+"""The bodies that mention a function of the source, with the token index of the mention, by the function's name."""
 
 
 def calls(tokens: Sequence[Token], bodies: Sequence[FunctionDeclaration]) -> Calls:
-    """Mentions of the source's own functions in each other's bodies."""
+    """Returns the mentions of the source's own functions in each other's bodies."""
     found: dict[str, list[tuple[tuple[int, int], int]]] = {function.name: [] for function in bodies}
     for function in bodies:
         assert function.body is not None
@@ -115,7 +116,8 @@ def pointer_parameters(
     called: Calls,
     shared: Mapping[tuple[int, int] | None, Arrays],
 ) -> dict[str, bool]:
-    """Pointer parameters of `function` that are volatile or are given a shared array in a call within the source."""
+    """Returns the pointer parameters of `function` that are volatile, or that get a shared array in a call within the
+    source."""
     pointers: dict[int, tuple[str, bool]] = {}
     for place, (start, end) in enumerate(_parts(tokens, function.parameters[0] + 1, function.parameters[1] - 1)):
         texts = [token.text for token in tokens[start:end]]
@@ -141,7 +143,7 @@ def pointer_parameters(
 
 
 def _parts(tokens: Sequence[Token], start: int, end: int) -> list[tuple[int, int]]:
-    """Ranges between the commas of a list of parameters or arguments."""
+    """Returns the ranges between the commas of a list of parameters or arguments."""
     parts: list[tuple[int, int]] = []
     begin = at = start
     while at < end:

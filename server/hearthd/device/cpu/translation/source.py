@@ -1,15 +1,16 @@
-"""CUDA C++ to C++: what the language extensions of a kernel source become for an ordinary C++ compiler.
+"""Rewriting of CUDA C++ to C++: replaces the language extensions of a kernel source for an ordinary C++ compiler.
 
-Works on preprocessed text (so that macros and `#if` are settled) and changes it in place, line by line, so that the
-compiler's messages name the user's own lines:
+Works on preprocessed text (so that macros and `#if` are resolved) and changes it in place, line by line, so that the
+compiler's messages refer to the user's own lines:
 
-- `threadIdx` and its like read the running thread's record (include/hearth/thread.h), which is valid in every function.
-- `__shared__` variables become thread-local ones: all threads of a block run on one operating system thread, and
-  another block never runs there meanwhile. `extern __shared__` arrays become pointers to the block's dynamic memory.
+- `threadIdx` and similar variables read the running thread's record (include/hearth/thread.h), which is valid in every
+  function.
+- `__shared__` variables become thread-local ones: all threads of a block run on one operating system thread, and no
+  other block runs on it at the same time. `extern __shared__` arrays become pointers to the block's dynamic memory.
 - The program gets a separate namespace, so that its names hide those of the prelude (`collisions.py`).
 - A table of kernels and variables is appended (`hearth_module` in include/hearth/abi.h).
 
-Nothing about how a kernel is run depends on reading its source.
+How a kernel is run does not depend on the contents of its source.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hearthd.device.cpu.translation.tokens import SourceMap, Token, matching, to
 from hearthd.device.cpu.translation.warp_synchronous import Finding, warp_synchronous
 
 BUILTINS = {"threadIdx": "thread_idx", "blockIdx": "block_idx", "blockDim": "block_dim", "gridDim": "grid_dim"}
-"""The built-in variables, and the functions that stand for them (include/hearth/builtins.h)."""
+"""The built-in variables, with the functions that replace them (include/hearth/builtins.h)."""
 
 RENAMED = "hearth_kernel_"
 _ARCHITECTURE_MARKS = frozenset({"__device__", "__host__", "__constant__", "__managed__", "__global__"})
@@ -33,7 +34,7 @@ _CALL_MARKS = frozenset({"__launch_bounds__", "__cluster_dims__", "__maxnreg__"}
 
 @dataclass(frozen=True)
 class Translation:
-    """C++ text, and what is needed to explain its errors."""
+    """Rewritten C++ text, with the data needed to explain its errors."""
 
     text: str
     kernels: tuple[str, ...]
@@ -48,12 +49,11 @@ def translate(
     own: str = "/",
     foreign: bool = False,
 ) -> Translation:
-    """Rewrite a preprocessed CUDA source to C++ with its table of kernels and variables.
+    """Rewrites a preprocessed CUDA source to C++ with its table of kernels and variables.
 
     `prelude_functions`: CUDA's functions that the prelude declares; `own`: the directory of the backend's headers;
-    `foreign`: the program is known to include headers of the C or C++ library.
-    Raises `Refusal`: UNSUPPORTED for what cannot run here, by name and line; COMPILE_FAILED for a kernel that is not
-    one.
+    `foreign`: the program is known to include headers of the C or C++ library. Raises `Refusal`: UNSUPPORTED for
+    features that cannot run here, with name and line; COMPILE_FAILED for an invalid kernel.
     """
     source = SourceMap(preprocessed)
     tokens = tokenize(source)
@@ -64,8 +64,8 @@ def translate(
     rewriter = _Rewriter(source, tokens, found, collisions.renamed_kernels(found.kernels, separation.functions))
     rewriter.rewrite()
     if not collisions.is_balanced(tokens):
-        return Translation(rewriter.result(), ())  # for the compiler to say where
-    rewriter.edits += separation.edits()  # last: of edits to one token the first counts
+        return Translation(rewriter.result(), ())  # the compiler reports the place
+    rewriter.edits += separation.edits()  # last, because of several edits to one token only the first has an effect
     table = ModuleTable(tokens, found, rewriter.renamed)
     listed = constants.listed(source, tokens, found) + table.text(name_expressions)
     text = f"{rewriter.result()}\n{collisions.OPEN}{separation.aliases()}{listed}}}\n"
@@ -80,7 +80,7 @@ class _Rewriter:
         self.source = source
         self.tokens = tokens
         self.found = found
-        self.taken = taken  # kernels whose names are those of CUDA functions
+        self.taken = taken  # kernels that have names of CUDA functions
         self.edits: list[tuple[int, int, str]] = []
 
     def rewrite(self) -> None:
@@ -88,7 +88,8 @@ class _Rewriter:
             self._kernel(kernel)
         for variable in self.found.variables:
             if variable.is_extern_c and self.tokens[variable.statement[0]].text == "extern":
-                self._drop_extern_c(variable.statement[0])  # there `extern` would make it a mere declaration
+                # with `extern`, the variable would be declared but not defined
+                self._drop_extern_c(variable.statement[0])
         self._shared()
         self.edits.extend(spin_loops.turns(self.tokens))
         for index, token in enumerate(self.tokens):
@@ -97,7 +98,8 @@ class _Rewriter:
             text = token.text
             if text in BUILTINS:
                 if self.tokens[index - 1].text not in (".", "->", "::"):
-                    self._replace(index, f" ::hearth::{BUILTINS[text]}()")  # a space: `%:` is `#`
+                    # with a leading space, because `%:` is the digraph of `#`
+                    self._replace(index, f" ::hearth::{BUILTINS[text]}()")
             elif text in _ARCHITECTURE_MARKS:
                 self._replace(index, "")
             elif text in _CALL_MARKS and index + 1 < len(self.tokens) and self.tokens[index + 1].text == "(":
@@ -109,7 +111,7 @@ class _Rewriter:
         parts: list[str] = []
         at = 0
         for start, end, replacement in sorted(self.edits, key=lambda edit: (edit[0], edit[1])):
-            if start < at:  # inside something that has been replaced as a whole
+            if start < at:  # inside a range that has been replaced as a whole
                 continue
             parts += (self.source.text[at:start], replacement)
             at = end
@@ -120,10 +122,11 @@ class _Rewriter:
         self.edits.append((self.tokens[index].start, self.tokens[index].end, text))
 
     def _blank(self, first: int, end: int, text: str = "") -> None:
-        """Replace a range of tokens, keeping its line breaks so that what follows stays on its line."""
+        """Replaces a range of tokens and keeps its line breaks, so that the following text stays on its line."""
         start, stop = self.tokens[first].start, self.tokens[end - 1].end
         kept = self.source.text[start:stop]
-        if "\n#" in kept or "\n #" in kept:  # a line marker within: keep it, or the lines after it would be wrong
+        # a line marker in the range is kept, because the numbers of the following lines depend on it
+        if "\n#" in kept or "\n #" in kept:
             tail = "\n" + "\n".join(line for line in kept.split("\n")[1:] if line.lstrip().startswith("#")) + "\n"
         else:
             tail = "\n" * kept.count("\n")
@@ -134,7 +137,7 @@ class _Rewriter:
         self._replace(index + 1, "")
 
     def renamed(self, kernel: FunctionDeclaration) -> str:
-        """The name that `kernel` has in the C++ text."""
+        """Returns the name that `kernel` has in the C++ text."""
         plain = kernel.is_extern_c and not kernel.is_template
         return RENAMED + kernel.name if plain and kernel.name in self.taken else kernel.name
 
@@ -143,7 +146,8 @@ class _Rewriter:
         start, _ = kernel.statement
         opening, _ = kernel.parameters
         if tokens[start].text == "extern" and tokens[start + 1].kind == "string":
-            # The linkage would only make a kernel's name meet a C function's; it is exported under its name anyway.
+            # With C linkage, the kernel's name could only clash with that of a C function; the kernel is exported under
+            # its name in any case.
             self._drop_extern_c(start)
         if self.renamed(kernel) != kernel.name:
             self._replace(opening - 1, self.renamed(kernel))
@@ -176,7 +180,7 @@ class _Rewriter:
                 self._replace(index, "thread_local" if "static" in words else "static thread_local")
 
     def _alignment_first(self, start: int, mark: int, end: int) -> None:
-        """Moves `alignas` from among a declaration's specifiers, where only CUDA's compilers take it, to its start."""
+        """Moves `alignas` to the start of a declaration: only CUDA's compilers accept it among the specifiers."""
         for index in range(mark + 1, end):
             text = self.tokens[index].text
             if text in ("=", "{", "["):
@@ -188,7 +192,7 @@ class _Rewriter:
                 self._blank(index, close + 1)
 
     def _dynamic_shared(self, start: int, end: int, inside: str | None) -> None:
-        """`extern __shared__ T name[];` in the tokens from `start` to the semicolon at `end`."""
+        """Rewrites `extern __shared__ T name[];`, which has the tokens from `start` to the semicolon at `end`."""
         tokens = self.tokens
         kept: list[int] = []
         at = start
@@ -205,7 +209,7 @@ class _Rewriter:
         name = tokens[kept[bracket - 1]].text
         kind = " ".join(tokens[k].text for k in kept[: bracket - 1])
         closing = matching(tokens, kept[bracket], end) if bracket < len(kept) else end
-        inner = "".join(tokens[k].text for k in kept if k > closing)  # the further dimensions
+        inner = "".join(tokens[k].text for k in kept if k > closing)  # all dimensions after the first
         alias = f"hearth_dynamic_{name}"
         declared = f"typedef {kind} (*{alias}){inner};" if inner else f"typedef {kind} *{alias};"
         value = f"(({alias})hearth_tls.dynamic_shared)"
@@ -219,8 +223,8 @@ class _Rewriter:
             self._blank(start, end + 1, f"{declared} {reference} = {value};")
 
     def _replace_uses(self, name: str, value: str, after: int) -> None:
-        """Replaces the uses of a dynamic array declared outside functions: every mention in a body, unless that body
-        declares the name."""
+        """Replaces the uses of a dynamic array declared outside functions: every mention in a function, unless the
+        function declares the name itself."""
         for function in self.found.functions:
             if function.body is None or function.body[0] < after:
                 continue

@@ -1,9 +1,10 @@
-"""Loops that may wait for another thread of the block: they give it a turn.
+"""Loops that may wait for another thread of the block: adds yields, so that the other thread can run.
 
-A thread runs until it meets others, so that one that polls a `volatile` variable would run for ever. In a source that
-mentions `volatile`, each turn of a `while`, `do` or `for` loop therefore calls `hearth::relax()`, which yields now and
-then (include/hearth/thread.h). Waits by atomic functions, fences and `__nanosleep` do so themselves. A yield more than
-necessary changes no result: CUDA promises no order between threads that do not synchronise.
+A thread runs until it meets other threads, so a thread that polls a `volatile` variable would run forever. In a source
+that mentions `volatile`, each iteration of a `while`, `do` or `for` loop therefore calls `hearth::relax()`, which
+yields from time to time (include/hearth/thread.h). Waits by atomic functions, fences and `__nanosleep` yield
+themselves. An unnecessary yield changes no result, because CUDA promises no order between threads that do not
+synchronise.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _BEFORE_EQUALS = frozenset("=!<>+-*/%&|^")
 
 
 def turns(tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
-    """Edits (start, end, replacement) of the text of `tokens`, one for each loop's condition."""
+    """Yields edits (start, end, replacement) of the text of `tokens`, for the condition of each loop."""
     if not any(token.text in _POLLING and token.kind == "name" for token in tokens):
         return
     for index, token in enumerate(tokens[:-1]):
@@ -28,7 +29,7 @@ def turns(tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
         first, end = index + 2, closing
         if token.text == "for":
             semicolons = [i for i in _outermost(tokens, index + 2, closing) if tokens[i].text == ";"]
-            if len(semicolons) != 2:  # over a range
+            if len(semicolons) != 2:  # a loop over a range
                 continue
             first, end = semicolons[0] + 1, semicolons[1]
             if first == end:
@@ -37,7 +38,7 @@ def turns(tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
         elif token.text != "while":
             continue
         if _declares(tokens, first, end):
-            # The condition declares a variable: its initializer takes the call.
+            # The condition declares a variable: the call is put into its initializer.
             equals = next(i for i in _outermost(tokens, first, end) if tokens[i].text == "=")
             first, before = equals + 1, " (::hearth::relax(), "
         else:
@@ -47,7 +48,7 @@ def turns(tokens: Sequence[Token]) -> Iterator[tuple[int, int, str]]:
 
 
 def _outermost(tokens: Sequence[Token], at: int, end: int) -> Iterator[int]:
-    """The tokens of a range that stand in no brackets of it."""
+    """Yields the indices of a range's tokens that are outside any brackets in the range."""
     while at < end:
         yield at
         at = matching(tokens, at, end) + 1 if tokens[at].text in ("(", "[", "{") else at + 1

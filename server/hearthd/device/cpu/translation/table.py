@@ -15,7 +15,7 @@ EXPRESSION_FILE = "<name expression {}>"
 
 
 class ModuleTable:
-    """The appended table of what a module offers."""
+    """The appended table of the kernels and variables of a module."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class ModuleTable:
     ) -> None:
         self.tokens = tokens
         self.found = found
-        self.renamed = renamed  # a kernel's name in the rewritten text
+        self.renamed = renamed  # returns a kernel's name in the rewritten text
 
     def text(self, name_expressions: Iterable[str]) -> str:
         functions = {f.name: f for f in self.found.kernels}
@@ -74,7 +74,8 @@ class ModuleTable:
         return f"::hearth::describe_kernel<{value}>({_quoted(name)}, {bounds}),"
 
     def _bounds(self, kernel: FunctionDeclaration) -> str:
-        """The arguments of `__launch_bounds__`; those of a template may depend on its parameters and are left out."""
+        """Returns the arguments of `__launch_bounds__`. For a template they are empty if they may depend on its
+        parameters."""
         at = kernel.statement[0]
         while at < kernel.parameters[0]:
             if self.tokens[at].text == "__launch_bounds__":

@@ -1,7 +1,7 @@
-"""C++ tokens of a preprocessed translation unit, each knowing where its author wrote it.
+"""C++ tokens of a preprocessed translation unit, each with the place where its author wrote it.
 
-Only what the user wrote is tokenised: text that the preprocessor brought in from system headers (their names are
-absolute, the user's are not) is passed over, which keeps the cost independent of what a kernel includes.
+Only text that the user wrote is tokenised: text that the preprocessor inserted from system headers (which have absolute
+names, unlike the user's files) is skipped, so that the cost does not depend on the headers that a kernel includes.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class SourceMap:
 
     text: str
     starts: list[int] = field(default_factory=list)
-    origins: list[tuple[int, str, bool]] = field(default_factory=list)  # first line, file, is a system header
+    origins: list[tuple[int, str, bool]] = field(default_factory=list)  # first line, file, True for a system header
 
     def __post_init__(self) -> None:
         self.starts.append(0)
         self.origins.append((1, "<start>", True))
         for match in _MARKER.finditer(self.text):
             self.starts.append(match.end() + 1)
-            # Not by the marker's flag 3: gcc sets it in the user's own file too, around what macros expand to.
+            # The marker's flag 3 is not used: gcc also sets it in the user's own file, around expansions of macros.
             system = match[2].startswith(("/", "<"))
             self.origins.append((int(match[1]), match[2].removeprefix("./"), system))  # clang names headers ./name.h
 
     def location(self, offset: int) -> tuple[str, int]:
-        """File and line that the text at `offset` was written in."""
+        """Returns the file and line in which the text at `offset` was written."""
         index = bisect.bisect_right(self.starts, offset) - 1
         line, file, _ = self.origins[index]
         return file, line + self.text.count("\n", self.starts[index], offset)
@@ -65,7 +65,7 @@ class SourceMap:
         return self.origins[bisect.bisect_right(self.starts, offset) - 1][2]
 
     def user_regions(self) -> Iterator[tuple[int, int]]:
-        """Ranges of offsets that hold text of the user's own files, not of system headers."""
+        """Yields the ranges of offsets that hold text of the user's own files, not of system headers."""
         for index, start in enumerate(self.starts):
             end = self.starts[index + 1] if index + 1 < len(self.starts) else len(self.text)
             if not self.origins[index][2] and start < end:
@@ -73,7 +73,7 @@ class SourceMap:
 
 
 def tokenize(source: SourceMap) -> list[Token]:
-    """The user's tokens in order, without comments and directives."""
+    """Returns the user's tokens in order, without comments and directives."""
     tokens: list[Token] = []
     for start, end in source.user_regions():
         for match in _TOKEN.finditer(source.text, start, end):
@@ -87,7 +87,7 @@ def tokenize(source: SourceMap) -> list[Token]:
 
 
 def matching(tokens: Sequence[Token], index: int, end: int) -> int:
-    """Index of the bracket that closes the one at `index`; `end - 1` where it is missing."""
+    """Returns the index of the bracket that closes the one at `index`; `end - 1` if it is missing."""
     depth = 0
     for at in range(index, end):
         text = tokens[at].text
@@ -103,7 +103,7 @@ def matching(tokens: Sequence[Token], index: int, end: int) -> int:
 
 
 def matching_angle(tokens: Sequence[Token], index: int, end: int) -> int | None:
-    """Index of the `>` that closes the `<` at `index`, or None where that is a comparison."""
+    """Returns the index of the `>` that closes the `<` at `index`; None if that is a comparison."""
     depth = 0
     at = index
     while at < end:

@@ -1,4 +1,4 @@
-"""Features that kernels on the CPU lack, by the names that programs use for them."""
+"""Features that kernels on the CPU lack, with the names that programs use for them."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _ATTRIBUTES = {"section", "__section__", "symver", "__symver__"}
 """Attributes whose text reaches the assembler unchanged, and could make it read files."""
 
 _CLOBBERS = 3
-"""Colons ahead of what an `asm` clobbers."""
+"""Number of colons before the clobber list of an `asm`."""
 
 MARK = "HEARTH-UNSUPPORTED:"
-"""Text of the backend's headers in the compiler's message where the compiler finds an unsupported use."""
+"""Text by which the backend's headers mark a compiler message about an unsupported use."""
 
 
 def refuse(feature: str, file: str, line: int, name: str = "") -> Refusal:
-    """The refusal of `feature`, used at `line` of `file` under the name `name`."""
+    """Returns the refusal of `feature`, used at `line` of `file` under the name `name`."""
     where = f"{file}({line})" if line else file
     return Refusal(
         Reason.UNSUPPORTED,
@@ -68,7 +68,7 @@ def refuse(feature: str, file: str, line: int, name: str = "") -> Refusal:
 
 
 def _is_compiler_barrier(tokens: Sequence[Token], at: int) -> bool:
-    """True if an `asm` with its parentheses from `at` on has no instructions and no operands."""
+    """True if an `asm`, whose tokens after the keyword begin at `at`, has no instructions and no operands."""
     while at < len(tokens) and tokens[at].text in ("volatile", "__volatile__", "__volatile", "inline"):
         at += 1
     if at >= len(tokens) or tokens[at].text != "(":
@@ -84,7 +84,7 @@ def _is_compiler_barrier(tokens: Sequence[Token], at: int) -> bool:
 
 
 def check(source: SourceMap, tokens: Sequence[Token]) -> None:
-    """Raises `Refusal` (UNSUPPORTED) for the first use of something that cannot run here."""
+    """Raises `Refusal` (UNSUPPORTED) for the first use of a feature that cannot run here."""
     for index, token in enumerate(tokens):
         feature = None
         if token.kind == "name":

@@ -1,13 +1,13 @@
 """Recognition of warp-synchronous sources: programs that rely on the lanes of a warp running in step.
 
 On GPUs before Volta a warp had one program counter, and a reduction within a warp needed no barrier: `volatile` shared
-memory sufficed. Since Volta lanes are scheduled independently, and on the CPU backend each lane runs on to its next
-meeting point (`__syncwarp`, `__syncthreads`, a shuffle or a vote), so that it reads slots that other lanes have not
-written yet.
+memory sufficed. Since Volta, lanes are scheduled independently. On the CPU backend each lane runs until its next
+meeting point (`__syncwarp`, `__syncthreads`, a shuffle or a vote), so it reads slots that other lanes have not written
+yet.
 
-Covers reads of another lane's slot in shared memory behind a write with no meeting point between, and the warp
+Covers reads of another lane's slot in shared memory after a write with no meeting point in between, and the warp
 functions without `_sync`, which CUDA does not have for compute capability 7.0 and later. Does not cover races in
-general: a source is named only where the shape of its text leaves little doubt, and a meeting point in any branch
+general: a source is reported only if the form of its text leaves little doubt, and a meeting point in any branch
 between write and read counts as one. Pure: tokens in, findings out.
 
 See https://developer.nvidia.com/blog/using-cuda-warp-level-primitives/ (implicit warp-synchronous programming).
@@ -35,10 +35,11 @@ from hearthd.device.cpu.translation.tokens import SourceMap, Token, matching
 
 _WITHOUT_SYNC = re.compile(r"__(?:shfl(?:_up|_down|_xor)?|any|all|ballot)")
 _SPREAD = 3
-"""Statements s[x] += s[x + c] with c halved from one to the next, from which on they are taken for a reduction."""
+"""Number of consecutive statements s[x] += s[x + c], with c halved from each to the next, that are taken to be a
+reduction."""
 
 _THREAD = re.compile(r"threadIdx|\w*lane\w*|\w*tid\w*|\w*thread_?rank\w*", re.IGNORECASE)
-"""Names that a condition for one lane compares."""
+"""Names that a condition for a single lane compares."""
 
 _TIGHT = re.compile(r" ?([.()]|::|->) ?")
 _ASSIGNING = frozenset("+-*/%&|^")
@@ -52,18 +53,18 @@ class Finding:
     file: str
     line: int
     text: str
-    """A sentence or two: what the program relies on, and what to add."""
+    """One or two sentences: what the program relies on, and what to add."""
 
     name: str = ""
-    """The function without `_sync`, which does not compile for any GPU of today; empty for a race."""
+    """The function without `_sync`, which compiles for no current GPU; empty for a race."""
 
     def log_line(self) -> str:
-        """The finding as a line of a compile log."""
+        """Returns the finding as a line of a compile log."""
         return f"{self.file}({self.line}): {'error' if self.name else 'warning'}: {self.text}"
 
 
 def warp_synchronous(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> list[Finding]:
-    """The findings of a source, in the order of its lines; `found` is `declarations.scan(tokens)`."""
+    """Returns the findings of a source, in the order of its lines; `found` is `declarations.scan(tokens)`."""
     findings = _without_sync(source, tokens, found)
     if not any(token.text in ("volatile", "__shared__") for token in tokens):
         return findings
@@ -119,7 +120,7 @@ def _without_sync(source: SourceMap, tokens: Sequence[Token], found: Declaration
 
 @dataclass(frozen=True)
 class _Access:
-    """`array[index]` in a statement; a compound assignment reads and writes."""
+    """`array[index]` in a statement; a compound assignment both reads and writes."""
 
     array: str
     index: str
@@ -130,7 +131,7 @@ class _Access:
 
 @dataclass(frozen=True)
 class _Guard:
-    """A condition that one lane fulfils (`lane == 0`)."""
+    """A condition that is true for one lane only (`lane == 0`)."""
 
     names: frozenset[str]
     at: int
@@ -147,12 +148,12 @@ class _Race:
     write: _Access
     read: _Access
     in_one: bool = False
-    """The statement that reads also writes the array."""
+    """True if the statement that reads also writes the array."""
 
 
 @dataclass
 class _State:
-    """Shared memory since the last meeting point."""
+    """Accesses to shared memory since the last meeting point."""
 
     writes: list[_Write] = field(default_factory=list)
     chain: list[_Race] = field(default_factory=list)  # statements s[x] += s[x + c], c halving
@@ -167,7 +168,8 @@ class _State:
         self.met = True
 
     def joined(self, branches: Sequence[_State]) -> None:
-        """The state behind alternatives. A meeting point in one of them counts, so as not to name what may be right."""
+        """Merges the states after alternatives. A meeting point in one of them counts for all, so that correct code is
+        not reported."""
         if any(branch.met for branch in branches):
             self.meet()
             return
@@ -177,25 +179,25 @@ class _State:
 
 
 class _Walk:
-    """Statements in the order in which a lane runs them: alternatives apart, loops twice."""
+    """Visits statements in the order in which a lane runs them: alternatives separately, loops twice."""
 
     def __init__(self, tokens: Sequence[Token], arrays: Arrays, meeting: set[str]) -> None:
         self.tokens = tokens
         self.arrays = arrays
         self.meeting = meeting
-        self.races: dict[int, _Race] = {}  # by the place of the read
+        self.races: dict[int, _Race] = {}  # by the token index of the read
         self._state = _State()
         self._written: set[str] = set()  # arrays that the current statement writes
         self._guard: _Guard | None = None
-        self._halved: list[str] = []  # variables of the enclosing loops that are halved
-        self._counted: list[str] = []  # and those of all loops
+        self._halved: list[str] = []  # loop variables of the enclosing loops that are halved in each iteration
+        self._counted: list[str] = []  # all loop variables of the enclosing loops
 
     def block(self, at: int, end: int) -> None:
         while at < end:
             at = self._statement(at, end)
 
     def _statement(self, at: int, end: int) -> int:
-        """Index behind the statement at `at`."""
+        """Visits the statement at `at`; returns the index after it."""
         tokens = self.tokens
         text = tokens[at].text
         if text == "{":
@@ -253,7 +255,8 @@ class _Walk:
         return stop
 
     def _single(self, start: int, end: int) -> _Guard | None:
-        """The guard of a condition such as `lane == 0`, `!lane`, `threadIdx.x == 0 && n > 1`."""
+        """Returns the guard of a condition such as `lane == 0`, `!lane`, `threadIdx.x == 0 && n > 1`; None if there is
+        none."""
         texts = [token.text for token in self.tokens[start:end]]
         if "|" in texts or not texts:
             return None
@@ -282,7 +285,7 @@ class _Walk:
                 access = self._access(at, start, end)
                 if access is not None:
                     accesses.append(access)
-        if met:  # in which order within the statement is not known
+        if met:  # the order within the statement is not known
             self._state.meet()
             return
         self._written = {access.array for access in accesses if access.writes}
@@ -303,7 +306,7 @@ class _Walk:
         if opening >= end or tokens[opening].text != "[":
             return None
         if before == "&" and (at - 2 < start or tokens[at - 2].text in ("(", ",", "=", "return")):
-            return None  # an address: what an atomic function is given
+            return None  # an address, as passed to an atomic function
         index: list[str] = []
         closing = opening
         while closing < end and tokens[closing].text == "[":
@@ -319,12 +322,12 @@ class _Walk:
         return _Access(tokens[at].text, "][".join(index), at, not plain, steps or plain or compound)
 
     def _read(self, read: _Access) -> None:
-        """A race where the slot is one that this lane has not written since the last meeting point, and others have."""
+        """Records a race if this lane has not written the slot since the last meeting point, and other lanes have."""
         writes = [write for write in self._state.writes if write.access.array == read.array]
         if not writes or not self._is_volatile(read):
             return
         if self._guard is not None and all(write.guard == self._guard for write in writes):
-            return  # one lane's own
+            return  # the slot belongs to one lane
         same = [write for write in writes if write.access.index == read.index]
         if same:
             last = same[-1]
@@ -341,7 +344,8 @@ class _Walk:
         return self.arrays[access.array] or (cast[-2:] == ["*", ")"] and "volatile" in cast)
 
     def _chained(self, accesses: Sequence[_Access]) -> None:
-        """`s[x] += s[x + c]` on shared memory that is not volatile: a race in a row of them, or in a halving loop."""
+        """Records `s[x] += s[x + c]` on shared memory that is not volatile: a race if several such statements follow
+        each other, or in a loop that halves c."""
         written = next((access for access in accesses if access.writes), None)
         if written is None or self._is_volatile(written) or self._guard is not None:
             return
@@ -352,7 +356,7 @@ class _Walk:
                 continue
             offset = read.index.removeprefix(f"{written.index} + ").rstrip("uU")
             race = _Race(written, read)
-            if offset in self._halved:  # found in the second turn of the loop, unless its body has a meeting point
+            if offset in self._halved:  # found in the second iteration of the loop, unless its body has a meeting point
                 if any(write.access.at == written.at for write in self._state.writes):
                     self._found(written, read)
             elif offset.isdigit():

@@ -1,7 +1,7 @@
 """The live status page: a few files, read once and served from memory.
 
-There is no data in them, so they are served without a token; the script asks for `/status`. They make no
-request but to the daemon, and their policy lets them make none.
+The files contain no data, so they are served without a token; the script requests `/status`. They send requests only to
+the daemon, and their content security policy allows no others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aiohttp import web
 
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _OPEN, _GUARDED = b"<html ", b'<html data-guarded="" '
-"""The attribute by which the script knows that it needs a token before anything else."""
+"""The attribute that tells the script to ask for a token first."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -21,11 +21,11 @@ _POLICY = (
 
 
 class Page:
-    """The files: `index.html` at /, the others under /page/."""
+    """The files of the page: `index.html` at /, the others under /page/."""
 
     def __init__(self) -> None:
         self._files: dict[tuple[str, bool], tuple[bytes, str, str]] = {}
-        """Body, media type and tag by path, and by whether the daemon asks for tokens."""
+        """Body, media type and tag, by path and by whether the daemon asks for tokens."""
         for file in resources.files(__name__).iterdir():
             kind = _KINDS.get(file.name.rpartition(".")[2])
             if kind is None:
@@ -39,7 +39,7 @@ class Page:
         """The paths of the files."""
 
     def answer(self, request: web.Request, *, guarded: bool) -> web.Response:
-        """Returns one of the files, or that it has not changed if the browser has it."""
+        """Returns one of the files, or status 304 if the browser has it."""
         body, kind, tag = self._files[request.path, guarded]
         headers = {"ETag": tag, "Cache-Control": "no-cache", "Content-Security-Policy": _POLICY}
         known = request.headers.get("If-None-Match", "")

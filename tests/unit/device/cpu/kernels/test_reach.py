@@ -1,4 +1,4 @@
-"""The thread's indices and its meetings are right in every function, however the kernel reaches it."""
+"""The thread's indices and meeting points are correct in every function, however the kernel calls it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,54 @@
+"""Errors of misspelt keywords: they name the call and the likely keyword.
+
+Public methods that take a ``**unknown`` parameter raise them. A type checker reports the keyword all the same, since
+nothing is of the parameter's type, `Never`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hearth.errors import DtypeError, HearthError
+
+
+def unknown_keyword(
+    call: str,
+    unknown: Iterable[str],
+    function: Callable[..., Any],
+    kind: type[HearthError] = DtypeError,
+    reason: str = "INVALID_ARGUMENT",
+) -> HearthError:
+    """Builds the error of a call with a keyword that `function` does not have.
+
+    Args:
+        call: The call as its user knows it, e.g. ``launch of saxpy``.
+        unknown: The keywords; the error names the first.
+        function: The function that was called.
+        kind: Class of the error, a `TypeError`.
+        reason: The error's reason.
+    """
+    name = next(iter(unknown))
+    known = names(function)
+    return kind(
+        f"{call}: there is no keyword {name}{suggestion(name, known)}",
+        reason=reason,
+        fix=f"use these keywords: {', '.join(known)}." if known else "call it without keywords.",
+        details={"keyword": name},
+    )
+
+
+def names(function: Callable[..., Any]) -> list[str]:
+    """The optional parameters of a function, in its order."""
+    import inspect
+
+    parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+    return [name for name, each in parameters.items() if each.default is not each.empty]
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The end of the sentence that names an unknown keyword: a question with the closest one, or a full stop."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else "."
