@@ -70,7 +70,7 @@ def resolve(stream: BaseStream | None, connection: Connection, attachment: Attac
         raise ArgumentError(
             f"{stream!r} belongs to another device or session.",
             reason="INVALID_ARGUMENT",
-            fix=f"make one with node.device({connection.ordinal}).stream().",
+            fix=f"create one with node.device({connection.ordinal}).stream().",
         )
     return stream._work_on(attachment) if work else stream._handle_on(attachment)
 
@@ -94,9 +94,9 @@ def resolve_for_memory(stream: BaseStream | None, connection: Connection, attach
     target = stream if stream is not None else current(connection)
     if target is not None and target._recorder is not None:
         raise LaunchError(
-            "memory cannot be allocated while a graph is recorded: a graph allocates none.",
+            "memory cannot be allocated while a graph is being recorded.",
             reason="CAPTURE_INVALID",
-            fix="make the arrays before the block, or on another stream.",
+            fix="allocate the arrays before the block, or on another stream.",
         )
     return handle
 
@@ -301,10 +301,14 @@ class BaseEvent:
     def _recorded_on(self, attachment: Attachment, connection: Connection) -> int:
         self._check(connection)
         if self._attachment is None:
-            raise ArgumentError("the event was never recorded.", reason="INVALID_ARGUMENT", fix="stream.record(event)")
+            raise ArgumentError(
+                "the event has not been recorded.",
+                reason="INVALID_ARGUMENT",
+                fix="record it first: stream.record(event).",
+            )
         if self._attachment is not attachment:
             raise InvalidHandleError(
-                "the event was lost with the connection or device process that it was recorded on.",
+                "the event was lost with the connection or device process on which it was recorded.",
                 reason="INVALID_HANDLE",
                 fix="record it again.",
             )
@@ -313,8 +317,8 @@ class BaseEvent:
     def _check(self, connection: Connection) -> None:
         if connection is not self._connection:
             raise ArgumentError(
-                f"the event belongs to device {self._connection.ordinal} of its session, "
-                f"not to this device {connection.ordinal}.",
+                f"the event belongs to device {self._connection.ordinal} of its session, not to device "
+                f"{connection.ordinal}.",
                 reason="INVALID_ARGUMENT",
                 fix="record an event on a stream of the same device.",
             )

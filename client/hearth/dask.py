@@ -107,7 +107,9 @@ def node() -> Node:
         worker = get_worker()
     except ValueError:
         raise UnsupportedError(
-            "hearth.dask.node() is for tasks on a Dask worker.", reason="UNSUPPORTED", fix="use hearth.connect() here."
+            "hearth.dask.node() can be used only in tasks on a Dask worker.",
+            reason="UNSUPPORTED",
+            fix="use hearth.connect() here.",
         ) from None
     plugin = worker.plugins.get(NAME)
     if not isinstance(plugin, HearthPlugin):

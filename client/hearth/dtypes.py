@@ -134,16 +134,16 @@ def writable(buffer: object, size: int) -> memoryview:
         view = memoryview(buffer)  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):
         raise DtypeError(
-            f"a {type(buffer).__name__} has no buffer to read into.",
+            f"a {type(buffer).__name__} does not support the buffer protocol, so no data can be read into it.",
             reason="INVALID_ARGUMENT",
-            fix="pass a bytearray(x.nbytes), an array.array or a NumPy array of its size.",
+            fix="pass a bytearray(x.nbytes), or an array.array or a NumPy array of the same size.",
         ) from None
     if view.readonly or not view.c_contiguous or view.nbytes != size:
         wrong = "read-only" if view.readonly else f"of {view.nbytes} bytes" if view.c_contiguous else "not contiguous"
         raise ArgumentError(
-            f"the buffer is {wrong}; what is read into is writable, contiguous and of {size} bytes.",
+            f"the buffer is {wrong}; it must be writable, contiguous and of {size} bytes.",
             reason="INVALID_ARGUMENT",
-            fix="bytearray(x.nbytes) is; of a larger one pass a part, memoryview(b)[:x.nbytes].",
+            fix="pass e.g. bytearray(x.nbytes), or a part of a larger buffer: memoryview(b)[:x.nbytes].",
         )
     try:
         return _bytes(view)

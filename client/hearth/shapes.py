@@ -27,11 +27,13 @@ def shape_of(value: Shape) -> tuple[int, ...]:
         shape = tuple(operator.index(axis) for axis in axes)
     except TypeError:
         raise DtypeError(
-            f"shape {value!r} is not made of whole numbers.", reason="INVALID_ARGUMENT", fix="use int(...) or //."
+            f"shape {value!r} contains values that are not integers.",
+            reason="INVALID_ARGUMENT",
+            fix="use int(...) or //.",
         ) from None
     if any(axis < 0 for axis in shape):
         raise ArgumentError(
-            f"shape {shape} has a negative axis.", reason="INVALID_ARGUMENT", fix="check how it is computed."
+            f"shape {shape} has a negative axis.", reason="INVALID_ARGUMENT", fix="check how the shape is computed."
         )
     return shape
 
@@ -58,16 +60,20 @@ def dtype_of(value: Any) -> np.dtype[Any]:
     except TypeError as error:
         found = named(value) if isinstance(value, str) else None
         if found is None:
-            raise DtypeError(f"{value!r} is no dtype ({error}).", reason="INVALID_ARGUMENT", fix="np.float32") from None
+            raise DtypeError(
+                f"{value!r} is not a dtype ({error}).", reason="INVALID_ARGUMENT", fix="use e.g. np.float32."
+            ) from None
         dtype = found
     if dtype.hasobject:
         raise DtypeError(
-            f"dtype {dtype} holds Python objects, which cannot lie in device memory.",
+            f"dtype {dtype} contains Python objects, which cannot be stored in device memory.",
             reason="INVALID_ARGUMENT",
-            fix="convert to numbers first, e.g. a.astype(np.float32); rows of unequal length need padding.",
+            fix="convert to numbers first, e.g. a.astype(np.float32); rows of unequal length have to be padded.",
         )
     if dtype.itemsize == 0:
-        raise DtypeError(f"dtype {dtype} has no size.", reason="INVALID_ARGUMENT", fix="give its length, e.g. 'S16'.")
+        raise DtypeError(
+            f"dtype {dtype} has no size.", reason="INVALID_ARGUMENT", fix="specify its length, e.g. 'S16'."
+        )
     native: np.dtype[Any] = dtype if dtype.isnative else dtype.newbyteorder("=")
     return native
 
@@ -82,7 +88,7 @@ def reinterpreted(value: Any) -> Dtype:
         raise DtypeError(
             f"dtype {np.dtype(value)} has another byte order than the device.",
             reason="INVALID_ARGUMENT",
-            fix="see it as bytes, x.view(np.uint8), and convert on the host: x.get().view(dtype).",
+            fix="use the bytes, x.view(np.uint8), and convert on the host: x.get().view(dtype).",
         )
     return dtype
 
@@ -135,10 +141,14 @@ def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
             check_range(np.asarray(value), dtype)
         element = np.asarray(value).astype(dtype) if not isinstance(value, int | tuple) else np.array(value, dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DtypeError(f"{value!r} is no {dtype} ({error}).", reason="INVALID_ARGUMENT", fix="convert it.") from None
+        raise DtypeError(
+            f"{value!r} cannot be converted to {dtype} ({error}).",
+            reason="INVALID_ARGUMENT",
+            fix="convert the value first, e.g. np.float32(value).",
+        ) from None
     if element.shape != ():
         raise ArgumentError(
-            f"fill takes one value, not an array of shape {element.shape}.",
+            f"fill takes a single value, not an array of shape {element.shape}.",
             reason="INVALID_ARGUMENT",
             fix="use x.set(np.broadcast_to(a, x.shape)).",
         )
@@ -161,7 +171,7 @@ def bytes_of(shape: tuple[int, ...], dtype: Dtype) -> int:
     size = math.prod(shape) * dtype.itemsize
     if size > _MAX_BYTES:
         raise ArgumentError(
-            f"shape {shape} of {dtype} takes {size} bytes; addresses have 63 bits.",
+            f"shape {shape} of {dtype} takes {size} bytes, which exceeds the 63 bits of an address.",
             reason="INVALID_ARGUMENT",
             fix="check how the shape is computed.",
         )
@@ -188,9 +198,9 @@ def squeezed(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> set[
     longer = sorted(at for at in gone if shape[at] != 1)
     if longer:
         raise ArgumentError(
-            f"axis {longer[0]} of shape {shape} is {shape[longer[0]]} long; only axes of 1 can be left out.",
+            f"axis {longer[0]} of shape {shape} has length {shape[longer[0]]}; only axes of length 1 can be removed.",
             reason="INVALID_ARGUMENT",
-            fix="squeeze() leaves out all that can be.",
+            fix="use squeeze() without arguments to remove all axes of length 1.",
         )
     return gone
 
@@ -217,9 +227,9 @@ def permutation(axes: int, given: Sequence[Any]) -> tuple[int, ...]:
     order = tuple(_axis(at, axes) for at in given)
     if sorted(order) != list(range(axes)):
         raise ArgumentError(
-            f"{tuple(given)} does not name each of {axes} axes once.",
+            f"{tuple(given)} does not list each of {axes} axes once.",
             reason="INVALID_ARGUMENT",
-            fix="give every axis, e.g. transpose(0, 2, 1).",
+            fix="list every axis, e.g. transpose(0, 2, 1).",
         )
     return order
 
@@ -285,6 +295,8 @@ def reshaped(size: int, shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
         axes[axes.index(-1)] = size // known
     if any(axis < 0 for axis in axes) or math.prod(axes) != size:
         raise ArgumentError(
-            f"{size} elements do not make shape {tuple(shape)}.", reason="INVALID_ARGUMENT", fix="check the product."
+            f"an array of {size} elements cannot have shape {tuple(shape)}.",
+            reason="INVALID_ARGUMENT",
+            fix="use a shape whose product is the number of elements.",
         )
     return tuple(axes)

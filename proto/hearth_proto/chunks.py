@@ -38,7 +38,7 @@ def read_varint(view: memoryview | bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise ValueError("the message ends inside a number" if end == len(view) else "a number of more than ten bytes")
+    raise ValueError("the message ends inside a number" if end == len(view) else "a number has more than ten bytes")
 
 
 def upload_request(head: bytes, data: memoryview) -> bytes:
@@ -59,7 +59,7 @@ def upload_data(message: bytes) -> memoryview:
     try:
         return memoryview(device_pb2.UploadRequest.FromString(message).data)
     except DecodeError as error:
-        raise ValueError(f"this is no UploadRequest: {error}") from None
+        raise ValueError(f"the message is not an UploadRequest: {error}") from None
 
 
 def download_head(offset: int, size: int) -> bytes:
@@ -81,7 +81,7 @@ def download_response(message: bytes) -> tuple[int, memoryview]:
             data = view[at : at + value]
             at += value
             if len(data) != value:
-                raise ValueError(f"{value} bytes of data are announced, {len(data)} are there")
+                raise ValueError(f"{value} bytes of data are announced, but {len(data)} are present")
         else:  # a field of a newer daemon, or a different message
             return _any_download_response(message)
     return offset, data
@@ -93,5 +93,5 @@ def _any_download_response(message: bytes) -> tuple[int, memoryview]:
     try:
         response = device_pb2.DownloadResponse.FromString(message)
     except DecodeError as error:
-        raise ValueError(f"this is no DownloadResponse: {error}") from None
+        raise ValueError(f"the message is not a DownloadResponse: {error}") from None
     return response.offset, memoryview(response.data)

@@ -127,7 +127,7 @@ class FrameTooLarge(FrameError):
     bytes."""
 
     def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"a frame of {size} bytes is announced; the most is {limit}")
+        super().__init__(f"a frame of {size} bytes is announced; the maximum is {limit}")
         self.size = size
         self.limit = limit
 
@@ -148,7 +148,7 @@ def encode(kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, fl
 def header(kind: int, length: int, *, channel: int = 0, id: int = 0, flags: int = 0) -> bytes:
     """Returns the header alone, for payloads that are sent without a copy."""
     if length > MAX_PAYLOAD:
-        raise FrameError(f"a payload of {length} bytes does not fit a frame; the most is {MAX_PAYLOAD}")
+        raise FrameError(f"a payload of {length} bytes does not fit into a frame; the maximum is {MAX_PAYLOAD}")
     return HEADER.pack(length, kind, flags, channel, id)
 
 

@@ -105,7 +105,7 @@ def receive_within(connection: socket.socket, size: int, deadline: float) -> byt
     while len(data) < size:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise PipeStalled("nothing came in time")
+            raise PipeStalled("no data arrived in time")
         connection.settimeout(left)
         piece = connection.recv(size - len(data))
         if not piece:
@@ -127,4 +127,4 @@ def _behind(parts: Sequence[Part], sent: int) -> list[Part]:
 
 
 def stalled(seconds: float) -> PipeStalled:
-    return PipeStalled(f"the other side has stood still for {seconds:g} s")
+    return PipeStalled(f"the peer made no progress for {seconds:g} s")

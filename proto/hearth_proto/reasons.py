@@ -254,7 +254,7 @@ def from_text(text: object) -> Refusal:
     try:
         return from_status(status_pb2.Status.FromString(base64.b64decode(str(text), validate=True)))
     except DecodeError as error:
-        raise ValueError(f"no status: {error}") from None
+        raise ValueError(f"the text is not a status: {error}") from None
 
 
 def stream_failures(status: status_pb2.Status) -> list[status_pb2.CommandFailure]:

@@ -209,12 +209,12 @@ class DeviceArray(BaseArray):
         return (await self.get()).item()
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError("an array of hearth.aio is no number without a word: use await x.item()")
+        raise TypeError("an array of hearth.aio is not converted to a number implicitly: use await x.item()")
 
     __bool__ = __int__ = __float__ = __complex__ = __index__ = _refuse
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
-        raise TypeError("an array of hearth.aio is not copied to the host without a word: use await x.get()")
+        raise TypeError("an array of hearth.aio is not copied to the host implicitly: use await x.get()")
 
     async def ipc(self) -> Exported:
         """Maps the array's memory into this process, for CuPy, PyTorch and other libraries: see
@@ -262,9 +262,10 @@ class DeviceArray(BaseArray):
             return
         if blocking:
             raise ArgumentError(
-                "blocking=True would hold up the event loop.",
+                "blocking=True would block the event loop.",
                 reason="INVALID_ARGUMENT",
-                fix="leave it out: contents are taken at once here, those in pinned memory by await gpu.synchronize().",
+                fix="omit it: the contents are copied before the call returns, except those in pinned memory, "
+                "which must not change until await gpu.synchronize().",
             )
         if plan.inline(len(data), attachment.session.limits):
             router.write(self._connection, attachment, part, data, report, shared=False)

@@ -111,7 +111,7 @@ class LoopAttachment(Attachment):
         if not session.attached:
             raise TimeoutError(
                 f"device {device} did not answer within {timeout:g} s.", reason="DEADLINE_EXCEEDED",
-                fix="see `hearth status`, or connect with a longer timeout.",
+                fix="check the daemon with `hearth status`, or connect with a longer timeout.",
             )  # fmt: skip
 
     def end(self, error: HearthError) -> None:
@@ -132,7 +132,7 @@ class LoopAttachment(Attachment):
         if session.error is not None or not in_loop():
             super()._await_room()
         elif queue.queued >= TIMES * queue.most_commands or queue.queued_bytes >= TIMES * queue.most_bytes:
-            raise full(f"{queue.queued} commands ({queue.queued_bytes} bytes) wait for the device")
+            raise full(f"{queue.queued} commands ({queue.queued_bytes} bytes) are queued for the device")
 
     @property
     def roomy(self) -> bool:
@@ -173,9 +173,9 @@ class LoopConnection(Connection):
         if attachment is not None and (attachment.alive or attachment is self._last):
             return attachment  # if it has just failed, its use raises the error
         raise UnavailableError(
-            f"device {self.ordinal} is being attached again, and arrays on it come back.",
+            f"device {self.ordinal} is being reattached, and its arrays are being restored.",
             reason="DEVICE_UNAVAILABLE",
-            fix="await gpu.ready() before.",
+            fix="call await gpu.ready() first.",
         )
 
     def _begin(self) -> Work[None]:
@@ -268,7 +268,7 @@ class LoopConnection(Connection):
                 accepted.
         """
         if self.uploading and self.uploading + size > self.uploads_hard:
-            raise full(f"{self.uploading} bytes of arrays are on their way to the device")
+            raise full(f"{self.uploading} bytes of arrays are being uploaded to the device")
         self.uploading += size
 
     def put_down(self, size: int) -> None:
@@ -286,7 +286,7 @@ class LoopConnection(Connection):
 def full(what: str) -> QuotaExceededError:
     """Builds the error of a call that would have to wait; `what` describes the full queue."""
     return QuotaExceededError(
-        f"{what}, and an event loop cannot wait in this call.",
+        f"{what}, and this call cannot wait in an event loop.",
         reason="QUEUE_FULL",
-        fix="await gpu.ready() now and then, as one awaits a stream writer's drain().",
+        fix="call await gpu.ready() regularly, as you would await drain() of an asyncio StreamWriter.",
     )

@@ -64,7 +64,7 @@ class PendingDispatch(BasePendingDispatch):
         await asyncio.wait([self._over], timeout=timeout)
         if not self._over.done():
             raise TimeoutError(
-                f"the dispatch was not done within {timeout:g} s; it continues.",
+                f"the dispatch did not complete within {timeout:g} s; it continues.",
                 reason="DEADLINE_EXCEEDED",
                 fix="wait again, or with a longer timeout.",
             )
@@ -111,7 +111,7 @@ class _Carrying:
                 return
         except BaseException as error:  # e.g. MemoryError of a copy
             if not isinstance(error, HearthError):
-                error = HearthError(f"the dispatch was given up: {error!r}.", reason="CANCELLED", fix="try again.")
+                error = HearthError(f"the dispatch was aborted: {error!r}.", reason="CANCELLED", fix="try again.")
             job.fail(error)
             job.give_up()
             self.over.set_result(None)

@@ -52,7 +52,7 @@ class Home:
             raise UnsupportedError(
                 "this node belongs to another event loop.",
                 reason="UNSUPPORTED",
-                fix="connect in the loop that uses it: node = await hearth.aio.connect(...).",
+                fix="connect in the event loop that uses the node: node = await hearth.aio.connect(...).",
             )
 
     # ---- answers ----

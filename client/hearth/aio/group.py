@@ -44,9 +44,10 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         for each in devices:
             if not isinstance(each, Device):
                 raise DtypeError(
-                    f"{each!r} is no device of hearth.aio.",
+                    f"{each!r} is not a device of hearth.aio.",
                     reason="INVALID_ARGUMENT",
-                    fix="take them from nodes of hearth.aio.connect; hearth.Group takes the others.",
+                    fix="pass devices of nodes from hearth.aio.connect; use hearth.Group for devices of "
+                    "hearth.connect.",
                 )
         self._unformed = False
         if devices:
@@ -154,15 +155,15 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             raise ArgumentError(
                 "this group over several sessions has not been formed.",
                 reason="INVALID_ARGUMENT",
-                fix="group = await hearth.aio.Group(devices), or async with.",
+                fix="use group = await hearth.aio.Group(devices), or async with.",
             )
         super()._check_open()
 
     def _pair(self, rank: int, peer: int) -> RankOrder:
         if self._sessions[rank] is not self._sessions[peer] and (min(rank, peer), max(rank, peer)) not in self._orders:
             raise ArgumentError(
-                f"ranks {rank} and {peer} are on different daemons and have not been paired.",
+                f"ranks {rank} and {peer} are on different daemons that are not connected to each other yet.",
                 reason="INVALID_ARGUMENT",
-                fix=f"await group.pair({rank}, {peer}) before, or send and receive in one group.batch().",
+                fix=f"call await group.pair({rank}, {peer}) first, or send and receive in one group.batch().",
             )
         return super()._pair(rank, peer)

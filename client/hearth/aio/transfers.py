@@ -191,7 +191,7 @@ class _Upload(_Carried):
             give_up(self._connection, self._number)
             if isinstance(error, HearthError):
                 raise
-            raise HearthError(f"the upload was given up: {error!r}.", reason="CANCELLED", fix="try again.") from error
+            raise HearthError(f"the upload was aborted: {error!r}.", reason="CANCELLED", fix="try again.") from error
 
 
 def _told(connection: LoopConnection, attachment: LoopAttachment, error: HearthError) -> None:

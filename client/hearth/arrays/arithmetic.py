@@ -20,7 +20,7 @@ _BINARY = {
 }  # fmt: skip
 _UNARY = {"neg": "-", "pos": "+", "abs": "abs()", "invert": "~"}
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_FIX = "have a kernel do it on the device (gpu.RawKernel), or do it here with a copy: x.get()."
+_FIX = "use a kernel for the operation on the device (gpu.RawKernel), or operate on a copy on the host: x.get()."
 
 
 def refuse_operators(array_type: type[T]) -> type[T]:
@@ -42,7 +42,7 @@ def refuse_operators(array_type: type[T]) -> type[T]:
 def refusal(what: str) -> UnsupportedTypeError:
     """Builds the error of an operation; `what` names the operation as the subject of a sentence."""
     return UnsupportedTypeError(
-        f"{what} is not done for arrays on a device: Hearth runs kernels, and provides none.",
+        f"{what} is not supported for device arrays: Hearth runs kernels and provides no array operations.",
         reason="UNSUPPORTED",
         fix=_FIX,
     )
@@ -51,9 +51,10 @@ def refusal(what: str) -> UnsupportedTypeError:
 def unpicklable() -> UnsupportedTypeError:
     """Builds the error of an attempt to pickle an array."""
     return UnsupportedTypeError(
-        "an array on a device cannot be pickled: it is memory of this session.",
+        "a device array cannot be pickled: its memory belongs to this session.",
         reason="UNSUPPORTED",
-        fix="pickle x.get(); to share it with another process, x.publish(name) here and gpu.attach(name) there.",
+        fix="pickle x.get(); to share the array with another process, use x.publish(name) here and "
+        "gpu.attach(name) there.",
     )
 
 

@@ -199,7 +199,7 @@ class BaseArray(DeviceOperand):
     def __iter__(self) -> Iterator[Self]:
         """Iterates over views along the first axis: rows, or elements if there is only one axis."""
         if not self._shape:
-            raise TypeError("an array without axes has no rows to go through; x.item() reads its element")
+            raise TypeError("an array without axes cannot be iterated over; x.item() returns its element")
         return (self[row] for row in range(self._shape[0]))
 
     def __getitem__(self, index: Any) -> Self:
@@ -354,13 +354,13 @@ class BaseArray(DeviceOperand):
         host = a if isinstance(a, np.ndarray) else np.asarray(a, dtype)
         if host.dtype is not dtype and host.dtype.newbyteorder("=") != dtype:
             raise DtypeError(
-                f"an array of {host.dtype} cannot be set into one of {dtype}.",
+                f"an array of {dtype} cannot be set from an array of {host.dtype}.",
                 reason="INVALID_ARGUMENT",
                 fix=f"use a.astype({str(dtype)!r}).",
             )
         if host.shape != self._shape:
             raise ArgumentError(
-                f"an array of shape {host.shape} cannot be set into one of shape {self._shape}.",
+                f"an array of shape {self._shape} cannot be set from an array of shape {host.shape}.",
                 reason="INVALID_ARGUMENT",
                 fix="slice or reshape one of them, or use np.broadcast_to(a, shape).",
             )
@@ -594,7 +594,7 @@ class BaseArray(DeviceOperand):
         def __getattr__(self, name: str) -> Any:
             why = ""
             if name in _INTERFACES:
-                why = "; use x.ipc(), which has it on the daemon's host, or DLPack (from_dlpack(x))"
+                why = "; use x.ipc(), which supports it on the daemon's host, or DLPack (from_dlpack(x))"
             elif name in _NUMPYS:
-                why = f"; Hearth has no array operations: write a kernel, or use a copy, x.get().{name}"
+                why = f"; Hearth has no array operations: write a kernel, or use a copy on the host, x.get().{name}"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}", name=name, obj=self)

@@ -53,9 +53,9 @@ def describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     name = dtype.str if dtype.isbuiltin == 1 or dtype.kind in "SUmM" else dtype.name
     if _dtype_named(name) != dtype:
         raise UnsupportedError(
-            f"dtype {dtype} cannot be described to others by a name.",
+            f"dtype {dtype} cannot be published by name.",
             reason="UNSUPPORTED",
-            fix="publish it as bytes: x.view(np.uint8).publish(name); who attaches gives shape= and dtype=.",
+            fix="publish it as bytes: x.view(np.uint8).publish(name); gpu.attach then requires shape= and dtype=.",
         )
     return json.dumps({"dtype": name, "shape": shape}, separators=(",", ":")).encode()
 

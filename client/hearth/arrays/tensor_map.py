@@ -157,9 +157,9 @@ class TensorMap(DeviceOperand, Generic[A]):
     ) -> None:
         if (box is None) == (im2col is None):
             raise ArgumentError(
-                "a tensor map takes a box or im2col, and not both.",
+                "a tensor map takes either a box or im2col, not both.",
                 reason="INVALID_ARGUMENT",
-                fix="x.tensor_map((64, 32)) copies 64 rows of 32 elements at a time.",
+                fix="pass only one, e.g. x.tensor_map((64, 32)), which copies 64 rows of 32 elements at a time.",
             )
         command = commands_pb2.Command()
         made = command.create_tensor_map
@@ -212,9 +212,9 @@ def _region(
     size = array.itemsize
     if _size_of(name, size) != size:
         raise DtypeError(
-            f"the array is of {array.dtype}, with elements of another size than {name}.",
+            f"the array is of {array.dtype}, whose elements have another size than {name}.",
             reason="INVALID_ARGUMENT",
-            fix=f"view it first: x.view({'np.uint8' if name in _PER_BYTE else repr(name)}).tensor_map(...).",
+            fix=f"reinterpret it first: x.view({'np.uint8' if name in _PER_BYTE else repr(name)}).tensor_map(...).",
         )
     packed = _PER_BYTE.get(name, 1)
     if shape is None:
@@ -232,9 +232,10 @@ def _region(
         )
     if steps and steps[-1] != size:
         raise ArgumentError(
-            f"the innermost stride is {steps[-1]} bytes and an element {size}; TMA reads the last axis without gaps.",
+            f"the innermost stride is {steps[-1]} bytes, and an element has {size} bytes; TMA requires a "
+            "last axis without gaps.",
             reason="INVALID_ARGUMENT",
-            fix="make the axis without gaps the last one.",
+            fix="move an axis without gaps to the last position.",
         )
     return name, sizes, steps
 
@@ -275,15 +276,15 @@ def _numbers(what: str, given: Sequence[int], allowed: tuple[int, int]) -> tuple
         numbers = tuple(operator.index(each) for each in given)
     except TypeError:
         raise DtypeError(
-            f"{what} is {given!r}; it takes a sequence of whole numbers.",
+            f"{what} is {given!r}; it must be a sequence of integers.",
             reason="INVALID_ARGUMENT",
-            fix="use int(...) or //, and a tuple also for one axis.",
+            fix="use int(...) or //, and pass a tuple even for one axis.",
         ) from None
     for number in numbers:
         if not low <= number <= high:
             raise ArgumentError(
-                f"{what} has {number} in it; it lies between {low} and {high}.",
+                f"{what} contains {number}; its values must be from {low} to {high}.",
                 reason="INVALID_ARGUMENT",
-                fix="check how it is computed.",
+                fix="check how the value is computed.",
             )
     return numbers

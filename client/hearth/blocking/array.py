@@ -124,7 +124,7 @@ class DeviceArray(BaseArray):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
-            raise ValueError("an array on a device cannot be seen by the host without a copy")
+            raise ValueError("an array on a device cannot be exported to the host without a copy")
         host = self.get()
         return host if dtype is None else host.astype(dtype, copy=False)
 
@@ -169,7 +169,8 @@ class DeviceArray(BaseArray):
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ValueError(
-                f"the truth of an array of {self.size} elements is ambiguous; ask a copy: x.get().any(), x.get().all()"
+                f"the truth value of an array of {self.size} elements is ambiguous; use a copy: "
+                "x.get().any(), x.get().all()"
             )
         return bool(self._element())
 
@@ -184,7 +185,7 @@ class DeviceArray(BaseArray):
 
     def __index__(self) -> int:
         if self._shape or self._dtype.kind not in "iu":
-            raise TypeError("only whole numbers, in arrays without axes, can be an index")
+            raise TypeError("only an integer array without axes can be an index")
         return int(self.item())
 
     def __format__(self, how: str) -> str:
@@ -209,7 +210,7 @@ class DeviceArray(BaseArray):
     def _number(self) -> Any:
         """Reads the only element as a NumPy scalar, or as a Python number if the dtype is known without NumPy."""
         if self.size != 1:
-            raise TypeError(f"only arrays of one element are numbers to Python; this one has {self.size}")
+            raise TypeError(f"only arrays of one element can be converted to a Python number; this one has {self.size}")
         if isinstance(self._dtype, dtypes.Element):
             return self._element()
         return self.get().reshape(())[()]

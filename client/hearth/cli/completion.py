@@ -41,7 +41,7 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "completion",
-        help="shell completion",
+        help="print a shell completion script",
         description='Prints a script that completes `hearth` in a shell. bash: eval "$(hearth completion bash)" in '
         "~/.bashrc; zsh: hearth completion zsh > a file named _hearth in a folder of $fpath; fish: hearth completion "
         "fish > ~/.config/fish/completions/hearth.fish.",

@@ -33,10 +33,10 @@ _COMMANDS = (status, top, devices, sessions, run, trace, bench, doctor, operate,
 
 
 _ENDS = """exit status:
-  0    fine
-  1    it did not work: no daemon answers, it refuses, or (status) it is not ready
-  2    wrong use: arguments that cannot be right, whatever the daemon
-  130  Ctrl-C
+  0    success
+  1    failure: no daemon answers, the daemon refuses, or (status) it is not ready
+  2    usage error: invalid arguments
+  130  interrupted by Ctrl-C
 """
 
 

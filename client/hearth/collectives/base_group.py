@@ -511,7 +511,9 @@ class BaseGroup(Generic[D, A]):
         left = [device for rank, device in enumerate(self.devices) if rank not in gone]
         if not left:
             raise ArgumentError(
-                f"no device of {self!r} is left.", reason="INVALID_ARGUMENT", fix="leave one out of `without`."
+                f"all devices of {self!r} are excluded.",
+                reason="INVALID_ARGUMENT",
+                fix="exclude fewer devices with `without`.",
             )
         return left
 
@@ -540,16 +542,17 @@ class BaseGroup(Generic[D, A]):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(
-                f"{self!r} cannot be used any more.", reason="CANCELLED", fix="make another: hearth.Group(devices)."
+                f"{self!r} is closed.", reason="CANCELLED", fix="create another group: hearth.Group(devices)."
             )
 
     def _begin(self, timeout: float | None) -> int:
         self._check_open()
         if timeout is not None and opened(self) is not None:
             raise ArgumentError(
-                f"timeout is {timeout} s inside a batch, which has one for all.",
+                f"timeout is {timeout} s for an operation inside a batch, which has one timeout for all "
+                "its operations.",
                 reason="INVALID_ARGUMENT",
-                fix="with group.batch(timeout=...):",
+                fix="pass it to the batch: with group.batch(timeout=...).",
             )
         return nanoseconds(timeout)
 
@@ -570,9 +573,9 @@ class BaseGroup(Generic[D, A]):
             return
         if part.peer == part.rank:
             raise ArgumentError(
-                f"rank {part.rank} sends to or receives from itself, and would wait for itself.",
+                f"rank {part.rank} sends to or receives from itself outside a batch, and would block forever.",
                 reason="INVALID_ARGUMENT",
-                fix="do both in one group.batch(), or y.copy_from(x).",
+                fix="send and receive in one group.batch(), or use y.copy_from(x).",
             )
         present(self._connections, self._pair(part.rank, part.peer), {part.rank: [part]}, timeout_ns)
 
@@ -581,9 +584,9 @@ class BaseGroup(Generic[D, A]):
             if array._connection is device._connection:
                 return rank
         raise ArgumentError(
-            f"{what} is {array!r}, on no device of {self!r}.",
+            f"{what} is {array!r}, which is on no device of {self!r}.",
             reason="INVALID_ARGUMENT",
-            fix="pass an array that was made on one of group.devices.",
+            fix="pass an array that is on one of group.devices.",
         )
 
     def _present_batch(

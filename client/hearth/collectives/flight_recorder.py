@@ -38,7 +38,7 @@ class FlightRecord:
         return tuple(rank for rank in self.ranks if rank not in self.presented)
 
     def __str__(self) -> str:
-        waits = f", without rank {', '.join(map(str, self.missing))}" if self.missing else ""
+        waits = f", missing rank {', '.join(map(str, self.missing))}" if self.missing else ""
         error = f": {self.error}" if self.error else ""
         return f"#{self.sequence} {self.what} {self.state}{waits}{error}"
 

@@ -29,17 +29,23 @@ def checked(devices: Sequence[D]) -> list[D]:
     """
     devices = list(devices)
     if not devices:
-        raise ArgumentError("a group needs a device.", reason="INVALID_ARGUMENT", fix="Group(node.devices)")
+        raise ArgumentError(
+            "a group requires at least one device.",
+            reason="INVALID_ARGUMENT",
+            fix="pass devices, e.g. Group(node.devices).",
+        )
     for each in devices:
         if not isinstance(each, BaseDevice):
             raise DtypeError(
-                f"{each!r} is no device.", reason="INVALID_ARGUMENT", fix="Group([a.device(0), b.device(0)])"
+                f"{each!r} is not a device.",
+                reason="INVALID_ARGUMENT",
+                fix="pass devices, e.g. Group([a.device(0), b.device(0)]).",
             )
     if len({device._connection for device in devices}) != len(devices):
         raise ArgumentError(
-            f"a device appears twice in {[device.ordinal for device in devices]}.",
+            f"a device is listed twice in {[device.ordinal for device in devices]}.",
             reason="INVALID_ARGUMENT",
-            fix="name each device once.",
+            fix="list each device once.",
         )
     return devices
 
@@ -68,7 +74,9 @@ def named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
             ranks = {check_rank("without", each, len(devices))}
         if not ranks:
             raise ArgumentError(
-                f"{each!r} has no part in the group.", reason="INVALID_ARGUMENT", fix="see group.devices."
+                f"{each!r} is not a device of the group.",
+                reason="INVALID_ARGUMENT",
+                fix="use the devices in group.devices.",
             )
         found |= ranks
     return found

@@ -56,7 +56,7 @@ def check(parts: Sequence[RankPart]) -> None:
             if not _in_place(KINDS[part.kind], part.rank, since, to):
                 raise _overlap(
                     f"source and destination of rank {part.rank} overlap: {part.source!r} and {part.destination!r}",
-                    "keep them apart, or see the method's docstring for where in place is possible.",
+                    "use separate memory, or see the method's docstring for the operations that work in place.",
                 )
             writes.append(Span(min(since.start, to.start), max(since.end, to.end)))
             continue
@@ -66,8 +66,8 @@ def check(parts: Sequence[RankPart]) -> None:
             writes.append(to)
     if len(parts) > 1 and clash(reads, writes):
         raise _overlap(
-            f"two operations of a batch use the same memory of rank {parts[0].rank}, and one of them writes it",
-            "they run at once: do one after the other, or give each its own memory.",
+            f"two operations of a batch use the same memory of rank {parts[0].rank}, and one of them writes to it",
+            "run the operations one after the other, or use separate memory: operations of a batch run concurrently.",
         )
 
 

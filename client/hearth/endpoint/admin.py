@@ -56,7 +56,11 @@ class Asker:
         except ValueError:
             document = None
         if not isinstance(document, dict):
-            raise HearthError(f"the daemon at {self.target.address} answers no status document.", reason="INTERNAL")
+            raise HearthError(
+                f"the daemon at {self.target.address} did not return a status document.",
+                reason="INTERNAL",
+                fix="install the same version on both sides.",
+            )
         return document
 
     def sessions(self) -> list[SessionInfo]:
@@ -177,8 +181,8 @@ class Asker:
         except HearthError:
             return error
         return UnsupportedError(
-            f"the daemon at {self.target.address} is hearthd {found.server_version}, which has no {method}; this "
-            f"client is {__version__}.",
+            f"the daemon at {self.target.address} is hearthd {found.server_version}, which does not "
+            f"support {method}; this client is {__version__}.",
             reason="UNSUPPORTED",
             fix="install the same version on both sides.",
         )

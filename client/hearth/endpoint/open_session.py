@@ -71,7 +71,11 @@ def open_session(
 
     name = client_name or default_name()
     if not isinstance(name, str) or not encode.encodable(name):
-        raise ArgumentError(f"name is {name!r}.", reason="INVALID_ARGUMENT", fix="pass a str that UTF-8 can hold.")
+        raise ArgumentError(
+            f"name is {name!r}, which cannot be encoded as UTF-8.",
+            reason="INVALID_ARGUMENT",
+            fix="pass a str that can be encoded as UTF-8.",
+        )
     request = encode.open_session(
         (PROTOCOL_MIN, PROTOCOL_MAX),
         __version__,
@@ -122,10 +126,10 @@ def _by_grpc(
 
     if _Grpc.inherited and os.environ.get(_FORK_SUPPORT, "0").lower() in ("", "0", "false"):
         raise UnsupportedError(
-            "this process was forked from one that had connected already; gRPC's threads do not survive that, and a "
-            "new connection would hang.",
+            "this process was forked from one that had already connected; gRPC's threads do not survive a "
+            "fork, and a new connection would hang.",
             reason="UNSUPPORTED",
-            fix="start it with multiprocessing's spawn or forkserver method, or connect after the fork.",
+            fix="start the process with multiprocessing's spawn or forkserver method, or connect after the fork.",
         )
     _Grpc.used = True
     transport = GrpcTransport(
@@ -139,7 +143,7 @@ def _by_grpc(
             if error.broken and left:
                 continue  # a session that was opened without a received answer ends with its lease
             raise _explained(error, transport, target, credentials) from None
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _explained(error: HearthError, transport: Transport, target: Target, credentials: Credentials) -> HearthError:

@@ -151,7 +151,7 @@ def capsule(
     """
     code = _NAMED.get(dtype.name, _CODES.get(dtype.kind) if dtype.isbuiltin == 1 else None)
     if code is None or not dtype.isnative or any(step % dtype.itemsize for step in strides):
-        raise BufferError(f"DLPack has no arrays of {dtype} like this one")
+        raise BufferError(f"DLPack does not support arrays of {dtype} like this one")
     axes = len(shape)
     lengths = (c_int64 * max(axes, 1))(*shape)
     steps = (c_int64 * max(axes, 1))(*(step // dtype.itemsize for step in strides))
@@ -186,7 +186,7 @@ class Taken:
         """Raises `BufferError` if `made` is no capsule, its tensor was already taken, or NumPy does not have its
         dtype."""
         if not _is_valid(id(made), _NAME):
-            raise BufferError("no DLPack capsule of a tensor that has not been taken yet")
+            raise BufferError("the object is not a DLPack capsule of a tensor, or its tensor has already been consumed")
         self._managed = ctypes.cast(_pointer(id(made), _NAME), POINTER(_Managed))
         tensor = self._managed.contents.tensor
         self.dtype = _dtype(tensor.code, tensor.bits, tensor.lanes)
@@ -242,6 +242,6 @@ def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
         if code == _CODES["b"] and bits == 8:
             return np.dtype(np.bool_)
     raise BufferError(
-        f"DLPack's type {code} of {bits} bits and {lanes} lanes is no dtype here (bfloat16 and 8-bit floats take the "
-        "package ml_dtypes)"
+        f"DLPack type {code} of {bits} bits and {lanes} lanes has no corresponding dtype (bfloat16 and "
+        "8-bit floats require the package ml_dtypes)"
     )

@@ -100,7 +100,7 @@ class Exported:
             ClosedError: The export is closed.
         """
         if self.closed:
-            raise ClosedError("this export is closed.", reason="CANCELLED", fix="export it again: x.ipc().")
+            raise ClosedError("this export is closed.", reason="CANCELLED", fix="export the array again: x.ipc().")
         return self._mapping.address + self._array._offset
 
     @property
@@ -128,7 +128,7 @@ class Exported:
         """Returns a DLPack capsule of the memory. `stream` is ignored: see the module's notes on waiting. Raises
         `BufferError` if a copy or another device is requested, or DLPack does not have the dtype."""
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
-            raise BufferError("an exported array is seen where it lies: neither copied nor on another device")
+            raise BufferError("an exported array can be shared only in place: without a copy, and on the same device")
         return self._capsule(max_version)
 
     def _capsule(self, max_version: tuple[int, int] | None, copied: bool = False) -> Any:
@@ -175,9 +175,9 @@ def export(array: ArrayLike) -> Exported:
     """
     if not array.nbytes:
         raise ArgumentError(
-            f"{array!r} has no elements, and so no memory to export.",
+            f"{array!r} has no elements, so it has no memory to export.",
             reason="INVALID_ARGUMENT",
-            fix="export one that has.",
+            fix="export an array that has elements.",
         )
     connection = array._connection
     # checked before the daemon moves the buffer: this process must be able to map it
@@ -193,7 +193,7 @@ def export(array: ArrayLike) -> Exported:
             raise BufferLostError(
                 f"device {connection.ordinal} lost its process while {array!r} was exported.",
                 reason="BUFFER_LOST",
-                fix="make the array again, and export that.",
+                fix="create the array again, and export the new array.",
             )
     except BaseException:
         _tell(connection, number)

@@ -80,13 +80,13 @@ class HostDevice:
         """
         try:
             if os.fstat(file).st_size < size:
-                raise OSError(f"it has {os.fstat(file).st_size} bytes, and should have {size}")
+                raise OSError(f"the file has {os.fstat(file).st_size} bytes, and should have {size}")
             return HostMapping(mmap.mmap(file, size))
         except (OSError, ValueError, OverflowError) as error:
             raise UnsupportedError(
                 f"{size} bytes of exported memory cannot be mapped: {error}.",
                 reason="UNSUPPORTED",
-                fix="look at this process's limits (ulimit -v), or copy with x.get().",
+                fix="check this process's limits (ulimit -v), or copy with x.get().",
             ) from error
 
 

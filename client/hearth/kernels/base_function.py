@@ -185,7 +185,7 @@ class BaseFunction:
         """Returns the launch as a packed record. Raises the errors of `__call__`."""
         if not isinstance(args, _LISTS):
             raise LaunchTypeError(
-                f"args is a {type(args).__name__}; it is a tuple of the kernel's arguments.",
+                f"args is a {type(args).__name__}; it must be a tuple of the kernel's arguments.",
                 reason="LAUNCH_INVALID",
                 fix="write f(grid, block, (x,)), with the comma.",
             )
@@ -272,7 +272,9 @@ class BaseFunction:
         """
         if not isinstance(geometry, tuple) or not 2 <= len(geometry) <= 4:
             raise LaunchError(
-                f"f[{geometry!r}] is no launch geometry.", reason="LAUNCH_INVALID", fix="use f[grid, block](args...)."
+                f"f[{geometry!r}] is not a valid launch geometry.",
+                reason="LAUNCH_INVALID",
+                fix="use f[grid, block](args...).",
             )
         grid, block = geometry[:2]
         stream = geometry[2] or None if len(geometry) > 2 else None
@@ -317,15 +319,15 @@ class BaseFunction:
         described = self._described
         rows: list[tuple[str, object]] = [("device", self._connection.ordinal)]
         if described is None:
-            rows.append(("attributes", "not asked for yet: .attributes, which waits for the compile"))
+            rows.append(("attributes", "not requested yet: .attributes, which waits for the compile"))
         else:
             parameters = described.parameters
             rows += [
-                ("registers of a thread", described.registers),
+                ("registers per thread", described.registers),
                 ("static shared memory", html_repr.size(described.static_shared_bytes)),
-                ("local memory of a thread", html_repr.size(described.local_bytes)),
+                ("local memory per thread", html_repr.size(described.local_bytes)),
                 ("constant memory", html_repr.size(described.constant_bytes)),
-                ("most threads of a block", described.max_threads_per_block),
+                ("maximum threads per block", described.max_threads_per_block),
                 ("parameters", f"{len(parameters)}, {sum(each.size for each in parameters)} bytes"),
             ]
         return html_repr.pairs(f"Kernel {self.name}", rows)
@@ -357,9 +359,9 @@ class BaseFunction:
         details = {} if index is None else {"argument": str(index)}
         if array._connection is not self._connection:
             raise LaunchError(
-                f"{what} is {array!r} of another device or session; {self!r} cannot reach it.",
+                f"{what} is {array!r}, which belongs to another device or session than {self!r}.",
                 reason="LAUNCH_INVALID",
-                fix="use arrays and kernels of one device; go through the host with gpu.asarray(x.get()).",
+                fix="use arrays and kernels of one device; copy through the host with gpu.asarray(x.get()).",
                 details=details,
             )
         try:
@@ -368,7 +370,12 @@ class BaseFunction:
             for name, value in details.items():
                 error.details.setdefault(name, value)
             raise
-        raise LaunchError(f"{what}, {array!r}, changed hands during the launch.", reason="LAUNCH_INVALID")
+        raise LaunchError(
+            f"{what}, {array!r}, was restored in a new device process during the launch.",
+            reason="LAUNCH_INVALID",
+            fix="launch the kernel again.",
+            details=details,
+        )
 
 
 def _occupancy(answer: commands_pb2.Result) -> Occupancy:

@@ -63,7 +63,7 @@ class GraphNode:
         call = self._call
         if call is None:
             raise LaunchError(
-                f"{self!r} is no launch whose arguments can be changed.",
+                f"{self!r} is not a kernel launch, so it has no arguments that can be changed.",
                 reason="INVALID_ARGUMENT",
                 fix='choose a node whose kind is "kernel".',
                 details={"node": str(self.index)},
@@ -170,9 +170,9 @@ class BaseGraph(Program):
         target = self._target(stream)
         if target is not None and target._recorder is not None:
             raise LaunchError(
-                "a graph cannot be launched inside the recording of another one.",
+                "a graph cannot be launched while another graph is being recorded.",
                 reason="CAPTURE_INVALID",
-                fix="launch it after the block, or record its work again.",
+                fix="launch it after the block, or record its work again in the block.",
             )
         if self._last is None or self._last.on != on or self._last.timeout != timeout:
             self._last = _GraphLaunch(self._handle, on, timeout)

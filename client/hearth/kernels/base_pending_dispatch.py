@@ -160,7 +160,7 @@ class Job:
             self._bytes.cancel()
             raise
         except BaseException as error:
-            self._error = HearthError(f"the dispatch was given up: {error!r}.", reason="CANCELLED", fix="try again.")
+            self._error = HearthError(f"the dispatch was aborted: {error!r}.", reason="CANCELLED", fix="try again.")
             self.give_up()
             raise
 
@@ -250,7 +250,7 @@ class BasePendingDispatch(ABC):
         is pending."""
         if not self.done():
             raise ArgumentError(
-                "the dispatch is still pending.", reason="INVALID_ARGUMENT", fix="call result() before, or ask done()."
+                "the dispatch is still pending.", reason="INVALID_ARGUMENT", fix="call result() first, or check done()."
             )
         self._finish(None)
         answer = self._job.result
@@ -275,7 +275,7 @@ class BasePendingDispatch(ABC):
             self._carrier.join(timeout)
             if self._carrier.is_alive():
                 raise TimeoutError(
-                    f"the dispatch was not done within {time.monotonic() - started:.3g} s; it continues.",
+                    f"the dispatch did not complete within {time.monotonic() - started:.3g} s; it continues.",
                     reason="DEADLINE_EXCEEDED",
                     fix="wait again, or with a longer timeout.",
                 )

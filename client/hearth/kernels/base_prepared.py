@@ -114,9 +114,9 @@ def launch_all(launches: Iterable[Sequence[Any]]) -> None:
     for index, launch in enumerate(launches):
         if not isinstance(launch, tuple | list) or not 4 <= len(launch) <= 5:
             raise ArgumentError(
-                f"launch {index} is {launch!r}.",
+                f"launch {index} is {launch!r}, which does not describe a launch.",
                 reason="INVALID_ARGUMENT",
-                fix="give (kernel, grid, block, args), and shared_mem where it is wanted.",
+                fix="pass (kernel, grid, block, args), optionally followed by shared_mem.",
             )
         kernel, *rest = launch
         kernel(*rest)

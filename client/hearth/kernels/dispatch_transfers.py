@@ -242,7 +242,7 @@ class DispatchBytes:
     def _check(self) -> None:
         """Raises `TransferError` if the dispatch was cancelled."""
         if self._over:
-            raise TransferError("the dispatch was given up.", reason="CANCELLED", fix="start it again.")
+            raise TransferError("the dispatch was cancelled.", reason="CANCELLED", fix="start it again.")
 
     def _watch(self, cancel: Callable[[], None]) -> None:
         """Adds a function that cancels a transfer; calls it at once if the dispatch has ended."""

@@ -72,7 +72,9 @@ class Program(ABC):
             )
         if space is None:
             raise ArgumentError(
-                f"{self._what} has not been recorded.", reason="INVALID_ARGUMENT", fix=f"with gpu.{self._kind}() as x:"
+                f"{self._what} has not been recorded.",
+                reason="INVALID_ARGUMENT",
+                fix=f"record it first: with gpu.{self._kind}() as x.",
             )
         attachment = connection.attachment()
         if space.lost or attachment.space is not space:
@@ -91,7 +93,9 @@ class Program(ABC):
     def _ready_to_enter(self) -> None:
         if self._handle or self._closed:
             raise ArgumentError(
-                f"{self._what} is recorded once.", reason="INVALID_ARGUMENT", fix=f"make another: gpu.{self._kind}()."
+                f"{self._what} has already been recorded.",
+                reason="INVALID_ARGUMENT",
+                fix=f"create another one: gpu.{self._kind}().",
             )
 
     def _target(self, stream: BaseStream | None) -> BaseStream | None:
@@ -123,9 +127,9 @@ def count(n: SupportsIndex) -> int:
         number = 0
     if not 1 <= number <= COUNT_MAX:
         raise ArgumentError(
-            f"n is {n!r}; it is a whole number from 1 to 2**64 - 1.",
+            f"n is {n!r}; it must be an integer from 1 to 2**64 - 1.",
             reason="INVALID_ARGUMENT",
-            fix="skip the launch when there is nothing to do." if n == 0 else "check how it is computed.",
+            fix="skip the launch when there is nothing to do." if n == 0 else "check how the value is computed.",
         )
     return number
 
@@ -145,6 +149,6 @@ def lost(what: str, connection: Connection, space: Space | None) -> InvalidHandl
     return InvalidHandleError(
         f"{what} was lost with {where}.",
         reason="INVALID_HANDLE",
-        fix="record it again; kernels and streams carry on by themselves, arrays have to be made again.",
+        fix="record it again; kernels and streams remain usable, but arrays have to be created again.",
         details={} if space is None else {"generation": str(space.generation)},
     )

@@ -20,8 +20,10 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
         The error.
     """
     if np.here() and isinstance(arg, np.ndarray):
-        what = f"a NumPy array of shape {arg.shape} and dtype {arg.dtype}, which lies in host memory"
-        fix = "upload it with gpu.asarray(...) and pass that; for a single value pass a scalar, e.g. np.float32(x)."
+        what = f"a NumPy array of shape {arg.shape} and dtype {arg.dtype}, which is in host memory"
+        fix = (
+            "upload it with gpu.asarray(...) and pass the result; for a single value pass a scalar, e.g. np.float32(x)."
+        )
     elif isinstance(arg, list | tuple):
         what, fix = f"a {type(arg).__name__}", "upload it with gpu.asarray(...)."
     elif isinstance(arg, str):
@@ -30,16 +32,16 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
         what, fix = "None", "pass np.uint64(0) for a null pointer."
     else:
         what = f"of type {type(arg).__module__}.{type(arg).__qualname__}"
-        fix = "pass a DeviceArray, a number, a scalar of NumPy or ctypes, or bytes for a struct."
+        fix = "pass a DeviceArray, a number, a NumPy or ctypes scalar, or bytes for a struct."
         if any(kind.__module__ == "_ctypes" for kind in type(arg).__mro__):
             fix = (
-                "of ctypes pass numbers, structures and unions in this machine's byte order; arrays, and what is "
-                "pointed to, are uploaded with gpu.asarray(...)."
+                "pass ctypes numbers, structures and unions in this machine's byte order; upload arrays "
+                "and the data that pointers refer to with gpu.asarray(...)."
             )
         elif _is_buffer(arg):
-            what, fix = f"{what}, which lies in host memory", "upload it with gpu.asarray(...) and pass that."
+            what, fix = f"{what}, which is in host memory", "upload it with gpu.asarray(...) and pass the result."
     return LaunchTypeError(
-        f"argument {index} is {what}; a kernel cannot take it.", reason="LAUNCH_INVALID", fix=fix,
+        f"argument {index} is {what}; it cannot be passed to a kernel.", reason="LAUNCH_INVALID", fix=fix,
         details={"argument": str(index)},
     )  # fmt: skip
 
@@ -62,4 +64,8 @@ def out_of_range(args: Sequence[Any]) -> LaunchError:
                 fix="wrap it in the type that the kernel declares, e.g. np.uint64(...).",
                 details={"argument": str(index)},
             )
-    return LaunchError("the arguments do not fit their types.", reason="LAUNCH_INVALID")
+    return LaunchError(
+        "the values of the arguments are out of the range of their types.",
+        reason="LAUNCH_INVALID",
+        fix="wrap each value in the type that the kernel declares, e.g. np.uint64(...).",
+    )

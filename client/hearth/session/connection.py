@@ -274,7 +274,7 @@ class Connection(ABC):
         return BufferLostError(
             f"{what} was lost with generation {memory.space.generation} of device {self.ordinal}.",
             reason="BUFFER_LOST",
-            fix="upload or compute it again; modules and streams carry on by themselves.",
+            fix="upload or compute it again; modules and streams remain usable.",
             details={"generation": str(memory.space.generation)},
         )
 
@@ -297,9 +297,9 @@ class Connection(ABC):
     def forked(self) -> None:
         """Refuses all use in the child process of a fork. Takes no lock, because another thread may have held it."""
         self.refusal = ClosedError(
-            "this connection belongs to the process that this one was forked from.",
+            "this connection belongs to the parent process, from which this process was forked.",
             reason="UNSUPPORTED",
-            fix="start it with multiprocessing's spawn or forkserver method, or connect after the fork.",
+            fix="start the process with multiprocessing's spawn or forkserver method, or connect after the fork.",
         )
         attachment, self._attachment = self._attachment, None
         if attachment is not None:

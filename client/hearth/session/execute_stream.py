@@ -168,7 +168,9 @@ class ExecuteStream:
         except HearthError as refused:
             error = refused
         except Exception as unexpected:  # otherwise every waiting thread would wait forever
-            error = HearthError(f"the connection failed: {unexpected!r}.", reason="INTERNAL")
+            error = HearthError(
+                f"the connection failed: {unexpected!r}.", reason="INTERNAL", fix="connect again, and report the error."
+            )
         if isinstance(error, DeviceLostError):
             self._driver.session.device_lost = True
         self._driver.end(error)
@@ -188,7 +190,7 @@ class ExecuteStream:
         """Processes one response. Returns the error with which it ends the attachment or the stream, if any."""
         if self._channel is not None and not _may_come_beside(response):
             # the daemon sends the response again, in order, after the next attach
-            return broken("the daemon went on beside the lane.")
+            return broken("the daemon sent a response on the stream while a lane was in use.")
         offered = response.WhichOneof("kind") == "attached" and response.attached.lane.path
         if offered and self._transport.lanes and self._fruitless < _FRUITLESS:
             self._offer = response.attached.lane
@@ -209,7 +211,7 @@ class ExecuteStream:
         responses = self._current()
         if responses is not None:
             responses.leave()
-        return broken("another stream may have a lane.")
+        return broken("the stream was closed so that a new one can get a lane.")
 
     def _early(self, response: bytes) -> bool:
         """Processes a serialized response early if it completes a request and no lane is in use or being opened. Called
@@ -281,11 +283,12 @@ class ExecuteStream:
 
     def _lost(self, broken: HearthError, seconds: float) -> ConnectError:
         return ConnectError(
-            f"the connection to {self._transport.target} broke and was not back within {seconds:.3g} s: "
-            f"{broken.message}",
+            f"the connection to {self._transport.target} was lost and could not be restored within "
+            f"{seconds:.3g} s: {broken.message}",
             reason="DEVICE_UNAVAILABLE",
-            fix="look whether the daemon runs and can be reached, then connect again; what the session held on the "
-            f"device is freed when it stays away for its lease, {self._lease:g} s.",
+            fix="check that the daemon is running and reachable, then connect again; the daemon frees the "
+            "session's memory on the device if the client does not return within the lease of "
+            f"{self._lease:g} s.",
             details={"lease_s": f"{self._lease:g}"},
         )
 

@@ -309,7 +309,7 @@ class LaneChannel:
         entered it."""
         if self.role.holder == thread:
             if self._taking:
-                self._break(lane_broke("what came was interrupted"))  # it comes again over the next lane
+                self._break(lane_broke("receiving was interrupted"))  # it comes again over the next lane
             self._leave_role(thread)
         self.role.summon()  # also where it came while the role was left: perhaps no thread was called
 
@@ -328,7 +328,7 @@ class LaneChannel:
         self._taking = False
         if self._nested:  # what the handler's thread waits for may have come meanwhile, and nothing more would come
             self._nested = False
-            self._break(lane_broke("a signal handler waited"))
+            self._break(lane_broke("a signal handler waited for a response"))
         self.role.leave(thread)
         self._users -= 1
         if not self._users:
@@ -387,7 +387,7 @@ class LaneChannel:
             elif kind == _ACK:
                 session.acknowledge(number)
             else:
-                raise FrameError(f"frame {kind} came over a lane")
+                raise FrameError(f"a frame of kind {kind} arrived on a lane")
             if session.fail_later is not None:
                 self._break(session.fail_later)
                 return False
@@ -431,7 +431,8 @@ def _ended(error: Exception) -> HearthError:
 
     if isinstance(error, OSError | FrameError | DecodeError):
         return lane_broke(error)
-    return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL")  # else every waiter would wait for ever
+    # otherwise every waiting thread would wait forever
+    return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL", fix="connect again, and report the error.")
 
 
 def lane_broke(cause: object) -> HearthError:

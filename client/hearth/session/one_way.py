@@ -53,7 +53,7 @@ def lost_on_the_way(error: HearthError) -> HearthError:
     """Returns the error of a command whose segment no longer existed when the command arrived, because the connection
     over which the memory was shared had ended."""
     return TransferError(
-        f"a copy was lost with the connection on which its memory was shared ({error.message})",
+        f"a copy was lost with the connection over which its memory was shared ({error.message})",
         reason="TRANSFER_ABORTED",
         fix="copy the array again.",
     )

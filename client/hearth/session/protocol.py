@@ -310,7 +310,7 @@ class Session:
 
     def _attach(self, attached: device_pb2.Attached) -> None:
         if self.attached:
-            self._broken("the daemon attached twice")
+            self._broken("the daemon sent a second Attached message")
         elif self._broken_by is None:
             self.attached = True
             self.generation = attached.generation
@@ -328,10 +328,13 @@ class Session:
             self.fail_later = ConnectError(
                 f"the connection broke, and the daemon could not resume it: {self._broken_by.message}",
                 reason=self._broken_by.reason,
-                fix="what was under way is lost; synchronize, and look what has been done.",
+                fix="synchronize, and check which work was completed; the rest of the work in progress is lost.",
             )
         elif not self.acked <= attached.last_seq < self.next_seq:
-            self._broken(f"batch {attached.last_seq} is said to have come, {self.next_seq - 1} was the last one sent")
+            self._broken(
+                f"batch {attached.last_seq} is reported as received, but batch {self.next_seq - 1} was the "
+                "last one sent"
+            )
         else:
             self.attached = True
             self._broken_by = None
@@ -348,7 +351,7 @@ class Session:
     def acknowledge(self, seq: int) -> None:
         """Records that every batch up to `seq` has been executed."""
         if seq >= self.next_seq:
-            self._broken(f"batch {seq} is acknowledged, {self.next_seq - 1} is the last that was sent")
+            self._broken(f"batch {seq} is acknowledged, but batch {self.next_seq - 1} was the last one sent")
         elif seq > self.acked:
             unacked = self._unacked
             while unacked and unacked[0][0] <= seq:
@@ -413,7 +416,7 @@ class Session:
         reply = self._replies.get(request)
         if reply is None:
             if request >= self._first_request and request != self._completed:
-                self._broken(f"request {request} is answered, which was not asked or was answered before")
+                self._broken(f"request {request} is answered, but it was not sent or has been answered before")
             self.receipts.response()
             return
         covered = self._barriers.get(request) if self._barriers else None
@@ -449,6 +452,6 @@ class Session:
 
     def _broken(self, what: str) -> None:
         self.fail_later = HearthError(
-            f"the daemon broke the protocol: {what}.", reason="MALFORMED_MESSAGE",
+            f"the daemon violated the protocol: {what}.", reason="MALFORMED_MESSAGE",
             fix="update client and daemon to the same version.",
         )  # fmt: skip

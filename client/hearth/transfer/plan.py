@@ -154,4 +154,6 @@ def later(progress: Progress | None, done: int, total: int) -> Progress | None:
 
 def short(received: int, size: int) -> TransferError:
     """Returns the error of a read of `size` bytes for which `received` bytes arrived."""
-    return TransferError(f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again.")
+    return TransferError(
+        f"only {received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again."
+    )

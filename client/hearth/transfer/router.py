@@ -121,7 +121,7 @@ def carry_upload(
     reply.wait()
     if received != size:
         raise TransferError(
-            f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="upload the array again."
+            f"only {received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="upload the array again."
         )
 
 

@@ -186,7 +186,7 @@ class SharedMemory:
         )
         answer = self._connection.transport.open_bulk(request)
         if not answer.tickets or not answer.path:
-            raise OSError("the daemon gave no ticket")
+            raise OSError("the daemon returned no ticket")
         most = answer.max_segment_bytes
         opened = open_segments(answer.path, answer.tickets[0], most, self._connection.mint)
         return Shared(attachment, opened, answer.transfers)

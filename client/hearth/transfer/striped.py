@@ -138,7 +138,7 @@ class Striped(ABC):
             if deadline is not None and time.monotonic() >= deadline:
                 raise self._late()
             if over:
-                raise TransferError("the transfer was given up.", reason="CANCELLED", fix="start it again.")
+                raise TransferError("the transfer was cancelled.", reason="CANCELLED", fix="start it again.")
             if error is not None:
                 if self._answered(_ANSWER_S):
                     return True
@@ -239,7 +239,11 @@ class Striped(ABC):
 
     def _late(self) -> HearthError:
         target = self._connection.transport.target
-        return errors.TimeoutError(f"the daemon at {target} did not answer in time.", reason="DEADLINE_EXCEEDED")
+        return errors.TimeoutError(
+            f"the daemon at {target} did not answer in time.",
+            reason="DEADLINE_EXCEEDED",
+            fix="check the daemon with `hearth status`, or use a longer timeout.",
+        )
 
     # ---- what stripes say ----
 
@@ -247,7 +251,7 @@ class Striped(ABC):
         try:
             error = errors.from_status(status_pb2.Status.FromString(status))
         except DecodeError:
-            error = TransferError("the daemon gave the transfer up.", reason="TRANSFER_ABORTED", fix="start it again.")
+            error = TransferError("the daemon aborted the transfer.", reason="TRANSFER_ABORTED", fix="start it again.")
         with self._change:
             self._error = self._error or error
             self._change.notify_all()

@@ -31,7 +31,7 @@ def unreached(target: str, why: str) -> HearthError:
     """Returns the error for a connection that broke or could not be made, because of `why`."""
     return broken(
         f"the daemon at {target} does not answer ({why}).",
-        fix="start one with `hearthd serve`, or check the address.",
+        fix="start a daemon with `hearthd serve`, or check the address.",
     )
 
 

@@ -187,7 +187,7 @@ class _Answer:
         finally:
             self._transport.over(self._call)
         if answer is None:
-            raise transport_errors.unreached(self._transport.target, "it answered nothing")
+            raise transport_errors.unreached(self._transport.target, "the call ended without a response")
         try:
             return self._type.FromString(answer)
         except Exception as error:
@@ -196,7 +196,11 @@ class _Answer:
             if not isinstance(error, DecodeError):
                 raise
             unread = error
-        raise HearthError(f"the daemon's answer cannot be read: {unread}.", reason="INTERNAL")
+        raise HearthError(
+            f"the daemon's answer cannot be decoded: {unread}.",
+            reason="INTERNAL",
+            fix="install the same version on both sides.",
+        )
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -208,7 +212,9 @@ class _Upload(_Answer):
             return int(super().result().received)
         except HearthError as error:
             if self._call.left and error.broken and self._cancelled:
-                raise errors.TransferError("the upload was cancelled.", reason="CANCELLED") from None
+                raise errors.TransferError(
+                    "the upload was cancelled.", reason="CANCELLED", fix="start it again."
+                ) from None
             raise
 
     _cancelled = False

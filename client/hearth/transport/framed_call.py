@@ -58,7 +58,9 @@ class FramedExchange:
         try:
             head = calls.pack_head(method, metadata)
         except FrameError as error:
-            raise errors.ArgumentError(f"{error}.", reason="INVALID_ARGUMENT") from None
+            raise errors.ArgumentError(
+                f"{error}.", reason="INVALID_ARGUMENT", fix="use shorter values without NUL characters."
+            ) from None
         end = b"" if more else frames.encode(Kind.END)
         # Sent in one piece, so that the daemon wakes once. If the daemon has hung up, the receiving thread finds the
         # reason.
@@ -96,7 +98,7 @@ class FramedExchange:
                     elif frame.kind == Kind.PING:
                         self._say(Kind.PONG)
                     elif frame.kind != Kind.PONG:
-                        raise FrameError(f"frame {frame.kind} came in a call")
+                        raise FrameError(f"a frame of kind {frame.kind} arrived in a call")
                 self._receive()
         except HearthError:
             raise  # some of them are OSErrors as well
@@ -115,15 +117,17 @@ class FramedExchange:
             if self._poll.poll(wait * 1e3):
                 data = self._socket.recv(_READ_BYTES)
                 if not data:
-                    raise ConnectionError("it closed the connection")
+                    raise ConnectionError("the daemon closed the connection")
                 asked = False
                 self._came = self._frames.feed(data)
             elif self._deadline is not None and time.monotonic() >= self._deadline:
                 raise errors.TimeoutError(
-                    f"the daemon at {self._target} did not answer in time.", reason="DEADLINE_EXCEEDED"
+                    f"the daemon at {self._target} did not answer in time.",
+                    reason="DEADLINE_EXCEEDED",
+                    fix="check the daemon with `hearth status`, or use a longer timeout.",
                 )
             elif asked:
-                raise ConnectionError("it says nothing any more")
+                raise ConnectionError("the daemon stopped responding")
             else:
                 asked = self._say(Kind.PING)
 
@@ -175,7 +179,7 @@ def _connect(path: str, deadline: float | None) -> socket.socket:
                 break
             except BlockingIOError:  # more clients connect than the daemon has accepted so far
                 if deadline is not None and time.monotonic() > deadline:
-                    raise TimeoutError("it takes no connection") from None
+                    raise TimeoutError("the daemon accepted no connection in time") from None
                 time.sleep(_CROWDED_S)
         connection.setblocking(True)
     except BaseException:
@@ -193,7 +197,7 @@ def refusal_of(payload: bytes) -> HearthError:
     try:
         return errors.from_status(status_pb2.Status.FromString(payload))
     except DecodeError as error:
-        raise FrameError(f"a call ended with what is no status: {error}") from None
+        raise FrameError(f"a call ended with an invalid status: {error}") from None
 
 
 def send_beside(call: FramedExchange, requests: Iterator[bytes], name: str) -> None:

@@ -225,7 +225,7 @@ class GrpcTransport:
         return (
             transport_errors.closed(self.target)
             if self.line.closed
-            else transport_errors.unreached(self.target, "its channel was left")
+            else transport_errors.unreached(self.target, "the channel was closed")
         )
 
 
@@ -292,7 +292,7 @@ class _Upload(_Answer):
         return int(super().result().received)
 
     def _cancelled(self) -> HearthError:
-        return errors.TransferError("the upload was cancelled.", reason="CANCELLED")
+        return errors.TransferError("the upload was cancelled.", reason="CANCELLED", fix="start it again.")
 
 
 def from_rpc_error(error: Any, target: str) -> HearthError:
@@ -313,11 +313,15 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
     ):  # fmt: skip
         return transport_errors.unreached(target, text)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return errors.TimeoutError(f"the daemon at {target} did not answer in time.", reason="DEADLINE_EXCEEDED")
+        return errors.TimeoutError(
+            f"the daemon at {target} did not answer in time.",
+            reason="DEADLINE_EXCEEDED",
+            fix="check the daemon with `hearth status`, or use a longer timeout.",
+        )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.UnsupportedError(
             f"the server at {target} does not speak hearth.v1 ({text}).",
             reason="UNSUPPORTED",
-            fix="check the address: gRPC is on port 7421 by default.",
+            fix="check the address: the default gRPC port is 7421.",
         )
     return errors.from_status(status_pb2.Status(code=int(code.value[0]), message=f"{text} ({code.name})"))

@@ -60,10 +60,10 @@ def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
             connection.settimeout(max(1e-3, deadline - monotonic()))
             data = connection.recv(_READ_BYTES)
             if not data:
-                raise LaneEnded("the ticket was not taken")
+                raise LaneEnded("the ticket was refused")
             came = reader.feed(data)
         if came[0].kind != Kind.LIVE:
-            raise FrameError(f"a lane begins with frame {came[0].kind}")
+            raise FrameError(f"a lane began with a frame of kind {came[0].kind}")
         connection.settimeout(None)
     except (OSError, FrameError, ValueError):  # invalid path, no listener, or no answer
         connection.close()

@@ -61,7 +61,7 @@ def open_segments(
         opened = SegmentConnection(connection, most, mint)
         first = opened.receive(deadline)
         if first[0].kind != Kind.LIVE:
-            raise Lost(f"it began with frame {first[0].kind}")
+            raise Lost(f"the connection began with a frame of kind {first[0].kind}")
         connection.settimeout(None)  # with a Python timeout, MSG_DONTWAIT would block
     except (FrameError, ValueError) as error:  # invalid frames or an invalid path
         connection.close()
@@ -257,7 +257,7 @@ class SegmentConnection:
             elif frame.id in self._asked and frame.kind in (Kind.UPLOAD, Kind.DOWNLOAD, Kind.ABORT):
                 self._asked[frame.id] = frame.kind != Kind.ABORT
             else:
-                raise FrameError(f"frame {frame.kind} came about {frame.id}")
+                raise FrameError(f"a frame of kind {frame.kind} arrived for the unknown id {frame.id}")
 
     def receive(self, deadline: float) -> list[Frame]:
         """Waits for the next frames until the monotonic time `deadline`. Raises `OSError` or `FrameError`."""
@@ -266,7 +266,7 @@ class SegmentConnection:
             self._wait(select.POLLIN, deadline)
             data = self._connection.recv(_READ_BYTES)
             if not data:
-                raise Lost("the daemon closed it")
+                raise Lost("the daemon closed the connection")
             came = self._reader.feed(data)
         return came
 
@@ -274,7 +274,7 @@ class SegmentConnection:
         poll = select.poll()
         poll.register(self._connection, event)
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-            raise Lost("no answer in time")
+            raise Lost("the daemon did not answer in time")
 
     # ---- release of segments ----
 

@@ -163,7 +163,7 @@ class Stripe:
             connection.sendall(frames.encode(Kind.TICKET, self._ticket))
         head = receive_within(connection, HEAD, deadline)
         if read_head(head, 0, frozenset({Kind.LIVE})).id or self._closed:
-            raise PipeEnded("closed before it was open")
+            raise PipeEnded("the connection was closed while it was being opened")
         if inside is None:
             return Pipe(connection, self._timing.stall)
         from hearth_proto.tls_pipe import TlsPipe
@@ -270,5 +270,5 @@ def _within_tls(connection: socket.socket, certificate: bytes) -> ssl.SSLSocket:
     inside = context.wrap_socket(connection)
     if inside.getpeercert(binary_form=True) != certificate:
         inside.close()
-        raise ssl.SSLError("the device process showed another certificate than the daemon had named")
+        raise ssl.SSLError("the device process presented another certificate than the daemon had announced")
     return inside

@@ -228,7 +228,7 @@ def test_uploads_on_their_way_are_bounded(daemon: DaemonProcess) -> None:
             assert isinstance(connection, LoopConnection)
             connection.uploads_soft, connection.uploads_hard = 8 * LARGE, 24 * LARGE
             arrays = []
-            with pytest.raises(hearth.QuotaExceededError, match="on their way"):
+            with pytest.raises(hearth.QuotaExceededError, match="being uploaded"):
                 for number in range(10):
                     arrays.append(gpu.asarray(np.full(LARGE, number)))
             assert len(arrays) >= 3

@@ -132,7 +132,7 @@ def test_failed_read_is_reported_and_holds_nothing_up(daemon: DaemonProcess, fak
 def test_gpu_that_this_process_does_not_have_is_refused_at_once(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with aio.connect(daemon.unix) as node:
-            with pytest.raises(hearth.UnsupportedError, match="lies in GPU memory of this process"):
+            with pytest.raises(hearth.UnsupportedError, match="is in GPU memory of this process"):
                 node.device(0).asarray(GpuArray(np.arange(3)))
 
     run(main)

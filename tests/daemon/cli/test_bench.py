@@ -124,7 +124,7 @@ def test_the_table_has_a_line_for_each(daemon: DaemonProcess) -> None:
     (header,) = (line for line in lines if line.split()[:3] == ["p50", "p90", "p99"])
     for name in (*LAUNCHING, "write + read 4 KiB", "upload 1 MiB", "download 1 MiB"):
         (row,) = (line for line in lines if line.startswith(name))
-        assert row.index("bare") == header.index("the floor is")
+        assert row.index("bare") == header.index("floor measured")
 
 
 def sessions(node: hearth.Node) -> set[str]:
@@ -145,18 +145,18 @@ def test_it_leaves_nothing_in_the_daemon(daemon: DaemonProcess) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--max-size", "nonsense"], "'nonsense' is no size"),
-        (["--max-size", "-1"], "'-1' is no size"),
+        (["--max-size", "nonsense"], "'nonsense' is not a size"),
+        (["--max-size", "-1"], "'-1' is not a size"),
         (["--max-size", "0"], "is not between 4 KiB and"),
         (["--max-size", "9000TiB"], "a quarter of this machine's memory"),
-        (["--device", "-1"], "'-1' is no number of a device"),
-        (["--device", "first"], "no number of a device"),
-        (["--timeout", "nan"], "no number of seconds"),
+        (["--device", "-1"], "'-1' is not a device number"),
+        (["--device", "first"], "not a device number"),
+        (["--timeout", "nan"], "not a number of seconds"),
         (["--token", "a", "--token-file", "b"], "not allowed with"),
         (["--token-file", "/nowhere"], "'/nowhere' cannot be read"),
         (["--fast"], "unrecognized arguments: --fast"),
-        (["unix:", "--quick"], "is no address of a daemon"),
-        ([CLOSED, "--ca", "ca.pem"], "belong to TLS"),
+        (["unix:", "--quick"], "is not an address of a daemon"),
+        ([CLOSED, "--ca", "ca.pem"], "only with TLS"),
     ],
 )  # fmt: skip
 def test_wrong_use(arguments: list[str], says: str) -> None:
@@ -212,7 +212,7 @@ def test_over_tls(start_daemon: StartDaemon, tmp_path: Path) -> None:
     target = f"https://localhost:{daemon.grpc.rpartition(':')[2]}"
     line = complaint(bench(target, "--quick"), 1)
     assert "is not trusted" in line and "HEARTH_CA" in line
-    assert "speaks TLS, and was reached without" in complaint(bench(daemon.grpc, "--quick"), 1)
+    assert "requires TLS" in complaint(bench(daemon.grpc, "--quick"), 1)
     done = bench(target, "--quick", "--max-size", "4KiB", "--json", "--ca", str(tmp_path / "ours" / "ca.pem"))
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert (document(done)["target"], document(done)["floors"]["over"]) == (target, "tcp")

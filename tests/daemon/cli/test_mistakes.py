@@ -51,16 +51,18 @@ class Mistake(NamedTuple):
 
 MISTAKES = (
     Mistake("no daemon there", "status 127.0.0.1:1", 1, ("127.0.0.1:1", "connection refused", "hearthd serve")),
-    Mistake("no socket there", "top unix:/nowhere/hearth.sock", 1, ("there is no such socket", "hearthd serve")),
-    Mistake("no socket at all", "devices unix:/dev/null", 1, ("this is no socket",)),
+    Mistake("no socket there", "top unix:/nowhere/hearth.sock", 1, ("the socket does not exist", "hearthd serve")),
+    Mistake("no socket at all", "devices unix:/dev/null", 1, ("the file is not a socket",)),
     Mistake("the port of HTTP", "status {http}", 1, ("speaks HTTP/1, not gRPC", "7421 by default")),
     Mistake("the port of HTTP, with TLS", "status https://{http}", 1, ("speaks HTTP/1, not gRPC",)),
-    Mistake("TLS is expected", "status {strict_plain}", 1, ("speaks TLS, and was reached without", "https://")),
+    Mistake("TLS is expected", "status {strict_plain}", 1, ("requires TLS", "https://")),
     Mistake("TLS is not expected", "status https://{plain}", 1, ("does not speak TLS", "without https://")),
     Mistake("a wrong CA", "status {strict} --ca {stranger}", 1, ("is not trusted", "HEARTH_CA")),
     Mistake("no CA", "status {strict}", 1, ("is not trusted", "HEARTH_CA")),
-    Mistake("a CA without TLS", "status {plain} --ca {ca}", 2, ("belong to TLS", "https://")),
-    Mistake("no token", "status {strict} --ca {ca}", 1, ("shows no credentials", "HEARTH_TOKEN", "shown: nothing")),
+    Mistake("a CA without TLS", "status {plain} --ca {ca}", 2, ("only with TLS", "https://")),
+    Mistake(
+        "no token", "status {strict} --ca {ca}", 1, ("shows no credentials", "HEARTH_TOKEN", "credentials sent: none")
+    ),
     Mistake(
         "a wrong token", "sessions {strict} --ca {ca}", 1, ("not known here", "a token from HEARTH_TOKEN"),
         {"HEARTH_TOKEN": "{wrong}"},
@@ -74,7 +76,7 @@ MISTAKES = (
     Mistake("a malformed HEARTH_TARGET", "status", 2, ("from HEARTH_TARGET", "host:7421"), {"HEARTH_TARGET": "a:b/c"}),
     Mistake("a malformed TARGET", "top unix:", 2, ("from the command line", '"unix:/run')),
     Mistake("a device that is not there", "devices 77 {plain}", 1, ("no device 77; it has 0, 1", "hearth devices")),
-    Mistake("no number of a device", "devices -- -1 {plain}", 2, ("no number of a device",)),
+    Mistake("no number of a device", "devices -- -1 {plain}", 2, ("not a device number",)),
     Mistake("another device to restart", "restart-device 77 {plain}", 1, ("Device 77", "0, 1")),
     Mistake("a session that is not there", "sessions end 0123abcd {plain}", 1, ("no session '0123abcd'",)),
     Mistake("no session to end", "sessions end", 2, ("hearth sessions end ID",)),
@@ -164,5 +166,5 @@ def test_a_socket_that_one_may_not_use(places: Places) -> None:
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     (line,) = done.stderr.splitlines()
-    assert done.returncode == 1 and "may not be used by user" in line and "permission denied" in line, line
-    assert "[[tenants]] name users" in line
+    assert done.returncode == 1 and "may not use the socket" in line and "permission denied" in line, line
+    assert "users in the daemon's [[tenants]]" in line

@@ -159,7 +159,7 @@ def test_operating(start_daemon: StartDaemon, run: Command) -> None:
     assert run("status", own.unix, "--wait", "60").status == 0
 
     node = own.connect()
-    assert run("drain", own.unix).out == "draining: no new sessions; 1 goes on\n"
+    assert run("drain", own.unix).out == "draining: no new sessions; 1 session continues\n"
     done = run("status", own.unix)
     assert done.status == 1 and ": draining\n" in done.out and not done.err
     waited = run("status", own.unix, "--wait", "0.3")
@@ -167,6 +167,6 @@ def test_operating(start_daemon: StartDaemon, run: Command) -> None:
     left = run("drain", own.unix, "--wait", "0.3", "--json")
     assert left.status == 1 and left.document["sessions"] == 1 and "1 session is left" in left.err
     node.close()
-    assert run("drain", own.grpc, "--wait", "20").out == "draining: no new sessions; none go on\n"
+    assert run("drain", own.grpc, "--wait", "20").out == "draining: no new sessions; no sessions continue\n"
     terminate(own)
     assert own.process.wait(20) == 0

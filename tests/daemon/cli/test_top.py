@@ -167,8 +167,8 @@ def test_it_lives_as_long_as_it_is_watched(daemon: DaemonProcess, movable: Movab
         terminal.until(lambda: len(terminal.picture()) > 6, "a larger picture")
 
         movable.go()
-        terminal.shows("gone since")
-        terminal.shows("there is no such socket")
+        terminal.shows("unreachable since")
+        terminal.shows("the socket does not exist")
         movable.come()
         terminal.shows("ready; hearthd")
 
@@ -255,15 +255,15 @@ def test_a_daemon_that_is_gone_at_the_end(movable: Movable, capsys: Any) -> None
         patch.setattr(Asker, "status", once)
         status = main.main(["top", "--once", "--interval", "0.1", "--json", movable.target])
     found = json.loads(capsys.readouterr().out)
-    assert status == 1 and "there is no such socket" in found["gone"]["why"] and found["gone"]["since_unix"] > 0
+    assert status == 1 and "the socket does not exist" in found["gone"]["why"] and found["gone"]["since_unix"] > 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--interval", "0"], "above 0"),
-        (["--interval", "0.01"], "below the shortest interval"),
-        (["--iterations", "0"], "no number of pictures"),
+        (["--interval", "0.01"], "below the minimum interval"),
+        (["--iterations", "0"], "not a number of updates"),
         (["--once", "--iterations", "2"], "not allowed with"),
     ],
 )

@@ -134,7 +134,7 @@ def test_cluster_node(start: Callable[..., DaemonProcess], authority: Authority)
     with hearth.connect(target, ca=authority.pem, certificate=certificate, key=key) as node:
         assert node.tenant == "training"
         saxpy_works(node.device(0))
-    with pytest.raises(hearth.AuthenticationError, match="asks for a client's certificate"):
+    with pytest.raises(hearth.AuthenticationError, match="requires a client certificate"):
         hearth.connect(target, ca=authority.pem, token=tokens["prometheus"])
     # On loopback HTTP is plain and free; beyond it is TLS and asks for the token: see the tests of TLS.
     assert "hearth_sessions" in daemon.get("/metrics", token=tokens["prometheus"]).body

@@ -430,7 +430,7 @@ def test_a_client_that_is_away_for_longer_than_its_lease(brief: DaemonProcess) -
         cutter.cut()
         counter.launch()
         began = time.monotonic()
-        with pytest.raises(hearth.ConnectError, match="broke and was not back within") as caught:
+        with pytest.raises(hearth.ConnectError, match="was lost and could not be restored within") as caught:
             gpu.synchronize()
         assert 0.9 < time.monotonic() - began < LATE and caught.value.fix and caught.value.details["lease_s"] == "1"
         wait_until(lambda: brief.gauge("sessions") == 0 and brief.gauge("memory_in_use_bytes") == 0)

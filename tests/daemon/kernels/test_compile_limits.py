@@ -296,7 +296,7 @@ def test_a_device_process_without_a_keeper_is_replaced_when_it_is_unused(start_d
 
 def test_a_source_of_50_mib(limited: DaemonProcess, gpu: hearth.Device) -> None:
     large = "// " + "x" * (50 << 20)
-    with pytest.raises(hearth.ArgumentError, match="bytes; the daemon takes") as caught:
+    with pytest.raises(hearth.ArgumentError, match="bytes; the daemon accepts at most") as caught:
         gpu.RawModule(code=large)
     assert caught.value.reason == "MESSAGE_TOO_LARGE" and caught.value.fix
     with Raw(limited.unix) as raw:

@@ -126,9 +126,9 @@ def test_while_it_waits_everybody_can_see_it(reloaded: Reloaded, capsys: pytest.
         waited = page.partition('hearth_load_wait_longest_seconds{device="0",tenant="default"} ')[2]
         assert float(waited.split()[0]) >= 2
         assert main.main(["status", daemon.unix]) == 0
-        assert "1 load waits for kernels to end" in capsys.readouterr().out
+        assert "1 module load is waiting for kernels to end" in capsys.readouterr().out
         assert main.main(["top", daemon.unix, "--once", "--interval", "0.1"]) == 0
-        assert "1 load waits for kernels to end" in capsys.readouterr().out
+        assert "1 module load is waiting for kernels to end" in capsys.readouterr().out
         reloaded.change(launch=SHORT)  # for those that wait, too
         with pytest.raises(hearth.QuotaExceededError, match="hold of session"):
             module.compile(timeout=WAIT_S)

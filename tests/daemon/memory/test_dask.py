@@ -66,7 +66,7 @@ def test_each_task_has_the_daemon_of_its_worker(cluster: tuple[Any, list[DaemonP
     a = np.arange(100, dtype=np.float32)
     with pytest.raises(hearth.UnsupportedError, match="no HearthPlugin"):
         client.submit(where_and_what, a, a, pure=False).result(60)
-    with pytest.raises(hearth.UnsupportedError, match="for tasks"):
+    with pytest.raises(hearth.UnsupportedError, match="only in tasks"):
         hearth.dask.node()
 
     client.register_plugin(hearth.dask.HearthPlugin(None))

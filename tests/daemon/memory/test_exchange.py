@@ -197,12 +197,12 @@ class Broken:
 @pytest.mark.parametrize(
     ("given", "error", "says", "fix"),
     [
-        (OnGpu(), hearth.UnsupportedError, "no GPU", "a.get()"),
+        (OnGpu(), hearth.UnsupportedError, "not a GPU", "a.get()"),
         (OnGpu(strides=(8,)), hearth.UnsupportedError, "not contiguous", "ascontiguousarray"),
         (WithGradients(), hearth.UnsupportedError, "requires grad", "detach"),
         (Broken(), hearth.DtypeError, "requires grad", "np.asarray"),
         (Exporter(HOST, (10, 0)), hearth.UnsupportedError, "type 10", "host memory"),
-        (Exporter(HOST, (dlpack.CUDA, 0)), hearth.UnsupportedError, "no GPU", "a.cpu()"),
+        (Exporter(HOST, (dlpack.CUDA, 0)), hearth.UnsupportedError, "not a GPU", "a.cpu()"),
         (object(), hearth.DtypeError, "Python objects", "convert"),
     ],
     ids=["cuda", "strided", "gradients", "array", "metal", "dlpack-cuda", "object"],

@@ -190,4 +190,8 @@ def _check(found: npt.NDArray[np.generic], expected: npt.NDArray[np.generic]) ->
     import numpy as np
 
     if not np.array_equal(found, expected):
-        raise TransferError("what came back is not what was sent.", reason="TRANSFER_ABORTED")
+        raise TransferError(
+            "the data read back differ from the data written.",
+            reason="TRANSFER_ABORTED",
+            fix="check the device and the connection with `hearth doctor`.",
+        )

@@ -95,7 +95,9 @@ def _measure(figure: Figure, seconds: float, settle: Callable[[], None]) -> None
         figure.error = error
     except MemoryError:
         figure.error = OutOfMemoryError(
-            "this machine has not enough memory for it.", reason="OUT_OF_MEMORY", fix="give a smaller --max-size."
+            "this machine does not have enough memory for the measurement.",
+            reason="OUT_OF_MEMORY",
+            fix="use a smaller --max-size.",
         )
     if figure.error is not None:
         settle()

@@ -45,7 +45,7 @@ def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
         try:
             version = installed(name)
         except metadata.PackageNotFoundError:
-            checks.append(Check(name, "failed", "it is not installed", f'pip install "{name}{wanted}"'))
+            checks.append(Check(name, "failed", "the package is not installed", f'pip install "{name}{wanted}"'))
             continue
         if in_range(version, wanted):
             checks.append(Check(name, "ok", f"{version} ({wanted})"))
@@ -87,18 +87,23 @@ def environment(environ: Mapping[str, str] = os.environ, *, loopback: bool = Tru
             close = difflib.get_close_matches(name, VARIABLES, 1)
             meant = f"; did you mean {close[0]}?" if close else ""
             checks.append(
-                Check("environment", "warning", f"{name} is no variable of the client{meant}", f"unset {name}")
+                Check(
+                    "environment", "warning", f"{name} is not a variable that the client reads{meant}", f"unset {name}"
+                )
             )
     for name in _FILES:
         if path := environ.get(name):
             checks += _file(name, path)
     if environ.get("HEARTH_TOKEN") and environ.get("HEARTH_TOKEN_FILE"):
-        what = "HEARTH_TOKEN and HEARTH_TOKEN_FILE are both set: the first counts"
+        what = "HEARTH_TOKEN and HEARTH_TOKEN_FILE are both set: HEARTH_TOKEN is used"
         checks.append(Check("environment", "warning", what, "unset one of them"))
     proxies = [name for name in _PROXIES if environ.get(name) or environ.get(name.upper())]
     if proxies and not loopback:
-        what = f"{', '.join(proxies)} is set: gRPC goes through that proxy, which is slower and may refuse it"
-        checks.append(Check("environment", "warning", what, "put the daemon's host into no_proxy"))
+        what = (
+            f"{', '.join(proxies)} is set: gRPC connects through that proxy, which is slower and may refuse "
+            "the connection"
+        )
+        checks.append(Check("environment", "warning", what, "add the daemon's host to no_proxy"))
     return checks
 
 
@@ -113,12 +118,10 @@ def _file(name: str, path: str) -> list[Check]:
             mode = os.fstat(file.fileno()).st_mode
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        return [
-            Check("environment", "failed", f"{name}: {path!r} cannot be read: {why}", "name a file that you may read")
-        ]
+        return [Check("environment", "failed", f"{name}: {path!r} cannot be read: {why}", "use a readable file")]
     secret = name in (*_SECRET, "--token-file")
     if secret and mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
-        what = f"{name}: others on this host can read or write {path!r} (mode {stat.S_IMODE(mode):04o})"
+        what = f"{name}: other users of this host can read or write {path!r} (mode {stat.S_IMODE(mode):04o})"
         return [Check("environment", "warning", what, f"chmod 600 {path}")]
     return []
 

@@ -45,7 +45,7 @@ def compiled(
         raise ArgumentError(
             f"{arguments.file!r} has no kernel {name!r}; it has {_listed(names)}.",
             reason="INVALID_ARGUMENT",
-            fix='name one of these; an instance of a template so: --kernel "scale<float>".',
+            fix='use one of these names; for an instance of a template use e.g. --kernel "scale<float>".',
         )
     return module, module.get_function(name)
 
@@ -57,12 +57,12 @@ def _only(names: Sequence[str], file: str) -> str:
         raise ArgumentError(
             f'{file!r} has no extern "C" __global__ function.',
             reason="INVALID_ARGUMENT",
-            fix='write extern "C" before __global__, or say which kernel: --kernel NAME, --kernel "scale<float>".',
+            fix='write extern "C" before __global__, or specify the kernel: --kernel NAME, --kernel "scale<float>".',
         )
     raise ArgumentError(
         f"{file!r} has {len(names)} kernels: {_listed(names)}.",
         reason="INVALID_ARGUMENT",
-        fix=f"say which: --kernel {names[0]}.",
+        fix=f"specify one: --kernel {names[0]}.",
     )
 
 

@@ -62,7 +62,7 @@ def _heading(document: Document, gone: Gone | None, at: float) -> ScreenLine:
     node = printable(document.get("node", "?"))
     if gone is not None:
         since = time.strftime("%H:%M:%S", time.localtime(gone.since))
-        text = f"{clock}  {node}: gone since {since} ({units.duration(max(0, int(at - gone.since)))})"
+        text = f"{clock}  {node}: unreachable since {since} ({units.duration(max(0, int(at - gone.since)))})"
         return ScreenLine(text, (output.BOLD, output.RED))
     state = lines.state(document)
     return ScreenLine(f"{clock}  {node}: {state.text}; {lines.daemon(document)}", (output.BOLD, *state.codes))

@@ -80,7 +80,7 @@ def _loads(device: Mapping[str, Any]) -> str:
     count, longest = int(gauges.get("loads_waiting", 0)), gauges.get("load_wait_longest_ns", 0) / 1e9
     if not count or longest < _LOAD_S:
         return ""
-    what = "1 load waits" if count == 1 else f"{count} loads wait"
+    what = "1 module load is waiting" if count == 1 else f"{count} module loads are waiting"
     return f"{what} for kernels to end, the longest for {units.duration(longest)}"
 
 

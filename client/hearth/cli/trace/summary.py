@@ -101,7 +101,7 @@ def summarize(document: Any) -> Summary:
         document if isinstance(document, list) else document.get("traceEvents") if isinstance(document, dict) else None
     )
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise NotATraceError("it has no list of traceEvents")
+        raise NotATraceError("the document has no list traceEvents")
     processes, threads = _names(entries)
     summary = Summary()
     rows: dict[str, dict[str, Row]] = {"kernels": {}, "transfers": {}, "others": {}}

@@ -116,7 +116,7 @@ def test_arguments_in_any_order(line: str, expected: dict[str, Any]) -> None:
         ("status a b", "unrecognized arguments: b"),
         ("status --fast a", "unrecognized arguments: --fast"),
         ("restart-device", "the following arguments are required: N"),
-        ("restart-device x", "no number of a device"),
+        ("restart-device x", "not a device number"),
         ("drain --wait", "expected one argument"),
     ],
 )
@@ -131,5 +131,5 @@ def test_help_says_how_it_ends(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         main.main(["--help"])
     out = capsys.readouterr().out
-    for status in ("0    fine", "1    it did not work", "2    wrong use", "130  Ctrl-C"):
+    for status in ("0    success", "1    failure", "2    usage error", "130  interrupted"):
         assert f"\n  {status}" in out

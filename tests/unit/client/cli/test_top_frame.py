@@ -151,16 +151,20 @@ def test_loads_that_wait_have_a_line() -> None:
         return frame(None, document(9, [device(0, gauges=gauges), device(1)], []), at=0.0, columns=200)
 
     (line,) = (each for each in waiting(2, 65.0) if "kernels to end" in each.text)
-    assert line.text.strip() == "2 loads wait for kernels to end, the longest for 1 min 5 s"
+    assert line.text.strip() == "2 module loads are waiting for kernels to end, the longest for 1 min 5 s"
     assert line.codes == (output.YELLOW,)
-    assert any("1 load waits for" in each.text for each in waiting(1, 3.0))
+    assert any("1 module load is waiting for" in each.text for each in waiting(1, 3.0))
     for count, seconds in ((1, 0.1), (0, 0.0)):
         assert not any("kernels to end" in each.text for each in waiting(count, seconds))
 
 
 def test_a_daemon_that_is_gone_is_said_to_be() -> None:
     lines = frame(None, NOW, gone=Gone("no daemon\x1b answers: " + "word " * 30, 1000.0), at=1065.5, columns=60)
-    assert "box: gone since" in lines[0].text and lines[0].text.endswith("(1 min 5 s)") and output.RED in lines[0].codes
+    assert (
+        "box: unreachable since" in lines[0].text
+        and lines[0].text.endswith("(1 min 5 s)")
+        and output.RED in lines[0].codes
+    )
     assert lines[1].text.startswith("no daemon? answers: word") and lines[3].text.startswith("word")
     assert all(len(line.text) <= 60 for line in lines[:4])
 
