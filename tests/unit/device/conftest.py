@@ -11,7 +11,7 @@ from tests.support.device import rig
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Rigs share compiled modules, those of the other workers of the run included."""
+    """Sets the directory of compiled modules that rigs share, also with the other pytest workers of the run."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent

@@ -1,4 +1,4 @@
-"""Record of a kernel that takes its process with it, read from a file when the process is gone."""
+"""Record of a kernel whose fault ends its process: read from a file after the process has ended."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def beside(name, session):
 
 
 def dies(image: Path, record: int, body: str) -> tuple[int, CrashRecord, str]:
-    """Exit code, what the record says, and what was written to standard error."""
+    """Returns the exit code, the parsed record, and the text that was written to standard error."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT + textwrap.dedent(body), str(image), str(record)],
         pass_fds=(record,), capture_output=True, text=True, timeout=120, check=False,
@@ -96,7 +96,7 @@ def crash_of(image: Path, record: int, body: str, number: int) -> Crash:
 
 @pytest.mark.parametrize("grid", [1, 64])
 def test_a_wild_pointer_names_kernel_session_address_and_block(image: Path, record: int, grid: int) -> None:
-    """Any worker may run the last one of 64 blocks."""
+    """Any worker thread may run the last of 64 blocks."""
     crash = crash_of(image, record, f"launch('fine'); launch('wild', 8192, grid={grid})", signal.SIGSEGV)
     assert crash == Crash(signal.SIGSEGV, RunningKernel("wild", "a-session"), 3 * 4096, (grid - 1, 0, 0))
 
@@ -194,7 +194,7 @@ def test_a_kernel_that_leaves(image: Path, record: int) -> None:
 
 
 def test_what_ends_well_leaves_nothing(image: Path, record: int) -> None:
-    """Division by zero has a result, and threads that end give their slots back."""
+    """Division by zero has a result, and threads that end release their slots."""
     body = """
     launch("divides")
     for i in range(2000):

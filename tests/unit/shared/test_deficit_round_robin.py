@@ -1,5 +1,5 @@
-"""Deficit round robin: shares by weight whatever turns cost, no idle capacity while any member wants it, no
-starvation."""
+"""Deficit round robin: shares follow the weights whatever the cost of turns, no capacity is idle while a member has
+work, and no member starves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ costs = st.lists(st.floats(0.01, 5.0), min_size=1, max_size=8)
 def serve(
     ring: DeficitRoundRobin[int] | HierarchicalRoundRobin[int], cost_of: list[list[float]], turns: int
 ) -> list[float]:
-    """Serves the named member at one of its costs; returns the use of each."""
+    """Serves the member whose turn it is, at one of its costs drawn at random; returns the total cost of each
+    member."""
     used = [0.0] * len(cost_of)
     dice = random.Random(1)
     for _ in range(turns):
@@ -43,9 +44,9 @@ def test_shares_are_as_the_weights_however_unlike_the_costs(given_weights: list[
     ring: DeficitRoundRobin[int] = DeficitRoundRobin(QUANTUM)
     for key, weight in enumerate(given_weights):
         ring.enter(key, weight)
-    serve(ring, cost_of, 1000)  # who came first began with another share
+    serve(ring, cost_of, 1000)  # the first members entered when the shares were different: these turns are not measured
     used = serve(ring, cost_of, 3000)
-    # Each is within one round's share and one cost of what is its due (Shreedhar and Varghese, theorem 4.2).
+    # Each member is within one round's share plus one cost of its exact share (Shreedhar and Varghese, theorem 4.2).
     total, mean = sum(given_weights), sum(given_weights) / len(given_weights)
     served = [amount / weight for amount, weight in zip(used, given_weights, strict=True)]
     for one in range(len(given_weights)):
@@ -115,7 +116,7 @@ def test_who_wants_alone_may_use_all() -> None:
     ring.charge("a", 1e9)
     assert ring.turn() == "a"
     assert ring.credit("a") == float("inf")
-    ring.enter("b")  # and what was used while no other wanted anything is no debt
+    ring.enter("b")  # use of capacity that no other member wanted is not held against a member
     assert ring.credit("a") == ring.credit("b") == 1.0
 
 

@@ -1,4 +1,5 @@
-"""Full disks: known by error numbers and by compilers' words, and told as such wherever a compile meets one."""
+"""Full disks: recognised by error numbers and by compilers' messages, and reported as a full disk at every step of a
+compile."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_a_cache_that_is_full_is_reported_now_and_then(tmp_path: Path, monkeypat
 
 
 class Runner:
-    """A runner whose compiles fail with the given error."""
+    """A runner in which every compile fails with the given error."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

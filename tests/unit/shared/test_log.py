@@ -1,4 +1,4 @@
-"""The log as text: text from outside can neither command a terminal nor write a line by itself."""
+"""The log as text: text from outside cannot send control sequences to a terminal or forge a line."""
 
 from __future__ import annotations
 

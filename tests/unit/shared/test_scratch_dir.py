@@ -1,4 +1,4 @@
-"""Temporary directories, beside other daemons that remove those without a holder."""
+"""Temporary directories, while other daemons remove the directories that no process holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_one_that_is_cleared_away_before_it_is_held_is_made_again(
     def cleared_at_first(prefix: str) -> str:
         made.append(Path(make(prefix=prefix, dir=tmp_path)))
         if len(made) == 1:
-            made[0].rmdir()  # as another daemon does that starts at this moment
+            made[0].rmdir()  # simulates another daemon that starts at this moment and removes the directory
         return str(made[-1])
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

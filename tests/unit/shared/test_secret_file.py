@@ -1,4 +1,4 @@
-"""Files with a key: made once, and refused where others could have read or written them."""
+"""Files that contain a key: created once, and refused if other users could have read or written them."""
 
 from __future__ import annotations
 

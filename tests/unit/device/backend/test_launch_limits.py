@@ -1,4 +1,4 @@
-"""Everything that is wrong with a launch is said at once, with the numbers; boundary values pass."""
+"""Limits of launches: one refusal lists everything that is wrong, with the numbers; boundary values are accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tensor maps: every rule of the driver that is checked before it, one field wrong at a time and all at once."""
+"""Tensor maps: every rule of the driver that the backend checks first, violated by one field at a time and by all at
+once."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from hearthd.device.backend.tensor_map import (
     refuse,
 )
 
-ADDRESS = 0x7F0000000000  # as the driver allocates: a multiple of 256
+ADDRESS = 0x7F0000000000  # aligned as the driver allocates: a multiple of 256
 MATRIX = TensorMapSpec("float32", (64, 128), (256,), (1, 1), Tile((32, 8)))
 IMAGES = TensorMapSpec(  # 2 images of 10 x 12 pixels of 16 float16
     "float16", (16, 12, 10, 2), (32, 384, 3840), (1, 1, 1, 1), Im2col((-1, -1), (-1, -1), 16, 64)
@@ -146,7 +147,8 @@ def test_each_wrong_field_of_an_interleaved_map(changes: dict[str, Any], message
 
 def test_what_interleaving_lifts() -> None:
     assert wrongs(SLICED, element_strides=(2, 1, 1, 1)) == []
-    assert wrongs(SLICED, access=Tile((200, 4, 4, 1))) == []  # neither a multiple of 16 bytes nor within the span
+    # inner extent 200: neither a multiple of 16 bytes nor within the span
+    assert wrongs(SLICED, access=Tile((200, 4, 4, 1))) == []
     assert wrongs(SLICED, interleave="16b", swizzle="none", strides=(16, 208, 4160)) == []
 
 
@@ -168,7 +170,7 @@ def test_the_region_lies_in_the_buffer() -> None:
         f"it describes {SIZES[MATRIX]} bytes from byte 16 of a buffer of {SIZES[MATRIX]}: 16 too many"
     ]
     assert wrongs(MATRIX, offset=1 << 20, size=1 << 10) == ["it starts at byte 1048576 of a buffer of 1024"]
-    # The last row has no padding behind it.
+    # No padding is required behind the last row.
     assert wrongs(MATRIX, strides=(512,), size=127 * 512 + 256) == []
     assert len(wrongs(MATRIX, strides=(512,), size=127 * 512 + 255)) == 1
 
@@ -251,7 +253,7 @@ RANKS = st.integers(3, 5)
 def test_a_corner_is_wrong_where_it_leaves_its_bits(rank: int, data: st.DataObject) -> None:
     low, high = CORNERS[rank]
     at = data.draw(st.integers(2 * low, 2 * high) | st.sampled_from([low - 1, low, high, high + 1]))
-    size = 1 << 20  # so large that there is always something between the corners
+    size = 1 << 20  # large enough for elements between the corners
     shape = (16, *(size,) * (rank - 2), 1)
     strides = tuple(32 * size**axis % (1 << 40) for axis in range(rank - 1))
     corner = (at, *(0,) * (rank - 3))

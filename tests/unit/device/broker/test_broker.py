@@ -1,4 +1,4 @@
-"""Brokers: what a device process gets from its own, and what it does not."""
+"""Brokers: the operations that a device process's own broker performs for it, and those that it refuses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SOURCE = 'extern "C" __global__ void f() {}'
 
 
 def run_logged(code: str, *arguments: str) -> tuple[str, str]:
-    """Returns the program's output, and its log."""
+    """Returns the program's output and its log."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + code, *arguments], capture_output=True, text=True, timeout=120, check=False
     )
@@ -71,7 +71,7 @@ except ProcessLookupError:
 """
     assert run(code, str(tmp_path), "alice") == "[False, True]\ngone"
     assert run(code, str(tmp_path), "alice") == "[True, True]\ngone"
-    assert run(code, str(tmp_path), "bob") == "[False, True]\ngone"  # nor is it found under the second name
+    assert run(code, str(tmp_path), "bob") == "[False, True]\ngone"  # the second name does not find it either
 
 
 def test_only_the_backends_own_libraries_are_made(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ os.kill(os.getpid(), 9)
 """
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + code, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
-    )  # returns when all that have the pipe have ended
+    )  # communicate() returns when all processes that have the pipe have ended
     assert done.returncode == -9 and int(done.stdout)
 
 
@@ -130,7 +130,7 @@ broker.close()
 
 
 def test_request_is_made_to_a_second_broker_and_to_no_third(tmp_path: Path) -> None:
-    """Brokers that are killed while they compile: `compile` blocks until both are gone."""
+    """Brokers that are killed while they compile: `compile` blocks until the first and the second broker have ended."""
     code = (
         REPLACED
         + f"""
@@ -210,7 +210,7 @@ def test_segment_goes_to_who_knows_its_nonce(segments: SegmentExchange) -> None:
         SegmentExchange.fetch(nonce)
 
 
-# ---- entries of the cache ----
+# ---- cache entries ----
 
 
 def test_entry_of_another_key_name_or_tenant_is_a_miss(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Lanes of one device process, with the test as its front and as its clients."""
+"""Lanes of one device process; the test acts as its front and as its clients."""
 
 from __future__ import annotations
 
@@ -105,13 +105,14 @@ def test_what_is_no_lane_s_closes_that_lane_alone(rig: Laned, garbage: bytes) ->
     broken, whole = rig.lane(), rig.lane(2)
     broken.batch(sync(1))
     broken.response()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is closed before all of it has been sent
+    # the lane is closed before all bytes have been sent
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         broken.end.sendall(garbage)
     broken.rest()
     assert rig.end_lane() == 1
     whole.batch(sync(1))
     assert whole.response().result.request == 1
-    rig.batch(sync(7))  # its first number is 1 again: the session lives, and continues over the link
+    rig.batch(sync(7))  # the batch has number 1 again: the session is intact, and continues over the link
     rig.until(Kind.ACK, 0)
 
 
@@ -131,7 +132,7 @@ def test_a_batch_that_is_none_is_answered_and_ends_the_lane(rig: Laned, claimed:
 
 
 def test_a_client_that_does_not_read_is_not_read_from(rig: Laned) -> None:
-    """Its answers wait, so that its batches do, until it reads."""
+    """The answers, and therefore later batches, wait until the client reads."""
     client = rig.lane(max_unread_bytes=64 * KIB)
     rig.call(allocate=c.Allocate(buffer=3, size=32 * KIB))
     reads = [Command(request=request, read=c.Read(buffer=3, size=32 * KIB)) for request in range(1, 5)]
@@ -141,7 +142,7 @@ def test_a_client_that_does_not_read_is_not_read_from(rig: Laned) -> None:
             client.batch(*reads)
             for _ in reads:
                 rig.until(Kind.RESPONSE)
-    assert 1 < client.seq < 20  # what the socket itself holds, and little more
+    assert 1 < client.seq < 20  # the number of batches that fit into the socket's buffers, and few more
     rig.sock.settimeout(60)
     assert [client.response().result.request for _ in range(4 * client.seq)] == [1, 2, 3, 4] * client.seq
     assert rig.end_lane() == client.seq
@@ -166,7 +167,7 @@ def test_a_client_that_leaves_too_much_unread_loses_its_lane(rig: Laned) -> None
 
 
 def test_no_more_is_taken_than_may_be_unacknowledged(rig: Laned) -> None:
-    """Batches behind one that waits for its data."""
+    """Batches behind a batch that waits for its data."""
     client = rig.lane(max_batches=4)
     client.batch(
         Command(allocate=c.Allocate(buffer=3, size=8)),
@@ -204,7 +205,7 @@ def test_batches_that_come_again_hold_no_place(rig: Laned) -> None:
     rig.end_lane()
     assert all(
         frame.id for frame in rig.copies() if frame.kind == Kind.ACK
-    )  # the front counts those that it has passed on, and no others
+    )  # the front counts only the acks that it has forwarded
     assert rig.sum() == summed(5)
 
 
@@ -214,7 +215,7 @@ def test_batches_of_before_are_looked_at_before_those_of_the_lane(rig: Laned) ->
         rig.batch(add(number))
     client = rig.hand_over()
     client.seq = 1
-    for number in (2, 3, 4, 5):  # the first two again
+    for number in (2, 3, 4, 5):  # batches 2 and 3 are repeated
         client.batch(add(number))
     client.batch(sync(6))
     assert client.next().kind == Kind.LIVE and client.response().result.request == 6
@@ -230,26 +231,26 @@ def test_client_that_vanishes_in_a_batch_continues_over_the_link(rig: Laned) -> 
     client.end.close()
     rig.until(Kind.ACK, 4)
     assert rig.end_lane() == 4
-    for number in range(1, 8):  # all of them again, as after a connection that broke
+    for number in range(1, 8):  # all batches are repeated, as after a broken connection
         rig.batch(add(number))
     assert rig.sum() == summed(*range(1, 8))
 
 
 def test_the_front_hears_of_a_lane_that_ends_unused(rig: Laned) -> None:
-    """And of none that was used: its client knows, and attaches again."""
+    """The front is not notified of the end of a lane that was used: its client notices and attaches again."""
     client = rig.lane()
     client.batch(sync(1))
     client.response()
     client.end.close()
     rig.end_lane()
     rig.lane().end.close()
-    told = rig.until(Kind.LANE_ENDED)  # the first that was not requested
+    told = rig.until(Kind.LANE_ENDED)  # the first LANE_ENDED that the front did not request
     assert (told.id, told.channel, json.loads(told.payload)) == (0, 1, {"unused": True, "why": ""})
 
 
 def test_unread_batches_count_as_well(rig: Laned) -> None:
     rig.prepare()
-    rig.send(Kind.TURN)  # others are on the device: launches wait
+    rig.send(Kind.TURN)  # other sessions use the device: launches wait
     client = rig.lane()
     for number in range(1, 6):
         client.batch(add(number))
@@ -269,7 +270,7 @@ def test_unread_batches_count_as_well(rig: Laned) -> None:
     assert rig.end_lane() == 8
     assert rig.sum() == summed(*range(1, 9))
     repeated = [frame for frame in rig.copies() if frame.kind == Kind.ACK and not frame.id]
-    assert len(repeated) == 5  # those that came over the link
+    assert len(repeated) == 5  # the acks of the batches that came over the link
 
 
 def test_what_comes_after_a_break_is_not_flagged(rig: Laned) -> None:
@@ -280,7 +281,7 @@ def test_what_comes_after_a_break_is_not_flagged(rig: Laned) -> None:
         sync(1),
     )
     rig.barrier()
-    assert rig.end_lane() == 1  # it waits, and counts
+    assert rig.end_lane() == 1  # the batch that waits is counted
     client.rest()
     rig.upload(5, bytes(8), 8)
     frame = rig.until(Kind.RESPONSE)
@@ -301,7 +302,8 @@ def test_nothing_is_taken_of_a_lane_that_has_ended(rig: Laned) -> None:
 
 
 def test_a_lane_that_was_handed_over_before_its_end_is_ended(rig: Laned) -> None:
-    """The two sockets keep no order: whichever the process looks at first, the lane is over behind the answer."""
+    """The order of messages on the two sockets is not defined: whichever the process reads first, the lane ends after
+    the answer to LANE_END."""
     for _ in range(50):
         client = rig.hand_over()
         rig.end_lane()
@@ -323,7 +325,7 @@ def test_a_lane_whose_channel_is_never_opened_is_closed(monkeypatch: pytest.Monk
     assert rig.hand_over(7).rest() == []
     rig.send(Kind.OPEN, b"{}", channel=7)
     assert rig.end_lane(7) == 0
-    assert lanes.PATIENCE_S > 1  # of a front that is busy
+    assert lanes.PATIENCE_S > 1  # long enough for a busy front
 
 
 def test_the_end_of_the_session_is_that_of_its_lane(rig: Laned) -> None:
@@ -360,7 +362,8 @@ def test_a_message_that_cannot_be_read_closes_what_it_brought(rig: Laned, body: 
 
 
 def test_a_front_that_does_not_listen_holds_lanes_up(rig: Laned) -> None:
-    """Their copies must not pile up; what the client says to have received is passed on to it as well."""
+    """The copies for the front must not accumulate, and the client's reports of received responses are forwarded to the
+    front as well."""
     client = rig.lane()
     message = encode(Kind.BATCH, device_pb2.ExecuteRequest(received={"responses": 1}).SerializeToString())
     client.end.settimeout(1.0)
@@ -369,15 +372,16 @@ def test_a_front_that_does_not_listen_holds_lanes_up(rig: Laned) -> None:
             client.sent += client.end.send(1000 * message)
     rig.until(Kind.RECEIVED)
     client.end.settimeout(30)
-    client.end.sendall(message[client.sent % len(message) :])  # the front listens again: so does the process
+    # once the front reads again, the process reads the lane again
+    client.end.sendall(message[client.sent % len(message) :])
     client.batch(sync(1))
-    while not select.select([client.end], [], [], 0.0)[0]:  # nothing but that the front hears stirs it
+    while not select.select([client.end], [], [], 0.0)[0]:  # only reads by the front let the process continue
         rig.until(Kind.RECEIVED)
     assert client.response().result.request == 1
 
 
 def test_a_lane_that_waits_takes_no_processor(rig: Laned) -> None:
-    """Neither one that may not be read from nor one whose client has hung up while it may not."""
+    """Covers a lane that may not be read now, and such a lane whose client has closed the connection."""
     client = rig.lane(max_batches=1)
     client.batch(
         Command(allocate=c.Allocate(buffer=3, size=8)),
@@ -393,7 +397,7 @@ def test_a_lane_that_waits_takes_no_processor(rig: Laned) -> None:
         turns += 1
 
     rig.process.loop.on_turn = count
-    select.select([rig.sock], [], [], 0.3)  # nothing comes
+    select.select([rig.sock], [], [], 0.3)  # no message arrives
     assert turns < 20
     client.end.close()
     select.select([rig.sock], [], [], 0.3)
@@ -424,8 +428,8 @@ def shared() -> Iterator[Laned]:
 def test_however_the_bytes_are_cut_each_batch_runs_once(
     shared: Laned, steps: list[Step], sent: int, sizes: list[int]
 ) -> None:
-    """A lane in pieces of any size, cut off anywhere, when `sent` thousandths have come; all is sent again over the
-    link."""
+    """The bytes of a lane arrive in pieces of any size, and are cut off after `sent` thousandths; then all batches are
+    sent again over the link."""
     base = shared.end_lane()
     shared.call(fill=c.Fill(buffer=1, size=8, pattern=b"\0"))
     shared.copies()

@@ -1,4 +1,5 @@
-"""Shared memory in a device process whose host locks and unlocks pages as CUDA does: in parts, slowly, at rest only."""
+"""Shared memory in a device process whose host locks and unlocks pages as CUDA does: in parts, slowly, and only while
+the device is idle."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ SOURCE = b'extern "C" __global__ void add_one(int* x) { *x += 1; }'
 
 
 class PageLocking(CpuServer):
-    """Locks up to `left` bytes; unlocks while no kernel runs. `gate` lets kernels end, `slow` lets locking go on."""
+    """A CPU device that locks up to `left` bytes, and unlocks only while no kernel runs. `gate` lets kernels end,
+    `slow` lets locking continue."""
 
     loading_waits = True
 
@@ -49,16 +51,16 @@ class PageLocking(CpuServer):
         self.locked: dict[int, int] = {}
         self.locks: list[tuple[int, str]] = []
         self.locked_between: list[tuple[float, float]] = []
-        """Begin and end of each call."""
+        """(begin, end) of each call."""
         self.gate, self.slow = threading.Event(), threading.Event()
         self.gate.set()
         self.slow.set()
         self.running = 0
         self.takes = 0.0
-        """Seconds of a kernel."""
+        """Duration of a kernel in seconds."""
         self.wrong: list[str] = []
         self.refuse_at = 0
-        """The copy, counted from now on, that the driver refuses."""
+        """Number of the copy, counted from now on, that the driver refuses."""
         self.direct = 0
         self._guard = threading.Lock()
 
@@ -150,7 +152,7 @@ class Segmented(Rig[PageLocking]):
         return client
 
     def settled(self) -> None:
-        """Returns when nothing is shared any more."""
+        """Returns when no memory is shared any more."""
         for _ in range(2000):
             if not self.gauges()["segments"]:
                 break
@@ -232,7 +234,7 @@ def test_pages_are_locked_in_parts_on_a_thread_of_their_own(start: Start) -> Non
 
 
 class Asked(PageLocking):
-    """Does not say when something is done."""
+    """A CPU device that does not announce completions: they must be polled."""
 
     def on_progress(self, wake: Any) -> bool:
         super().on_progress(None)
@@ -240,7 +242,8 @@ class Asked(PageLocking):
 
 
 def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy that nothing precedes is forecast; and whatever becomes of it, it is not awaited any more."""
+    """A copy with no work before it has its duration forecast. Whatever its outcome, the forecast is removed
+    afterwards."""
     monkeypatch.setitem(globals(), "PageLocking", Asked)
     rig, gates = Segmented(), [threading.Event(), threading.Event()]
     try:
@@ -249,16 +252,16 @@ def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) ->
         memory = client.share(1, size)
         ok(rig.call(allocate=c.Allocate(buffer=1, size=size)))
         for command in (write(1, 1, size), read(1, 1, size)):
-            ok(rig.call(sync=c.Sync()))  # the stream is known to have come to its end
+            ok(rig.call(sync=c.Sync()))  # the completion of the stream's work has been observed
             ok(rig.call(**command))
         forecast = rig.process.device.tracks.forecast
-        ok(rig.call(sync=c.Sync()))  # a read is answered before its books are closed
+        ok(rig.call(sync=c.Sync()))  # a read is answered before its accounting is complete
         assert all(forecast.pace(way, size) < math.inf for way in (UP, DOWN)) and not forecast.under_way
         ok(rig.call(sync=c.Sync()))
         rig.server.stream(0).submit(gates[0].wait)
         first, second = rig.start(**write(1, 1, size)), rig.start(**write(1, 1, size))
         small = rig.start(**write(1, 1, 4096))
-        ok(rig.call(memory_usage=c.MemoryUsage()))  # all are given to the device
+        ok(rig.call(memory_usage=c.MemoryUsage()))  # all copies have been submitted to the device
         assert len(forecast.under_way) == 1, "the start of the work before the second is not known"
         assert forecast.under_way[0].begins < math.inf
         gates[0].set()
@@ -282,7 +285,8 @@ def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_others_come_through_between_two_parts(start: Start) -> None:
-    """Others run between two parts of one segment, and of two that are locked by turns."""
+    """Other sessions run between two parts of one segment, and between the parts of two segments that are locked
+    alternately."""
     rig = start()
     client = rig.connect()
     client.announce(1, 3 * PART).close()
@@ -297,7 +301,7 @@ def test_others_come_through_between_two_parts(start: Start) -> None:
 
 @pytest.mark.parametrize("left", [0, PART, 2 * PART])
 def test_memory_that_the_system_does_not_lock(start: Start, left: int, capfd: pytest.CaptureFixture[str]) -> None:
-    """It works all the same; what was locked of it is unlocked in the end."""
+    """The segment works without locked pages; pages that were locked are unlocked at the end."""
     rig = start(left)
     client = rig.connect()
     size = 2 * PART + 4096 if left else 3 * MIB + 5
@@ -342,7 +346,7 @@ def test_what_ends_while_its_pages_are_being_locked(start: Start, how: str) -> N
         pass
     if how == "release":
         client.release(1)
-        client.announce(1, 4096).close()  # its number is free
+        client.announce(1, 4096).close()  # its number is free again
     elif how == "connection":
         client.end.close()
     else:
@@ -360,7 +364,7 @@ def test_what_ends_while_its_pages_are_being_locked(start: Start, how: str) -> N
 
 
 def launch(rig: Segmented, stream: int = 0) -> None:
-    """A kernel that runs until the gate opens."""
+    """Launches a kernel that runs until the gate opens."""
     one = c.Dim3(x=1)
     arguments = [c.Argument(pointer=c.Argument.Pointer(buffer=9))]
     kernel = c.Launch(function=9, grid=one, block=one, arguments=arguments)
@@ -388,7 +392,7 @@ def test_pages_are_unlocked_while_the_device_rests(start: Start) -> None:
     while from_status(rig.call(stream=2, **write(8, 1, 1)).error).reason != Reason.INVALID_HANDLE:
         pass
     assert len(rig.server.locked) == 1 and rig.gauges()["segments"] == 1
-    ok(rig.call(stream=2, allocate=c.Allocate(buffer=10, size=64)))  # others go on
+    ok(rig.call(stream=2, allocate=c.Allocate(buffer=10, size=64)))  # other sessions continue
     rig.server.gate.set()
     rig.settled()
     assert ok(rig.call(read=c.Read(buffer=9, size=4))).read.data == b"\1\0\0\0"
@@ -396,7 +400,8 @@ def test_pages_are_unlocked_while_the_device_rests(start: Start) -> None:
 
 
 def test_a_device_that_never_rests_is_made_to(start: Start) -> None:
-    """Kernel behind kernel; where much waits to be unlocked, launches are held back for a while."""
+    """Kernels follow each other without a gap. If many segments wait to be unlocked, launches are held back for a
+    while."""
     rig = start()
     client = rig.connect()
     prepare(rig)
@@ -438,7 +443,7 @@ def test_a_copy_that_the_driver_refuses_in_the_middle(start: Start, way: Callabl
     memory = client.share(1, size)
     ok(rig.call(allocate=c.Allocate(buffer=1, size=size)))
     ok(rig.call(fill=c.Fill(buffer=1, size=size, pattern=b"\0")))
-    rig.server.loading_waits = False  # the device's rest is not what keeps the memory
+    rig.server.loading_waits = False  # this memory is not retained because the device is busy
     gate = threading.Event()
     rig.server.stream(0).submit(gate.wait)
     rig.server.refuse_at = 2
@@ -477,7 +482,7 @@ def test_a_session_that_ends_with_copies_under_way_and_others_to_come(start: Sta
 
 
 def test_files_that_keep_waiting_who_closes_them(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some file systems block in close(): no other work waits for it, and a client that sends many such files is
+    """Some file systems block in close(): other work does not wait for it, and a client that sends many such files is
     disconnected."""
     rig = start()
     client, good = rig.connect(), rig.connect()
@@ -510,7 +515,7 @@ def test_files_that_keep_waiting_who_closes_them(start: Start, monkeypatch: pyte
 
 
 def test_a_connection_that_comes_before_its_channel(start: Start) -> None:
-    """The two sockets keep no order between them."""
+    """The order of messages on the two sockets is not defined."""
     rig = start()
     early = rig.hand_over(channel=5)
     rig.call(memory_usage=c.MemoryUsage())
@@ -525,7 +530,7 @@ def test_a_connection_that_comes_before_its_channel(start: Start) -> None:
 
 
 def test_a_connection_that_comes_behind_its_channel(start: Start) -> None:
-    """The session has ended."""
+    """The session has ended before the connection is handed over."""
     rig = start()
     rig.send(Kind.OPEN, b"{}", channel=3)
     rig.gauges()

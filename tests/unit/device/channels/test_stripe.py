@@ -1,4 +1,4 @@
-"""Stripes of a device process, without a front: memory that cannot be locked, little of it, connections that break."""
+"""Stripes of a device process without a front: memory that cannot be locked, little memory, connections that break."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUFFER = 5
 
 
 class Client:
-    """Answers as a client would, on a separate thread."""
+    """A client that answers on a separate thread."""
 
     def __init__(self, rig: Rig[LockingServer], data: bytearray) -> None:
         self.data = data
@@ -110,14 +110,14 @@ def test_there_and_back(make: Make, lockable: int, staging: int) -> None:
     assert back.data == data and len(back.came | other.came) == CUT.count
     for each in (client, back, other):
         each.close()
-    while rig.gauges()["staging_bytes"]:  # until it has come to their ends
+    while rig.gauges()["staging_bytes"]:  # until the device process has noticed the end of the connections
         pass
 
 
 def test_a_session_that_closes_ends_its_stripes(make: Make) -> None:
     rig = make(64 << 20, 64 << 20)
     client = Client(rig, bytearray(SIZE))
-    client.order = []  # it never sends: credits are out when the session is closed
+    client.order = []  # it never sends: credits are still granted when the session is closed
     client.announce(Kind.UPLOAD, 1)
     rig.start(write=c.Write(buffer=BUFFER, transfer=1, size=SIZE))
     while rig.gauges()["staging_bytes"] == 0:
@@ -132,7 +132,8 @@ def test_a_session_that_closes_ends_its_stripes(make: Make) -> None:
 
 
 def test_a_client_that_stands_still(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory that waits for it is taken back, and its transfer continues over another stripe."""
+    """The staging memory that is reserved for the stripe is taken back, and the transfer continues over another
+    stripe."""
     monkeypatch.setattr("hearthd.device.channels.stripe.STALL_S", 0.2)
     rig = make(64 << 20, 64 << 20)
     data = bytearray(os.urandom(SIZE))
@@ -183,7 +184,7 @@ def test_a_stripe_that_comes_before_its_session(make: Make) -> None:
     ],
 )
 def test_what_the_front_does_not_say(make: Make, body: dict[str, object]) -> None:
-    """The connection is closed, and the process lives."""
+    """An invalid message from the front: the connection is closed, and the process continues."""
     rig = make(64 << 20, 64 << 20)
     ours, theirs = socket.socketpair()
     files = [theirs.detach()]

@@ -1,4 +1,4 @@
-"""Collectives up to their launch: the messages to the front, and the effect of its answers."""
+"""Collectives before their launch: the messages to the front, and the effect of the front's answers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_is_refused_is_never_presented(rig: PeerRig, fields: dict[str, Any]
     rig.batch(collective(1, operation(**fields)))
     assert rig.reason(rig.sync()) == reason
     assert rig.heard("present") == []
-    rig.batch(collective(1))  # the number has not been used
+    rig.batch(collective(1))  # the refused operation has not used the sequence number
     assert rig.hear("present")["sequence"] == 1
 
 
@@ -110,9 +110,9 @@ def test_the_same_number_twice(rig: PeerRig) -> None:
     rig.go(presented, 1)
     peer.release()
     assert rig.reason(rig.sync()) == Reason.INVALID_ARGUMENT
-    rig.batch(collective(1))  # it has been launched
+    rig.batch(collective(1))  # the operation with this number has already been launched
     assert rig.reason(rig.sync()) == Reason.INVALID_ARGUMENT
-    rig.batch(collective(1, devices=(1, 0)))  # of another group
+    rig.batch(collective(1, devices=(1, 0)))  # an operation of another group
     assert rig.hear("present")["devices"] == [1, 0]
 
 
@@ -135,11 +135,11 @@ def test_nothing_to_do_is_matched_all_the_same(rig: PeerRig) -> None:
 def test_the_work_behind_a_barrier_waits_for_it(rig: PeerRig) -> None:
     peer = rig.join()
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
-    assert rig.reason(rig.read(2, stream=5)) == ""  # ordered behind what made the buffer, once and for all
+    assert rig.reason(rig.read(2, stream=5)) == ""  # stream 5 is now ordered behind the work that created the buffer
     rig.batch(collective(1, operation(BARRIER, 0, 0)))
     rig.go(rig.hear("present"), 1)
     read = rig.read(1)
-    assert rig.reason(rig.read(2, stream=5)) == ""  # another stream's does not
+    assert rig.reason(rig.read(2, stream=5)) == ""  # a read on another stream does not wait
     assert not rig.came(Kind.RESULT, read)
     peer.release()
     assert rig.reason(read) == ""
@@ -148,10 +148,11 @@ def test_the_work_behind_a_barrier_waits_for_it(rig: PeerRig) -> None:
 
 @pytest.mark.parametrize("follows", [False, True], ids=["without", "with"])
 def test_work_behind_a_sync_collective_waits_whatever_its_buffers(rig: PeerRig, follows: bool) -> None:
-    """Buffer 2 has no part in the operation: without the command, nothing orders the read behind it."""
+    """Buffer 2 is not used by the operation: without the command, the read would not be ordered behind it."""
     peer = rig.join()
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
-    assert rig.reason(rig.read(3, stream=5)) == ""  # from here on stream 5 is ordered behind what made buffer 3
+    # from here on stream 5 is ordered behind the work that created buffer 3
+    assert rig.reason(rig.read(3, stream=5)) == ""
     rig.batch(collective(1))
     rig.go(rig.hear("present"), 1)
     if follows:
@@ -174,7 +175,7 @@ def test_a_row_is_presented_at_once_and_what_stands_behind_other_work_is_not(rig
     peer.release(3)
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
     assert rig.reason(rig.sync(5)) == ""
-    assert rig.heard("present") == []  # its turn has not come
+    assert rig.heard("present") == []  # an earlier operation has to be presented first
     rig.upload(9, b"\5" * 64, 64)
     third = rig.hear("present")
     rig.go(third, 3)
@@ -187,7 +188,7 @@ def test_never_launched_out_of_order(rig: PeerRig) -> None:
     first, second = rig.hear("present"), rig.hear("present")
     sync = rig.sync()
     rig.go(second, 1)
-    rig.go(first, 2)  # it stands before the other here, and the other before it on the communicator
+    rig.go(first, 2)  # the order here contradicts the order on the communicator
     failed = rig.hear("failed")
     assert failed["timed_out"] and failed["comm"] == "a-1"
     rig.abort(Refusal(Reason.COLLECTIVE_TIMEOUT, "crossed"))
@@ -218,12 +219,12 @@ def test_invalid_collective_frames_are_ignored(rig: PeerRig) -> None:
                  b'{"op": "group", "channel": "x", "group": "aa", "rank": 0, "ranks": 2}',
                  b'{"op": "go", "channel": 1, "devices": 7, "sequence": 1, "comm": "a-1"}'):  # fmt: skip
         rig.send(Kind.COLLECTIVE, body)
-    rig.tell("fail", channel=3, group="", devices=[0, 1], sequence=1, status="")  # another session's
+    rig.tell("fail", channel=3, group="", devices=[0, 1], sequence=1, status="")  # of another session
     rig.tell("fail", channel=1, group="", devices=[1, 0], sequence=1, status="")
     rig.tell("fail", channel=1, group="aa", devices=[0, 1], sequence=1, status="")
     rig.tell("ungroup", channel=1, group="aa")
     rig.tell("abort", comm="unheard of", reason="", status="")
-    rig.tell("join", comm="a-1", unique_id=encode(b"x"), rank=1, ranks=2)  # joined already
+    rig.tell("join", comm="a-1", unique_id=encode(b"x"), rank=1, ranks=2)  # this communicator has been joined already
     rig.tell("create_id", comm="a-1", ranks=2)
     rig.go(presented, 1)
     rig.go(presented, 1)
@@ -253,7 +254,7 @@ def test_communicators_are_made_off_the_device_handle_thread(rig: PeerRig) -> No
     assert rig.thread not in rig.server.peers.threads.values()
 
 
-# ---- groups over daemons ----
+# ---- groups over several daemons ----
 
 GROUP = bytes(range(16))
 
@@ -262,7 +263,7 @@ def test_a_group_has_its_own_rank_and_its_own_track(rig: PeerRig) -> None:
     rig.tell("group", channel=1, group=GROUP.hex(), rank=2, ranks=3)
     shared = rig.join("a-1")
     other = rig.join("b-1", group=GROUP.hex(), rank=2, ranks=3)
-    gather = operation(ALL_GATHER, 1, 2, count=5)  # in place at rank 2 of 3
+    gather = operation(ALL_GATHER, 1, 2, count=5)  # in place, at rank 2 of 3
     gather.source, gather.source_offset = 2, 40
     rig.batch(collective(1), collective(1, gather, group=GROUP))
     presented = {message["group"]: message for message in (rig.hear("present"), rig.hear("present"))}
@@ -271,7 +272,7 @@ def test_a_group_has_its_own_rank_and_its_own_track(rig: PeerRig) -> None:
     rig.go(presented[GROUP.hex()], 1, comm="b-1")
     sync = rig.sync()
     other.release()
-    assert rig.hear("progress")["comm"] == "b-1"  # though what was told to go before it is under way
+    assert rig.hear("progress")["comm"] == "b-1"  # although the operation before it has not completed
     assert rig.bytes_of(2, 60) == bytes([WRITTEN]) * 20 + b"\2" * 40
     shared.release()
     assert rig.reason(sync) == ""
@@ -295,7 +296,7 @@ def test_anothers_group_is_none(rig: PeerRig) -> None:
     assert rig.reason(rig.sync()) == Reason.INVALID_HANDLE
 
 
-# ---- many ----
+# ---- many operations ----
 
 
 def test_no_more_is_presented_than_the_driver_takes(rig: PeerRig) -> None:
@@ -307,10 +308,11 @@ def test_no_more_is_presented_than_the_driver_takes(rig: PeerRig) -> None:
     sync = rig.sync()
     assert rig.heard("present") == []
     rig.go(first, 1)
-    second = rig.hear("present")  # its turn has come: that others wait for it must not depend on room
+    # it is presented in its turn: other ranks wait for it, so this must not depend on room
+    second = rig.hear("present")
     assert second["sequence"] == 2
     rig.go(second, 2)
-    assert rig.heard("present") == [] and len(peer.given) == 1  # but it is not launched before there is room
+    assert rig.heard("present") == [] and len(peer.given) == 1  # it is not launched before there is room
     peer.release()
     third = rig.hear("present")
     assert len(peer.given) == 2
@@ -376,13 +378,13 @@ def test_no_more_is_launched_than_the_driver_takes(rig: PeerRig) -> None:
 
 
 def test_groups_of_the_device_are_launched_in_the_order_of_the_messages(rig: PeerRig) -> None:
-    """Whatever communicators they are of: they have one track, and their peers launch them in this order."""
+    """The communicators share one track, and the peers launch the operations in the order of the messages."""
     ours, others = rig.join("a-1"), rig.join("a-2")
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
     second = collective(1, operation(source=2, destination=2), devices=(1, 0), stream=5)
     rig.batch(collective(1), collective(2), second)
     presented = {(tuple(each["devices"]), each["sequence"]): each for each in (rig.hear("present") for _ in range(3))}
-    rig.go(presented[(0, 1), 2], 1)  # stands behind what has not been told to go
+    rig.go(presented[(0, 1), 2], 1)  # waits behind an operation that has no `go` yet
     rig.go(presented[(1, 0), 1], 1, "a-2")
     rig.gauges()
     assert ours.given == others.given == []
@@ -425,7 +427,7 @@ def test_one_whose_source_has_failed_is_withdrawn(rig: PeerRig) -> None:
 def test_a_join_delays_no_command(rig: PeerRig) -> None:
     rig.server.peers.join_blocks.clear()
     rig.tell("join", comm="a-1", unique_id=encode(b"x"), rank=0, ranks=2)
-    assert rig.bytes_of(1) == b"\1" * 4  # it serves meanwhile
+    assert rig.bytes_of(1) == b"\1" * 4  # the process serves commands while it joins
     assert sum(thread.name == "communicator" for thread in threading.enumerate()) == 1
     rig.abort()
     assert rig.heard("wedged") == []
@@ -434,6 +436,6 @@ def test_a_join_delays_no_command(rig: PeerRig) -> None:
     assert rig.bytes_of(1) == b"\7" * 4
     while not rig.server.peers.joined:
         rig.call(flush=c.Flush())
-    assert rig.server.peers.joined[0].aborting.wait(10)  # it came too late to be of use
+    assert rig.server.peers.joined[0].aborting.wait(10)  # the join completed too late to be used
     assert rig.heard("joined") == []
     assert rig.process.device.telemetry.joins_abandoned == 1

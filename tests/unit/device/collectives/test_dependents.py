@@ -1,4 +1,4 @@
-"""Work given to the device behind a collective that fails there: its results reach no client."""
+"""Work submitted behind a collective that fails on the device: the results of the work reach no client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def take(source: int, destination: int, stream: int = 0, **more: Any) -> c.Comma
 
 
 class Locking(PeerServer):
-    """`lockable` False: the driver refuses to lock host memory."""
+    """A server of fake communicators. With `lockable` False the driver refuses to lock host memory."""
 
     lockable = True
 
@@ -46,8 +46,8 @@ class Locking(PeerServer):
 
 
 class Filed(PeerRig):
-    """A rig with the front's files, for copies of durable buffers; and `take` as function 1, stream 5 beside the
-    default."""
+    """A rig with the front's files for copies of durable buffers. `take` is function 1, and stream 5 exists beside the
+    default stream."""
 
     server: Locking
     peer: FakeCommunicator
@@ -84,7 +84,7 @@ def made() -> Iterator[Filed]:
 
 @pytest.fixture
 def rig(made: Filed, request: pytest.FixtureRequest) -> Filed:
-    """Its operation, which writes buffer 2, is under way; on a communicator of the test's own."""
+    """Starts an operation that writes buffer 2, on a communicator of this test."""
     comm = request.node.name
     made.peer, made.comm = made.join(comm), comm
     made.batch(collective(len(made.server.peers.joined), operation(source=1, destination=2)))
@@ -93,7 +93,7 @@ def rig(made: Filed, request: pytest.FixtureRequest) -> Filed:
 
 
 def lose(rig: Filed) -> None:
-    """All that was sent is on the device by now, and its collective fails."""
+    """Waits until all commands have been submitted to the device, then fails their collective."""
     assert rig.reason(rig.start(stream=5, flush=c.Flush())) == ""
     rig.abort(LOST, rig.comm)
 
@@ -143,14 +143,14 @@ def test_a_dispatch(rig: Filed) -> None:
 def test_a_grid(rig: Filed) -> None:
     grid = c.Argument.Pointer(buffer=2)
     dynamic = rig.start(stream=5, launch=take(1, 3, dynamic_grid=grid).launch)
-    assert rig.reason(rig.start(flush=c.Flush())) == ""  # the launch has been looked at, and asks for its grid
+    assert rig.reason(rig.start(flush=c.Flush())) == ""  # the launch has been processed, and now requests its grid
     rig.abort(LOST, rig.comm)
     assert rig.reason(dynamic) == Reason.DEPENDENCY_FAILED
     settle(rig)
 
 
 def test_a_checkpoint(rig: Filed) -> None:
-    """The copy of before stands; the front is never asked to count on this one."""
+    """The previous copy remains valid; the front is never asked to commit this one."""
     call = rig.start(stream=5, set_durable=c.SetDurable(buffers=[2], durable=True))
     frame = rig.until(Kind.SNAPSHOT)
     assert json.loads(frame.payload)["reserve"]
@@ -176,7 +176,7 @@ def test_a_publication(rig: Filed) -> None:
 @pytest.mark.parametrize("well", [True, False])
 @pytest.mark.parametrize("locked", [True, False])
 def test_a_read_into_shared_memory(rig: Filed, well: bool, locked: bool) -> None:
-    """The data read is worth as much as the collective: no answer is sent before the outcome is known."""
+    """The data read is valid only if the collective succeeds: no answer is sent before the outcome is known."""
     rig.server.lockable = locked
     client = hand_over(rig.files)
     assert client.next().kind == Kind.LIVE

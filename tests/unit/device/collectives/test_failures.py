@@ -1,4 +1,4 @@
-"""Collectives that were launched and fail: an error on their stream, and their results reach no client."""
+"""Collectives that fail after their launch: their stream gets an error, and their results reach no client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rig() -> Iterator[PeerRig]:
 
 
 def launch(rig: PeerRig, *commands: c.Command, comm: str = "a-1", index: int = 1) -> None:
-    """Presents them and has them told to go."""
+    """Presents the operations, and sends a `go` for each."""
     rig.batch(*commands)
     for number in range(len(commands)):
         rig.go(rig.hear("present"), index + number, comm)
@@ -39,13 +39,13 @@ def launched(rig: PeerRig, *operations: Any, **more: Any) -> FakeCommunicator:
 
 
 def two_streams(rig: PeerRig) -> None:
-    """Stream 5, which has been ordered behind what made the buffers."""
+    """Creates stream 5 and orders it behind the work that created the buffers."""
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
     for buffer in (1, 2, 3):
         assert rig.reason(rig.read(buffer, stream=5)) == ""
 
 
-# ---- found out by this rank ----
+# ---- failures that this rank detects ----
 
 
 def test_not_done_by_its_deadline(rig: PeerRig) -> None:
@@ -55,13 +55,13 @@ def test_not_done_by_its_deadline(rig: PeerRig) -> None:
     failed = rig.hear("failed")
     assert (failed["comm"], failed["timed_out"], failed["sequence"]) == ("a-1", True, 1)
     assert "operation 1 of group [0, 1]" in failed["reason"]
-    assert rig.reason(rig.read(2, stream=5)) == ""  # all else continues
+    assert rig.reason(rig.read(2, stream=5)) == ""  # other work continues
     rig.abort(Refusal(Reason.COLLECTIVE_TIMEOUT, "rank 1 did not finish", details={"recorder": "x"}))
     result = rig.answer(sync)
     refusal = from_status(result.error)
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and refusal.details["recorder"] == "x"
     assert peer.aborting.wait(10)
-    assert rig.reason(rig.sync()) == ""  # once
+    assert rig.reason(rig.sync()) == ""  # the error is reported only once
     assert len(rig.heard("failed")) == 0
 
 
@@ -74,7 +74,7 @@ def test_where_the_front_stays_silent(rig: PeerRig, monkeypatch: pytest.MonkeyPa
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and "operation 1 of group [0, 1]" in refusal.message
     assert "1 more failed" in refusal.message
     assert peer.aborting.wait(10)
-    rig.abort(LOST)  # late, and about nothing
+    rig.abort(LOST)  # a late abort without any effect
     assert rig.reason(rig.sync()) == ""
 
 
@@ -85,7 +85,7 @@ def test_overdue_before_it_could_start_where_the_front_stays_silent(
     rig.join()
     rig.batch(collective(1, timeout=1e-9))
     sync = rig.sync()
-    rig.go(rig.hear("present"), 2)  # another one is ahead of it
+    rig.go(rig.hear("present"), 2)  # another operation precedes it
     assert rig.hear("failed")["timed_out"]
     refusal = from_status(rig.answer(sync).error)
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and "could not start in time" in refusal.message
@@ -102,14 +102,14 @@ def test_a_communicator_that_has_failed(rig: PeerRig) -> None:
 
 
 def test_nothing_is_answered_before_the_outcome(rig: PeerRig) -> None:
-    """The device has completed the work, and its outcome is not yet known."""
+    """The device has completed the work, but its outcome is not known yet."""
     two_streams(rig)
     peer = launched(rig)
     waiting = [rig.sync(), rig.read(1, stream=5), rig.read(1, stream=5, size=64)]
     peer.failure = "a cable was pulled"
     peer.release()
     rig.hear("failed")
-    assert rig.reason(rig.read(2, stream=5)) == ""  # of its stream, behind these
+    assert rig.reason(rig.read(2, stream=5)) == ""  # on the same stream, behind the waiting commands
     assert not rig.came(Kind.RESULT, *waiting)
     rig.abort(LOST)
     assert [rig.reason(each) for each in waiting] == [Reason.COMMUNICATOR_FAILED] * 3
@@ -119,17 +119,17 @@ def test_errors_surface_in_order_and_no_read_gets_the_bytes(rig: PeerRig) -> Non
     peer = launched(rig)
     first, second = rig.read(1), rig.read(1)
     sync = rig.sync()
-    assert rig.reason(rig.start(flush=c.Flush())) == ""  # all of it is on the device
+    assert rig.reason(rig.start(flush=c.Flush())) == ""  # all commands have been submitted to the device
     peer.failure = "a cable was pulled"
     peer.release()
     rig.hear("failed")
     rig.abort(LOST)
     assert rig.reason(first) == rig.reason(second) == Reason.COMMUNICATOR_FAILED
-    assert rig.reason(sync) == ""  # the first read has told of it
+    assert rig.reason(sync) == ""  # the first read has reported the error
 
 
 def test_what_fails_before_it_starts_surfaces_after_what_is_under_way(rig: PeerRig) -> None:
-    """The front fails what is not complete before it aborts the communicator: the reader receives both errors."""
+    """The front fails an incomplete operation before it aborts the communicator: the reader receives both errors."""
     launched(rig)
     rig.batch(collective(2))
     second = rig.hear("present")
@@ -147,7 +147,7 @@ def test_what_fails_before_it_starts_surfaces_after_what_is_under_way(rig: PeerR
 def test_waits_are_answered_in_order(rig: PeerRig) -> None:
     launched(rig)
     sync, read = rig.sync(), rig.read(1)
-    assert rig.reason(rig.start(flush=c.Flush())) == ""  # all of it is on the device
+    assert rig.reason(rig.start(flush=c.Flush())) == ""  # all commands have been submitted to the device
     rig.abort(LOST)
     first = rig.until(Kind.RESULT)
     assert first.id == sync and c.Result.FromString(first.payload).HasField("error")
@@ -162,14 +162,14 @@ def test_a_rank_that_cannot_launch(rig: PeerRig) -> None:
     assert "no room for it" in failed["reason"]
     assert rig.reason(rig.sync()) == Reason.COMMUNICATOR_FAILED
     rig.batch(collective(2))
-    rig.go(rig.hear("present"), 2)  # it is not launched on what has failed
+    rig.go(rig.hear("present"), 2)  # it is not launched on a communicator that has failed
     sync = rig.sync()
     rig.abort(LOST)
     assert rig.reason(sync) == Reason.COMMUNICATOR_FAILED
     assert peer.given == []
 
 
-# ---- what the front says ----
+# ---- failures that the front reports ----
 
 
 def test_what_was_made_of_it_is_worth_nothing_either(rig: PeerRig) -> None:
@@ -181,28 +181,28 @@ def test_what_was_made_of_it_is_worth_nothing_either(rig: PeerRig) -> None:
     rig.send(Kind.DOWNLOAD, channel=1, id=8, flags=4)
     read = rig.read(3, stream=5)
     rig.batch(c.Command(fill=c.Fill(buffer=4, size=4, pattern=b"\4"), stream=5))
-    assert rig.reason(rig.start(stream=5, flush=c.Flush())) == ""  # all of it is on the device
+    assert rig.reason(rig.start(stream=5, flush=c.Flush())) == ""  # all commands have been submitted to the device
     rig.abort(LOST)
     assert rig.reason(download) == rig.reason(read) == Reason.COMMUNICATOR_FAILED
     assert rig.until(Kind.ABORT, 8).id == 8
-    for buffer in (2, 3):  # until the client has been told by the stream whose error it is
+    for buffer in (2, 3):  # until the stream of the error has reported it to the client
         assert rig.reason(rig.read(buffer, stream=5)) == Reason.COMMUNICATOR_FAILED
     assert rig.reason(rig.read(1, stream=5)) == "" and rig.reason(rig.read(4, stream=5)) == ""
     rig.batch(c.Command(copy=c.Copy(destination=4, source=2, size=4), stream=5))
-    assert rig.reason(rig.sync(5)) == Reason.DEPENDENCY_FAILED  # skipped
+    assert rig.reason(rig.sync(5)) == Reason.DEPENDENCY_FAILED  # the copy was skipped
     result = rig.answer(rig.sync())
     assert from_status(result.error).details["recorder"] == "1: all_reduce"
-    assert rig.reason(rig.read(2, stream=5)) == rig.reason(rig.read(3)) == ""  # it knows now
+    assert rig.reason(rig.read(2, stream=5)) == rig.reason(rig.read(3)) == ""  # the client has been told of the error
 
 
 def test_a_chunked_read_that_is_half_out(rig: PeerRig) -> None:
-    """Chunks wait for the verdict, and the last one never goes."""
+    """Chunks wait for the outcome, and the last one is never sent."""
     size = 4096
     rig.batch(c.Command(allocate=c.Allocate(buffer=7, size=size)))
     launched(rig, operation(c.COLLECTIVE_KIND_BROADCAST, 0, 7, count=size // 4, root=1))
     read = rig.start(read=c.Read(buffer=7, size=size, transfer=8))
     rig.send(Kind.DOWNLOAD, channel=1, id=8, flags=1)
-    assert rig.reason(rig.start(flush=c.Flush())) == ""  # it is on the device
+    assert rig.reason(rig.start(flush=c.Flush())) == ""  # the read has been submitted to the device
     rig.abort(LOST)
     assert rig.reason(read) == Reason.COMMUNICATOR_FAILED
     assert rig.until(Kind.ABORT, 8)
@@ -242,7 +242,7 @@ def test_told_to_go_and_given_up_before_its_turn(rig: PeerRig) -> None:
     peer = rig.join()
     rig.batch(collective(1), collective(2))
     first, second = rig.hear("present"), rig.hear("present")
-    rig.go(second, 1)  # the first stands before it
+    rig.go(second, 1)  # the first operation precedes it
     rig.abort(LOST)
     fail = {key: first[key] for key in ("channel", "group", "devices", "sequence")}
     rig.tell("fail", **fail, status=encode(LOST.to_status().SerializeToString()))
@@ -252,7 +252,7 @@ def test_told_to_go_and_given_up_before_its_turn(rig: PeerRig) -> None:
 
 
 def test_a_source_that_failed_after_it_was_presented(rig: PeerRig) -> None:
-    """It takes part for the others' sake; its end, good or bad, is no second error."""
+    """The operation takes part so that the other ranks complete; its outcome is not reported as a second error."""
     peer = rig.join()
     launch(rig, collective(1, operation(source=1, destination=2)))
     rig.batch(collective(2, operation(source=2, destination=3)))
@@ -270,7 +270,7 @@ def test_a_source_that_failed_after_it_was_presented(rig: PeerRig) -> None:
     assert "more failed" not in result.error.message
 
 
-# ---- threads that do not come back ----
+# ---- threads that do not return ----
 
 
 def test_an_abort_that_hangs(rig: PeerRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +281,7 @@ def test_an_abort_that_hangs(rig: PeerRig, monkeypatch: pytest.MonkeyPatch) -> N
     rig.abort(LOST)
     assert rig.hear("wedged") == {"op": "wedged", "comm": "a-1"}
     assert rig.reason(rig.read(2, stream=5)) == ""
-    assert rig.heard("wedged") == []  # once
+    assert rig.heard("wedged") == []  # it is reported only once
     peer.abort_blocks.set()
     assert rig.reason(rig.sync()) == Reason.COMMUNICATOR_FAILED
 
@@ -295,11 +295,11 @@ def test_a_session_that_ends_with_operations_in_every_state(rig: PeerRig) -> Non
     commands = [c.Command(allocate=c.Allocate(buffer=buffer, size=64)) for buffer in (1, 2, 3)]
     commands += [c.Command(create_stream=c.CreateStream(stream=stream)) for stream in (5, 6, 7)]
     commands += [
-        collective(1, operation(source=1, destination=1)),  # under way
+        collective(1, operation(source=1, destination=1)),  # launched
         collective(2, operation(source=1, destination=1)),  # presented
         c.Command(write=c.Write(buffer=2, transfer=5, size=64), stream=5),
         collective(3, operation(source=2, destination=2), stream=5),  # not presented
-        collective(4, operation(source=3, destination=3), stream=6),  # presented, and told to go too late
+        collective(4, operation(source=3, destination=3), stream=6),  # presented; its `go` comes too late
     ]
     for number, command in enumerate(commands, 1):
         rig.send(Kind.CALL, command.SerializeToString(), channel=2, id=1000 + number)
@@ -312,7 +312,7 @@ def test_a_session_that_ends_with_operations_in_every_state(rig: PeerRig) -> Non
     peer.release()
     assert rig.until(Kind.CLOSED).channel == 2
     rig.go(presented[4], 2)
-    failed = rig.hear("failed")  # the others would wait for it
+    failed = rig.hear("failed")  # otherwise the other ranks would wait for it
     assert failed["sequence"] == 4 and failed["comm"] == "a-1"
     rig.abort(LOST)
     peer = rig.join("a-2")

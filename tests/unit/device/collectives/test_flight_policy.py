@@ -1,4 +1,5 @@
-"""Operations under way on a communicator, with the test's own clock; memory that one rank reads and writes."""
+"""Operations in flight on a communicator, with a clock that the test controls; memory that one rank reads and
+writes."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_flights_against_a_list(steps: list[tuple[str, float]]) -> None:
             launched += 1
         elif what == "finish" and left:
             flights.finish(left[0][0])
-            flights.finish(left.pop(0)[0])  # a second time counts nothing
+            flights.finish(left.pop(0)[0])  # a second `finish` has no effect
             done += 1
         elif what == "wait":
             now += value
@@ -72,7 +73,7 @@ def test_progress_can_be_told_at_once() -> None:
     assert flights.progress(20.0, at_once=True) is None
 
 
-# ---- parts ----
+# ---- memory ranges ----
 
 BASE = 1 << 20
 
@@ -126,7 +127,7 @@ def test_what_each_kind_reads_and_writes(
 ) -> None:
     fields: dict[str, Any] = {"root": root}
     if reads is None:
-        fields["source"] = 0  # not needed: 0 will do, and so would any other number
+        fields["source"] = 0  # not used, so any number is valid
     if writes is None:
         fields["destination"] = 999
     (part,) = parts(one(kind, **fields), rank=rank)

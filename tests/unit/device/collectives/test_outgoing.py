@@ -1,4 +1,4 @@
-"""Which presentations are sent at once, and which are kept to be sent with more."""
+"""Presentations of operations: which are sent at once, and which are kept to be sent in one message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAME = [{"kind": "all_reduce"}]
 
 
 class Desk:
-    """Presents operations of devices (0, 1), each behind the one before, and answers some."""
+    """Presents operations of devices (0, 1), each behind the previous one, and answers some of them."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -99,8 +99,8 @@ def test_number_of_kept_messages_is_bounded() -> None:
 
 
 def test_what_stands_behind_nothing_is_not_kept() -> None:
-    """An operation that does not have to wait for the unanswered ones is sent: keeping it might have others wait in a
-    circle."""
+    """An operation that need not wait for the unanswered ones is sent at once: keeping it could make ranks wait for
+    each other in a cycle."""
     desk = started()
     desk.add(behind=False)
     assert desk.settle() == [1]
@@ -113,7 +113,7 @@ def test_what_stands_behind_nothing_is_not_kept() -> None:
 def test_what_is_of_other_devices_or_of_another_session_is_not_kept() -> None:
     for other in ({"devices": (0, 2)}, {"channel": 2}):
         desk = started()
-        desk.add(**other)  # behind an operation of the other line
+        desk.add(**other)  # behind an operation of the other sequence
         assert desk.settle() == [1]
         desk = started()
         desk.add()

@@ -1,4 +1,4 @@
-"""Two device processes that exchange for real, with the test as the front of both."""
+"""Two device processes that run real exchanges; the test acts as the front of both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOST = Refusal(Reason.COLLECTIVE_TIMEOUT, "rank 1 did not finish")
 
 
 class Rank(DeviceLink):
-    """Buffer 1 has 16 floats of rank + 1; buffer 2 has 32."""
+    """A device process of one rank. Buffer 1 has 16 floats of the value rank + 1; buffer 2 has 32 floats."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(DeviceSpec(rank, "cpu", rank, memory_limit=1 << 24))
@@ -88,7 +88,7 @@ def test_ranks_exchange(ranks: list[Rank]) -> None:
 
 
 def test_a_peer_that_never_comes_to_the_exchange(ranks: list[Rank]) -> None:
-    """It was told to go, as far as this rank knows; its process lives, and does not take part."""
+    """This rank assumes that the peer has received its `go`; the peer's process runs, but does not take part."""
     join(ranks, "a-2")
     first, second = ranks
     before = first.floats(2, 128)
@@ -102,7 +102,7 @@ def test_a_peer_that_never_comes_to_the_exchange(ranks: list[Rank]) -> None:
     fail = {key: presented[1][key] for key in ("channel", "group", "devices", "sequence")}
     second.tell("fail", **fail, status=status)
     assert [link.reason(sync=c.Sync()) for link in ranks] == [Reason.COLLECTIVE_TIMEOUT] * 2
-    assert first.floats(2, 128) == before  # all else is as it was
+    assert first.floats(2, 128) == before  # the memory is unchanged
     for link in ranks:
         link.batch(c.Command(fill=c.Fill(buffer=1, size=64, pattern=np.float32(3).tobytes())))
     join(ranks, "a-3")
@@ -113,7 +113,7 @@ def test_a_peer_that_never_comes_to_the_exchange(ranks: list[Rank]) -> None:
 
 
 def test_a_peer_that_gives_up_in_mid_exchange(ranks: list[Rank]) -> None:
-    """The survivor's device may have ended the operation: its result is not handed out."""
+    """The survivor's device may have completed the operation: its result is nevertheless not delivered."""
     join(ranks, "a-4")
     presented = [link.present(4, c.COLLECTIVE_KIND_ALL_REDUCE, 1, 1, timeout=3) for link in ranks]
     ranks[0].go(presented[0], 1, "a-4")
@@ -122,5 +122,5 @@ def test_a_peer_that_gives_up_in_mid_exchange(ranks: list[Rank]) -> None:
     status = to_text(LOST)
     ranks[0].tell("abort", comm="a-4", reason="", status=status)
     assert ranks[0].reason(read=c.Read(buffer=1, size=4)) == Reason.COLLECTIVE_TIMEOUT
-    ranks[1].go(presented[1], 1, "a-4")  # late
+    ranks[1].go(presented[1], 1, "a-4")  # too late
     assert ranks[1].reason(sync=c.Sync()) == Reason.COMMUNICATOR_FAILED

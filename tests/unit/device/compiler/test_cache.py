@@ -1,4 +1,4 @@
-"""The cache is content-addressed, checksummed and bounded, and never a reason to fail."""
+"""The cache is content-addressed, checksummed and bounded, and its errors never fail a compile."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_keys_differ_exactly_when_the_inputs_do(a: Source, b: Source, one: bytes
 
 
 def test_bytes_in_another_field_make_another_key() -> None:
-    """Keys differ for the same characters in the same order, divided otherwise among code, options, expressions and
-    headers."""
+    """Keys differ for the same characters in the same order, if they are divided differently among code, options,
+    expressions and headers."""
     draw = random.Random(4096)
 
     def divided(parts: list[str]) -> Source:
@@ -100,7 +100,7 @@ def test_an_entry_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "ab" / NAME
     path.parent.mkdir()
     with path.open("wb") as file:
-        file.truncate(MAX_ENTRY_BYTES + 1)  # takes no room, and would take the process's memory if it were read
+        file.truncate(MAX_ENTRY_BYTES + 1)  # uses no disk space, but would use up the process's memory if it were read
     tracemalloc.start()
     assert cache.load(NAME) is None
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
@@ -163,7 +163,7 @@ def test_the_oldest_goes_when_it_is_full(tmp_path: Path) -> None:
 
 
 def test_what_is_used_stays(tmp_path: Path) -> None:
-    """The bound drops by age of use, not of making."""
+    """Entries are dropped by the time of their last use, not of their creation."""
     cache = CompileCache(str(tmp_path), 3500)
     names = [f"{number:02x}" + "1" * 62 for number in range(3)]
     for number, name in enumerate(names):
@@ -175,7 +175,7 @@ def test_what_is_used_stays(tmp_path: Path) -> None:
 
 
 def test_two_processes_compile_once(tmp_path: Path) -> None:
-    """Both have missed before either compiles."""
+    """Both processes miss the cache before either compiles."""
     script = """
 import sys, threading, time
 from pathlib import Path
@@ -219,7 +219,7 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
 
 
 class CountingRunner:
-    """Stands for the compile workers; compiles what it is let to."""
+    """Stands in for the compile workers; finishes a compile only when the test permits it."""
 
     def __init__(self) -> None:
         self.compiles = 0
@@ -255,7 +255,7 @@ class CountingRunner:
 
 
 class Poster:
-    """Stands for the loop: runs what is posted on the thread of the test."""
+    """Stands in for the loop: runs posted tasks on the thread of the test."""
 
     def __init__(self) -> None:
         self.tasks: list[object] = []

@@ -1,4 +1,5 @@
-"""Headers of device code: what is cut short, damaged, or for another device is refused before a driver sees it."""
+"""Headers of device code: truncated or damaged code, and code for another device, is refused before a driver reads
+it."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from hearthd.device.compiler.image_headers import Cubin, Fatbin, Ptx
 HOPPER = (9, 0)
 FILES = Path(__file__).parent / "device_code"
 CUBIN = zlib.decompress(base64.b85decode((FILES / "sm_90.cubin.b85").read_bytes()))
-"""`nvcc -cubin -arch=sm_90` (CUDA 13.0) of one kernel and one variable."""
+"""Output of `nvcc -cubin -arch=sm_90` (CUDA 13.0) for one kernel and one variable."""
 FATBIN = zlib.decompress(base64.b85decode((FILES / "sm_80_sm_90a_ptx_90.fatbin.b85").read_bytes()))
-"""`nvcc -fatbin` of the same for sm_80 and sm_90a, with compressed PTX for compute_90."""
+"""Output of `nvcc -fatbin` for the same source, for sm_80 and sm_90a, with compressed PTX for compute_90."""
 
 PTX = b"""//
 // Generated
@@ -40,7 +41,7 @@ def refused(code: bytes, capability: tuple[int, int] = HOPPER) -> Refusal:
 
 
 def elf(flags: int = 0x5A04, abi: int = 65, machine: int = 190, kind: int = 2) -> bytes:
-    """A CUBIN of two empty sections."""
+    """Returns a CUBIN of two empty sections."""
     ident = b"\x7fELF\x02\x01\x01" + bytes([abi]) + bytes(8)
     header = struct.pack("<16sHHIQQQIHHHHHH", ident, kind, machine, 1, 0, 0, 64, flags, 64, 56, 0, 64, 2, 1)
     return header + bytes(2 * 64)

@@ -1,4 +1,4 @@
-"""Images in memory: the ones used last, bounded in number and in bytes."""
+"""Images in memory: the least recently used ones are dropped, at a limit of number and of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Includes of host files are detected, in every spelling that a compiler takes."""
+"""Includes of host files are detected in every spelling that a compiler accepts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SPELLINGS = {
     "pragma pch": '#pragma GCC pch_preprocess "/etc/passwd"',
     "behind a very long comment": f'#include /*{"x" * 10_000}*/ "/etc/passwd"',
     "defined behind a very long comment": f'#define /*{"x" * 10_000}*/ WHERE "/etc/passwd"\n#include WHERE',
-    # what only looks like a comment
+    # text that only resembles a comment
     "a comment that has ended": '/* x\n// */ #include "/etc/passwd"',
     "a splice that is none": '// x \\ \n#include "/etc/passwd"',
     "a trigraph that is none": '// x ??/\n#include "/etc/passwd"',
@@ -115,7 +115,7 @@ def test_what_people_write_passes(code: str) -> None:
 def test_names_that_options_define_count_as_macros() -> None:
     assert "#include WHERE" in refusal("#include WHERE", options=('-DWHERE="/etc/passwd"',)).message
     assert "#include WHERE" in refusal("#include WHERE", options=("-D", 'WHERE="/etc/passwd"')).message
-    includes.check("#include WHERE", {})  # the compiler says that it is none
+    includes.check("#include WHERE", {})  # the compiler reports the invalid directive
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_options_and_expressions_of_several_lines_are_refused() -> None:
     ],
 )
 def test_time_is_linear(unit: str) -> None:
-    """A source made to be slow to look at takes no longer than any other of its size."""
+    """A source constructed to be slow to check takes no longer than any other source of its size."""
     small, large = (unit * (size // len(unit)) for size in (40_000, 1_000_000))
 
     def measured(code: str) -> float:
@@ -171,5 +171,6 @@ def test_time_is_linear(unit: str) -> None:
 )
 @example("// ", " ", "#")
 def test_directive_on_a_separate_line_is_found_behind_any_text(before: str, blank: str, sign: str) -> None:
-    """Refused for one reason or another, also where what stands before makes it a comment: never let through."""
+    """The source is always refused, for one reason or another, even if the preceding text turns the directive into a
+    comment."""
     refusal(f'{before}\n{sign}{blank}include{blank}"{SECRET}"\n')

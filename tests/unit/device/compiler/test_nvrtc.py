@@ -1,4 +1,4 @@
-"""Compile workers with NVRTC, nvJitLink and ptxas themselves: none of them needs a GPU or a driver."""
+"""Compile workers with the real NVRTC, nvJitLink and ptxas, none of which needs a GPU or a driver."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_crash_in_the_library_costs_one_compile(pool: CompileWorkers) -> None:
 
 
 def ticks(pid: int) -> int:
-    """Processor time that it has used, in hundredths of a second."""
+    """Returns the processor time of the process, in hundredths of a second."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 
@@ -155,7 +155,7 @@ def ticks(pid: int) -> int:
 
 @pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
 def test_the_sandbox_alone_keeps_nvrtc_from_the_hosts_files(tmp_path: Path) -> None:
-    """Without the check of the text, which would refuse these first."""
+    """Tests the sandbox without the check of the source text, which would refuse these sources first."""
     secret, scratch = tmp_path / "secret.h", tmp_path / "scratch"
     secret.write_text("int not_to_be_seen = no_such_name;\n")
     scratch.mkdir()

@@ -1,4 +1,4 @@
-"""Compiler options: every option of NVRTC's documentation has one answer, which both backends give."""
+"""Compiler options: both backends give the same answer to every option in NVRTC's documentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hearthd.device.compiler import options as compiler_options
 from hearthd.device.compiler.options import ALLOWED, parse_options
 from hearthd.device.cpu.options import parse_cpu_options
 
-# Option, how NVRTC gets it ("" where it does not), and "ignored" where the CPU backend's log says so.
+# Columns: the option, the option passed to NVRTC ("" if none), and "ignored" if the CPU backend's log says so.
 ACCEPTED = """
 -DN=4                                   | -DN=4                     |
 -D=N=4                                  | -DN=4                     |
@@ -126,7 +126,7 @@ def rows(table: str) -> list[list[str]]:
 
 
 def refusal(*options: str) -> Refusal:
-    """Both backends' answer, which is the same."""
+    """Returns the refusal, which must be the same in both backends."""
     with pytest.raises(Refusal) as caught:
         parse_options(options)
     with pytest.raises(Refusal) as other:
@@ -154,7 +154,7 @@ def test_refused_option(option: str) -> None:
 
 
 def test_table_is_complete() -> None:
-    """Each option that the module knows is tried above, in one of its spellings."""
+    """Each option that the module knows is tested above, in one of its spellings."""
     tried = {text.split("=")[0].split(" ")[0].lstrip("-") for text, *_ in rows(ACCEPTED + REFUSED)}
     tried |= {text[1] for text, *_ in rows(ACCEPTED + REFUSED) if text[1:2] in ("D", "U", "I")} | {"w"}
     known = [*compiler_options.ACCEPTED, *compiler_options.REFUSED]
@@ -183,7 +183,7 @@ def test_cpu_follows_options() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="cuda-bindings is not installed")
 def test_nvrtc_takes_accepted_options() -> None:
-    """The newest ones only where NVRTC knows them: an older one names them itself."""
+    """The newest options only if NVRTC knows them: an older NVRTC names them in its own error."""
     from hearthd.device.cuda.nvrtc import NvrtcCompiler
 
     compiler = NvrtcCompiler((9, 0), ())

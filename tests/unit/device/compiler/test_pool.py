@@ -1,4 +1,4 @@
-"""Compile workers, with the C++ compiler of this machine: limits, crashes, and nothing left behind."""
+"""Compile workers with the C++ compiler of this machine: limits, crashes, and no leftovers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ template <int A, int B> struct F { static const int v = F<A - 1, B * 2>::v + F<A
 template <int B> struct F<0, B> { static const int v = 1; };
 extern "C" __global__ void f(int* x) { *x = F<30, 0>::v; }
 """)
-"""2^30 instantiations: takes for ever, and little memory for some seconds."""
+"""2^30 instantiations: the compile practically never ends, and uses little memory in its first seconds."""
 LAUGHS = Source(
     "#define A0 x += 1; x *= 3;\n"
     + "".join(f"#define A{n} {f'A{n - 1} ' * 10}\n" for n in range(1, 10))
@@ -112,8 +112,8 @@ class Running:
 
 
 def compiler_of(group: int) -> int:
-    """The compiler proper in the worker's group; 0 where there is none. Not the one that only expands macros, which
-    may end by itself before a signal comes."""
+    """Returns the pid of the compiler proper in the worker's process group; 0 if there is none. Ignores the process
+    that only expands macros, which may end before a signal arrives."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
@@ -161,7 +161,7 @@ def test_a_limit_costs_one_compile(
     assert error.reason is Reason.COMPILE_LIMIT and error.details["limit"] == limit
     assert error.details["allowed"] == str(next(iter(limits.values())))
     assert time.monotonic() - started < 4 * LATE
-    pool.limits = replace(pool.limits, seconds=60)  # what is right may take a second on a busy machine, too
+    pool.limits = replace(pool.limits, seconds=60)  # a valid compile may also take a second on a busy machine
     works(pool)
 
 
@@ -179,13 +179,14 @@ def test_a_worker_that_crashes_costs_one_compile(make: Callable[..., CompileWork
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
 def test_a_compiler_that_crashes_is_named(make: Callable[..., CompileWorkers], number: signal.Signals) -> None:
-    pool = make(memory=8 << 30)  # so that it is not that which ends it, however late the signal comes
+    pool = make(memory=8 << 30)  # so that the memory limit does not end the compiler, even if the signal comes late
     for _ in range(10):
         job = Running(pool, SLOW)
         os.kill(job.compiler, number)
         error = job.refusal()
         assert error.reason is Reason.COMPILE_FAILED and error.details["signal"] in error.message
-        if error.details["signal"] != "SIGABRT":  # its own handler allocates memory, which aborts if that was under way
+        # the compiler's signal handler allocates memory, and aborts if the signal interrupted an allocation
+        if error.details["signal"] != "SIGABRT":
             break
     assert error.details["signal"] == number.name
     works(pool)
@@ -252,7 +253,7 @@ def test_the_cpu_backend_assembles_nothing(make: Callable[..., CompileWorkers]) 
 
 @pytest.fixture
 def adopting() -> Iterator[None]:
-    """This process takes orphans in, as a device process does."""
+    """Makes this process adopt orphans, as a device process does."""
     adopt_orphans()
     yield
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
@@ -260,7 +261,8 @@ def adopting() -> Iterator[None]:
 
 @pytest.mark.usefixtures("adopting")
 def test_what_a_compiler_leaves_behind_is_waited_for(tmp_path: Path) -> None:
-    """The compiler's leftover process is reaped as soon as it has ended, though the worker is idle; no zombie stays."""
+    """A process that the compiler leaves behind is reaped as soon as it ends, although the worker is idle; no zombie
+    remains."""
     folder = tmp_path / "bin"
     folder.mkdir()
     os.mkfifo(folder / "fifo")
@@ -289,7 +291,7 @@ def test_what_a_compiler_leaves_behind_is_waited_for(tmp_path: Path) -> None:
 
 
 def group(leader: int) -> list[int]:
-    """The processes of a group, zombies among them."""
+    """Returns the processes of a group, including zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -323,7 +325,7 @@ def test_no_file_of_the_host_is_read(
 
 @pytest.mark.skipif("not _landlock()", reason="this kernel has no Landlock")
 def test_the_sandbox_alone_keeps_the_compiler_from_the_hosts_files(tmp_path: Path) -> None:
-    """Without the check of the text, which would refuse these first."""
+    """Tests the sandbox without the check of the source text, which would refuse these sources first."""
     secret = tmp_path / "secret.h"
     secret.write_text("int not_to_be_seen = no_such_name;\n")
     scratch = tmp_path / "scratch"

@@ -1,4 +1,4 @@
-"""Compiles take turns, and a flood from one session does not keep another from its turn."""
+"""Compiles of several sessions alternate: many compiles of one session do not delay another session's compile."""
 
 from __future__ import annotations
 

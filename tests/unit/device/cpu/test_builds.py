@@ -1,4 +1,4 @@
-"""Artifacts of the CPU backend, made once for a machine: by one process, which leaves nothing behind when it is
+"""Artifacts of the CPU backend, built once for a machine by one process, which leaves nothing behind if it is
 killed."""
 
 from __future__ import annotations

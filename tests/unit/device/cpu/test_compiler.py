@@ -1,4 +1,5 @@
-"""The compile: options, headers, errors on the user's own lines, and refusals by name."""
+"""The CPU backend's compile: options, headers, errors at the user's own line numbers, and refusals that name the
+feature."""
 
 from __future__ import annotations
 

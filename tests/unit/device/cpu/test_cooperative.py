@@ -1,4 +1,4 @@
-"""Cooperative launches: every block is there at once, and the grid has a barrier."""
+"""Cooperative launches: all blocks run at the same time, and the grid has a barrier."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_launches_at_once_do_not_meet_each_other(kernels: Kernels) -> None:
         np.testing.assert_array_equal(a, wanted)
 
 
-# ---- what cannot go on says so ----
+# ---- errors that are reported instead of a hang ----
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_a_grid_that_cannot_meet_ends_the_process(
     assert message in done.stderr
 
 
-# ---- what the backend says of its limits ----
+# ---- limits that the backend reports ----
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Faults of a kernel are real: they end the process, which is why kernels run in separate processes."""
+"""Faults of a kernel are real: they end the process, which is the reason to run kernels in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of the CPU backend: the nodes in order, as they were when they were launched."""
+"""Graphs of the CPU backend: the nodes run in order, with the arguments of the time of the launch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ N = 16
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[CpuServer]:
-    made = CpuServer(DeviceSpec(0, "cpu", 0))  # the cache of the other tests here: a process has one runtime
+    # uses the cache of the other tests in this process, because a process has only one runtime
+    made = CpuServer(DeviceSpec(0, "cpu", 0))
     yield made
     made.close()
 
@@ -48,7 +49,7 @@ def finish(server: CpuServer, stream: CpuStream) -> None:
 
 
 class Memory:
-    """Host memory that stands in for the device's."""
+    """Host memory in place of the device's memory."""
 
     def __init__(self, values: list[int]) -> None:
         self.array = np.array(values, np.uint32)

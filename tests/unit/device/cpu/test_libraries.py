@@ -1,4 +1,4 @@
-"""Compiled code that groups need: begun on request, no more than that, and no other work waits for it."""
+"""Compiled libraries that groups need: only the requested ones are built, and no other work waits for a build."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def held(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[HeldCompile
 
 @pytest.fixture
 def toolchain(held: HeldCompiler, tmp_path: Path) -> Toolchain:
-    """The held compiler, and an empty cache."""
+    """Returns a toolchain with the held compiler and an empty cache."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     return replace(find_toolchain(), command=(str(held.path),), cache_dir=cache)
@@ -43,7 +43,7 @@ def summing(array: Array) -> CollectiveExchange:
 
 
 def made(toolchain: Toolchain) -> set[str]:
-    """The libraries in its cache."""
+    """Returns the libraries in the toolchain's cache."""
     return {each.name.rpartition("-")[0] for each in toolchain.cache_dir.iterdir() if not each.name.startswith(".")}
 
 
@@ -51,8 +51,8 @@ def test_what_is_asked_for_is_begun_and_nothing_else(
     communicators: CpuCommunicators, held: HeldCompiler, toolchain: Toolchain
 ) -> None:
     for op in ("sum", "max", "sum"):
-        communicators.check("all_reduce", "float32", op)  # returns, though nothing is compiled yet
-    held.begun(2)  # side by side
+        communicators.check("all_reduce", "float32", op)  # returns before anything is compiled
+    held.begun(2)  # concurrently
     communicators.check("all_gather", "float16", "")
     assert held.quiet() and not made(toolchain)
     held.go_on(2)
@@ -69,7 +69,7 @@ def test_what_is_asked_for_is_begun_and_nothing_else(
 
 
 def test_an_abort_does_not_wait_for_the_compiler(communicators: CpuCommunicators, held: HeldCompiler) -> None:
-    held.go_on(1)  # what joining takes
+    held.go_on(1)  # the build that joining requires
     one, other = pair_of(communicators)
     held.begun(1)
     array = np.ones(7, np.int16)
@@ -88,10 +88,10 @@ def test_an_abort_does_not_wait_for_the_compiler(communicators: CpuCommunicators
 
 @pytest.mark.parametrize("held", ["reduce-uint8"], indirect=True)
 def test_arithmetic_that_cannot_be_compiled(communicators: CpuCommunicators, held: HeldCompiler) -> None:
-    """An operation that fails, on every rank; the streams, and with them the devices, go on."""
+    """The operation fails on every rank; the streams, and therefore the devices, continue."""
     held.go_on(1)
     ranks = pair_of(communicators)
-    communicators.check("reduce", "uint8", "sum")  # who only prepares it says nothing
+    communicators.check("reduce", "uint8", "sum")  # preparing the operation reports no error
     events = [rank.enqueue(summing(np.ones(7, np.uint8))) for rank in ranks]
     for rank, event in zip(ranks, events, strict=True):
         rank.reached(event)
@@ -117,7 +117,7 @@ def test_a_library_that_is_broken(communicators: CpuCommunicators, held: HeldCom
 
 
 def test_a_cache_that_is_gone(communicators: CpuCommunicators, held: HeldCompiler, toolchain: Toolchain) -> None:
-    """A cache that the operating system refuses fails the operation."""
+    """A cache directory that is missing fails the operation."""
     held.go_on(1)
     ranks = pair_of(communicators)
     toolchain.cache_dir.rename(toolchain.cache_dir.with_name("elsewhere"))

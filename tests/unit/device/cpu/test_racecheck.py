@@ -1,4 +1,5 @@
-"""Races in shared memory (HEARTH_CPU_RACECHECK): those there are are found, with line and threads, and no others."""
+"""Races in shared memory (HEARTH_CPU_RACECHECK): every race is reported with line and threads, and nothing else is
+reported."""
 
 from __future__ import annotations
 
@@ -335,7 +336,7 @@ extern "C" __global__ void interpret(const unsigned* program, int phases, int* o
 
 
 class Checked:
-    """The source compiled with checks; a call returns the races of the launch."""
+    """A source compiled with race checks; a call launches it and returns the races."""
 
     def __init__(self) -> None:
         toolchain = dataclasses.replace(find_toolchain(), racecheck=True)
@@ -505,18 +506,18 @@ def test_images_of_both_kinds_are_distinguished_and_run_in_one_process(
     assert run("other_flag", 64, np.zeros(64, np.int32))
 
 
-# ---- random programs against happens-before by definition ----
+# ---- random programs compared with the definition of happens-before ----
 
 READ, WRITE, UPDATE, READ_BYTE, WRITE_BYTE, READ_SECOND, SYNC, BARRIER, SHUFFLE, RETURN, YIELD = range(1, 12)
 THREADS, WORDS = 40, 4
 CONFLICTS = {(0, 1), (1, 0), (1, 1), (0, 3), (3, 0), (1, 3), (3, 1)}
-"""Kinds of accesses that race: reads 0, writes 1, atomic updates 3."""
+"""Pairs of kinds of accesses that race: 0 is a read, 1 a write, 3 an atomic update."""
 
 Op = tuple[int, int, int, int]
 
 
 def random_program(rng: random.Random) -> list[list[Op]]:
-    """An operation for each phase and thread. Values differ, so that no write is without effect."""
+    """Draws an operation for each phase and thread. All written values differ, so that every write has an effect."""
     alive = set(range(THREADS))
     density = rng.choice((0.02, 0.05, 0.3))
     yields = rng.choice((0, 0.1, 0.5))
@@ -529,7 +530,7 @@ def random_program(rng: random.Random) -> list[list[Op]]:
         if what < 0.2:
             for t in alive:
                 phase[t] = (BARRIER, 0, 0, 0)
-        elif what < 0.6:  # groups of lanes meet, the others of the block go on
+        elif what < 0.6:  # groups of lanes synchronise while the other threads of the block continue
             for warp in range(0, THREADS, 32):
                 lanes = [t for t in alive if warp <= t < warp + 32]
                 rng.shuffle(lanes)
@@ -559,10 +560,11 @@ def random_program(rng: random.Random) -> list[list[Op]]:
 
 
 def expected_races(program: list[list[Op]]) -> set[frozenset[tuple[int, int]]]:
-    """Pairs of (thread, kind) of accesses that no barrier orders: each thread's vector clock, by definition."""
+    """Returns the pairs of (thread, kind) of accesses that no barrier orders, computed with a vector clock for each
+    thread."""
     clocks = [[0] * THREADS for _ in range(THREADS)]
     alive = set(range(THREADS))
-    seen: list[tuple[int, int, list[int], set[int]]] = []  # thread, kind, its clock, bytes
+    seen: list[tuple[int, int, list[int], set[int]]] = []  # (thread, kind, the thread's clock, bytes)
     races = set()
     for phase in program:
         for t, (what, place, _, _) in enumerate(phase):
@@ -582,7 +584,8 @@ def expected_races(program: list[list[Op]]) -> set[frozenset[tuple[int, int]]]:
                     races.add(frozenset({(other, other_kind), (t, kind)}))
             seen.append((t, kind, list(clocks[t]), touched))
         alive -= {t for t, op in enumerate(phase) if op[0] == RETURN}
-        if any(op[0] == BARRIER for op in phase):  # who has returned takes no part, and was before it
+        # a thread that has returned takes no part, and is ordered before the barrier
+        if any(op[0] == BARRIER for op in phase):
             groups = [list(range(THREADS))]
         else:
             masks = {(t // 32, op[3]) for t, op in enumerate(phase) if op[0] == SYNC}
@@ -608,7 +611,8 @@ def test_each_of_several_unordered_readers_races_with_a_later_write(run: Checked
     assert races_of(run, directed_program({0: read, 1: read}, warp, {0: write})) == set()
     last_reader = directed_program({0: read, 1: read}, {2: read}, sync(0, 1, 3), {3: write})
     assert races_of(run, last_reader) == {frozenset({(2, 0), (3, 1)})}
-    turn = dict.fromkeys(range(THREADS), (YIELD, 0, 0, 0))  # the phases before come first for all
+    # a phase in which every thread yields, so that all threads complete the earlier phases first
+    turn = dict.fromkeys(range(THREADS), (YIELD, 0, 0, 0))
     other_warp = directed_program({0: read, 1: read}, turn, {33: read}, turn, warp, {0: write})
     assert races_of(run, other_warp) == {frozenset({(33, 0), (0, 1)})}
     first_warp = directed_program({33: read}, turn, {0: read, 1: read}, turn, sync(*range(32, 40)), {34: write})

@@ -1,4 +1,5 @@
-"""Memory of the CPU device that two processes map: read-only for the second, and alive as long as either lives."""
+"""Memory of the CPU device that two processes map: read-only for the second process, and alive while either process
+lives."""
 
 from __future__ import annotations
 
@@ -139,7 +140,7 @@ def test_limit(server: CpuServer) -> None:
 
 
 def test_files_that_are_not_what_they_should_be(server: CpuServer) -> None:
-    """Their sender could change them later, or truncate them while they are read."""
+    """The sender of such a file could change it later, or truncate it while it is read."""
     unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, SIZE)
     memory = server.create_shared(SIZE)

@@ -1,4 +1,4 @@
-"""zig keeps a separate cache, which it has to be able to write to from inside a compile worker's sandbox."""
+"""zig keeps a separate cache, which must be writable inside a compile worker's sandbox."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hearthd.device.cpu.toolchain import Toolchain
 def test_zig_s_cache_is_there_before_the_sandbox_is_shut(tmp_path: Path) -> None:
     toolchain = Toolchain((str(tmp_path / "ziglang" / "zig"), "c++"), "zig", is_clang=True, cache_dir=tmp_path)
     _, writes = toolchain.places()
-    assert writes and all(Path(path).is_dir() for path in writes)  # a sandbox leaves out what does not exist
+    assert writes and all(Path(path).is_dir() for path in writes)  # a sandbox ignores paths that do not exist
 
 
 def test_others_write_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""NVTX and CUPTI behind fakes: what is asked of them, and that nothing they do wrong reaches a command."""
+"""NVTX and CUPTI replaced by fakes: the calls made to them, and their errors, which must not reach a command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_ranges_nest_and_a_push_that_failed_is_not_popped() -> None:
     ranges = Ranges(lambda name, number: next(depths), lambda: popped.append(1), log)
     for _ in range(3):
         ranges.push("launch f", 1)
-    for expected in (1, 1, 2):  # the second was no range
+    for expected in (1, 1, 2):  # the second push was ignored
         ranges.pop()
         assert len(popped) == expected
     assert ranges.active and not log.lines
@@ -104,7 +104,7 @@ def test_without_nvtx_there_is_a_warning_and_no_ranges(cupy: object) -> None:
 
 
 class FakeCupti:
-    """The part of the cupti-python package that is used; `flush` hands over what was put into `buffer`."""
+    """The part of the cupti-python package that is used; `flush` delivers the records in `buffer`."""
 
     ActivityKind = SimpleNamespace(CONCURRENT_KERNEL=10, EXTERNAL_CORRELATION=39, DRIVER=4, RUNTIME=5)
     ExternalCorrelationKind = SimpleNamespace(CUSTOM0=3)
@@ -140,10 +140,10 @@ class FakeCupti:
     def get_timestamp(self) -> int:
         return 5_000_000
 
-    # what the driver would do
+    # the driver's part
 
     def launch(self, correlation: int, name: str, *starts: int, end: int = 1) -> None:
-        """Records an API call and its kernels, under the number that is pushed."""
+        """Records an API call and its kernels, with the correlation id that was pushed."""
         for start in starts:
             self.buffer.append(
                 SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Collectives as NCCL calls, carried out on host memory by a model of NCCL, against NumPy."""
+"""Collectives as NCCL calls, executed on host memory by a model of NCCL, and compared with NumPy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier",
 )  # fmt: skip
 SCRATCH = 64
-"""Address of the scratch memory; below it nothing may be touched."""
+"""Address of the scratch memory; memory below it must not be changed."""
 START = 4096
 SIZE = 1 << 16
 REDUCTIONS: dict[int, Any] = {
@@ -31,8 +31,8 @@ REDUCTIONS: dict[int, Any] = {
 
 
 class Nccl:
-    """ncclGroupEnd of all ranks at once: sends and receives of two ranks pair in the order of the calls, and so do the
-    other calls of all ranks, which have to be the same. Reads everything before it writes anything."""
+    """A model of ncclGroupEnd of all ranks at once. Sends and receives of two ranks are matched in the order of the
+    calls; so are the other calls, which must be the same on all ranks. All memory is read before any is written."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -101,7 +101,7 @@ class Nccl:
 
 
 class Program:
-    """Operations of all ranks, what they start from and what has to come of them."""
+    """Operations of all ranks, the initial memory, and the expected results."""
 
     def __init__(self, ranks: int, seed: int) -> None:
         self.nccl = Nccl(ranks)
@@ -175,7 +175,8 @@ class Program:
                 self._expected.append((rank, own.destination or own.source, whole))
 
     def message(self, sender: int, receiver: int, count: int, at: tuple[int, int]) -> None:
-        """Anywhere in the lists of the two; those of a pair stay in order because they are put in from the back."""
+        """Inserts a send and a receive at any places in the two ranks' lists; the messages of a pair keep their order
+        because they are inserted from the back."""
         source, destination = self._place(count), self._place(count)
         data = self._fill(sender, source, count)
         for rank, exchange, place in (
@@ -227,7 +228,7 @@ def test_batches(data: st.DataObject) -> None:
 
 
 def test_a_message_does_not_meet_a_part_of_another_operation() -> None:
-    """NCCL pairs in order: one rank sends behind the all_to_all, the other receives before it."""
+    """NCCL matches in order: one rank sends after the all_to_all, the other receives before it."""
     program = Program(2, 0)
     program.add("all_to_all", 8, 0, "", False)
     program.message(0, 1, 3, (1, 0))
@@ -243,7 +244,7 @@ def test_nothing_is_nothing() -> None:
 
 
 def test_numbers_are_those_of_nccl_h() -> None:
-    assert list(DTYPES.values()) == list(range(12))  # ncclInt8 to ncclFloat8e5m2
+    assert list(DTYPES.values()) == list(range(12))  # the values of ncclInt8 to ncclFloat8e5m2
     assert OPS == {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 
 

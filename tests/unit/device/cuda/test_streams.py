@@ -1,4 +1,4 @@
-"""CUDA streams behind a fake driver: the arguments of the calls that create them."""
+"""CUDA streams over a fake driver: the arguments of the calls that create them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 NON_BLOCKING = 1
-"""cudaStreamNonBlocking."""
+"""Value of cudaStreamNonBlocking."""
 
 
 class FakeRuntime(ModuleType):
-    """The part of `cupy_backends.cuda.api.runtime` that streams need; records each created stream."""
+    """The part of `cupy_backends.cuda.api.runtime` that streams use; records each created stream."""
 
     CUDARuntimeError = RuntimeError
     streamNonBlocking = NON_BLOCKING
@@ -24,7 +24,7 @@ class FakeRuntime(ModuleType):
     def __init__(self) -> None:
         super().__init__("cupy_backends.cuda.api.runtime")
         self.created: list[tuple[int, int]] = []
-        """Flags and priority of each stream."""
+        """(flags, priority) of each stream."""
         self.destroyed: list[int] = []
 
     def streamCreateWithPriority(self, flags: int, priority: int) -> int:
@@ -55,7 +55,8 @@ def runtime() -> FakeRuntime:
 
 @pytest.fixture
 def cuda(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The modules `streams` and `kernel_output` over the fake, with or without CuPy; other tests import them anew."""
+    """Returns the modules `streams` and `kernel_output` over the fake, with or without CuPy; other tests import them
+    again."""
     api = ModuleType("cupy_backends.cuda.api")
     api.runtime = runtime  # type: ignore[attr-defined]
     api.driver = SimpleNamespace(CUDADriverError=RuntimeError)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Dispatches that come again: read once, they come to the same as read anew."""
+"""Repeated dispatches: a cached dispatch gives the same result as one that is parsed again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reading(known: KnownDispatches, command: c.Dispatch) -> tuple[KnownDispatch,
     return None if failures else (known.learn(likeness, command, plan), False)
 
 
-# Few values of each field, so that many commands are alike, and many differ in one thing.
+# Few values for each field, so that many commands are equal, and many differ in one field.
 VALUES = st.sampled_from(
     [
         A(raw=b"1234"), A(raw=b"5678"), A(raw=b"12345678"), A(raw=b""), A(int32=5), A(int32=6), A(float32=5), A(),
@@ -83,7 +83,7 @@ def sound(*, size: int = 8, value: bytes = b"1234", **fields: int) -> c.Dispatch
 
 
 def kept(known: KnownDispatches, commands: Iterable[c.Dispatch]) -> list[KnownDispatch]:
-    """Those of the commands that are known, as the cache has them."""
+    """Returns the cache's entries for the commands that it contains."""
     found = (known.find(command, [binding.data for binding in command.bindings])[1] for command in commands)
     return [each for each in found if each is not None]
 

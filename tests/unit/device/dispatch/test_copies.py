@@ -1,4 +1,4 @@
-"""Dispatches for which host memory is scarce: they wait for it, or do without, and give all of it back."""
+"""Dispatches while host memory is scarce: they wait for it or work without it, and release all of it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Scarce:
 
 
 class Rig:
-    """A device process's loop on a thread, with one session, and `add` as its function 1."""
+    """The loop of a device process on a thread, with one session whose function 1 is `add`."""
 
     def __init__(self) -> None:
         self.sock, theirs = socket.socketpair()
@@ -85,7 +85,7 @@ class Rig:
         self.sock.sendall(encode(kind, payload, **fields))
 
     def expect(self, kind: int, ident: int | None = None) -> Frame:
-        """The first frame of this kind that has not been taken."""
+        """Returns the first frame of this kind that has not been returned yet."""
         while True:
             for index, frame in enumerate(self._frames):
                 if frame.kind == kind and ident in (None, frame.id):
@@ -134,7 +134,7 @@ def command(*bindings: c.Binding) -> c.Dispatch:
 
 @pytest.mark.parametrize("locks", [True, False])
 def test_inline(rig: Rig, locks: bool) -> None:
-    """Three copies, each nearly all of the staging memory there may be."""
+    """Three copies, each almost as large as the whole staging memory."""
     rig.server.locks = locks
     a, b, sum_ = inputs()
     bindings = [B(role=B.ROLE_INPUT, size=SIZE, data=data) for data in (a, b)]
@@ -150,7 +150,7 @@ def test_inline(rig: Rig, locks: bool) -> None:
 
 @pytest.mark.parametrize("locks", [True, False])
 def test_transfers(rig: Rig, locks: bool) -> None:
-    """Two uploads, their chunks mixed, and a download that its client takes chunk by chunk."""
+    """Two uploads with interleaved chunks, and a download that its client requests chunk by chunk."""
     rig.server.locks = locks
     a, b, sum_ = inputs()
     bindings = [B(role=B.ROLE_INPUT, size=SIZE, upload=number) for number in (11, 12)]

@@ -1,4 +1,4 @@
-"""Bindings of a dispatch: what is right is read as it was meant, and everything that is wrong is said at once."""
+"""Bindings of a dispatch: valid ones are read correctly, and one refusal lists everything that is wrong."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ ANY = st.builds(
 
 @given(st.lists(ANY, max_size=6), st.none() | st.integers(0, 3))
 def test_nothing_gets_past(bindings: list[c.Binding], iterations: int | None) -> None:
-    """Whatever arrives: a plan whose numbers hold, or failures; every binding that is wrong is named."""
+    """The result is either a plan with valid numbers or a list of failures that names every wrong binding."""
     command = c.Dispatch(bindings=bindings, iterations=iterations)
     plan, failures = planned(command)
     if failures:

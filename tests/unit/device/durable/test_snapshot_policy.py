@@ -1,4 +1,4 @@
-"""Two areas for the copies of a buffer, and how much host memory copies under way may hold."""
+"""Two areas for the copies of a buffer, and the limit on host memory for copies in progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_areas_take_turns_and_the_last_complete_copy_is_left_alone() -> None
         assert which != areas.committed and not areas.idle
         seen.append(areas.at(which))
         areas.send()
-        assert not areas.idle  # until the front has said so, either area may be the one that counts
+        assert not areas.idle  # until the front has answered, either area may hold the valid copy
         areas.commit()
         assert areas.committed == which and areas.idle
     assert seen == [8192, 12288, 8192, 12288]
@@ -38,7 +38,7 @@ def test_a_second_copy_cannot_begin_beside_the_first() -> None:
     with pytest.raises(AssertionError):
         areas.begin()
     with pytest.raises(AssertionError):
-        areas.commit()  # the front was never told
+        areas.commit()  # nothing was sent to the front
 
 
 def test_one_copy_may_go_alone_but_none_ahead_of_its_point() -> None:
@@ -46,9 +46,9 @@ def test_one_copy_may_go_alone_but_none_ahead_of_its_point() -> None:
     assert allowance.chunk() == 1
     big = StagingAllowance(256 << 20)
     assert big.chunk() == CHUNK and big.chunk(pinned=1 << 20) == 1 << 19
-    assert big.take(100 << 20, ahead=False)  # larger than all that there is: alone
+    assert big.take(100 << 20, ahead=False)  # larger than the whole allowance: accepted only while nothing else is held
     assert not big.take(1, ahead=False)
-    assert big.give(100 << 20, ahead=False)  # a request has been denied
+    assert big.give(100 << 20, ahead=False)  # True: a request had been denied
     assert big.take(16 << 20, ahead=True)
     assert not big.take(1, ahead=True)
     assert big.take(48 << 20, ahead=False)
@@ -57,7 +57,8 @@ def test_one_copy_may_go_alone_but_none_ahead_of_its_point() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans(), st.booleans()), max_size=60))
 def test_what_is_held_stays_within_bounds(steps: list[tuple[int, bool, bool]]) -> None:
-    """(size, ahead, give one back first): never more than a quarter together, or one alone; a sixteenth ahead."""
+    """Each step is (size, ahead, give one back first). At most a quarter is held in total, or a single larger piece; at
+    most a sixteenth ahead."""
     cap = 128
     allowance, held = StagingAllowance(cap), []
     for size, ahead, give in steps:

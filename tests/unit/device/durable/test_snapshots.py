@@ -1,4 +1,5 @@
-"""Snapshots and restores of one device process, with the test as its front: what memory and the front may refuse."""
+"""Snapshots and restores of one device process, with the test as its front: failures caused by memory or by the
+front."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ F_SEAL_GROW = 0x0004
 
 
 class Fronted(Rig[LockingServer]):
-    """A device process whose front is the test: its file, its books, and its answers."""
+    """A device process whose front is the test: its file, its index of copies, and its answers."""
 
     def __init__(self, spec: DeviceSpec, host: Host) -> None:
         self.files, self._their_files = descriptors.pair()
@@ -53,13 +54,13 @@ class Fronted(Rig[LockingServer]):
         self.send(Kind.SNAPSHOT, json.dumps(answer).encode(), channel=1, id=frame.id)
 
     def grant(self) -> None:
-        """Hears a request for places, and gives them."""
+        """Receives a request for places, and grants it."""
         frame, body = self.said()
         copies = [self.index.reserve(*each) for each in body["reserve"]]
         self.say(frame, {"places": [[copy.offset, copy.span] for copy in copies]})
 
     def hear(self) -> list[list[int]]:
-        """Hears that copies are complete, and counts on them."""
+        """Receives a message that copies are complete, and commits them."""
         frame, body = self.said()
         self.index.commit(body["commit"])
         self.say(frame, {})
@@ -73,7 +74,7 @@ class Fronted(Rig[LockingServer]):
         return keys
 
     def copy(self, handle: int) -> bytes:
-        """Returns the file's contents for a buffer."""
+        """Returns the committed copy of a buffer in the file."""
         found = next(copy for copy in self.index.copies.values() if copy.handle == handle)
         assert found.committed is not None
         return os.pread(self.file, found.size, found.offset + found.committed * found.span)
@@ -142,12 +143,12 @@ def test_a_copy_counts_when_the_front_has_said_so(make: Make) -> None:
     again = rig.start(checkpoint=c.Checkpoint(buffers=[5]))
     rig.send(Kind.PING, id=3)
     rig.until(Kind.PONG, 3)
-    assert not (rig.came(Kind.RESULT) or rig.came(Kind.SNAPSHOT))  # all of them wait
+    assert not (rig.came(Kind.RESULT) or rig.came(Kind.SNAPSHOT))  # all of the commands wait
     rig.index.commit(body["commit"])
     rig.say(frame, {})
     assert not rig.answer(first).HasField("error") and not rig.answer(sync).HasField("error")
     assert rig.copy(5) == data
-    assert [which for _, which in rig.hear()] == [1]  # beside the one that counts
+    assert [which for _, which in rig.hear()] == [1]  # in the area beside the committed copy
     assert not rig.answer(again).HasField("error") and rig.copy(5) == data
     assert rig.gauges()["durable_bytes"] == 6 * MIB
     rig.batch(c.Command(free=c.Free(buffers=[5])))
@@ -160,7 +161,8 @@ def test_a_checkpoint_keeps_its_place_behind_what_its_stream_waits_for(make: Mak
     rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
     rig.grant()
     rig.hear()
-    rig.batch(c.Command(write=c.Write(buffer=5, offset=50, size=50, transfer=9)))  # its bytes have not come
+    # the bytes of the write have not arrived
+    rig.batch(c.Command(write=c.Write(buffer=5, offset=50, size=50, transfer=9)))
     asked = rig.start(checkpoint=c.Checkpoint(buffers=[5]))
     rig.batch(c.Command(fill=c.Fill(buffer=5, size=100, pattern=b"\1")))
     rig.upload(9, bytes(50), 50)
@@ -171,7 +173,8 @@ def test_a_checkpoint_keeps_its_place_behind_what_its_stream_waits_for(make: Mak
 
 
 def test_a_copy_that_waits_holds_up_no_stream_and_takes_no_track(make: Make) -> None:
-    """Behind a write that has not arrived: as many as one likes, and others of the session go on."""
+    """The copies wait behind a write whose bytes have not arrived. Any number of them may wait, and other streams of
+    the session continue."""
     rig = make()
     rig.batch(c.Command(create_stream=c.CreateStream(stream=1)))
     written(rig, 5, data_of(100))
@@ -204,7 +207,7 @@ def test_what_the_front_refuses(make: Make) -> None:
     assert rig.error(asked).reason == Reason.QUOTA_EXCEEDED
     behind = rig.error(rig.start(checkpoint=c.Checkpoint(buffers=[5])))
     assert behind.reason == Reason.DEPENDENCY_FAILED and behind.details["cause"] == "QUOTA_EXCEEDED"
-    again = rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))  # one may try again
+    again = rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))  # the client may try again
     rig.grant()
     frame, _ = rig.said()
     rig.say(frame, Refusal(Reason.SESSION_EXPIRED, "gone"))
@@ -225,7 +228,7 @@ def test_memory_that_takes_no_more_leaves_the_copy_before(make: Make) -> None:
     refused = rig.error(rig.start(checkpoint=c.Checkpoint()))
     assert refused.reason == Reason.OUT_OF_MEMORY and refused.fix
     assert rig.copy(5) == data_of(MIB)
-    rig.batch(c.Command(checkpoint=c.Checkpoint()))  # one way: a later sync tells
+    rig.batch(c.Command(checkpoint=c.Checkpoint()))  # a one-way command: a later sync reports its error
     assert rig.error(rig.start(sync=c.Sync())).reason == Reason.OUT_OF_MEMORY
 
 
@@ -246,7 +249,7 @@ def test_a_copy_that_the_driver_refuses(make: Make) -> None:
 
 @pytest.mark.parametrize("locked", [64 * MIB, 0])
 def test_there_and_back(make: Make, locked: int) -> None:
-    """There is less page-locked memory than one buffer takes, or none."""
+    """There is less page-locked memory than one buffer needs, or none."""
     rig = make(locked)
     contents = {5: data_of(9 * MIB + 1), 6: b"", 7: data_of(3)}
     for handle, data in contents.items():

@@ -1,4 +1,4 @@
-"""Copies from and to shared memory on the inline path end as on the queued path."""
+"""Copies from and to shared memory have the same results on the inline path as on the queued path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.device.lane_rig import add, sync
 from tests.support.device.rig import Command
 
 PART = 96
-"""Bytes of a part of a segment here, so that copies have several."""
+"""Size in bytes of a part of a segment in these tests, small so that copies have several parts."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,7 +62,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Sharing, Sharing]]:
         each.stop()
 
 
-# ---- the same programs on both ways ----
+# ---- the same programs on both paths ----
 
 PLACE = {"size": st.integers(1, SIZE // 2), "offset": st.integers(0, SIZE // 2)}
 UP = st.builds(write, start=st.integers(0, SIZE // 2), stream=st.sampled_from([0, 0, 5]), **PLACE)
@@ -99,8 +99,9 @@ OTHERS = [
 
 
 class Step(NamedTuple):
-    """A batch, sent when those before it have been answered. `refuses`, unless negative: the number of copies that the
-    driver takes before it refuses one. `apart`: each command in a separate batch, one right behind the other."""
+    """A batch, sent when the previous ones have been answered. `refuses`, unless negative: number of copies that the
+    driver accepts before it refuses one. `apart`: each command is sent in a separate batch, without a wait in
+    between."""
 
     commands: tuple[Command, ...]
     refuses: int
@@ -123,7 +124,8 @@ def steps(draw: st.DrawFn) -> Step:
         asked.request = 1
     behind = []
     if not asked.request or draw(st.integers(0, 2)) == 2:
-        # Where nothing else tells of its end, the stream's own: another's commands would race the next step's.
+        # If no other answer tells that the step has ended, a sync of the same stream does: on another stream, its
+        # commands would race with the next step.
         stream = draw(st.sampled_from([0, asked.stream])) if asked.request else asked.stream
         behind.append(Command(request=1, stream=stream, sync=c.Sync()))
     return Step((asked, *behind), draw(st.sampled_from([-1] * 9 + [0, 1])), draw(st.booleans()))
@@ -157,7 +159,7 @@ def run(rig: Sharing, program: Sequence[Step]) -> tuple[list[bytes], bytes, dict
     requests = itertools.count(3)
     answers = [client.response().SerializeToString()]
     client.batch(Command(request=2, describe_module=c.DescribeModule(module=1)))
-    client.response()  # it is compiled: that is counted as well
+    client.response()  # the module is compiled now: the compile is counted as well
     before = counted(rig)
     for step in [*program, Step((Command(request=1, sync=c.Sync(all_streams=True)),), -1)]:
         rig.server.takes = step.refuses
@@ -172,7 +174,7 @@ def run(rig: Sharing, program: Sequence[Step]) -> tuple[list[bytes], bytes, dict
             client.batch(*batch)
         given = [client.until(Kind.RESPONSE).payload for each in commands if each.request]
         if len({each.stream for each in commands}) > 1 or any(each.sync.all_streams for each in commands):
-            # streams owe each other no order
+            # the order of answers of different streams is undefined
             given.sort(key=lambda payload: device_pb2.ExecuteResponse.FromString(payload).result.request)
         answers += given
         rig.server.takes = -1
@@ -209,7 +211,7 @@ def test_both_ways_come_to_the_same(pair: tuple[Sharing, Sharing], program: list
 
 
 def test_most_of_it_went_straight_through(pair: tuple[Sharing, Sharing]) -> None:
-    """Else the comparison says nothing."""
+    """Without this the comparison of the two paths would be meaningless."""
     short, long = pair
     program = [Step((write(200, 8, 16, request=1),), -1), Step((read(200, 8, request=1),), -1)] * 10
     before = short.given
@@ -218,7 +220,7 @@ def test_most_of_it_went_straight_through(pair: tuple[Sharing, Sharing]) -> None
     assert short.signalled >= 20 and not long.signalled
 
 
-# ---- the inline path, and its outcomes ----
+# ---- the inline path and its outcomes ----
 
 
 def error(response: device_pb2.ExecuteResponse) -> Refusal:
@@ -254,7 +256,7 @@ def test_slow_copy_is_answered_together_with_the_wait_behind_it(rig: Sharing) ->
 
 
 def test_a_wait_for_a_copy_alone_ends_with_it(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single event ends both."""
+    """A single event completes the copy and the wait."""
     client, _, _ = begin(rig)
     events = 0
     real = rig.server.record
@@ -358,7 +360,7 @@ def test_a_segment_that_goes_while_it_is_copied_from(rig: Sharing) -> None:
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
     connection.release(1)
-    connection.share(2, SIZE).close()  # answered when what came before has been looked at
+    connection.share(2, SIZE).close()  # answered when everything before it has been processed
     client.batch(write(request=3, buffer=2))
     assert error(client.response()).reason == Reason.INVALID_HANDLE
     assert rig.gauges()["segments"] == 2 and rig.given == 1
@@ -405,7 +407,7 @@ def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Sharing) ->
 
 
 def test_a_number_that_is_written_twice_counts_the_second_time(rig: Sharing) -> None:
-    """The last value counts, as in protobuf, whatever is known of the rest."""
+    """The last value of a repeated field is used, as in protobuf, even if the other fields are cached."""
     client, _, _ = begin(rig)
     for second in (90, 91):
         client.batch(write(request=2, buffer=2))

@@ -1,4 +1,5 @@
-"""Batches on the inline path end as on the queued path, and take it only while the device does nothing else."""
+"""Batches on the inline path have the same results as on the queued path, and take it only while the device does no
+other work."""
 
 from __future__ import annotations
 
@@ -46,11 +47,11 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Passing, Passing]]:
 
 
 def reason(client: Client) -> str:
-    """Why what was asked last was refused."""
+    """Returns the reason why the last request was refused."""
     return from_status(client.response().result.error).reason
 
 
-# ---- the same programs on both ways ----
+# ---- the same programs on both paths ----
 
 OTHERS: list[dict[str, Any]] = [
     {"flush": c.Flush()},
@@ -69,7 +70,8 @@ OTHERS: list[dict[str, Any]] = [
 
 @st.composite
 def steps(draw: st.DrawFn, wrong: bool) -> Step:
-    """`wrong`: with failures, each batch waited for: of what is under way at once, time decides who tells of them."""
+    """Draws a step. `wrong`: with failures, and each batch is waited for, because among concurrent commands the one
+    that reports a failure depends on time."""
     if wrong and draw(st.integers(0, 5)) == 5:
         return Step((Command(request=1, **draw(st.sampled_from(OTHERS))),), True)
     records = st.one_of(LAUNCH, LAUNCH, FRESH, BROKEN) if wrong else st.one_of(LAUNCH, LAUNCH, FRESH)
@@ -92,7 +94,7 @@ def test_both_ways_come_to_the_same(pair: tuple[Passing, Passing], wrong: bool, 
 
 
 def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None:
-    """Else the comparison says nothing."""
+    """Without this the comparison of the two paths would be meaningless."""
     short, long = pair
     step = Step((Command(launches=launch(1)), sync(1)), True)
     before = short.taken
@@ -100,7 +102,7 @@ def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None
     assert short.taken - before >= 19 and not long.taken
 
 
-# ---- the inline path, and what does not take it ----
+# ---- the inline path, and batches that do not take it ----
 
 
 def test_launches_and_their_sync_go_straight_through(rig: Passing) -> None:
@@ -125,14 +127,14 @@ def test_launches_and_their_sync_go_straight_through(rig: Passing) -> None:
 
 
 def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Passing) -> None:
-    """A single frame reports the answer and the executed batch: the front wakes up once."""
+    """A single frame reports the answer and the executed batch, so that the front wakes up once."""
     alone = 0
     for number in range(1, 100):
         rig.batch(Command(launches=launch(number)), Command(request=number, sync=c.Sync(all_streams=bool(number % 2))))
         answer = rig.until(Kind.RESPONSE)
         assert answer.id in (number, 0) and not answer.flags
         assert device_pb2.ExecuteResponse.FromString(answer.payload).result.request == number
-        alone += not answer.id  # it took its time, as on a busy machine: the ack went before
+        alone += not answer.id  # on a busy machine the batch took long, so that the ack was sent earlier
     assert rig.taken == 99 and alone < 50
     assert len([frame for frame in rig.copies() if frame.kind == Kind.ACK]) == alone
     assert rig.sum() == summed(*range(1, 100))
@@ -143,7 +145,7 @@ def test_what_the_front_passes_on_beside_a_lane_takes_the_long_way(rig: Passing)
     client = rig.lane()
     client.batch(add(1), sync(1))
     assert client.response().result.request == 1
-    rig.batch()  # number 1, which the lane has brought
+    rig.batch()  # repeats batch 1, which has come over the lane
     rig.barrier()
     taken = rig.taken
     rig.batch(add(2), sync(2))
@@ -152,7 +154,7 @@ def test_what_the_front_passes_on_beside_a_lane_takes_the_long_way(rig: Passing)
 
 
 def test_a_copy_alone_goes_straight_through(rig: Passing) -> None:
-    """Answered or not, with a wait behind it in the same piece or not, and refused like any other."""
+    """With or without an answer, with or without a wait behind it in the same piece; refused like any other copy."""
     client = rig.lane()
     for number in range(1, 40):
         data = number.to_bytes(8, "little")
@@ -311,7 +313,8 @@ def test_a_client_that_does_not_read_is_answered_when_it_does(rig: Passing) -> N
 
 @pytest.fixture
 def lingering(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Passing, threading.Semaphore]]:
-    """Many cores, where the loop polls long for a next step; and a semaphore that counts the rounds of idle work."""
+    """A machine with many cores, where the loop polls long for the next step, and a semaphore that counts the rounds of
+    idle work."""
     monkeypatch.setattr(device_process, "cores", lambda: 8)
     monkeypatch.setattr(event_loop, "EXPECTED_S", 30.0)
     rig, rounds = Passing(Polled), threading.Semaphore(0)
@@ -336,7 +339,7 @@ def taken(rounds: threading.Semaphore) -> int:
 
 
 def asked_for_long(rig: Passing) -> None:
-    """The device, where it is worth it at all."""
+    """Makes the loop poll the device for up to 30 s, if it polls at all."""
     rig.process.device.tracks.spin_policy = SpinPolicy(30.0)
 
 
@@ -352,7 +355,7 @@ def test_the_next_step_comes_before_unawaited_work(
     monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
     client.batch(sync(2))
     client.response()
-    rig.barrier()  # by way of the front, which is served at once: a round that lasts
+    rig.barrier()  # over the link to the front, which is served at once and ends the polling
     taken(rounds)
     for number in range(3, 60):
         client.batch(sync(number))
@@ -383,7 +386,7 @@ def test_it_is_not_put_off_for_ever(
 def test_others_are_heard_meanwhile(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The front, tasks of other threads, and another session's lane."""
+    """The front, tasks of other threads, and another session's lane are served while the loop polls."""
     rig, _ = lingering
     monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
     rig.send(Kind.OPEN, b"{}", channel=2)
@@ -405,10 +408,10 @@ def test_others_are_heard_meanwhile(
 def test_what_was_done_in_between_is_in_the_books(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commands, batches and the device's time are counted, though deferred in between."""
+    """Commands, batches and device time are counted, although the counting is deferred."""
     rig, _ = lingering
     monkeypatch.setattr(inline_path, "HERE_S", 30.0)
-    asked_for_long(rig)  # each is waited for in the turn in which it came
+    asked_for_long(rig)  # so that each batch is waited for in the turn of the loop in which it arrived
     executor = rig.process.executor
     client = rig.lane()
     client.batch(add(1), sync(1))
@@ -446,7 +449,7 @@ def test_what_was_done_in_between_is_in_the_books(
 def test_what_is_still_under_way_beside_is_in_the_books(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch, launches: tuple[int, ...]
 ) -> None:
-    """A client that is answered for one stream may have submitted work to another in the same batch."""
+    """A client that gets the answer for one stream may have submitted work to another stream in the same batch."""
     rig, _ = lingering
     monkeypatch.setattr(inline_path, "HERE_S", 30.0)
     asked_for_long(rig)
@@ -473,7 +476,8 @@ def test_what_is_still_under_way_beside_is_in_the_books(
 def test_a_step_behind_one_that_took_its_time_comes_first_too(
     lingering: tuple[Passing, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step answered in a later turn of the loop: the next is polled for before the rest of that is done."""
+    """After a step that is answered in a later turn of the loop, the next step is polled for before deferred work is
+    done."""
     rig, rounds = lingering
     monkeypatch.setattr(inline_path, "HERE_S", 0.0)
     asked_for_long(rig)

@@ -1,5 +1,5 @@
-"""Batches that do more than to launch take the inline path, too: short writes and reads, temporaries, and the wait
-behind them end as on the queued path."""
+"""Batches with more than launches take the inline path too: short writes and reads, temporaries, and the wait behind
+them have the same results as on the queued path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Passing, Passing]]:
         each.stop()
 
 
-# ---- the same programs on both ways ----
+# ---- the same programs on both paths ----
 
 STREAM = st.sampled_from([0, 0, 0, 5])
 RUN = st.builds(
@@ -104,7 +104,8 @@ WRONG_END = [
 
 @st.composite
 def steps(draw: st.DrawFn, wrong: bool) -> Step:
-    """`wrong`: with failures, each batch waited for: of what is under way at once, time decides who tells of them."""
+    """Draws a step. `wrong`: with failures, and each batch is waited for, because among concurrent commands the one
+    that reports a failure depends on time."""
     before = [command for each in draw(st.lists(WORK, max_size=4)) for command in each]
     if wrong and draw(st.integers(0, 2)) == 2:
         at = draw(st.integers(0, len(before)))
@@ -126,7 +127,7 @@ def test_both_ways_come_to_the_same(pair: tuple[Passing, Passing], wrong: bool, 
 
 
 def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None:
-    """Else the comparison says nothing."""
+    """Without this the comparison of the two paths would be meaningless."""
     short, long = pair
     write = Command(write=c.Write(buffer=1, data=b"12345678"))
     program = [
@@ -140,7 +141,7 @@ def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None
     assert short.taken - before >= 19 and not long.taken
 
 
-# ---- the inline path, and its outcomes ----
+# ---- the inline path and its outcomes ----
 
 
 def value(client: Client) -> int:
@@ -247,7 +248,7 @@ def test_buffer_spoiled_by_another_stream_fails_the_read(rig: Passing) -> None:
 
 
 def test_a_read_behind_what_was_put_off_waits_for_it(rig: Passing) -> None:
-    """The write waits for its bytes, which come beside the batch; so does the batch's acknowledgement."""
+    """The write waits for its bytes, which are sent beside the batch; the acknowledgement of the batch waits too."""
     client = rig.lane()
     client.batch(Command(write=c.Write(buffer=1, size=8, transfer=5)), add(1), read(1))
     rig.barrier()
@@ -280,7 +281,7 @@ def test_a_read_that_the_driver_refuses(rig: Passing, monkeypatch: pytest.Monkey
 
 
 def test_a_read_behind_work_takes_its_time(rig: Passing) -> None:
-    """The batch is acknowledged before it is answered, and others come between."""
+    """The batch is acknowledged before it is answered, and other sessions run in between."""
     client = rig.lane()
     client.batch(write(1), read(1))
     assert value(client) == 1
@@ -298,7 +299,7 @@ def test_a_read_behind_work_takes_its_time(rig: Passing) -> None:
 
 
 def test_no_staging_memory_is_to_be_had(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The read takes the queued path, which waits for some."""
+    """The read takes the queued path, which waits for staging memory."""
     client, staging = rig.lane(), rig.process.device.staging
     find, refused = staging.find, []
 
@@ -326,7 +327,7 @@ def test_a_profile_begins_with_the_read(rig: Passing) -> None:
 
 
 def test_a_read_while_a_collective_may_fail_goes_the_long_way(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have to tell of that."""
+    """The read may have to report the failure of the collective."""
     client, device, given = rig.lane(), rig.process.device, []
     reads = rig.process.executor.inline_path.reads
     give = reads.give
@@ -339,7 +340,7 @@ def test_a_read_while_a_collective_may_fail_goes_the_long_way(rig: Passing, monk
     assert given[0] is not None and given[1] is None
 
 
-# ---- which batches are looked at ----
+# ---- batches that are considered for the inline path ----
 
 
 def encoded(*commands: c.Command, seq: int = 3) -> bytes:

@@ -1,4 +1,4 @@
-"""The short way through protobuf and the generated classes say the same."""
+"""The hand-written parser of batches and the generated protobuf classes agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, (1 << 64) - 1))
 
 
 def read(data: bytes, seq: int) -> tuple[bytes, int, int, bool] | None:
-    """Returns the parsed batch, which the generated classes have to read as well."""
+    """Returns the parsed batch, after checking that the generated classes parse it equally."""
     plain = plain_batch.read(data, seq)
     if plain is None:
         return None
@@ -51,7 +51,7 @@ def test_what_a_client_sends_is_read(seq: int, records: bytes, request: int, str
 
 @given(st.data())
 def test_what_is_read_means_the_same_to_all(data: st.DataObject) -> None:
-    """Messages that are no plain batch, or hardly."""
+    """Messages that are damaged batches, most of which are invalid."""
     commands = data.draw(st.lists(st.sampled_from(COMMANDS), max_size=3))
     message = bytearray(device_pb2.ExecuteRequest(batch=c.Batch(seq=5, commands=commands)).SerializeToString())
     for _ in range(data.draw(st.integers(0, 3))):
@@ -71,8 +71,8 @@ def test_nothing_else_is_read(data: bytes, seq: int) -> None:
 
 
 def copy(data: bytes, seq: int) -> c.Command | None:
-    """Returns the copy that is found, which the generated classes have to find as well, unless they refuse all of
-    it."""
+    """Returns the copy that is found, after checking that the generated classes find the same, unless they refuse the
+    whole message."""
     found = plain_batch.lone_copy(data, seq)
     if found is None:
         return None

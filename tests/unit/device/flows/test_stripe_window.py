@@ -1,4 +1,4 @@
-"""Which chunk comes or goes over which stripe: random programs, stripes that break, chunks that come twice."""
+"""Assignment of chunks to stripes: random programs, stripes that break, chunks that arrive twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK = 10
 
 
 class FakeStripe:
-    """Holds what it was lent."""
+    """Keeps the staging memory that it was lent."""
 
     def __init__(self) -> None:
         self.granted: deque[Any] = deque()
@@ -38,7 +38,7 @@ class FakeStripe:
 
 
 class Lender:
-    """Staging memory: counts what is out."""
+    """Staging memory that counts the lent pieces."""
 
     def __init__(self, cap: int) -> None:
         self.out: set[Any] = set()
@@ -97,7 +97,7 @@ def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
         upload.join(stripe)
     pump()
     while missing:
-        stripe = next(each for each in stripes if each.granted)  # one can always come
+        stripe = next(each for each in stripes if each.granted)  # at least one stripe can always receive
         come(stripe, missing.pop())
         pump()
     assert landed == {upload.cut.span(index)[0] for index in range(upload.cut.count)}
@@ -142,7 +142,7 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
         elif what == "join":
             download.join(stripe)
         pump()
-    for index, stripe in enumerate(stripes):  # chunks sent and not received come again
+    for index, stripe in enumerate(stripes):  # chunks that were sent and not received are sent again
         for _, host, _ in stripe.out:
             lender.stripe_staging.give_back(host)
         download.lose(stripe)

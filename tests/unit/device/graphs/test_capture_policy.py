@@ -1,4 +1,4 @@
-"""Recordings of one stream: any sequence of steps leaves it where the accepted ones alone would have."""
+"""Recordings of one stream: after any sequence of steps, the state is as if only the accepted steps had been taken."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ steps = st.lists(
 
 
 def refused(order: CaptureOrder, what: str, graph: int, kind: str) -> bool:
-    """Takes the step; whether it was refused."""
+    """Executes the step; returns whether it was refused."""
     try:
         if what == "begin":
             order.begin(graph)
@@ -55,7 +55,7 @@ def test_transitions_follow_the_capture_order() -> None:
 @given(steps)
 def test_a_rejected_transition_changes_nothing(program: list[tuple[str, int, str]]) -> None:
     order = CaptureOrder(7)
-    graph = 0  # the model: what is being recorded
+    graph = 0  # the model: the graph that is being recorded
     for what, number, kind in program:
         allowed = {
             "begin": graph == 0,
@@ -71,7 +71,7 @@ def test_a_rejected_transition_changes_nothing(program: list[tuple[str, int, str
 
 @given(steps, st.integers(1, 3))
 def test_abort_recovers(program: list[tuple[str, int, str]], graph: int) -> None:
-    """Abort works from any state, and any number of times."""
+    """Abort works in any state, and any number of times."""
     order = CaptureOrder(7)
     for what, number, kind in program:
         refused(order, what, number, kind)
@@ -84,7 +84,7 @@ def test_abort_recovers(program: list[tuple[str, int, str]], graph: int) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_command_is_decided(kind: str) -> None:
-    """Recorded, beside it, or refused with its name: in the window only."""
+    """During a capture, each kind of command is recorded, executed directly, or refused by name."""
     order = CaptureOrder(7)
     assert order.records(kind) is False
     order.begin(3)

@@ -1,4 +1,5 @@
-"""Many launches with one command: in order, as often as asked, and never more at once than a track has room for."""
+"""Many launches with one command: in order, exactly the requested number, and never more at once than a track has room
+for."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Event:
 
 
 class Server:
-    """A stream that runs only on request."""
+    """A stream that runs only when the test requests it."""
 
     def __init__(self) -> None:
         self.queue: deque[Event | int] = deque()
@@ -80,7 +81,7 @@ class Fake(LaunchProgram):
 
 
 class Bench:
-    """A track on the server above, and rounds on it."""
+    """A track on the fake server, and repeated launches on it."""
 
     def __init__(self, price: int) -> None:
         self.server = Server()
@@ -88,7 +89,7 @@ class Bench:
         self.track: PooledStream = self.tracks.acquire()
         self.stream = LogicalStream(0, self.track)
         self.again = 0
-        """Number of requests to be tried again at the next turn."""
+        """Number of requests that have to be retried at the next turn."""
         self.device = cast(
             DeviceContext, SimpleNamespace(tracks=self.tracks, begin=lambda _stream: None, again=self._count_again)
         )
@@ -107,7 +108,8 @@ class Bench:
         return Rounds(self.device, Watchdog(self.tracks), self.stream, self.program, count, issue, **more)
 
     def finish(self, rounds: Rounds, pace: int) -> int:
-        """Turns that it took; the device runs `pace` steps between them."""
+        """Runs until the rounds are complete; returns the number of turns. The device runs `pace` steps between
+        turns."""
         turns = 1
         while not rounds.run():
             self.server.run(pace)
@@ -142,12 +144,13 @@ def test_a_turn_of_the_loop_gives_a_bounded_number() -> None:
         before = bench.given
         assert not rounds.run()
         assert bench.given - before <= TURN
-    assert not rounds.run() and bench.given == WINDOW * WINDOWS  # full, and the device has not moved
+    # the track is full, and the device has completed nothing
+    assert not rounds.run() and bench.given == WINDOW * WINDOWS
 
 
 @pytest.mark.parametrize("price", [1, 10, WINDOW])
 def test_more_is_given_before_the_device_has_come_to_the_end(price: int) -> None:
-    """Else it would stand still after each turn, until that is noticed."""
+    """Otherwise the device would be idle after each turn until the completion is noticed."""
     bench = Bench(price)
     rounds = bench.rounds(10_000)
     for turns in itertools.count(1):

@@ -1,4 +1,4 @@
-"""Programs that wait for room on a track are tried again when there is some, by whichever call notices it first."""
+"""Programs that wait for room on a track are retried when there is room, whichever call notices it first."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PATIENCE_S = 10.0
 
 
 class Gated(CpuServer):
-    """Runs its work only when the gate opens, and does not signal completion: the loop goes round only when
-    a frame comes."""
+    """A CPU device that runs its work only when the gate opens, and does not announce completions: the loop runs only
+    when a frame arrives."""
 
     gate: threading.Event | None = None
     launched = 0
@@ -43,12 +43,12 @@ class Gated(CpuServer):
         super().launch(*arguments, **more)
 
     def shut(self) -> None:
-        """Holds back work submitted from now on."""
+        """Holds back work that is submitted from now on."""
         self.gate = threading.Event()
         self.streams[0].submit(self.gate.wait)
 
     def let_through(self) -> None:
-        """Runs the work submitted so far, and no more, before it returns."""
+        """Runs exactly the work submitted so far before it returns."""
         given, before = CpuEvent(), self.gate
         assert before is not None
         self.streams[0].record(given)
@@ -71,8 +71,8 @@ def rig() -> Iterator[Rig[Gated]]:
 
 
 def test_a_session_that_waits_for_room_is_not_forgotten(rig: Rig[Gated]) -> None:
-    """A session that comes to have something to do looks whether the others still have. What it finds done has given
-    them their room back, and no later event reports it."""
+    """A session that becomes active polls the work of the other sessions. Completions found in this way give those
+    sessions their room back, and no later event reports them."""
     rig.send(Kind.OPEN, b"{}", channel=2)
     prepare(rig)
     rig.server.shut()
@@ -92,7 +92,7 @@ def test_a_session_that_waits_for_room_is_not_forgotten(rig: Rig[Gated]) -> None
 
 
 def test_a_program_continues_at_its_next_turn(rig: Rig[Gated]) -> None:
-    """It continues as long as the track has room, without an event and without the device running out of work."""
+    """The program continues as long as the track has room, without an event and before the device runs out of work."""
     prepare(rig)
     rig.server.shut()
     rig.batch(c.Command(launch_prepared=c.LaunchPrepared(prepared=1, count=ROUNDS * TURN)))
@@ -104,7 +104,7 @@ def test_a_program_continues_at_its_next_turn(rig: Rig[Gated]) -> None:
 
 
 def prepare(rig: Rig[Gated]) -> None:
-    """List 1, of one launch on buffer 1; nothing is under way."""
+    """Prepares list 1, of one launch on buffer 1. No work is pending afterwards."""
     rig.batch(
         c.Command(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=CODE)),
         c.Command(get_function=c.GetFunction(function=1, module=1, name="add_one")),
@@ -116,7 +116,7 @@ def prepare(rig: Rig[Gated]) -> None:
 
 
 def flush_beside(rig: Rig[Gated], number: int) -> None:
-    """Another session does something that gives the device nothing."""
+    """Makes another session execute a command that submits no work to the device."""
     ident = 1_000_000 + number
     rig.send(Kind.CALL, c.Command(request=1, flush=c.Flush()).SerializeToString(), channel=2, id=ident)
     assert c.Result.FromString(rig.until(Kind.RESULT, ident).payload).HasField("done")

@@ -1,4 +1,4 @@
-"""Waits that the device is given for commands that depend on each other."""
+"""Waits that are submitted to the device for commands that depend on each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCE = b'extern "C" __global__ void twice(int* x) { *x *= 2; }'
 
 
 class Fenced(CpuServer):
-    """Counts the waits of one stream for another."""
+    """A CPU device that counts the waits of one stream for another."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         super().__init__(spec)

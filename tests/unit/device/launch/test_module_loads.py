@@ -1,4 +1,5 @@
-"""A load that waits for another session's kernel: refused in time, by name, with nothing left of it."""
+"""A module load that waits for another session's kernel: refused after a timeout, with the kernel's name, and leaving
+no state behind."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Start = Callable[[float], Rig[Strict]]
 
 
 class Choosy(Strict):
-    """The first launch of each function waits for all that runs, as that of some kernels does on a GPU."""
+    """A CPU device on which the first launch of each function waits for all running kernels, as for some kernels on a
+    GPU."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         super().__init__(spec)
@@ -54,14 +56,14 @@ def start() -> Iterator[Start]:
 
 
 def other(rig: Rig[Strict], *commands: c.Command, seq: int) -> None:
-    """A batch of session "other", which is that of channel 2."""
+    """Sends a batch of the session "other", which has channel 2."""
     message = device_pb2.ExecuteRequest(batch=c.Batch(seq=seq, commands=commands))
     rig.send(Kind.BATCH, message.SerializeToString(), channel=2)
 
 
 def endless(rig: Rig[Strict], tenant: str = "") -> Callable[[int], int]:
-    """This session is ready to launch, and another one, of the same tenant unless given, has a kernel that does not end
-    before the gate is opened. Reads a buffer's number."""
+    """Prepares this session for launches, and starts in another session (of the same tenant by default) a kernel that
+    runs until the gate opens. Returns a function that reads the number in a buffer."""
     value = prepare(rig)
     rig.send(Kind.OPEN, json.dumps({"session": "other", "tenant": tenant}).encode(), channel=2)
     other(
@@ -81,7 +83,7 @@ def endless(rig: Rig[Strict], tenant: str = "") -> Callable[[int], int]:
 
 
 def packed(function: int, buffer: int, stream: int) -> c.Command:
-    """A launch as clients send it: one that has been checked before is not looked at again."""
+    """Returns a launch in the format of the client, which is checked only the first time."""
     layout = pack_layout([Place(0, 8, pointer=True)])
     return c.Command(
         launches=pack(Record(function, stream, (1, 1, 1), (1, 1, 1), 0, 0, 0, layout, (buffer,), bytes(8)))
@@ -117,11 +119,12 @@ def test_what_needs_the_module_fails_with_the_refusal(start: Start) -> None:
     for each in asked:
         assert "load of module 2" in refused(rig.answer(each)).message
     assert rig.gauges()["loads_waiting"] == 0 and counter(rig, "loads_refused") == 1
-    rig.batch(launch(1, 2, stream=5))  # what is loaded runs on, beside it
+    rig.batch(launch(1, 2, stream=5))  # loaded functions continue to run beside the kernel
     while rig.server.running < 2:
         rig.gauges()
     rig.server.gate.set()
-    while (result := rig.answer(ready(rig, 2))).HasField("error"):  # until it is seen that the device has rested
+    # until the device process notices that the device was idle
+    while (result := rig.answer(ready(rig, 2))).HasField("error"):
         refused(result)
     rig.batch(launch(2, 2, stream=5))
     assert value(2) == 2
@@ -172,7 +175,7 @@ def test_a_variable_that_was_not_to_be_had_is_there_later(start: Start) -> None:
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("tenant", ["", "stranger"])
 def test_whose_kernels_are_named(start: Start, tenant: str, closed: bool) -> None:
-    """The kernels of the tenant's own sessions are named, also of a session that has been closed."""
+    """Names the kernels of the tenant's own sessions, including a session that has been closed."""
     rig = start(LIMIT)
     endless(rig, tenant)
     if closed:
@@ -229,7 +232,7 @@ def test_a_first_launch_that_has_to_wait_is_refused_and_may_be_tried_again(start
     rig = start(LIMIT)
     value = endless(rig)
     rig.server.choosy = True  # type: ignore[attr-defined]
-    for _ in range(3):  # the next are no more likely than the first to get past the driver, and need not wait for that
+    for _ in range(3):  # later launches would wait in the driver just as the first would, so they are refused at once
         rig.batch(packed(1, 2, 5))
         refusal = refused(rig.call(stream=5, sync=c.Sync()))
         assert "first launch of add_one" in refusal.message and "add_one of session other" in refusal.message
@@ -241,12 +244,12 @@ def test_a_first_launch_that_has_to_wait_is_refused_and_may_be_tried_again(start
         done = rig.call(stream=5, sync=c.Sync())
         if not done.HasField("error"):
             break
-        refused(done)  # it is not seen yet that the other kernel has ended
+        refused(done)  # the device process has not yet noticed that the other kernel has ended
     assert value(2) == 1 and counter(rig, "loads_refused") == 1
 
 
 def test_a_first_launch_that_is_given_up_leaves_the_next_one_to_wait(start: Start) -> None:
-    """Else it would keep the whole process waiting in the driver."""
+    """Otherwise the launch would block the whole process inside the driver."""
     rig = start(LONG)
     value = endless(rig)
     rig.server.choosy = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Every byte written outside a buffer is found, and none that was not."""
+"""Red zones around buffers: every byte written outside a buffer is reported, and no other byte."""
 
 from __future__ import annotations
 

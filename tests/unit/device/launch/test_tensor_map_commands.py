@@ -1,6 +1,6 @@
-"""Tensor maps from command to kernel parameter, on a CPU device that pretends to make them.
+"""Tensor maps from the command to the kernel parameter, on a CPU device that simulates them.
 
-What the driver would make is replaced by 128 bytes that say what it was asked; everything else is the real thing.
+The driver's result is replaced by 128 bytes that describe the request; everything else is the real code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ extern "C" __global__ void peek(const __grid_constant__ TensorMap map, unsigned 
 
 
 def encode(_self: Any, spec: TensorMapSpec, address: int) -> bytes:
-    """The address and what else was asked for; a box of 7 is what this driver does not like."""
+    """Returns the address and the fields of the request as bytes; refuses a box with an extent of 7."""
     access = spec.access
     assert access is not None
     box = (access.channels_per_pixel, access.pixels_per_column) if isinstance(access, Im2col) else access.box
@@ -51,7 +51,7 @@ def encode(_self: Any, spec: TensorMapSpec, address: int) -> bytes:
 
 
 def main(link: socket.socket, spec: DeviceSpec) -> None:
-    """A device process whose CPU has tensor maps."""
+    """Runs a device process whose CPU device has tensor maps."""
     from hearthd.device.cpu import server
 
     class Server(server.CpuServer):
@@ -67,13 +67,14 @@ def main(link: socket.socket, spec: DeviceSpec) -> None:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[DeviceLink]:
-    link = DeviceLink(DeviceSpec(0, "cpu", 0, memory_limit=1 << 20), main)  # nothing is cached: modules take a while
+    # without a cache, so that modules take time to compile
+    link = DeviceLink(DeviceSpec(0, "cpu", 0, memory_limit=1 << 20), main)
     yield link
     link.close()
 
 
 class OneSession:
-    """A session with a buffer 1 for a matrix of 64 x 32 floats, a buffer 2 of 16 words, and the kernels 11 to 14."""
+    """A session with buffer 1 (a matrix of 64 x 32 floats), buffer 2 (16 words), and the kernels 11 to 14."""
 
     def __init__(self, link: DeviceLink, channel: int) -> None:
         self.link = link
@@ -96,7 +97,7 @@ class OneSession:
         self.link.batch(*commands, channel=self.channel, seq=self._seq)
 
     def failures(self) -> list[tuple[str, Reason]]:
-        """Returns command and reason of each failure since the last call."""
+        """Returns (command, reason) of each failure since the last call."""
         status = self.link.call(channel=self.channel, sync=c.Sync()).error
         return [(each.command, from_status(each.status).reason) for each in stream_failures(status)]
 
@@ -166,7 +167,7 @@ def test_im2col_and_defaults(session: OneSession) -> None:
 
 def test_launches_with_one_that_was_refused_do_not_run(session: OneSession) -> None:
     session.batch(tiled(box=(33, 0)), launch(12, MAP, OUT), launch(12, MAP, OUT))
-    # The second is skipped for what the first should have written: that is not reported beside it.
+    # The second launch is skipped because the first should have written its input: the skip is not reported separately.
     assert session.failures() == [
         ("create_tensor_map", Reason.TENSOR_MAP_INVALID), ("launch count", Reason.DEPENDENCY_FAILED)
     ]  # fmt: skip
@@ -213,7 +214,7 @@ def test_several_maps_of_one_buffer_hold_it_together(session: OneSession) -> Non
 
 
 def test_a_session_that_closes_gives_back_what_its_maps_hold(process: DeviceLink) -> None:
-    for _ in range(3):  # more than the device has, were it not given back
+    for _ in range(3):  # in total more than the device's memory, unless it is given back
         session = OneSession(process, next(_channels))
         session.batch(
             Command(allocate=c.Allocate(buffer=3, size=1 << 19)), tiled(buffer=3), Command(free=c.Free(buffers=[3]))
@@ -223,7 +224,7 @@ def test_a_session_that_closes_gives_back_what_its_maps_hold(process: DeviceLink
 
 
 def test_of_a_variable_before_its_module_is_compiled(session: OneSession) -> None:
-    """The command waits for the address; a launch that uses it waits for the command."""
+    """The command waits for the address of the variable, and a launch that uses the map waits for the command."""
     session.batch(
         Command(load_module=c.LoadModule(module=20, kind=c.CODE_KIND_CUDA_CPP, code=CODE)),
         Command(get_global=c.GetGlobal(buffer=21, module=20, name="table")),

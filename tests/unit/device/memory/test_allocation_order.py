@@ -15,7 +15,7 @@ def test_who_came_first_gets_the_memory_first() -> None:
     rig.batch(
         *(c.Command(allocate=c.Allocate(buffer=buffer, size=MIB)) for buffer in (1, 2, 3)),
         c.Command(create_stream=c.CreateStream(stream=5)),
-        # The free of 1 is on its way: behind a write whose bytes have not come.
+        # The free of buffer 1 is pending: it waits behind a write whose bytes have not arrived.
         c.Command(stream=5, write=c.Write(buffer=1, size=MIB, transfer=9)),
         c.Command(stream=5, free=c.Free(buffers=[1])),
     )

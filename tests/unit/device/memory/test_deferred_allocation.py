@@ -1,4 +1,4 @@
-"""An allocation that does not fit now waits for the memory that is on its way back, and for nothing else."""
+"""An allocation that does not fit waits only for memory whose free is pending."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEVER = Refusal(Reason.OUT_OF_MEMORY, "no room", details={"fits": "never"})
 
 
 class Memory:
-    """A unit of memory: taken, on its way back through a busy stream, or free."""
+    """A unit of memory: allocated, pending free behind a busy stream, or free."""
 
     def __init__(self) -> None:
         self.free = False
@@ -36,7 +36,7 @@ class Memory:
         self.on_its_way = True
 
     def arrive(self) -> None:
-        """The stream has come to the free."""
+        """Simulates that the stream reaches the free."""
         self.free = True
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -97,7 +97,7 @@ def test_allocation_fails_when_all_is_freed_and_not_enough() -> None:
     late = memory.late()
     assert not late.run()
     memory.arrive()
-    memory.free = False  # another one was quicker
+    memory.free = False  # another allocation has taken it first
     with pytest.raises(Refusal):
         late.run()
 

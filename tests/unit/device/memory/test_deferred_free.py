@@ -1,4 +1,5 @@
-"""Deferred free, a piece at a time: in order, by turns, and no session waits for more than a piece of it."""
+"""Deferred free, one piece at a time: in order, in round-robin turns, and no session waits longer than for one
+piece."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ LIMIT = MANY * 512
 
 
 class Bench:
-    """A `DeferredFree` whose clock advances by `cost` with everything that is given back."""
+    """A `DeferredFree` whose clock advances by `cost` with every object that is freed."""
 
     def __init__(self, cost: float = STRETCH_S / PIECE) -> None:
         self.now = 0.0
@@ -40,7 +41,7 @@ class Bench:
             raise thing
 
     def finish(self) -> int:
-        """Pumps until nothing is left; how often."""
+        """Pumps until nothing is left; returns the number of calls."""
         times = 0
         while self.deferred_free.more:
             self.deferred_free.pump()
@@ -111,7 +112,7 @@ def rig() -> Iterator[Rig[CpuServer]]:
 
 
 def fill_up(rig: Rig[CpuServer]) -> None:
-    """All of the device's memory, in many buffers."""
+    """Allocates all of the device's memory in many buffers."""
     for start in range(1, MANY + 1, 500):
         rig.batch(*(c.Command(allocate=c.Allocate(buffer=start + at, size=512)) for at in range(500)))
     assert not rig.call(flush=c.Flush()).HasField("error")
@@ -122,7 +123,7 @@ def usage(rig: Rig[CpuServer]) -> c.MemoryUsageResult:
 
 
 def answers_beside(rig: Rig[CpuServer], over: Callable[[], Any]) -> int:
-    """Returns the number of answers that another session gets, one after the other, until `over` is true."""
+    """Counts the answers that another session gets, one after another, until `over` is true."""
     count = 0
     while True:
         ident = 1_000_000 + count
@@ -156,7 +157,7 @@ def test_end_of_a_session_is_reported_when_all_is_free(rig: Rig[CpuServer]) -> N
 
 
 def test_the_end_of_a_session_waits_for_what_it_was_freeing(rig: Rig[CpuServer]) -> None:
-    """Some of it is on its way, some stands behind a write whose bytes will never come."""
+    """Some of the memory is being freed; some waits behind a write whose bytes never arrive."""
     fill_up(rig)
     rig.batch(
         c.Command(create_stream=c.CreateStream(stream=5)),

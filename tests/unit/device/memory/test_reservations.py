@@ -1,4 +1,5 @@
-"""Reservations of memory: their holders, when it goes back, and what it waits for before another session has it."""
+"""Reservations of memory: their holders, the time of their release, and the work they wait for before another session
+gets the memory."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 
 class Watched(CpuServer):
-    """Notes which stream was made to wait, and what was freed."""
+    """A CPU device that records the streams that were made to wait, and the memory that was freed."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         super().__init__(spec)
@@ -54,7 +55,7 @@ def rig() -> Iterator[Rig[Watched]]:
 
 
 def inside(rig: Rig[Watched], task: Callable[[MemoryCommands, DeviceSession], T]) -> T:
-    """Runs on the device-handle thread, as graphs do."""
+    """Calls `task` on the device-handle thread, as graphs do; returns its result."""
     answers: list[T] = []
     done = threading.Event()
 
@@ -97,7 +98,7 @@ def test_unreferenced_memory_goes_with_its_handle(rig: Rig[Watched]) -> None:
 
 
 def test_a_session_that_ends_while_something_is_held(rig: Rig[Watched]) -> None:
-    """The holder lets go afterwards; persistent memory does not come back to life for it."""
+    """The holder releases its memory after the end of the session; persistent memory is not kept because of that."""
     rig.call(set_allocation_mode=c.SetAllocationMode(mode=c.ALLOCATION_MODE_PERSISTENT))
     rig.call(allocate=c.Allocate(buffer=1, size=1000))
     session, buffer = inside(rig, lambda memory, session: (session, session.buffers.find(1)))
@@ -111,7 +112,7 @@ def test_a_session_that_ends_while_something_is_held(rig: Rig[Watched]) -> None:
 
 
 def test_frees_that_wait_when_a_session_ends_are_not_forgotten(rig: Rig[Watched]) -> None:
-    """A free stands behind a write whose bytes never come."""
+    """A free waits behind a write whose bytes never arrive."""
     rig.batch(
         Command(allocate=c.Allocate(buffer=1, size=1000)),
         Command(write=c.Write(buffer=1, size=1000, transfer=9)),
@@ -125,7 +126,7 @@ def test_frees_that_wait_when_a_session_ends_are_not_forgotten(rig: Rig[Watched]
 
 
 def test_others_are_ordered_behind_an_allocation(rig: Rig[Watched]) -> None:
-    """Stream 0 gets the memory that it has just freed, and may still be using it; stream 1 has to wait for that."""
+    """Stream 0 gets the memory that it has just freed and may still be using; stream 1 has to wait for that use."""
     rig.call(create_stream=c.CreateStream(stream=1))
     rig.call(allocate=c.Allocate(buffer=1, size=1000))
     rig.call(write=c.Write(buffer=1, data=bytes(1000)))
@@ -139,8 +140,8 @@ def test_others_are_ordered_behind_an_allocation(rig: Rig[Watched]) -> None:
 
 
 def test_others_are_ordered_behind_what_a_free_waited_for(rig: Rig[Watched]) -> None:
-    """Buffer 1 is of stream 0 and was used by stream 1 last; stream 2, ordered behind stream 0 from before, gets its
-    memory by way of stream 0."""
+    """Buffer 1 belongs to stream 0 and was last used by stream 1. Stream 2, already ordered behind stream 0, gets the
+    memory through stream 0."""
     for number in (1, 2):
         rig.call(create_stream=c.CreateStream(stream=number))
     rig.call(allocate=c.Allocate(buffer=1, size=1000))

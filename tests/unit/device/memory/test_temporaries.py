@@ -1,4 +1,4 @@
-"""Memory taken and given back at once: random programs give the results of the queued path."""
+"""Temporaries: memory that is allocated and freed inline gives the results of the queued path, in random programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pair() -> Iterator[tuple[Ways, Ways]]:
 HANDLES = st.integers(1, 4)
 STREAMS = st.sampled_from([0] * 8 + [5] * 4 + [9])
 EMPTY = 5
-"""The buffer without bytes, if it is there. No launch names it: a kernel that writes to it ends its process."""
+"""A buffer of 0 bytes, if it exists. Launches do not use it: a kernel that writes to it would end its process."""
 
 SIZES = st.sampled_from([8, 8, 8, 64, 64, 1000, 5000, 1 << 40])
 OFFSETS = st.sampled_from([0, 0, 0, 0, 8, 3, 64, 1 << 40])
@@ -104,8 +104,8 @@ def test_both_ways_come_to_the_same(pair: tuple[Ways, Ways], data: st.DataObject
 @given(st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_so_they_do_where_memory_is_scarce(pair: tuple[Ways, Ways], data: st.DataObject) -> None:
-    """Commands run one by one: what waits for memory is served or refused, as time decides, by what comes right behind
-    it."""
+    """Commands run one by one: otherwise time would decide whether a command behind one that waits for memory is served
+    or refused."""
     program = data.draw(st.lists(st.lists(COMMANDS, min_size=1, max_size=1), min_size=1, max_size=14))
     assert run(pair[0], program, 6144) == run(pair[1], program, 6144)
 
@@ -121,7 +121,7 @@ def temporary(handle: int) -> list[c.Command]:
 
 
 def test_most_of_it_was_done_at_once(pair: tuple[Ways, Ways]) -> None:
-    """Else the comparison says nothing."""
+    """Without this the comparison of the two paths would be meaningless."""
     short, long = pair
     del short.taken[:]
     program = [[command for handle in range(1, 21) for command in temporary(handle)]] * 2

@@ -1,4 +1,5 @@
-"""The backend's communicators: operations on streams, failures that show behind them, and what is supported."""
+"""The CPU backend's communicators: operations on streams, failures that appear after them, and the supported
+operations."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def pair(communicators: CpuCommunicators) -> Iterator[tuple[Rank, Rank]]:
 
 
 def test_operations_run_in_the_order_of_the_stream(pair: tuple[Rank, Rank]) -> None:
-    """Many calls are given before any of them is met, and none of that waits."""
+    """Many calls are submitted before a peer meets any of them, and the submitting thread never waits."""
     arrays = [np.full(70_000, rank + 1.0, np.float32) for rank in range(2)]
     both = [
         CollectiveExchange("all_reduce", address(each), address(each), each.size, "float32", "sum") for each in arrays
@@ -82,7 +83,8 @@ def test_abort_lets_the_stream_continue(pair: tuple[Rank, Rank]) -> None:
 
 
 def test_an_abort_is_one_ranks_own(pair: tuple[Rank, Rank]) -> None:
-    """The other rank keeps waiting: its abort gives it the reason, and it does not fail for a mere consequence."""
+    """The other rank keeps waiting until its own abort, whose reason it gets: it does not fail because of this rank's
+    abort."""
     events = [rank.enqueue(BARRIER, BARRIER) for rank in pair]
     for rank, event in zip(pair, events, strict=True):
         rank.reached(event)
@@ -111,7 +113,7 @@ def test_bad_operations_are_refused_when_they_are_given(pair: tuple[Rank, Rank])
     with pytest.raises(Refusal) as caught:
         pair[0].enqueue(CollectiveExchange("broadcast", 0, 0, 1, root=2))
     assert caught.value.reason is Reason.INVALID_ARGUMENT
-    assert pair[0].communicator.failed() == ""  # nothing has come of it
+    assert pair[0].communicator.failed() == ""  # the refused operation has no effect
     events = [rank.enqueue(BARRIER) for rank in pair]
     for rank, event in zip(pair, events, strict=True):
         rank.reached(event)
@@ -129,7 +131,7 @@ def test_what_is_supported(communicators: CpuCommunicators) -> None:
         for dtype in DTYPES:
             for op in OPS if kind in REDUCING else ("",):
                 communicators.check(kind, dtype, op)
-    communicators.check("all_gather", "complex64", "")  # what does not reduce takes every dtype
+    communicators.check("all_gather", "complex64", "")  # operations without a reduction accept every dtype
     communicators.check("barrier", "", "")
 
 

@@ -1,4 +1,4 @@
-"""Collectives across real processes, against NumPy."""
+"""Collectives across real processes, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def three() -> Iterator[Ranks]:
 
 
 class Case:
-    """A collective: each rank's buffers, operation, and the final contents of its destination."""
+    """A collective: the buffers and the operation of each rank, and the expected contents of each destination."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Case:
                 into = ranks.array(rank, wanted.nbytes, skew)
                 to = address(into)
             if in_place and gives:
-                # The larger of both, with the smaller where NCCL has it.
+                # The larger buffer contains the smaller one at the place that NCCL uses.
                 if kind in {"all_gather", "gather"} and wanted is not None:
                     into = ranks.array(rank, wanted.nbytes, skew)
                     into[rank * block : (rank + 1) * block] = inputs[rank].view(np.uint8)
@@ -88,7 +88,7 @@ class Case:
             if wanted is not None:
                 self._results.append((into, wanted))
             elif source is not None:
-                self._results.append((source.view(np.uint8), inputs[rank]))  # it is left alone
+                self._results.append((source.view(np.uint8), inputs[rank]))  # the source must remain unchanged
 
     def check(self) -> None:
         for rank, (got, wanted) in enumerate(self._results):
@@ -97,7 +97,7 @@ class Case:
 
 
 def run(ranks: Ranks, cases: list[Case]) -> None:
-    """All as one call."""
+    """Runs all cases as one call."""
     ranks.succeed([[case.operations[rank] for case in cases] for rank in range(ranks.count)])
     for case in cases:
         case.check()
@@ -126,7 +126,7 @@ def test_every_type_and_reduction(ranks: Ranks, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", COLLECTIVES)
 def test_any_length_in_chunks(ranks: Ranks, kind: str) -> None:
-    share = SLOT // ranks.count // 64 * 64  # of a slot that goes to each rank
+    share = SLOT // ranks.count // 64 * 64  # the part of a slot that goes to each rank
     for name in ("float32", "uint8"):
         size = dtype_of(name).itemsize
         borders = [64 // size, (share if kind in {"reduce_scatter", "all_to_all"} else SLOT) // size]
@@ -138,14 +138,15 @@ def test_any_length_in_chunks(ranks: Ranks, kind: str) -> None:
 
 
 def test_all_to_all_in_place_too(ranks: Ranks) -> None:
-    """NCCL has none; a backend that has put a chunk of every block before it takes one may as well."""
+    """NCCL has no in-place all_to_all; a backend that sends a chunk of every block before it receives one supports
+    it."""
     ranks.clear()
     inputs = sources(ranks, "all_to_all", 100_003, "float32")
     run(ranks, [Case(ranks, "all_to_all", inputs, in_place=True)])
 
 
 def test_every_rank_has_the_same_bits(three: Ranks) -> None:
-    """The bits are the same although the order of the ranks shows in them."""
+    """All ranks get the same bits, although the result depends on the order of the ranks."""
     three.clear()
     huge = [np.array([1e30, 1.0], np.float32), np.array([-1e30, 1e-9], np.float32), np.array([1.0, 1e-9], np.float32)]
     out = [three.array(rank, 8) for rank in range(3)]
@@ -160,8 +161,8 @@ def test_every_rank_has_the_same_bits(three: Ranks) -> None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", [*FLOAT8, "float16", "bfloat16"])
 def test_narrow_floats_are_rounded_as_numpy_does(three: Ranks, name: str, op: str) -> None:
-    """All pairs of two 8-bit numbers, and as many pairs of 16-bit ones: infinities, NaNs, the smallest, what is too
-    large."""
+    """All pairs of 8-bit numbers, and the same number of pairs of 16-bit numbers, including infinities, NaNs, subnormal
+    numbers and overflows."""
     three.clear()
     dtype = dtype_of(name)
     if dtype.itemsize == 1:
@@ -208,7 +209,7 @@ def test_integers_wrap_and_means_are_cut(three: Ranks) -> None:
 
 @st.composite
 def sequences(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
-    """Calls of one operation or several."""
+    """Draws calls of one or more operations."""
     kind = st.sampled_from([*COLLECTIVES, "barrier"])
     operation = st.fixed_dictionaries(
         {
@@ -245,7 +246,8 @@ def test_any_sequence_of_operations(three: Ranks, calls: list[list[dict[str, Any
             for rank in range(3):
                 per_rank[rank].append(operations[rank])
         lists.append(per_rank)
-    # Ranks do not wait for each other between the calls: each is given its next as soon as it is through.
+    # Ranks do not wait for each other between the calls: each gets its next call as soon as the previous one has
+    # completed.
     for rank in range(3):
         three.start(rank, lists[0][rank])
     at = [0, 0, 0]

@@ -1,4 +1,4 @@
-"""Ends of an exchange: mismatches, ranks that never come or die, and aborts."""
+"""Failures of an exchange: mismatches, ranks that never arrive or die, and aborts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def processes() -> Iterator[Ranks]:
 
 @pytest.fixture
 def three(processes: Ranks) -> Ranks:
-    """A new communicator for each test: one can also be had after a failure."""
+    """Creates a new communicator for each test, which is also possible after a failure."""
     processes.clear()
     processes.join()
     return processes
@@ -64,7 +64,7 @@ def test_a_mismatch_is_an_error_on_every_rank(three: Ranks, change: dict[str, An
     assert mismatches
     for text in mismatches:
         assert "reduce of 100 int32 with sum at rank 0" in text and theirs in text and re.search("[Rr]ank 1", text)
-    for rank in range(3):  # for good
+    for rank in range(3):  # the communicator has failed permanently
         three.start(rank, [BARRIER])
         assert three.outcome(rank)[0] is Reason.COMMUNICATOR_FAILED
 
@@ -86,9 +86,9 @@ def test_a_rank_that_never_comes_is_named(three: Ranks) -> None:
     three.start(1, [BARRIER, summing(three, 1)])
     three.start(0, [summing(three, 0)], 0.3)
     reason, message = three.outcome(0)
-    # Rank 1 has asked for another thing, but that shows only when all have come.
+    # Rank 1 has requested another operation, but the mismatch is detected only when all ranks have arrived.
     assert reason is Reason.COLLECTIVE_TIMEOUT and "reduce" in message and "rank 2 of 3" in message
-    assert three.outcome(1)[0] is Reason.COMMUNICATOR_FAILED  # told at once, not after its own 60 s
+    assert three.outcome(1)[0] is Reason.COMMUNICATOR_FAILED  # notified at once, not after its own timeout of 60 s
     three.start(2, [BARRIER])
     assert three.outcome(2)[0] is Reason.COMMUNICATOR_FAILED
 
@@ -106,7 +106,7 @@ def never_sent(rank: int) -> CollectiveExchange:
 
 
 def endless(three: Ranks, rank: int, kind: str) -> list[CollectiveExchange]:
-    """A good while of work, and then a message that never comes."""
+    """Returns operations that work for some time and then wait for a message that is never sent."""
     one, two = address(three.array(rank, MANY)), address(three.array(rank, 3 * MANY))
     if kind == "messages":
         peers = [peer for peer in range(3) if peer != rank]
@@ -135,7 +135,7 @@ def test_a_killed_rank_and_an_abort(kind: str) -> None:
             ranks.start(rank, endless(ranks, rank, kind))
         os.kill(ranks.processes[2].pid, signal.SIGKILL)
         ranks.processes[2].join()
-        for rank in (0, 1):  # they wait for it, until the abort
+        for rank in (0, 1):  # they wait for the dead rank until the abort
             assert not ranks.pipes[rank].poll(0.05)
         ranks.pipes[0].send(("abort",))
         assert {ranks.outcome(rank)[0] for rank in (0, 1)} == {Reason.COMMUNICATOR_FAILED}
@@ -144,7 +144,7 @@ def test_a_killed_rank_and_an_abort(kind: str) -> None:
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(who=st.integers(0, 2), coming=st.sets(st.integers(0, 2), max_size=2), big=st.booleans())
 def test_an_abort_at_any_time(processes: Ranks, who: int, coming: set[int], big: bool) -> None:
-    """The abort ends ranks that wait, ranks that are busy, and ranks that come later."""
+    """The abort ends ranks that wait, ranks that are busy, and ranks that arrive later."""
     processes.clear()
     processes.join()
     lists = [[*[summing(processes, rank, count=1000 if big else 1)] * 50, never_sent(rank)] for rank in range(3)]
@@ -159,7 +159,7 @@ def test_an_abort_at_any_time(processes: Ranks, who: int, coming: set[int], big:
 
 @pytest.fixture
 def alone() -> Iterator[SharedExchange]:
-    """Rank 0 of two, in this process; the other rank never joins."""
+    """Yields rank 0 of two, in this process; the other rank never joins."""
     end = SharedExchange.attach(SharedExchange.create(2), 0, 2)
     yield end
     end.close()
@@ -181,7 +181,7 @@ def test_another_thread_ends_what_waits(alone: SharedExchange, ending: str, oper
     end()
     waiting.join(20.0)
     assert [each.reason for each in outcomes] == [Reason.COMMUNICATOR_FAILED]
-    end()  # once more does no harm
+    end()  # ending twice has no effect
     with pytest.raises(Refusal, match="closed" if ending == "close" else "aborted"):
         alone.exchange([BARRIER], 60.0)
 
@@ -204,6 +204,6 @@ def test_an_operation_that_cannot_be_is_refused(alone: SharedExchange, operation
     with pytest.raises(Refusal) as caught:
         alone.exchange([operation], 60.0)
     assert caught.value.reason is Reason.INVALID_ARGUMENT and operation.kind in caught.value.message
-    with pytest.raises(Refusal) as caught:  # and has changed nothing: one that can be waits for rank 1
+    with pytest.raises(Refusal) as caught:  # the refusal has changed nothing: a valid operation waits for rank 1
         alone.exchange([BARRIER], 0.0)
     assert caught.value.reason is Reason.COLLECTIVE_TIMEOUT

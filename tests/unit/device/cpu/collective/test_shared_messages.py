@@ -1,4 +1,4 @@
-"""Sends and receives across real processes, in whatever order the ranks list them."""
+"""Sends and receives across real processes, in any order in which the ranks list them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_ring_in_which_all_send_first(four: Ranks, size: int) -> None:
 
 @pytest.mark.parametrize("size", [700, 700_001])
 def test_all_pairs_each_with_itself_too(four: Ranks, size: int) -> None:
-    """Equals an all_to_all. Odd ranks list their messages backwards."""
+    """The result equals an all_to_all. Odd ranks list their messages in reverse order."""
     four.clear()
     lists, results = [], []
     for rank in range(RANKS):
@@ -67,7 +67,7 @@ def test_all_pairs_each_with_itself_too(four: Ranks, size: int) -> None:
 
 
 def test_only_the_two_ranks_take_part(four: Ranks) -> None:
-    """Two others hear nothing of it, and a collective of all comes after it as if nothing had been."""
+    """The other two ranks are not involved, and a later collective of all ranks works."""
     four.clear()
     receive, into = received(four, 3, 1, 500_000)
     four.start(1, [sent(four, 1, 3, message(1, 500_000))])
@@ -78,7 +78,8 @@ def test_only_the_two_ranks_take_part(four: Ranks) -> None:
 
 
 def test_a_small_message_waits_for_its_receiver(four: Ranks) -> None:
-    """The sender continues: its bytes lie in the mailbox, in order, also when the ring comes round in one of them."""
+    """The sender continues: its bytes wait in the mailbox in order, also if a message wraps around the end of the
+    ring."""
     four.clear()
     sizes = [100, 0, 200_000, 5, 70_001, 262_000]
     for round_ in range(3):
@@ -93,7 +94,7 @@ def test_a_small_message_waits_for_its_receiver(four: Ranks) -> None:
 
 
 def test_messages_move_while_a_rank_waits_in_a_collective(four: Ranks) -> None:
-    """Rank 1 comes to the collective only when it has all of what rank 0 sends in the same call as that."""
+    """Rank 1 enters the collective only after it has received everything that rank 0 sends in the same call."""
     four.clear()
     size = 5 * RING
     sums = [four.array(rank, np.full(10, rank, np.int32)) for rank in range(RANKS)]
@@ -124,7 +125,7 @@ def test_messages_move_while_a_rank_waits_in_a_collective(four: Ranks) -> None:
     seed=st.integers(0, 1000),
 )
 def test_any_batch(four: Ranks, messages: list[tuple[int, int, int]], collectives: int, seed: int) -> None:
-    """Each rank lists its part in a separate order; between the same two ranks, the k-th send meets the k-th
+    """Each rank lists its part in a separate random order; between two ranks, the k-th send is matched with the k-th
     receive."""
     four.clear()
     shuffle = random.Random(seed).shuffle

@@ -1,4 +1,5 @@
-"""SegmentExchange: opened by other processes, refused where they are another's, and gone after the last release."""
+"""SegmentExchange: opened by other processes, refused if it belongs to another user, and removed after the last
+release."""
 
 from __future__ import annotations
 
@@ -38,11 +39,11 @@ def _target(link: Path) -> str:
     try:
         return str(link.readlink())
     except OSError:
-        return ""  # the one that the directory itself was read by
+        return ""  # the descriptor with which the directory itself was read
 
 
 def test_a_process_that_is_no_relative_joins() -> None:
-    """An unrelated process joins, as the device process of another daemon does."""
+    """An unrelated process joins, like the device process of another daemon."""
     descriptor = SharedExchange.create(2)
     program = """
         import sys, numpy
@@ -78,7 +79,7 @@ def test_a_rank_on_another_machine_is_refused() -> None:
     assert descriptor.startswith(boot)
     other = refusal(descriptor.replace(boot, b"12345678-1234-1234-1234-123456789abc"))
     assert other.reason is Reason.UNSUPPORTED and "CPU backend's groups stay on one machine" in other.message
-    other = refusal(re.sub(rb"/\d+:", b"/1:", descriptor, count=1))  # a container on this one
+    other = refusal(re.sub(rb"/\d+:", b"/1:", descriptor, count=1))  # a container on this machine
     assert other.reason is Reason.UNSUPPORTED
     SharedExchange.release(descriptor)
 
@@ -90,7 +91,7 @@ def test_a_segment_that_is_gone_is_refused() -> None:
     gone = refusal(descriptor)
     assert gone.reason is Reason.COMMUNICATOR_FAILED and "cannot be opened" in gone.message
     number = int(descriptor.split(b":")[2])
-    later = SharedExchange.create(2)  # takes the number, and is as large
+    later = SharedExchange.create(2)  # gets the same descriptor number, and has the same size
     assert int(later.split(b":")[2]) == number
     assert refusal(descriptor).reason is Reason.COMMUNICATOR_FAILED
     SharedExchange.release(later)
@@ -122,7 +123,7 @@ def test_a_segment_cannot_be_truncated() -> None:
 
 
 def test_mailboxes_cost_nothing_untouched() -> None:
-    """128 ranks have 16384 mailboxes."""
+    """128 ranks have 16384 mailboxes, which use no memory before they are used."""
     descriptor = SharedExchange.create(128)
     end = SharedExchange.attach(descriptor, 127, 128)
     status = os.fstat(int(descriptor.split(b":")[2]))

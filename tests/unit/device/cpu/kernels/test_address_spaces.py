@@ -1,4 +1,5 @@
-"""Address spaces: a pointer leads to shared, local, constant or global memory, and can be an address within one."""
+"""Address spaces: a pointer refers to shared, local, constant or global memory, and can be converted to an address
+within one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arithmetic that is a fault or undefined for a host's compiler, and has a result in a kernel."""
+"""Arithmetic that faults or is undefined for a host compiler, but has a result in a kernel."""
 
 from __future__ import annotations
 
@@ -65,15 +65,16 @@ def kernels() -> Kernels:
 @pytest.mark.parametrize("form", ["divide", "in_fibers"])
 @pytest.mark.parametrize("dtype", TYPES.values(), ids=lambda dtype: dtype.__name__)
 def test_division_by_zero_has_a_result(kernels: Kernels, dtype: type[np.integer], form: str) -> None:
-    # CUDA leaves the result open; NVIDIA's GPUs set every bit of the quotient.
+    # CUDA leaves the result undefined; NVIDIA's GPUs set every bit of the quotient.
     a = np.array([7, 0, 100, 9, 1], dtype)
     b = np.array([0, 0, 7, 0, 1], dtype)
     q, r = np.zeros_like(a), np.zeros_like(a)
     kernels(f"{form}_{dtype.__name__}", 3, 5, a, b, q, r)
-    if np.dtype(dtype).itemsize >= 4:  # clang divides what fits 32 bits in 32 bits: half of the ones then
+    # clang divides values that fit into 32 bits in 32 bits: then only the low half is set
+    if np.dtype(dtype).itemsize >= 4:
         np.testing.assert_array_equal(q.astype(np.uint32), [2**32 - 1, 2**32 - 1, 14, 2**32 - 1, 1])
         np.testing.assert_array_equal(r, [7, 0, 2, 9, 0])
-    else:  # divided in the type that C promotes them to, or in their own: the quotient is cut from it
+    else:  # the division is done in the promoted type or in the type itself, and the quotient is truncated
         assert [q[2], r[2], q[4], r[4]] == [14, 2, 1, 0]
 
 
@@ -108,7 +109,8 @@ def test_other_arithmetic_faults_are_left_alone() -> None:
     assert done.returncode == -signal.SIGFPE
 
 
-# Of PTX's cvt.rzi.sat: out of range saturates; a NaN is 0, or with 64 bits on either side the top bit alone.
+# Results of PTX's cvt.rzi.sat: values out of range saturate; a NaN gives 0, or only the top bit set if either side has
+# 64 bits.
 FLOATS = [1.9, -1.9, 3e9, -3e9, 1e30, -1e30, np.inf, -np.inf, np.nan]
 INT, UINT, LONG, ULONG = np.iinfo(np.int32), np.iinfo(np.uint32), np.iinfo(np.int64), np.iinfo(np.uint64)
 

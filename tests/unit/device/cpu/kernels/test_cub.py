@@ -147,7 +147,7 @@ def _ints(count: int, seed: int = 0) -> np.ndarray:
 
 
 def _products(values: np.ndarray, start: int | None = None) -> np.ndarray:
-    """The running products of the matrices {v, 1, 1, 0}, modulo 2**32; after `start`, the exclusive ones."""
+    """Returns the running products of the matrices {v, 1, 1, 0}, modulo 2**32; with `start`, the exclusive ones."""
     running, found = np.eye(2, dtype=np.uint32), []
     for value in [start, *values[:-1]] if start is not None else values:
         running = running @ np.array([[value, 1], [1, 0]]).astype(np.int64).astype(np.uint32)
@@ -395,7 +395,7 @@ def arrangements() -> Kernels:
 
 
 def _striped(values: np.ndarray, threads: int = 64) -> np.ndarray:
-    """Returns the items of each thread, by thread, where `values` lie striped."""
+    """Returns the items by thread, from `values` in a striped arrangement."""
     return values.reshape(-1, threads).T.ravel()
 
 
@@ -446,7 +446,7 @@ def test_radix_sorts_are_stable_and_by_the_bits_asked_for(
         keys[:20], keys[20:22] = random.choice(np.array([0.0, -0.0, 1.0], dtype), 20), [np.inf, -np.inf]
     unsigned = np.dtype(f"u{dtype.itemsize}")
     raw, sign = (keys + dtype.type(0)).view(unsigned), unsigned.type(1 << (8 * dtype.itemsize - 1))
-    if dtype.kind == "f":  # the sum made 0.0 of -0.0
+    if dtype.kind == "f":  # the sum turns -0.0 into 0.0
         raw = np.where(raw & sign, ~raw, raw | sign)
     elif dtype.kind == "i":
         raw = raw ^ sign

@@ -1,4 +1,5 @@
-"""libcu++ in kernels: cuda::std by the host's standard library, its C++17 extras, and cuda::'s own functions."""
+"""libcu++ in kernels: cuda::std implemented by the host's standard library, its C++17 extensions, and functions of
+cuda::."""
 
 from __future__ import annotations
 

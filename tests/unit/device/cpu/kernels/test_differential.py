@@ -1,4 +1,5 @@
-"""Random CUDA kernels in the forms that users write: the CPU backend against a NumPy reference, and NVRTC's acceptance.
+"""Random CUDA kernels in the forms that users write: the CPU backend is compared with a NumPy reference, and NVRTC must
+accept the kernels.
 
 HEARTH_TEST_SEEDS=4 draws more programs, `python -m tests.support.cpu.differential --seeds 200` many more;
 tests/gpu/test_differential_gpu.py runs the same programs on a GPU.
@@ -22,7 +23,7 @@ from tests.support.cpu.differential.programs import Program, program
 from tests.support.folders import ROOT
 
 SEEDS = tuple(range(1, 1 + int(os.environ.get("HEARTH_TEST_SEEDS", "2"))))
-"""Seeds of the programs that are drawn; the first of them already has every kind of kernel, step and call."""
+"""Seeds of the programs. The first program already contains every kind of kernel, step and call."""
 SPECIAL = ("early_return", "last_block", "grid_barrier", "constant_template", "whole_warps")
 
 drawn = functools.cache(program)
@@ -32,7 +33,7 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason=f"the package {
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_kernels_equal_the_reference(seed: int) -> None:
-    """Runs in a separate process, which forks for each kernel: a test process has threads."""
+    """Runs in a separate process, which forks for each kernel, because a test process has threads."""
     command = [sys.executable, "-m", "tests.support.cpu.differential", "--first", str(seed), "--seeds", "1"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False)
@@ -69,7 +70,7 @@ def test_differences_are_reported_with_the_source_and_both_results() -> None:
 
 
 def accepted(of: Program, kernels: list[Kernel], architecture: str) -> None:
-    """Fails with the complaint and the source of each kernel that NVRTC does not compile."""
+    """Fails with the error message and the source of each kernel that NVRTC does not compile."""
     if not nvrtc.complaint(of, kernels, architecture):
         return
     complaints = [(kernel, nvrtc.complaint(of, [kernel], architecture)) for kernel in kernels]

@@ -1,4 +1,4 @@
-"""The lists of features and the page made from them, against what the backend does."""
+"""The lists of features and the page generated from them, compared with the behaviour of the backend."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_gpu_gives_the_results_of_the_list() -> None:
     except Exception as error:
         pytest.skip(f"CUDA cannot be used: {error}")
     wrong: list[str] = []
-    for row in RUNS:  # pending ones too
+    for row in RUNS:  # including pending ones
         options = [option for option in row.options if not option.startswith("-arch")]
         options += [] if any(option.startswith("-std") for option in options) else ["-std=c++17"]
         expressions = [row.expression] if row.expression else None
@@ -45,7 +45,7 @@ def test_a_gpu_gives_the_results_of_the_list() -> None:
             )
             kernel = module.get_function(row.expression or "feature_0")
         except Exception as error:
-            if "cannot open source file" not in str(error):  # a header that this machine does not have
+            if "cannot open source file" not in str(error):  # a header that is not installed on this machine
                 wrong.append(f"{row.name}: {error}")
             continue
         out = cupy.full(SLOTS, cupy.nan)

@@ -122,7 +122,7 @@ def kernels() -> Kernels:
 
 
 def _expected(kind: str, values: Array) -> tuple[Array, Array]:
-    """Codes without and with saturation; any NaN is the code of `_nan`."""
+    """Returns the codes without and with saturation; any NaN is encoded as `_nan`."""
     with np.errstate(all="ignore"):
         codes = values.astype(KINDS[kind]).view(np.uint8).copy()
     past = (codes & 0x7F) > LARGEST[kind]
@@ -154,14 +154,15 @@ def test_conversions_to_fp8_round_once_and_saturate(kernels: Kernels, kind: str)
     any_bits[np.isnan(any_bits)] = np.nan
     in_range = np.ldexp(rng.uniform(-2, 2, 60_000), rng.integers(-18, 18, 60_000)).astype(np.float32)
     floats = np.concatenate([near, edges, any_bits, in_range])
-    # The double tells sides of a halfway point apart that float cannot; through float it would be rounded twice.
+    # A double distinguishes the two sides of a halfway point, which float cannot: through float it would be rounded
+    # twice.
     doubles = floats.astype(float)
     nudged = np.nextafter(doubles, rng.choice([-np.inf, np.inf], len(doubles)))
     n = len(floats)
     out = np.zeros((8, n), np.uint8)
     kernels(_names(kind)["narrow"], (n + 255) // 256, 256, floats, nudged, out, np.int32(n))
     _assert_codes(kind, out[:4], floats)
-    # ml_dtypes rounds a double through float: a reference from the neighbours instead.
+    # ml_dtypes rounds a double through float, so the reference is computed from the neighbours.
     ordered = np.isfinite(nudged) & (np.abs(nudged) < float(numbers[-1]))
     below = np.searchsorted(numbers, nudged[ordered], side="right") - 1
     low, high = numbers[below].astype(float), numbers[np.minimum(below + 1, len(numbers) - 1)].astype(float)

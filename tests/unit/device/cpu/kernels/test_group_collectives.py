@@ -1,4 +1,4 @@
-"""Cooperative groups: shuffles, reductions, scans and copies, against NumPy."""
+"""Cooperative groups: shuffles, reductions, scans and copies, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ T = np.arange(128)
 
 
 def _warp_parts(chosen: np.ndarray) -> list[np.ndarray]:
-    """The threads of each warp that are chosen, and those that are not."""
+    """Returns for each warp the threads that are chosen, and those that are not."""
     return [part for warp in np.split(T, 4) for part in (warp[chosen[warp]], warp[~chosen[warp]])]
 
 
@@ -287,7 +287,7 @@ GROUPINGS = [np.split(T, 16), _warp_parts(T % 3 == 0), np.split(T, 2)]
 def _extreme(kind: str) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
     dtype = np.dtype(kind)
-    if dtype.kind == "f":  # sums of these are exact in every order
+    if dtype.kind == "f":  # sums of these numbers are exact in every order
         return rng.integers(-8, 9, 128).astype(dtype), np.zeros((128, 3, 11), dtype)
     info = np.iinfo(dtype)
     values = rng.integers(info.min, info.max, 128, dtype, endpoint=True)
@@ -343,7 +343,8 @@ def test_operations_of_the_program(kernels: Kernels) -> None:
             np.testing.assert_array_equal(out[group, column + 1], [zero, *wanted[:-1]])
             if column == 2:
                 np.testing.assert_array_equal(out[group, 6], [wanted[-1]] * len(group))
-    # Each thread combines for itself: the last of a tile of 16 takes 4 steps, and those of 128 have 5 and 2 or more.
+    # Each thread calls the operator itself: the last thread of a tile of 16 takes 4 steps, that of 128 takes 5 and at
+    # least 2.
     assert calls.min() > 0 and calls[15] >= 8 + 2 * 5
 
 
@@ -359,7 +360,8 @@ def test_sources_out_of_bounds(kernels: Kernels, distance: int) -> None:
     kernels("bounds", 1, 32, out, np.int32(distance))
     t = np.arange(32)
     within, half = t % 8, t // 2
-    step = distance % 32  # the hardware's shuffle has five bits for it; groups of other sizes find the lane themselves
+    # the hardware's shuffle uses five bits of the distance; groups of other sizes compute the lane
+    step = distance % 32
     expected = [
         t - within + distance % 8,
         np.where(within >= step, t - step, t),

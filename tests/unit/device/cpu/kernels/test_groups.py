@@ -1,6 +1,6 @@
-"""Cooperative groups: what the groups of a program are, through any nesting of partitions.
+"""Cooperative groups: the members of a program's groups, through any nesting of partitions.
 
-A group is modelled as the list of its threads in the order of their ranks, with its place among its siblings.
+A group is modelled as the list of its threads in the order of their ranks, with its index among its siblings.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Group:
     meta_size: int = 1
 
     def split_by(self, key: Callable[[int, int], int]) -> list[Group]:
-        """Partitions with equal key(rank, thread), in the order of their first members."""
+        """Partitions the group by key(rank, thread); the parts are in the order of their first members."""
         parts: dict[int, list[int]] = {}
         for rank, thread in enumerate(self.threads):
             parts.setdefault(key(rank, thread), []).append(thread)
@@ -180,7 +180,7 @@ def _bit(values: np.ndarray, place: int) -> Callable[[int], bool]:
 
 
 def _report(group: Group, values: np.ndarray, place: int) -> list[tuple[int, ...]]:
-    """`Report` of each member."""
+    """Returns the `Report` of each member."""
     own = [int(values[thread]) for thread in group.threads]
     flags = [value >> place & 1 for value in own]
     ballot = sum(flag << rank for rank, flag in enumerate(flags))
@@ -194,7 +194,7 @@ def _report(group: Group, values: np.ndarray, place: int) -> list[tuple[int, ...
 
 
 def _expected(start: Sequence[Group], plan: Sequence[tuple[int, int]], values: np.ndarray) -> np.ndarray:
-    """`Report` of each thread after each step."""
+    """Returns the `Report` of each thread after each step."""
     out = np.zeros((len(values), 5, 10), np.uint32)
     groups = list(start)
     for depth in range(len(plan) + 1):
@@ -289,7 +289,7 @@ def test_any_group_acts_as_the_one_it_was_made_from(kernels: Kernels) -> None:
     t = np.arange(40)
     np.testing.assert_array_equal(place, 1010)
     coalesced, grid, block = 1, 3, 4
-    last_tile = np.where(t < 32, 16, 8)  # 40 threads are two tiles of 16 and one of 8
+    last_tile = np.where(t < 32, 16, 8)  # 40 threads form two tiles of 16 and one of 8
     expected = [
         (40, t, block),
         (8, t % 8, coalesced),

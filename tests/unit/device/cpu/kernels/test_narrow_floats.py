@@ -1,4 +1,4 @@
-"""half and bfloat16: all their functions, bit for bit where the result is defined to the bit."""
+"""half and bfloat16: all functions, compared bit for bit if the result is exactly defined."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VALUE_TYPES = {"char": np.int8, "uchar": np.uint8, **INTEGERS}
 
 
 def _source(name: str) -> str:
-    """The kernels for one type, named after it; conversions have names of their own."""
+    """Returns the kernels for one type, named after it; conversions have separate names."""
     t, t2 = {"half": ("__half", "__half2"), "bfloat16": ("__nv_bfloat16", "__nv_bfloat162")}[name]
     pair = "*(T2*)&out[{k} * n + 2 * i] = {call};\n"
     lines, k = "", 0
@@ -176,7 +176,7 @@ def _all() -> Array:
 
 
 def _pairs() -> tuple[Array, Array]:
-    """Random pairs, pairs close to each other in size, and every pair of remarkable numbers."""
+    """Returns random pairs, pairs of similar magnitude, and every pair of special numbers."""
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 65536, (2, 60_000)).astype(np.uint16)
     near = (a + rng.integers(-2500, 2500, a.size)).astype(np.uint16) ^ (rng.integers(0, 2, a.size) << 15).astype(
@@ -243,7 +243,7 @@ def test_fused_multiply_add_is_rounded_once(kernels: Kernels, name: str) -> None
     rng = np.random.default_rng(1)
     a, b = (codes[-4000:] for codes in _pairs())
     c = rng.permutation(a)
-    # Products halfway between two numbers, with an addend far below that decides; and sums that cancel.
+    # Products halfway between two numbers, where a much smaller addend decides; and sums that cancel.
     ones = kind.rounded(1 + rng.integers(0, 2**kind.mantissa, 2000) / 2**kind.mantissa)
     half_units = kind.rounded(1 + 2.0 ** -rng.integers(1, kind.mantissa + 1, 2000))
     small = kind.rounded(np.ldexp(rng.choice([-1.0, 1.0, 0.0], 2000), -rng.integers(3, -kind.lowest, 2000)))
@@ -265,7 +265,7 @@ def test_fused_multiply_add_is_rounded_once(kernels: Kernels, name: str) -> None
 
 
 def _codes(kind: Format) -> Callable[[Array], Array]:
-    """The codes of numbers that `kind` has."""
+    """Returns a function from numbers that `kind` represents to their codes."""
     values = kind.values(_all())
     order = np.argsort(values, kind="stable")
     return lambda numbers: _all()[order][np.searchsorted(values[order], numbers)]
@@ -299,7 +299,9 @@ def test_math_functions_of_every_number(kernels: Kernels, name: str) -> None:
             got, expected = kind.values(out[2 * k]), kind.rounded(exact[stem])
             if stem in ("sqrt", "floor", "ceil", "trunc", "rint"):
                 assert_same(got, expected, stem)
-            else:  # a last place at most, of numbers so near halfway that float cannot tell
+            # an error of at most one unit in the last place, for numbers so close to halfway that float cannot
+            # distinguish
+            else:
                 close = (
                     (got == expected)
                     | np.isnan(got) & np.isnan(expected)
@@ -368,7 +370,7 @@ def test_shuffles_accesses_atomics_and_limits(kernels: Kernels, name: str) -> No
     out, sums, limits = np.zeros(128, np.uint16), np.zeros(4, np.uint16), np.zeros(16, np.uint16)
     kernels(f"{name}_kernels::moves", 1, 32, codes, out, sums, limits)
     expected_codes = codes[:32].copy()
-    expected_codes[31 ^ 3] = codes[30 ^ 3]  # the last lane has none to take from in __shfl_down_sync
+    expected_codes[31 ^ 3] = codes[30 ^ 3]  # the last lane has no source lane in __shfl_down_sync
     np.testing.assert_array_equal(out[:32], expected_codes)
     np.testing.assert_array_equal(out[32:96].reshape(-1, 2)[:, ::-1].ravel(), codes)
     assert kind.values(sums).tolist() == [32, 64, 32, -32]

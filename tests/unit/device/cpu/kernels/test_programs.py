@@ -1,4 +1,4 @@
-"""CUDA programs as users write them (programs/*.cu): each leaves the numbers that stand after its name."""
+"""CUDA programs as users write them (programs/*.cu): each must produce the numbers listed with its name."""
 
 from __future__ import annotations
 

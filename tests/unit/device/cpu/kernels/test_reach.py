@@ -1,4 +1,5 @@
-"""The thread's indices and its meetings are right in every function, however the kernel reaches it."""
+"""A thread's indices and its synchronisation with other threads are correct in every function, however the kernel calls
+it."""
 
 from __future__ import annotations
 
@@ -157,8 +158,8 @@ def lives() -> Kernels:
 
 
 def _model(what: np.ndarray, rounds: int, group: Callable[[int], int]) -> np.ndarray:
-    """Returns the values that `lives` and `lanes` write: each meeting counts the members of the group that have not
-    returned."""
+    """Returns the values that `lives` and `lanes` write: each synchronisation counts the members of the group that have
+    not returned."""
     out = np.empty(len(what), np.int32)
     there = {t: 0 if w == 0 else t % rounds if w == 1 else rounds for t, w in enumerate(what)}
     for t, w in enumerate(what):

@@ -1,4 +1,5 @@
-"""cuda::atomic and its kin: every operation against its definition, across blocks, and spins within a block."""
+"""cuda::atomic and related types: every operation compared with its definition, across blocks, and spin-waits within a
+block."""
 
 from __future__ import annotations
 

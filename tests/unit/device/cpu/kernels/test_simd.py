@@ -1,4 +1,4 @@
-"""Packed bytes and halfwords, DPX functions and dot products, against their definitions in NumPy."""
+"""Packed bytes and halfwords, DPX functions and dot products, compared with their definitions in NumPy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ SUMS = {"__vsads": "s", "__vsadu": "u"}
 LANES = {2: (np.int16, np.uint16), 4: (np.int8, np.uint8)}
 
 Three = Callable[[Array, Array, Array], Array]
-DPX: dict[str, tuple[int, Three]] = {  # the number of arguments; on one lane's numbers, sums wrapped already
+# the number of arguments, and the function of one lane's numbers, whose sums have wrapped already
+DPX: dict[str, tuple[int, Three]] = {
     "__vimax3": (3, lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     "__vimin3": (3, lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "__viaddmax": (3, lambda a, b, c: np.maximum(a + b, c)),
@@ -130,7 +131,7 @@ def kernels() -> Kernels:
 
 
 def _words() -> list[Array]:
-    """Every pair of bytes, every pair of the halfwords near a border, and random words, in three arrays."""
+    """Returns three arrays with every pair of bytes, every pair of halfwords near a boundary, and random words."""
     bytes_a, bytes_b = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(256, dtype=np.uint8))
     edges = np.array([0, 1, 2, 3, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF, 0x80, 0xFF, 0x100], np.uint16)
     half_a, half_b = np.meshgrid(np.repeat(edges, 2), edges)

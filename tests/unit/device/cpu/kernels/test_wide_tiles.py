@@ -1,4 +1,4 @@
-"""Cooperative groups: tiles of more than a warp, and what is refused."""
+"""Cooperative groups: tiles larger than a warp, and the uses that are refused."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def wide_tiles() -> Kernels:
 @pytest.mark.parametrize("size", [64, 128, 256, 512, 1024])
 def test_tiles_of_more_than_a_warp(wide_tiles: Kernels, size: int) -> None:
     out = np.zeros((2, 1024, 10), np.int32)
-    wide_tiles("tiles", 2, 1024, out[0], np.int32(size))  # both blocks write the same
+    wide_tiles("tiles", 2, 1024, out[0], np.int32(size))  # both blocks write the same values
     t, count = np.arange(1024), 1024 // size
     rank, tile = t % size, t // size
     inner = rank // (size // 2) == 1

@@ -1,4 +1,4 @@
-"""A program's names next to those of the prelude and of headers; CUDA's atomic overloads and no others."""
+"""A program's names that equal names of the prelude or of headers; exactly CUDA's overloads of atomic functions."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ OVERLOADS = {
 
 
 def overload_probe() -> str:
-    """A kernel that stores, for every function, scope and type, whether there is such an overload."""
+    """Returns a kernel that stores for every function, scope and type whether such an overload exists."""
     lines = ["template <class...> using void_t = void; struct alignas(16) wide { long long a, b; };"]
     stores = []
     for scope in ("", "_block", "_system"):
@@ -194,7 +194,7 @@ POLLS = ["atomicAdd(&flag, 0)", "atomicSub(&flag, 0)", "atomicOr(&flag, 0)", "at
 
 
 def test_polling_by_atomic_lets_other_threads_run() -> None:
-    """Two threads hand over to each other; each polls with an operation that changes nothing."""
+    """Two threads alternate; each polls with an operation that changes nothing."""
     kernels = "\n".join(
         f"""
         __device__ bool reached{number}(int& flag, float& real) {{
@@ -230,7 +230,7 @@ _NO_FUNCTIONS = frozenset(
 
 @with_nvrtc
 def test_list_of_library_functions_is_nvrtcs() -> None:
-    """A function of the C library that the prelude declares is on the list exactly if NVRTC knows it."""
+    """A function of the C library that the prelude declares is on the list exactly if NVRTC declares it."""
     toolchain = find_toolchain()
     toolchain.prelude("gnu++17")
     names = toolchain.prelude_names("gnu++17")
@@ -240,7 +240,7 @@ def test_list_of_library_functions_is_nvrtcs() -> None:
     declared = set(re.findall(r"\b([a-z]\w*) *\(", expanded)) - names.functions | CUDA_LIBRARY_FUNCTIONS
     candidates = sorted(declared - {"clock", "min", "max"})
     known = set()
-    for start in range(0, len(candidates), 90):  # it stops after 100 errors
+    for start in range(0, len(candidates), 90):  # NVRTC stops after 100 errors
         group = candidates[start : start + 90]
         log = nvrtc.compile_source(
             "".join(f"__device__ auto f{i} = +{x};\n" for i, x in enumerate(group)), ["-arch=sm_90"]

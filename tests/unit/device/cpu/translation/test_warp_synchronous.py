@@ -1,4 +1,4 @@
-"""Sources that rely on lanes running in step, and sources that look alike and do not. No compiler runs here."""
+"""Sources that rely on lanes running in lock step, and similar sources that do not. No compiler runs here."""
 
 from __future__ import annotations
 
@@ -87,9 +87,10 @@ def test_read_of_another_lanes_slot_is_found(body: str, read: str) -> None:
         "volatile __shared__ int s[64]; s[tid] = 1; __syncthreads(); out[tid] = s[tid ^ 1];",
         "volatile __shared__ int s[64]; s[tid] = 1; cooperative_groups::sync(b); out[tid] = s[tid ^ 1];",
         "volatile __shared__ int s[64]; s[tid] = 1; if (n > 32) __syncthreads(); out[tid] = s[lane];",
-        "volatile __shared__ int s[64]; s[tid] = 1; s[tid] += 2; out[tid] = s[tid];",  # its own slot
+        # each thread uses only its own slot
+        "volatile __shared__ int s[64]; s[tid] = 1; s[tid] += 2; out[tid] = s[tid];",
         "volatile __shared__ int s[64]; s[2 * tid] = 1; s[2 * tid + 1] = 2; out[tid] = s[2 * tid];",
-        "volatile __shared__ int s[64]; if (tid < 32) s[tid] = 1; else out[tid] = s[tid - 32];",  # alternatives
+        "volatile __shared__ int s[64]; if (tid < 32) s[tid] = 1; else out[tid] = s[tid - 32];",  # alternative branches
         "volatile __shared__ int s[64]; if (tid == 0) { s[0] = 1; for (int i = 1; i < 64; ++i) s[i] = s[i - 1]; }",
         "volatile __shared__ int s[64]; if (n == 1) s[tid] = 1; out[tid] = s[tid];",
         "volatile __shared__ int turn; if (tid == 0) turn = 0; __syncthreads(); while (turn != tid) {} turn = tid + 1;",
@@ -97,7 +98,7 @@ def test_read_of_another_lanes_slot_is_found(body: str, read: str) -> None:
         "volatile __shared__ int s[64]; for (int i = tid; i < 64; i += 32) s[i] = in[i];",
         "volatile int* g = in; g[tid] = 1; out[tid] = g[tid + 1];",  # not shared memory
         "volatile int own[4]; own[0] = 1; out[tid] = own[n];",
-        # memory that is not volatile is named only where it is plainly a reduction
+        # memory that is not volatile is reported only if the source clearly is a reduction
         "__shared__ int s[64]; s[tid] = 1; out[tid] = s[tid + 1];",
         "__shared__ int s[64]; s[4 * tid] += s[4 * tid + 2]; s[4 * tid] += s[4 * tid + 1];",
         "__shared__ int s[64]; for (int o = 16; o > 0; o /= 2) { if (tid < o) s[tid] += s[tid + o]; __syncthreads(); }",
@@ -144,7 +145,7 @@ def test_functions_without_sync_are_refused_by_name() -> None:
         check(found)
     assert caught.value.reason is Reason.UNSUPPORTED and "kernel.cu(3)" in caught.value.message
     assert "__shfl_down_sync" in caught.value.fix
-    check(findings(HARRIS))  # a race is no reason to refuse
+    check(findings(HARRIS))  # a possible race is not a reason to refuse
 
 
 def test_functions_that_the_program_defines_itself_are_its_own() -> None:
