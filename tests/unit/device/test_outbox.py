@@ -1,4 +1,4 @@
-"""Outbox to the front: in order, in as few frames as possible, and without undue delay."""
+"""Outbox to the front: frames are sent in order, in as few writes as possible, and without undue delay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Peer:
         self.outbox = Outbox(ours, lambda wanted: None)
 
     def said(self) -> Said:
-        """Kind, channel and id of what has come."""
+        """Returns the kind, channel and id of each frame received so far."""
         try:
             data = self.end.recv(1 << 20)
         except BlockingIOError:
@@ -81,7 +81,7 @@ def test_an_ack_alone_waits_for_company_but_not_long(peer: Peer, monkeypatch: py
     outbox.send()
     assert not peer.said() and outbox.sleep(None) == COPY_S and outbox.sleep(0.0) == 0.0
     now[0] += COPY_S / 2
-    outbox.put(Kind.ACK, channel=3, id=2)  # others that follow do not put it off
+    outbox.put(Kind.ACK, channel=3, id=2)  # frames that follow do not postpone it
     outbox.put(Kind.ACK, channel=4, id=1)
     outbox.send()
     assert not peer.said()

@@ -1,4 +1,4 @@
-"""Memory taken and given back at once steps aside where anything is unusual, for what comes to the same."""
+"""Temporaries fall back to the queued path in unusual situations, with the same results."""
 
 from __future__ import annotations
 
@@ -92,17 +92,17 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("what", UNUSUAL)
 def test_what_is_unusual_comes_to_the_same(pair: tuple[Ways, Ways], what: str) -> None:
-    """All of it at once, and one by one."""
+    """All commands in one batch, and each in a separate batch."""
     program = UNUSUAL[what]
     quota = 6144 if what == "a quota" else 0
     for steps in ([program], [[each] for each in program]):
         if quota and len(steps) == 1:
-            continue  # of what waits for memory time decides
+            continue  # for commands that wait for memory the result depends on time
         assert run(pair[0], steps, quota) == run(pair[1], steps, quota)
 
 
 def test_what_stands_behind_what_waits_waits(rig: Ways) -> None:
-    """A command waits for bytes that are still to come."""
+    """A command waits for bytes that have not arrived; the commands behind it wait as well."""
     session = Run(rig)
     session.step(allocate(1, 64), allocate(2, 64))
     del rig.taken[:]
@@ -149,7 +149,7 @@ def test_memory_goes_back_behind_its_use_on_other_streams(rig: Ways) -> None:
 
 
 def test_memory_is_not_reused_while_a_kernel_uses_it(rig: Ways) -> None:
-    """The kernel runs on another stream, which does not come to an end meanwhile."""
+    """The kernel runs on another stream, and does not end during the test."""
     session = Run(rig)
     gate = threading.Event()
     fifth = rig.session(session.channel).streams.items[5].track.stream
@@ -198,7 +198,8 @@ def test_rights_are_looked_at(rig: Ways, lacking: bool) -> None:
     info = f'{{"session": "me", "tenant": "t{session.channel}", "rights": [{rights}]}}'
     rig.send(Kind.CHANGE, info.encode(), channel=session.channel)
     if not lacking:
-        session.step(Command(allocate=c.Allocate(buffer=2, size=64)))  # the first one is granted the session's handles
+        # the first allocation is granted the session's handles
+        session.step(Command(allocate=c.Allocate(buffer=2, size=64)))
     del rig.taken[:]
     allocate = Command(allocate=c.Allocate(buffer=1, size=64))
     (told,) = session.step(allocate)
@@ -221,7 +222,7 @@ def test_the_clock_of_a_profile_starts_with_the_work_that_follows(rig: Ways) -> 
 
 
 class Part:
-    """Another owner's share of a buffer; it records the end."""
+    """Another owner's share of a buffer; it records how it ended."""
 
     def __init__(self) -> None:
         self.ended: list[int] = []
@@ -244,7 +245,7 @@ def test_shares_of_a_buffer_are_notified_of_its_end(rig: Ways, whose: str) -> No
     (told,) = session.step(Command(free=c.Free(buffers=[1, 2])))
     assert not told.HasField("error") and not rig.taken
     assert part.ended == [2 if whose == "place" else 0]
-    if whose == "place":  # which the memory is part of
+    if whose == "place":  # the memory is part of a reserved place
         reservations = rig.process.executor.memory.reservations
         rig.inside(lambda: reservations.give(rig.session(session.channel), reservation, mine))
     session.close()

@@ -1,4 +1,5 @@
-"""The loop of a device process: the contract of its tasks, and what it does before short sleeps without missing any."""
+"""The loop of a device process: the guarantees for its tasks, and its polling before short sleeps, which misses no
+event."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from hearthd.device.platform.spin_policy import SpinPolicy
 
 
 class Napping:
-    """A loop that naps whenever it has nothing to do, on a separate thread. `awake` is what it answers when asked."""
+    """A loop on a separate thread that naps whenever it has no work. `awake` is its answer to the question whether it
+    should stay awake."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -101,7 +103,7 @@ def test_a_nap_sleeps_as_long_as_it_should(napping: Napping) -> None:
 
 
 def test_who_lingers_hears_sockets_and_tasks_without_a_sleep_and_sleeps_at_last() -> None:
-    """Events that come soon after the last work are seen while the loop polls, later ones while it sleeps."""
+    """Events that come soon after the last work are noticed while the loop polls, later ones while it sleeps."""
     ours, theirs = socket.socketpair()
     loop, heard = Loop(), threading.Semaphore(0)
     loop.lingering = SpinPolicy(0.05)
@@ -120,7 +122,7 @@ def test_who_lingers_hears_sockets_and_tasks_without_a_sleep_and_sleeps_at_last(
             assert heard.acquire(timeout=10)
             loop.post(heard.release)
             assert heard.acquire(timeout=10)
-        time.sleep(0.3)  # by now it has to sleep
+        time.sleep(0.3)  # long enough for the loop to fall asleep
         before = time.process_time()
         time.sleep(0.3)
         assert time.process_time() - before < 0.2
@@ -131,7 +133,7 @@ def test_who_lingers_hears_sockets_and_tasks_without_a_sleep_and_sleeps_at_last(
 
 
 class Running:
-    """A loop on a thread of this process, with nothing to do but tasks."""
+    """A loop on a thread of this process that runs only tasks."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -151,7 +153,7 @@ class Running:
         assert not self.thread.is_alive()
 
     def settle(self) -> None:
-        """Returns when all that was posted before has run, and the loop has let go of it."""
+        """Returns when all tasks posted before have run, and the loop has dropped its references to them."""
         for _ in range(2):
             done = threading.Event()
             self.loop.post(done.set)
@@ -176,14 +178,14 @@ def test_two_loops_share_nothing() -> None:
             first.loop.post(lambda number=number: one.append(number))
             second.loop.post(lambda number=number: other.append(-number))
         first.stop()
-        second.settle()  # still runs
+        second.settle()  # the second loop still runs
     assert one == list(range(100)) and other == [-number for number in range(100)]
 
 
 def test_a_lone_task_wakes_a_sleeping_loop() -> None:
     with Running() as running:
         for _ in range(20):
-            time.sleep(0.01)  # by now it sleeps, until something happens
+            time.sleep(0.01)  # long enough for the loop to sleep until the next event
             ran: Future[float] = Future()
             asked = time.perf_counter()
             running.loop.post(lambda ran=ran: ran.set_result(time.perf_counter()))
@@ -198,7 +200,7 @@ def test_tasks_of_each_of_ten_threads_run_once_in_their_order_and_never_interlea
         def task(name: int, number: int) -> None:
             assert not running_now
             running_now.append(name)
-            time.sleep(0)  # where another task could come between, it would now
+            time.sleep(0)  # lets another thread run a task in between, if that were possible
             running_now.pop()
             seen.append((name, number))
 
@@ -239,7 +241,7 @@ def test_stop_runs_what_was_posted_before_it_and_may_come_twice() -> None:
             running.loop.post(partial(seen.append, number))
         running.stop()
         assert seen == list(range(10))
-        running.loop.post(partial(seen.append, 10))  # stays where it is: the loop has ended
+        running.loop.post(partial(seen.append, 10))  # the task is not run: the loop has ended
         assert seen == list(range(10))
 
 
@@ -263,7 +265,7 @@ def test_a_task_is_let_go_of_once_it_has_run() -> None:
 
 
 class Payload:
-    """A task that something may still refer to."""
+    """A task to which a reference may remain."""
 
     def touch(self) -> None:
         pass
@@ -275,5 +277,5 @@ def test_an_idle_loop_uses_no_processor_time() -> None:
         running.loop.post(lambda: clock.set_result(time.pthread_getcpuclockid(threading.get_ident())))
         thread = clock.result(10)
         began = time.clock_gettime(thread)
-        time.sleep(0.4)  # the measured quantity itself: nothing happens
+        time.sleep(0.4)  # the loop has no events: its processor time during the wait is measured
         assert time.clock_gettime(thread) - began < 0.04

@@ -1,4 +1,5 @@
-"""Sandbox of a process: reachable files, sockets and system calls. Each test confines a separate process, for good."""
+"""Sandbox of a process: reachable files, sockets and system calls. Each test confines a separate process
+permanently."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def no(action, *errors):
 
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A secret, a directory to read, and one to write."""
+    """Returns a secret file, a readable directory and a writable directory."""
     secret, readable, scratch = tmp_path / "secret", tmp_path / "readable", tmp_path / "scratch"
     secret.write_text("a secret text")
     readable.mkdir()

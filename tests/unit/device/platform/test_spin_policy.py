@@ -1,4 +1,4 @@
-"""Duration of polling for a completion before a sleep."""
+"""Spin policy: how long the loop polls for a completion before it sleeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three sums in one integer: none runs over into another, however large."""
+"""Three sums in one integer, none of which overflows into another, however large it is."""
 
 from __future__ import annotations
 

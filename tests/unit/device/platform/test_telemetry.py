@@ -1,4 +1,4 @@
-"""Latency buckets: where each duration falls, and that nothing is lost."""
+"""Latency buckets: each duration is counted in the right bucket, and none is lost."""
 
 from __future__ import annotations
 

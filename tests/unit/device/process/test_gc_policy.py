@@ -1,4 +1,5 @@
-"""Full garbage collections that are due run once the process has been idle for `QUIET_S`; automatic ones are rare."""
+"""Full garbage collections that are due run after the process has been idle for `QUIET_S`; automatic collections are
+rare."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from hearthd.device.process.gc_policy import DUE, FORCED, QUIET_S, GarbageCollec
 
 
 class Node:
-    """An object in a cycle with itself: only the collector finds it."""
+    """An object in a reference cycle with itself: only the collector frees it."""
 
     def __init__(self) -> None:
         self.me = self
@@ -36,7 +37,8 @@ class Clock:
 
 
 def aged() -> weakref.ref[Node]:
-    """A dead circle that young collections have passed over while it was alive, so that they do not find it."""
+    """Returns a dead reference cycle in the oldest generation, which collections of the younger generations do not
+    find."""
     node = Node()
     for _ in range(2):
         gc.collect(1)
@@ -65,7 +67,7 @@ def test_it_waits_for_a_quiet_moment() -> None:
     dead = aged()
     make_due()
     assert collector.sleep(None) == QUIET_S
-    clock.now += QUIET_S / 2  # something has happened
+    clock.now += QUIET_S / 2  # the process was active in between
     assert collector.sleep(0.0) == 0.0 and dead() is not None
     clock.now += QUIET_S
     assert collector.sleep(0.001) == 0.001 and dead() is not None, "a completion is expected soon"

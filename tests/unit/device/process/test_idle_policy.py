@@ -1,4 +1,5 @@
-"""A device that does not say when something is done, as CUDA does not: it is asked, at once where that is worth it."""
+"""A device that does not announce completions (as CUDA does not) is polled, and at once if a client is expected to
+wait."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ LIMITED = pack(
 
 
 class Polled(CpuServer):
-    """`asked`: how often it was asked whether something is done."""
+    """A CPU device that must be polled. `asked` counts the polls."""
 
     asked = 0
 
@@ -40,7 +41,7 @@ class Polled(CpuServer):
         return super().done(event)
 
     def shut(self) -> threading.Event:
-        """Makes work submitted from now on wait for the gate that is returned."""
+        """Makes work that is submitted from now on wait for the returned gate."""
         gate = threading.Event()
         self.streams[0].submit(gate.wait)
         return gate
@@ -88,14 +89,15 @@ def test_a_long_kernel_is_asked_for_seldom_and_an_idle_device_not_at_all(rig: Ri
     assert time.process_time() - cpu < 0.3
     gate.set()
     ok(rig.answer(sync))
-    time.sleep(0.05)  # nothing is awaited any more, and nothing is asked
+    time.sleep(0.05)  # nothing is awaited any more, so nothing is polled
     before = rig.server.asked
     time.sleep(0.2)
     assert rig.server.asked == before
 
 
 def test_waits_for_a_long_kernel_make_no_copy_wait_for_a_sleep(rig: Rig[Polled]) -> None:
-    """64 bytes there and back on another stream, beside waits that the device is asked for now and then."""
+    """Copies 64 bytes to and from another stream, while waits are pending for which the device is polled from time to
+    time."""
     rig.batch(
         c.Command(create_stream=c.CreateStream(stream=5)),
         c.Command(stream=5, allocate=c.Allocate(buffer=2, size=64)),
@@ -106,7 +108,7 @@ def test_waits_for_a_long_kernel_make_no_copy_wait_for_a_sleep(rig: Rig[Polled])
     gate = rig.server.shut()
     rig.batch(c.Command(launches=RECORD))
     waits = [rig.start(sync=c.Sync(all_streams=number % 2 == 0)) for number in range(7)]
-    rig.gauges()  # all of it has arrived
+    rig.gauges()  # all of the commands have arrived
     sleeps: list[float] = []
     real = rig.process.loop.on_poll
 
@@ -129,8 +131,7 @@ def test_waits_for_a_long_kernel_make_no_copy_wait_for_a_sleep(rig: Rig[Polled])
 
 
 def test_busy_idle_policy_holds_up_nothing(rig: Rig[Polled]) -> None:
-    """Each sync is awaited anew, and none completes; periodic work is polled all the
-    same."""
+    """A new sync is awaited each time, and none completes; periodic work is polled nevertheless."""
     polls = 0
     idle_work = rig.process.device.idle_work
     real = idle_work.poll
@@ -158,7 +159,8 @@ def test_busy_idle_policy_holds_up_nothing(rig: Rig[Polled]) -> None:
 
 
 def test_an_answer_goes_out_before_the_rest_is_done(rig: Rig[Polled]) -> None:
-    """The answer of completed work is sent right after the poll that finds its end, before `FairShare.settle`."""
+    """The answer to completed work is sent directly after the poll that finds the completion, before
+    `FairShare.settle`."""
     order: list[str] = []
     tracks, sharing, outbox = rig.process.device.tracks, rig.process.executor.sharing, rig.process.outbox
     poll, settle, answer = tracks.poll, sharing.settle, outbox.answer
@@ -181,7 +183,7 @@ def test_an_answer_goes_out_before_the_rest_is_done(rig: Rig[Polled]) -> None:
 
 
 def test_who_is_answered_in_a_nap_need_not_wait_for_the_next_turn() -> None:
-    """The loop here goes round only on request."""
+    """The loop of this test runs only when the test requests it."""
     link, theirs = socket.socketpair()
     link.settimeout(30)
     server = Polled(DeviceSpec(0, "cpu", 0))

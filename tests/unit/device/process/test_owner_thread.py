@@ -1,4 +1,4 @@
-"""Every driver call is made on the device-handle thread: a call from anywhere else fails here."""
+"""Every driver call is made on the device-handle thread: a call from any other thread fails here."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SOURCE = b'extern "C" __global__ void twice(int* x) { x[threadIdx.x] *= 2; }'
 Command = commands_pb2.Command
 
 OFF_THREAD = {"compiler", "communicators", "register_host", "unregister_host"}
-"""Members of ComputeServer that may be used on helper threads."""
+"""Members of ComputeServer that helper threads may use."""
 
 
 class Owned:
-    """A ComputeServer whose methods note who calls them."""
+    """A ComputeServer whose methods record the calling thread."""
 
     def __init__(self, server: ComputeServer) -> None:
         self._server = server
@@ -51,7 +51,7 @@ class Owned:
 
 
 class Rig:
-    """A device process's loop on a thread of this process, driven frame by frame."""
+    """The loop of a device process on a thread of this process, driven frame by frame."""
 
     def __init__(self) -> None:
         self.sock, self._theirs = socket.socketpair()
@@ -81,13 +81,13 @@ class Rig:
         return commands_pb2.Result.FromString(self._until(Kind.RESULT))
 
     def ok(self, **kind: Any) -> commands_pb2.Result:
-        """A call that has to succeed."""
+        """Makes a call that must succeed; returns its result."""
         result = self.call(**kind)
         assert not result.HasField("error"), result.error
         return result
 
     def batch(self, *commands: commands_pb2.Command) -> None:
-        """The next batch."""
+        """Sends the next batch."""
         message = device_pb2.ExecuteRequest(batch=commands_pb2.Batch(seq=next(self._seqs), commands=commands))
         self.sock.sendall(encode(Kind.BATCH, message.SerializeToString(), channel=1))
 

@@ -1,4 +1,4 @@
-"""A command that will never run lets go of what it held: its transfer is ended, not left to wait."""
+"""A command that will never run releases its resources: its transfer is ended and does not wait forever."""
 
 from __future__ import annotations
 

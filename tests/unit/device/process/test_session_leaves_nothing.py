@@ -1,4 +1,5 @@
-"""A session that ends in the middle of whatever it does: nothing of the device process keeps it, or a number of its."""
+"""A session may end in the middle of any operation: afterwards no object of the device process refers to the session or
+to one of its numbers."""
 
 from __future__ import annotations
 
@@ -29,10 +30,10 @@ from tests.support.device.segment_client import hand_over
 
 CHANNEL = 7_000_001
 HANDLE = 7_100_001
-"""The first of the session's handles, of every kind."""
+"""The first handle of the session, used for every kind of object."""
 TRANSFER = 7_200_001
 OWN = range(7_000_000, 8_000_000)
-"""Numbers that no other session has: where one of them turns up, the session has left it."""
+"""Numbers that only this session uses: if one is found after the session has ended, the session has left it behind."""
 OTHER = 3
 FILE = 12
 KIB = 1 << 10
@@ -40,7 +41,7 @@ TRIES = 10
 
 
 class Leaving(Rig[PeerServer]):
-    """A device process whose front is the test: it answers nothing by itself."""
+    """A device process whose front is the test and answers nothing by itself."""
 
     def __init__(self) -> None:
         self.files, self._their_files = descriptors.pair()
@@ -62,7 +63,7 @@ class Leaving(Rig[PeerServer]):
         self.process.run()
 
     def begin(self, stream: int = 0, **kind: Any) -> int:
-        """A single call of the session's."""
+        """Starts a single call of the session; returns its id."""
         ident = next(self.ids)
         command = c.Command(request=1, stream=stream, **kind)
         self.send(Kind.CALL, command.SerializeToString(), channel=CHANNEL, id=ident)
@@ -79,13 +80,13 @@ class Leaving(Rig[PeerServer]):
         self.send(Kind.BATCH, message.SerializeToString(), channel=CHANNEL, id=self.seq)
 
     def barrier(self) -> None:
-        """Returns when the process has looked at all that came before, and been through its loop."""
+        """Returns when the process has handled everything sent before, and its loop has completed a turn."""
         for _ in range(3):
             self.send(Kind.PING, id=5)
             self.until(Kind.PONG, 5)
 
     def prepare(self) -> None:
-        """A module, its function, a buffer with memory and one more, a stream and an event."""
+        """Creates a module, a function, two buffers with memory, a stream and an event."""
         self.ask(load_module=c.LoadModule(module=HANDLE, kind=c.CODE_KIND_CUDA_CPP, code=SOURCE))
         self.ask(get_function=c.GetFunction(function=HANDLE, module=HANDLE, name="add"))
         for buffer in (HANDLE, HANDLE + 1):
@@ -95,7 +96,7 @@ class Leaving(Rig[PeerServer]):
         self.ask(stream=HANDLE, record_event=c.RecordEvent(event=HANDLE))
 
     def hold_up(self, stream: int = 0) -> None:
-        """Makes work submitted to the stream from now on wait for the gate."""
+        """Makes work that is submitted to the stream from now on wait for the gate."""
         session = self.session()
         assert session is not None
         on: CpuStream = session.streams.items[stream].track.stream
@@ -109,8 +110,8 @@ class Leaving(Rig[PeerServer]):
         self._frames.clear()
 
     def left(self) -> list[str]:
-        """Returns the holders of the session or its handles; retried for a while, because some are dropped when a
-        thread has come round."""
+        """Returns the paths to everything that still refers to the session or its handles. Retries for a while, because
+        some references are dropped only when a thread continues."""
         for _ in range(TRIES):
             self.barrier()
             gc.collect()
@@ -136,8 +137,8 @@ class Leaving(Rig[PeerServer]):
 
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leaving]:
-    """The device process freezes nothing, so that a collection finds what it drops without a look at all that the test
-    run holds."""
+    """Yields a device process that does not freeze its objects, so that a collection finds what the process drops
+    without visiting all objects of the test run."""
     threshold = gc.get_threshold()
     for name in ("freeze", "unfreeze"):
         monkeypatch.setattr(gc, name, lambda: None)
@@ -151,7 +152,7 @@ Opened = Callable[[Leaving], None]
 
 
 def handles(rig: Leaving) -> None:
-    """Makes an object of every kind that has a handle."""
+    """Creates an object of every kind that has a handle."""
     rig.begin(start_profile=c.StartProfile(profile=HANDLE))
     rig.begin(get_global=c.GetGlobal(buffer=HANDLE + 2, module=HANDLE, name="nothing"))
     rig.begin(start_trace=c.StartTrace())
@@ -170,7 +171,7 @@ def handles(rig: Leaving) -> None:
 
 
 def refused(rig: Leaving) -> None:
-    """Failures that no answer reported, and what was never made."""
+    """Causes failures that no answer has reported, and uses handles that never existed."""
     rig.send_batch(
         c.Command(stream=HANDLE, fill=c.Fill(buffer=HANDLE, size=1 << 30, pattern=b"\1")),
         c.Command(stream=HANDLE + 5, allocate=c.Allocate(buffer=HANDLE + 6, size=8)),
@@ -180,7 +181,7 @@ def refused(rig: Leaving) -> None:
 
 
 def kernels(rig: Leaving) -> None:
-    """Work under way, and much that waits for it."""
+    """Submits work that keeps running, and many commands that wait for it."""
     rig.hold_up()
     launch = add(3, function=HANDLE, buffer=HANDLE)
     rig.send_batch(*[launch] * 8, c.Command(record_event=c.RecordEvent(event=HANDLE + 1)))
@@ -200,7 +201,7 @@ def kernels(rig: Leaving) -> None:
 
 
 def compiles(rig: Leaving) -> None:
-    """Modules that are not there yet, and what waits for them."""
+    """Loads modules that are still being compiled, and sends commands that wait for them."""
     source = b'extern "C" __global__ void late(unsigned long long* sum, unsigned long long what) { *sum = %d; }'
     for number in range(3):
         module = HANDLE + 10 + number
@@ -212,11 +213,11 @@ def compiles(rig: Leaving) -> None:
 
 
 def transfers(rig: Leaving) -> None:
-    """Uploads and downloads at every stage."""
+    """Starts uploads and downloads, and leaves them at every stage."""
     size = 32 * KIB
     some = device_pb2.UploadRequest(data=bytes(KIB)).SerializeToString()
     rig.begin(write=c.Write(buffer=HANDLE, size=size, transfer=TRANSFER))
-    for transfer in (TRANSFER, TRANSFER + 1):  # the second before its command
+    for transfer in (TRANSFER, TRANSFER + 1):  # the bytes of the second arrive before its command
         rig.send(Kind.UPLOAD, some, channel=CHANNEL, id=transfer)
     rig.begin(stream=HANDLE, read=c.Read(buffer=HANDLE + 1, size=size, transfer=TRANSFER + 2))
     for transfer in (TRANSFER + 2, TRANSFER + 3):
@@ -225,7 +226,7 @@ def transfers(rig: Leaving) -> None:
 
 
 def memory(rig: Leaving) -> None:
-    """An allocation that waits for memory, behind what gives it back."""
+    """Sends an allocation that waits for memory whose free is behind other work."""
     rig.hold_up()
     rig.begin(allocate=c.Allocate(buffer=HANDLE + 2, size=60 << 20))
     rig.send_batch(c.Command(fill=c.Fill(buffer=HANDLE + 2, size=8, pattern=b"\1")))
@@ -235,14 +236,14 @@ def memory(rig: Leaving) -> None:
 
 
 def places(rig: Leaving) -> None:
-    """Asks for places in the front's file, which says nothing."""
+    """Requests places in the front's file; the front does not answer."""
     rig.begin(set_durable=c.SetDurable(buffers=[HANDLE], durable=True))
     rig.begin(sync=c.Sync())
     rig.until(Kind.SNAPSHOT)
 
 
 def commits(rig: Leaving) -> None:
-    """Has told the front that a copy is complete, which says nothing; one more is asked for."""
+    """Reports to the front that a copy is complete, which the front does not answer; then requests another copy."""
     rig.begin(set_durable=c.SetDurable(buffers=[HANDLE], durable=True))
     asked = rig.until(Kind.SNAPSHOT)
     os.ftruncate(rig.file, 1 << 20)
@@ -254,14 +255,14 @@ def commits(rig: Leaving) -> None:
 
 
 def restores(rig: Leaving) -> None:
-    """Is being brought back."""
+    """Starts the restore of the session."""
     copies = [[HANDLE, HANDLE + 7, 32 << 20, 0, 32 << 20, 0]]
     os.ftruncate(rig.file, 64 << 20)
     rig.send(Kind.RESTORE, json.dumps({"copies": copies}).encode(), channel=CHANNEL, id=9)
 
 
 def shares(rig: Leaving) -> None:
-    """Segments of its, and transfers that lie in them."""
+    """Shares segments, and starts transfers in them."""
     client = hand_over(rig.files, CHANNEL)
     rig.ends.append(client.end)
     client.next()
@@ -276,7 +277,7 @@ def shares(rig: Leaving) -> None:
 
 
 def stripes(rig: Leaving) -> None:
-    """Stripes, and transfers that stand still on them."""
+    """Opens stripes, and starts transfers on them that make no progress."""
     for _ in range(2):
         end, theirs = socket.socketpair()
         rig.ends.append(end)
@@ -290,7 +291,7 @@ def stripes(rig: Leaving) -> None:
 
 
 def lane(rig: Leaving) -> None:
-    """Commands over a lane, and another one that came for nothing."""
+    """Sends commands over a lane, and opens another lane that is not used."""
     for _ in range(2):
         end, theirs = socket.socketpair()
         rig.ends.append(end)
@@ -302,7 +303,7 @@ def lane(rig: Leaving) -> None:
 
 
 def names(rig: Leaving) -> None:
-    """Publishes a buffer and exports another; one that another session has attached stays with that."""
+    """Publishes a buffer and exports another. A buffer that another session has attached remains with that session."""
     publish = {"op": "publish", "memory": HANDLE, "buffer": HANDLE, "name": "weights"}
     rig.send(Kind.EXPORT, json.dumps(publish).encode(), channel=CHANNEL, id=1)
     rig.until(Kind.EXPORTED, 1)
@@ -313,7 +314,7 @@ def names(rig: Leaving) -> None:
 
 
 def attach_file(rig: Leaving) -> None:
-    """Attaches what another process has published, whose file follows."""
+    """Attaches a buffer that another process has published; its file arrives later."""
     attach = {"memory": 99, "size": 64, "buffer": HANDLE + 5, "attachment": 1, "file": FILE}
     rig.send(Kind.IMPORT, json.dumps(attach).encode(), channel=CHANNEL, id=3)
     rig.barrier()
@@ -328,7 +329,7 @@ def send_file(rig: Leaving) -> None:
 
 
 def collectives(rig: Leaving) -> None:
-    """Operations that are presented, told to go, and launched."""
+    """Leaves operations that are presented, released by a `go`, or launched."""
     kind = c.COLLECTIVE_KIND_ALL_REDUCE
     rig.send(
         Kind.COLLECTIVE, json.dumps({"op": "group", "channel": CHANNEL, "group": "ab", "rank": 0, "ranks": 2}).encode()
@@ -347,7 +348,7 @@ def collectives(rig: Leaving) -> None:
 
 
 def beside_another(rig: Leaving) -> None:
-    """Has its turns beside another session, which stays."""
+    """Shares the device with another session, which stays open."""
     rig.send(Kind.OPEN, b'{"session": "stays", "tenant": "some"}', channel=OTHER)
     fill = c.Command(fill=c.Fill(buffer=OTHER, size=64, pattern=b"\1"))
     many = [c.Command(allocate=c.Allocate(buffer=OTHER, size=64)), *[fill] * 2000]
@@ -374,15 +375,15 @@ def test_a_session_that_ends_in_the_middle(rig: Leaving, opened: Opened) -> None
     rig.barrier()
     rig.leave()
     if opened is names:
-        send_file(rig)  # the two sockets keep no order between them
+        send_file(rig)  # the order of messages on the two sockets is not defined
     assert rig.left() == []
 
 
 def test_what_its_commands_keep_waiting_is_answered(rig: Leaving) -> None:
-    """A session that waits for its turn when it ends: a request behind that is answered, and a file that
-    has come is not kept for ever."""
+    """A session ends while its commands wait for their turn: a request behind the commands is answered, and a file that
+    has arrived is closed."""
     rig.prepare()
-    rig.send(Kind.TURN, flags=4)  # the device may be given nothing
+    rig.send(Kind.TURN, flags=4)  # nothing may be submitted to the device
     rig.send_batch(add(3, function=HANDLE, buffer=HANDLE))
     send_file(rig)
     attach_file(rig)

@@ -1,4 +1,5 @@
-"""Errors of the daemon's own code while a command runs: each costs its command, not the device or the thread."""
+"""Unexpected exceptions of the daemon's own code while a command runs: each fails only its command, not the device or
+the thread."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from tests.support.device.rig import Command, Rig
 
 
 class OddError(Exception):
-    """An exception that takes two arguments, so that it does not come back from pickle."""
+    """An exception with two required arguments, which cannot be unpickled."""
 
     def __init__(self, a: int, b: int) -> None:
         super().__init__(f"odd {a} {b}")
 
 
 class Failing(CpuServer):
-    """A server whose fills raise: `errors`, by the byte that they fill with."""
+    """A server whose fills raise an error, chosen from `errors` by the fill byte."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         super().__init__(spec)

@@ -1,4 +1,5 @@
-"""Device times on the host's clock: nothing starts before it was submitted, and the truth is met where it can be."""
+"""Device times converted to the host's clock: no work starts before its submission, and times are exact if they can
+be."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ MOMENTS = st.integers(min_value=0, max_value=10**9)
 def test_the_quickest_start_decides() -> None:
     clock = DeviceClock()
     segment = clock.renew(0)
-    clock.observe(segment, 0, 0, 1_000, 90_000)  # the reference itself
+    clock.observe(segment, 0, 0, 1_000, 90_000)  # the reference event itself
     clock.observe(segment, 50_000, 60_000, 51_900, 100_000)
-    clock.observe(segment, 70_000, 80_000, 60_000, 99_000)  # waited on the device
+    clock.observe(segment, 70_000, 80_000, 60_000, 99_000)  # this work waited on the device
     assert clock.references() == [1_900]
 
 
@@ -23,7 +24,7 @@ def test_an_end_that_was_seen_bounds_it_from_above() -> None:
     clock = DeviceClock()
     first = clock.renew(0)
     clock.observe(first, 0, 10, 0, 5_000)
-    second = clock.renew(2_000_000)  # the clocks drift: by the gap alone it would lie at 2,000,000
+    second = clock.renew(2_000_000)  # the clocks drift: without the correction it would be at 2,000,000
     clock.observe(second, 100, 200, 0, 1_900_200)
     assert clock.references() == [0, 1_900_000]
 

@@ -1,4 +1,5 @@
-"""Profiles and traces over a fake device with a fake clock: every event goes back, every time is what it was."""
+"""Profiles and traces over a fake device with a fake clock: every event is returned to the pool, and every time is
+exact."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Event:
 
 
 class Server:
-    """Streams do what they are given when the test says so, and their clock says what the test says."""
+    """A server whose streams execute their work only when the test runs them, and whose clock the test sets."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -68,7 +69,7 @@ class Server:
         self.live.discard(event)
 
     def run(self) -> None:
-        """Runs all streams, one after the other; a number in a queue is work of that many nanoseconds."""
+        """Runs all streams, one after another; a number in a queue is work of that many nanoseconds."""
         for queue in self.queues:
             while queue:
                 what = queue.popleft()
@@ -99,7 +100,7 @@ class Rig:
         self.tracks = StreamPool(self.server, 4, lambda: None)  # type: ignore[arg-type]
         self.posted: deque[Callable[[], None]] = deque()
         self.copies: list[bytes] = []
-        """Copies that went to the front beside the answers."""
+        """Copies of the answers that were sent to the front."""
         self.device = DeviceContext(
             spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, grants=None, compiler=None,
             outbox=SimpleNamespace(put=self.put), telemetry=Telemetry(), limits=None, output=None, idle_work=None,
@@ -126,7 +127,7 @@ class Rig:
         )
 
     def work(self, name: str, length: int, stream: LogicalStream | None = None, size: int = 0) -> None:
-        """A command that keeps the device busy for so long."""
+        """Submits a command that keeps the device busy for `length` nanoseconds."""
         origin = self.origin(name, stream)
         track = origin.stream.track
 
@@ -157,7 +158,7 @@ class Rig:
         operation = self.traces.end(self.origin("end_trace", request=1), c.EndTrace())
         submit(operation)
         self.settle()
-        while not self.posted:  # the answer is put together on a thread
+        while not self.posted:  # the answer is encoded on another thread
             pass
         self.posted.popleft()()
         return self.replies.results[-1].trace
@@ -318,7 +319,7 @@ def test_full_traces_count_and_closed_ones_give_back(monkeypatch: pytest.MonkeyP
     assert 0 < len(result.events) < 20 and len(result.events) + result.dropped == 20
     rig.trace()
     rig.work("launch a", 1)
-    rig.traces.closed(rig.session)  # with work under way
+    rig.traces.closed(rig.session)  # while work is pending
     rig.settle()
     assert rig.leaked() == 0 and rig.traces.running == 0
 

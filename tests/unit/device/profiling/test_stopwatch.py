@@ -1,4 +1,4 @@
-"""A stopwatch counts the stretches and nothing between them, and holds no event longer than it has to."""
+"""A stopwatch counts the measured intervals and not the time between them, and keeps no event longer than necessary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hearthd.device.profiling.stopwatch import Stopwatch
 
 
 class Clock:
-    """A server and its tracks: events are points of a clock that the test moves."""
+    """A server and its tracks: events are times of a clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0

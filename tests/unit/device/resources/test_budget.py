@@ -1,4 +1,4 @@
-"""Memory budgets, in vyre's figures and in ours, and the text of a refusal."""
+"""Memory budgets, with vyre's reference figures and Hearth's, and the text of a refusal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_conservative_part_of_the_device() -> None:
 
 def test_what_is_free_now_caps_it() -> None:
     assert budget(info(1000, 10_000), 0) == 900
-    # 8,000 free; 2,000 in buffers and 1,000 more of the pool, which vyre counts as used
+    # 8,000 free; 2,000 in buffers and 1,000 more in the pool, which vyre counts as used
     assert budget(info(8000, 10_000, 3000, 3000), 0) == 6000
     assert budget(info(0, 10_000), 0) == 0
 

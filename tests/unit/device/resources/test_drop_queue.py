@@ -1,4 +1,4 @@
-"""The drop queue: when a batch is due, and that every buffer is in exactly one."""
+"""The drop queue: the time at which a batch is due, and the rule that every buffer is in exactly one batch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_an_empty_batch_needs_no_event() -> None:
 
 @given(st.lists(st.integers(0, 5) | st.none(), max_size=60))
 def test_every_buffer_is_in_one_batch_in_order(program: list[int | None]) -> None:
-    """An entry None closes a batch early, as the end of a turn does."""
+    """An entry None closes a batch early, as at the end of a turn."""
     queue: DropQueue[int] = DropQueue(DropPolicy(max_count=4, max_bytes=9))
     batches: list[list[int]] = []
     for number, size in enumerate(program):

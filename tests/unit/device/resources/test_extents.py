@@ -1,4 +1,4 @@
-"""Ranges never overlap, nothing is lost, and what is free is found."""
+"""Extents: ranges never overlap, none is lost, and every free range is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Memory of a device process: the limit, the requests to the front, and the waiters its answers wake."""
+"""Memory of a device process: its limit, its requests to the front, and the waiting commands that the front's answers
+wake."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ TOTAL = 1000
 
 
 class Server:
-    """A pool that takes memory of the device in grains, and gives what is unused back when it is trimmed."""
+    """A pool that takes device memory in grains, and gives unused memory back when it is trimmed."""
 
     memory_grain = GRAIN
 
@@ -32,7 +33,7 @@ class Server:
         self.reserved = 0
         self.trims = 0
         self.pieces = False
-        """True if the unused memory is in pieces too small for anything."""
+        """True if the unused memory is fragmented into pieces too small for any allocation."""
         self.filled: list[tuple[int, bytes, int]] = []
 
     def allocate(self, size: int, stream: Any) -> Any:
@@ -72,7 +73,7 @@ class Process:
         self.grants = ProcessGrants(spec, self.server, outbox)  # type: ignore[arg-type]
 
     def told(self, limit: int, **more: Any) -> dict[str, Any]:
-        """The front says LIMIT; the answer."""
+        """Delivers a LIMIT frame from the front; returns the answer to it."""
         payload = json.dumps({"bytes": limit, **more}).encode()
         before = len(self.said)
         self.grants.told(Frame(Kind.LIMIT, 0, 0, 7, payload))
@@ -123,7 +124,7 @@ def test_the_pool_is_trimmed_before_it_is_refused() -> None:
     process.allocate(100)
     process.server.give(100)
     process.server.reserved = 100
-    process.grants.limit = 90  # less than it holds
+    process.grants.limit = 90  # less than the process holds
     process.allocate(85)
     assert process.server.trims == 1
 
@@ -175,7 +176,7 @@ def test_memory_request_continues_while_more_is_granted_and_ends_with_a_denial()
     plea = MemoryRequest(process.grants, lambda: woken.append(None))
     refusal = process.refused(30)
     assert plea.waits(refusal) and plea.waits(refusal) and len(process.said) == 1
-    process.told(10)  # another waiter may have been quicker
+    process.told(10)  # another waiting command may have taken the memory first
     assert woken and plea.waits(process.refused(30))
     process.told(10, denied=True)
     assert len(woken) == 2 and not plea.waits(process.refused(30))
@@ -269,7 +270,7 @@ class Lent:
 def test_a_grant_is_an_answer_also_where_the_pool_held_more_than_the_front_knew() -> None:
     process = Process(100)
     process.allocate(100)
-    process.server.in_use = process.server.reserved = 120  # beyond the limit: what was freed is not back yet
+    process.server.in_use = process.server.reserved = 120  # above the limit, because freed memory is not available yet
     assert process.told(90)["limit"] == 120
     heard: list[bool] = []
     process.grants.ask(15, heard.append)

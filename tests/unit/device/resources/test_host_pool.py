@@ -1,4 +1,5 @@
-"""The pool of page-locked memory: small size classes, growth beside the device thread, and a host that refuses."""
+"""The pool of page-locked memory: small size classes, growth on a helper thread, and a host that refuses to lock
+memory."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def test_no_bytes_need_no_memory() -> None:
 
 
 def test_small_buffers_share_pages_and_leave_no_holes() -> None:
-    """A thousand outstanding copies of 100 bytes take two pages, not a thousand pieces of the slab."""
+    """A thousand outstanding copies of 100 bytes share a few pages instead of taking a thousand pieces of the slab."""
     pool, _, _, _ = make()
     buffers = [pool.take(100) for _ in range(1000)]
     assert None not in buffers

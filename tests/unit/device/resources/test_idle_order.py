@@ -1,4 +1,4 @@
-"""Launches are held back in turns that grow, and never for more than about half of the time."""
+"""Launches are held back for periods of growing length, in total for at most about half of the time."""
 
 from __future__ import annotations
 

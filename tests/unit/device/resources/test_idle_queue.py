@@ -1,4 +1,5 @@
-"""The line of those who wait for the device to rest: who is too late, who is worth a word, since when it matters."""
+"""The queue of loads that wait for an idle device: which are too late, which are logged, and when each began to
+wait."""
 
 from __future__ import annotations
 

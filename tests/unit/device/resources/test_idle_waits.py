@@ -1,5 +1,5 @@
-"""Waits for an idle device, in any order of loads, launches, ends of kernels, closings and time: each load is
-answered once, none is done while a kernel runs, and launches are let through in the end."""
+"""Waits for an idle device, with loads, launches, ends of kernels, closings and passing time in any order: each load is
+answered once, none is done while a kernel runs, and launches are eventually let through."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Event:
 
 
 class Stream:
-    """Kernels and events in order; what is behind a kernel waits for it to `end`."""
+    """A stream of kernels and events in order; entries behind a kernel wait until the kernel ends."""
 
     def __init__(self) -> None:
         self.queue: deque[Event | str] = deque()
 
     def end(self) -> None:
-        """The kernel that runs ends, if there is one."""
+        """Ends the kernel that runs, if any."""
         if self.queue:
             self.queue.popleft()
         while self.queue and isinstance(self.queue[0], Event):
@@ -84,7 +84,7 @@ class Journal:
 
 
 class Rest:
-    """An `IdleWork` with two tracks, on a clock of the test's own."""
+    """An `IdleWork` with two tracks, with a clock that the test controls."""
 
     def __init__(self, limit: float = LIMIT) -> None:
         self.server = Server()
@@ -134,7 +134,8 @@ class Orders(RuleBasedStateMachine):
         self.rest.idle_work.poll = self._checked  # type: ignore[method-assign]
 
     def _checked(self) -> float | None:
-        """No load waits longer than the limit, except one that waits only for kernels of the same session."""
+        """Polls, and checks that no load waits longer than the limit, except a load that waits only for kernels of its
+        own session."""
         before = [(who, place, place.excused) for who, _, place in self.waiting.values()]
         ahead = self._poll()
         for who, place, excused in before:
@@ -156,7 +157,7 @@ class Orders(RuleBasedStateMachine):
 
         def done() -> None:
             self._loaded(number)
-            if launches:  # the first launch of a kernel that has to be made at rest
+            if launches:  # the first launch of a kernel that requires an idle device
                 self.rest.launch(self.rest.two[0], "first", session)
 
         def refuse(refusal: Refusal) -> None:
@@ -218,7 +219,7 @@ class Orders(RuleBasedStateMachine):
 
     @rule()
     def sleep(self) -> None:
-        """Sleeps as long as the loop would, where nothing else happens."""
+        """Sleeps until the loop would wake up by itself."""
         ahead = self.rest.poll()
         if ahead is not None:
             self.rest.now += ahead + 1e-6
@@ -241,8 +242,8 @@ class Orders(RuleBasedStateMachine):
             assert not any(track.held for track in self.rest.two), "no load waits for an idle device"
 
     def teardown(self) -> None:
-        """No load is left that waits for others, whether kernels end or not; then launches go on, and the rest is done
-        when they have."""
+        """Checks that no load is left that waits for other sessions, whether their kernels end or not; afterwards
+        launches continue, and the remaining work is done after they have ended."""
         for _ in range(20):
             self.rest.now += LONGEST_S
             self.rest.poll()
@@ -273,7 +274,7 @@ def nothing() -> None:
 
 
 def refusals(rest: Rest, session: str = "b") -> list[Refusal]:
-    """A load of the session behind what runs; what it is refused with."""
+    """Queues a load of the session behind the running kernels; returns the list of refusals that it gets."""
     found: list[Refusal] = []
     assert rest.load(session, nothing, found.append, "the load of module 7") is not None
     return found
@@ -379,7 +380,7 @@ def test_launches_are_not_held_back_for_one_that_waits_no_more(over: str) -> Non
     assert rest.two[1].held
     before = rest.kicks
     if over == "refused":
-        rest.idle_work.limit = FIRST_S / 2  # a reload
+        rest.idle_work.limit = FIRST_S / 2  # as after a reload of the configuration
         rest.poll()
         assert len(found) == 1
     else:
@@ -404,7 +405,8 @@ def test_without_a_limit_a_load_waits_for_ever() -> None:
 
 
 def test_what_was_launched_at_rest_is_waited_for_by_the_next() -> None:
-    """The first launch of a kernel and a load, both for the same rest: the load comes after that kernel."""
+    """The first launch of a kernel and a load are done in the same idle period: the load waits for the kernel of the
+    launch."""
     rest = Rest()
     rest.launch(rest.two[0])
     done: list[str] = []

@@ -1,4 +1,4 @@
-"""Code is loaded and unloaded only while no kernel runs; all other work of a device continues meanwhile."""
+"""Code is loaded and unloaded only while no kernel runs; all other work of a device continues in the meantime."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_a_load_waits_for_the_kernel_and_nothing_else_waits_for_the_load(rig: Ri
     load(rig, 2, b"another")
     loaded = ready(rig, 2)
     assert rig.server.loaded == ["load"]
-    for _ in range(50):  # copies, allocations and answers go on
+    for _ in range(50):  # copies, allocations and answers continue
         assert value(2) == 0
-    rig.batch(launch(2, 2, stream=5))  # for the module that is to come
+    rig.batch(launch(2, 2, stream=5))  # a launch of the module that is not loaded yet
     rig.server.gate.set()
     assert not rig.answer(loaded).HasField("error")
     assert [value(1), value(2)] == [1, 1]
@@ -45,7 +45,7 @@ def test_a_load_waits_for_the_kernel_and_nothing_else_waits_for_the_load(rig: Ri
 
 
 def test_a_device_that_is_never_idle_loads_all_the_same(rig: Rig[Strict]) -> None:
-    """Launches come without an end: they are held back until what runs is done."""
+    """Launches arrive without end: they are held back until the running ones have completed."""
     value = prepare(rig)
     sent = 0
     load(rig, 2, b"in between")
@@ -78,7 +78,7 @@ def test_unload_waits_and_holds_no_stream_back(rig: Rig[Strict]) -> None:
 
 
 class Peers(PeerServer, Strict):
-    """A server with communicators that no kernel may run beside while they are given up."""
+    """A server with communicators; no kernel may run while they are aborted."""
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -106,9 +106,9 @@ def test_an_unused_communicator_is_given_up_at_rest(peers: PeerRig) -> None:
     server.gate.clear()
     peers.batch(launch(1, 3, stream=5))
     sync = peers.sync()
-    wait_for(lambda: server.running)  # what the front says is heard before batches that came with it
+    wait_for(lambda: server.running)  # messages of the front are handled before batches that arrived together with them
     peers.abort(comm="a-1")
-    peers.abort(comm="a-2")  # what is under way on it would not end by itself
+    peers.abort(comm="a-2")  # its operation would not end by itself
     assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
     assert busy.aborting.wait(10) and not idle.aborting.is_set()
     idle.abort_blocks.clear()
@@ -125,8 +125,8 @@ def test_an_unused_communicator_is_given_up_at_rest(peers: PeerRig) -> None:
 
 
 def busy_beside_a_kernel(peers: PeerRig, **facts: Any) -> tuple[Any, int]:
-    """A communicator with an endless operation beside an endless kernel of another session; the Sync
-    behind the operation."""
+    """Starts an endless operation of a communicator beside an endless kernel of another session; returns the
+    communicator and the Sync behind the operation."""
     load(peers, 1)  # type: ignore[arg-type]
     assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
     busy = peers.join("a-1")
@@ -143,7 +143,7 @@ def test_what_is_under_way_is_stopped_at_once_and_freed_at_rest(peers: PeerRig) 
     peers.abort(comm="a-1")
     assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
     assert busy.stopped.wait(10)
-    peers.batch(launch(1, 3))  # others are let through meanwhile
+    peers.batch(launch(1, 3))  # other launches are let through in the meantime
     wait_for(lambda: peers.server.running == 2)  # type: ignore[attr-defined]
     assert not busy.aborting.is_set()
     peers.server.gate.set()  # type: ignore[attr-defined]
@@ -152,7 +152,7 @@ def test_what_is_under_way_is_stopped_at_once_and_freed_at_rest(peers: PeerRig) 
 
 
 def test_one_that_cannot_be_stopped_is_aborted_beside_whatever_runs(peers: PeerRig) -> None:
-    """NCCL may wait there for all that runs: nothing new is to be among that."""
+    """NCCL's abort may wait for all running kernels, so no new kernels are launched."""
     busy, sync = busy_beside_a_kernel(peers)
     busy.abort_blocks.clear()
     other = peers.join("a-2")

@@ -1,4 +1,4 @@
-"""Small blocks never overlap, are found at once, and give their pages back."""
+"""Size classes: small blocks never overlap, are found in constant time, and release their pages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_random_programs(program: list[int | tuple[int]]) -> None:
     for step in program:
         if isinstance(step, tuple):
             if used:
-                classes.give(used.pop(step[0] % len(used)))  # in any order
+                classes.give(used.pop(step[0] % len(used)))  # blocks are freed in any order
             continue
         block = classes.take(step)
         if block is None:

@@ -1,4 +1,4 @@
-"""Chances of a session with a late slice."""
+"""Chances: the times at which a session whose slice is late may run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hearthd.device.scheduler.chances import LONGEST_S, SHORTEST_S, Chances
 
 
 def taken(chances: Chances, begin: float, end: float) -> list[float]:
-    """The times of the chances taken, where they are asked for every millisecond."""
+    """Returns the times at which chances were taken, with one attempt every millisecond."""
     times = (begin + each / 1000 for each in range(int((end - begin) * 1000)))
     return [now for now in times if chances.take(now)]
 

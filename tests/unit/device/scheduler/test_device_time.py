@@ -1,4 +1,4 @@
-"""The time of a device shared out among those who have work on it: nothing is lost, nothing is charged twice."""
+"""Device time divided among the sessions that have work on the device: no time is lost, and none is charged twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Number of commands at once: as many as take a slice, never none for ever, never too many unknown ones."""
+"""Number of commands submitted at once: as many as fill a slice, at least one eventually, and few if their cost is
+unknown."""
 
 from __future__ import annotations
 
@@ -60,5 +61,5 @@ def test_it_follows_quickly_down_and_slowly_up() -> None:
 
 def test_what_is_owed_is_what_it_takes_alone() -> None:
     pace = known(2e-4)
-    pace.learn(10, 5e-3, 5e-3)  # beside others
+    pace.learn(10, 5e-3, 5e-3)  # while other sessions run
     assert pace.owed(10) == pytest.approx(2e-3, rel=0.05)

@@ -1,7 +1,7 @@
-"""Sessions of one device process, side by side: shares, floods, what waits and what must not, and what is metered.
+"""Sessions of one device process run concurrently: shares, floods, waiting work, work that must not wait, and metering.
 
-The machine may be busy: what is compared with what is due is the device's own account of its time, and the number of
-kernels of equal length.
+The machine may be busy: expectations are compared with the device process's own accounting of time, and with the number
+of kernels of equal duration.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def crowd(process: Crowd) -> Iterator[Crowd]:
 
 
 def shares(crowd: Crowd, seconds: float, *members: Member) -> tuple[list[float], list[float]]:
-    """Returns each member's share of the device's time, and of the launches, while all flood."""
+    """Returns each member's share of the device's time, and of the launches, while all members flood."""
     crowd.run(0.3, *members)
     crowd.metered.clear()
     before = [member.done for member in members]
@@ -54,7 +54,7 @@ def shares(crowd: Crowd, seconds: float, *members: Member) -> tuple[list[float],
 
 
 def share_time(crowd: Crowd, seconds: float, members: list[Member], expected: Any) -> None:
-    """The device's time is shared as expected (an `approx`)."""
+    """Checks that the device's time is divided as expected (an `approx`)."""
     used = steady(lambda: shares(crowd, seconds, *members)[0], lambda used: used == expected)
     assert used == expected
 
@@ -98,34 +98,35 @@ def test_the_more_urgent_goes_first_and_leaves_a_little(crowd: Crowd) -> None:
 
 
 def test_what_a_session_submitted_alone_delays_no_other_and_is_no_debt(crowd: Crowd) -> None:
-    """The first session has seconds of work on the device before the others come."""
+    """The first session has seconds of work on the device before the other sessions start."""
     members = [
         crowd.join(tenant=str(weight), weight=weight, nanoseconds=length, launches=2_000_000 // length, window=window)
         for weight, length, window in ((1.0, 2_000_000, 640), (2.0, 1_000_000, 128), (4.0, 200_000, 128))
     ]
     first = members[0]
     crowd.fill(first)
-    while not first.acked:  # the device has begun with it
+    while not first.acked:  # until the device has started the first session's work
         crowd.next()
     crowd.run(1.2, *members)
     used = [crowd.metered.get(member.session, 0.0) for member in members]
     assert sum(used[1:]) > 0.3 * sum(used), "the others wait until all of it is done"
     assert first.acked < first.window + 64, "its window is not filled further meanwhile"
-    crowd.count(first)  # all of that is done
+    crowd.count(first)  # waits until all of its work is done
     used, _ = shares(crowd, 2.0, *members)
     assert used[0] > 0.5 / 7, "the first session pays for what it had alone"
 
 
 @pytest.mark.parametrize("launches", [64, 8000])
 def test_a_flood_delays_no_other_session(crowd: Crowd, launches: int) -> None:
-    """Each batch of the flood may be nearly a megabyte."""
+    """Each batch of the flood may have nearly a megabyte."""
     light = crowd.join(tenant="light", nanoseconds=0)
     flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=launches, window=32)
     crowd.run(0.3, flood)
     launched = 0
 
     def overtaking() -> float:
-        """Batches of the flood that are taken during a round trip, as a part of those in line: the median of 60."""
+        """Returns the median, of 60 round trips, of the number of the flood's batches that run during a round trip, as
+        a fraction of its queued batches."""
         nonlocal launched
         launched += 60
         parts = []
@@ -136,7 +137,7 @@ def test_a_flood_delays_no_other_session(crowd: Crowd, launches: int) -> None:
             parts.append((flood.acked - before) / flood.window)
         return sorted(parts)[30]
 
-    # The flood has seconds of work in line; what stood behind it would see all of it.
+    # The flood has seconds of queued work; a command queued behind it would wait for all of it.
     assert steady(overtaking, lambda part: part < 0.1) < 0.25
     assert crowd.count(light) == launched
 
@@ -153,7 +154,7 @@ def test_what_waits_for_a_turn_is_not_acknowledged_and_then_runs_in_order(crowd:
 
 
 def test_an_endless_kernel_delays_others_only_briefly(crowd: Crowd) -> None:
-    """Counts the kernels of a millisecond that others run before it ends: a thousand each are due meanwhile."""
+    """Counts the kernels of 1 ms that other sessions run before it ends: each is due a thousand in that time."""
     stuck = crowd.join(tenant="stuck", nanoseconds=1_000_000_000, launches=2, window=1)
     other, third = (crowd.join(tenant=tenant, nanoseconds=1_000_000, launches=4, window=8) for tenant in "ab")
     ended: list[Frame] = []
@@ -170,7 +171,7 @@ def test_an_endless_kernel_delays_others_only_briefly(crowd: Crowd) -> None:
 
 
 def test_a_kernel_that_waits_for_what_is_behind_it_gets_it(crowd: Crowd) -> None:
-    """It is charged as long as it runs, as much as it is given; the work queued behind it runs all the same."""
+    """The session is charged for the whole run time of the kernel; the work queued behind the kernel still runs."""
     stuck = crowd.join(tenant="stuck", nanoseconds=4_000_000_000, launches=1, window=100)
     flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=4, window=8)
     assert not crowd.call(channel=stuck.channel, allocate=c.Allocate(buffer=2, size=1)).HasField("error")
@@ -178,7 +179,7 @@ def test_a_kernel_that_waits_for_what_is_behind_it_gets_it(crowd: Crowd) -> None
     assert not crowd.call(channel=stuck.channel, create_stream=stream.create_stream).HasField("error")
     crowd.run(0.2, flood)
     crowd.post(stuck)
-    crowd.run(0.5, flood)  # so much does it owe by now
+    crowd.run(0.5, flood)  # its debt has grown by this time
     for _ in range(20):
         crowd.post(stuck, Command(stream=1, fill=c.Fill(buffer=2, size=1, pattern=b"1")))
     began, before = time.perf_counter(), flood.done
@@ -198,7 +199,7 @@ def test_copies_go_beside_the_kernels_of_others(crowd: Crowd) -> None:
     write = Command(write=c.Write(buffer=2, data=bytes(range(256)) * (size // 256)))
     crowd.run(0.2, kernels)
     before = kernels.done
-    end = time.perf_counter() + 60.0  # a second is enough, on an otherwise idle CPU
+    end = time.perf_counter() + 60.0  # one second is enough on an otherwise idle CPU
     while copies.acked <= 20 or kernels.done - before <= 10:
         assert time.perf_counter() < end, (copies.acked, kernels.done - before)
         while copies.seq - copies.acked < copies.window:
@@ -209,7 +210,7 @@ def test_copies_go_beside_the_kernels_of_others(crowd: Crowd) -> None:
 
 
 def test_an_upload_stays_behind_the_write_that_it_is_for(crowd: Crowd) -> None:
-    """More uploads than a session may have without a Write, whose batch waits for its turn."""
+    """More uploads than a session may have before their Write, whose batch waits for its turn."""
     flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=16, window=16)
     uploads = crowd.join(tenant="uploads", nanoseconds=1_000_000)
     count = 100
@@ -245,8 +246,8 @@ def test_what_is_metered_adds_up_to_the_time_in_which_there_was_work(crowd: Crow
     took = time.perf_counter() - began
     names = [member.session for member in members]
     for member in members:
-        crowd.leave(member)  # which tells the rest
-    # Up to a report was under way when the clock began to run; an interval of at most 0.2 s.
+        crowd.leave(member)  # the process then reports the remaining time
+    # When the clock started, one report interval (at most 0.2 s) was already in progress.
     assert took * 0.5 <= sum(crowd.metered[name] for name in names) <= took + 0.25
 
 
@@ -258,7 +259,7 @@ def test_who_does_nothing_pays_nothing(crowd: Crowd) -> None:
     crowd.post(member)
     assert crowd.count(member) == 5
     took = time.perf_counter() - began
-    time.sleep(0.2)  # in which nothing happens
+    time.sleep(0.2)  # an idle interval
     crowd.leave(member)
     assert 0.06 < crowd.metered[member.session] < took + 0.05
     assert crowd.metered.get("session-2", 0.0) < 0.02
@@ -291,7 +292,7 @@ def test_a_call_that_waits_for_its_turn_is_dropped(crowd: Crowd) -> None:
     crowd.send(Kind.TURN, flags=0)
     for ident in (1001, 1002, 1003):
         start(crowd, member, ident, launch=launch())
-    for ident in (1001, 1002):  # the one that it stands before, and one behind
+    for ident in (1001, 1002):  # one that the call precedes, and one behind that
         crowd.send(Kind.CANCEL, channel=member.channel, id=ident)
     crowd.send(Kind.CANCEL, channel=member.channel, id=9999)
     crowd.send(Kind.TURN, flags=MAY)
@@ -307,7 +308,7 @@ def test_a_call_that_waits_for_its_turn_is_dropped(crowd: Crowd) -> None:
 def test_a_call_that_was_put_off_is_dropped_and_frees_what_stands_behind_it(crowd: Crowd) -> None:
     member = crowd.join(tenant="calls")
     assert not crowd.call(channel=member.channel, allocate=c.Allocate(buffer=2, size=8)).HasField("error")
-    crowd.post(member, Command(write=c.Write(buffer=2, size=8, transfer=7)))  # its bytes do not come yet
+    crowd.post(member, Command(write=c.Write(buffer=2, size=8, transfer=7)))  # its bytes have not arrived
     start(crowd, member, 2001, launch=launch())
     start(crowd, member, 2002, launch=launch())
     assert not crowd.call(channel=member.channel, memory_usage=c.MemoryUsage()).HasField("error")
@@ -326,7 +327,7 @@ def test_a_call_that_has_begun_runs_on(crowd: Crowd) -> None:
     crowd.send(Kind.CANCEL, channel=member.channel, id=3001)
     assert crowd.count(member) == 1
     command = launch()
-    command.iterations = 3000  # more than a track takes at once
+    command.iterations = 3000  # more than a track accepts at once
     start(crowd, member, 3002, launch=command)
     assert not crowd.call(channel=member.channel, memory_usage=c.MemoryUsage()).HasField("error")
     crowd.send(Kind.CANCEL, channel=member.channel, id=3002)
@@ -360,7 +361,8 @@ def test_a_turn_that_ends_lets_little_work_run_on(crowd: Crowd) -> None:
     member = crowd.join(tenant="a", nanoseconds=1_000_000, launches=32, window=8)
 
     def lasts() -> float:
-        """Returns the seconds for which it continues; a quarter of a second of work is in line."""
+        """Returns the seconds for which the process continues to use the device; a quarter of a second of work is
+        queued."""
         crowd.send(Kind.TURN, flags=MAY | AWAITED)
         crowd.run(0.3, member)
         crowd.send(Kind.TURN, flags=0)
@@ -383,7 +385,7 @@ def test_a_process_that_is_alone_says_nothing_of_turns(crowd: Crowd) -> None:
     assert crowd.busy == []
 
 
-# ---- events, by which a client keeps so much under way ----
+# ---- events, with which a client limits its pending work ----
 
 
 def record(event: int) -> c.Command:
@@ -435,7 +437,8 @@ def test_what_decides_about_later_commands_is_not_overtaken(crowd: Crowd) -> Non
     crowd.post(member)
     crowd.post(member, Command(destroy_event=c.DestroyEvent(event=1)))
     crowd.post(member, query(1, 21))
-    crowd.send(Kind.BATCH, b"\xff", channel=member.channel)  # and behind what cannot be looked into, nothing is
+    # nothing is examined behind a message that cannot be parsed
+    crowd.send(Kind.BATCH, b"\xff", channel=member.channel)
     crowd.post(member, query(1, 22))
     crowd.send(Kind.PING, id=5)
     crowd.until(lambda frame: frame.kind == Kind.PONG or (frame.kind == Kind.RESPONSE and pytest.fail("out of turn")))
@@ -462,10 +465,10 @@ def test_a_session_that_ends_while_it_waits_is_answered(crowd: Crowd) -> None:
 
 
 def test_the_commands_before_the_end_of_a_session_alone_run(crowd: Crowd) -> None:
-    """Batches and the close that arrive together."""
+    """Batches and the close of the session arrive together."""
     member = crowd.join(tenant="a")
     other = crowd.join(tenant="b")
-    crowd.run(0.5)  # until no session shares the device any more
+    crowd.run(0.5)  # until no other session is active
     for _ in range(5):
         crowd.post(member)
     crowd.send(Kind.CLOSE, channel=member.channel)

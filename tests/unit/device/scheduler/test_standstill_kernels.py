@@ -1,4 +1,5 @@
-"""A stream that takes no more: what is behind stays in its row as long as the stream gets on, and is put off after."""
+"""A stream without room: the commands behind stay in their queue while the stream makes progress, and are deferred
+afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ FLOOD = 3 * WHOLE_WINDOW
 
 
 class Gated(CpuServer):
-    """Its kernels run one by one, as they are let."""
+    """A CPU device whose kernels run one by one, when the test permits it."""
 
     def __init__(self, *what: Any) -> None:
         super().__init__(*what)
@@ -56,15 +57,16 @@ class Standing(Laned):
         super().__init__(Gated)
 
     def let(self, launches: int = 1 << 40) -> None:
-        """Lets that many more launches run."""
+        """Permits `launches` more launches to run."""
         self.server.let(launches)
 
     def waiting(self) -> int:
-        """Commands that were put off."""
+        """Returns the number of deferred commands."""
         return int(self.gauges()["commands_waiting"])
 
     def given(self) -> int:
-        """Launches that the device was given: about as many as a stream takes, where the gate is closed."""
+        """Returns the number of launches submitted to the device: about as many as a stream accepts while the gate is
+        closed."""
         assert self.server.launches > WHOLE_WINDOW - WINDOW
         return self.server.launches
 
@@ -214,10 +216,10 @@ def test_any_program_ends_as_if_there_were_room(
     wait: float,
     seed: int,
 ) -> None:
-    """Two streams, each with a separate buffer; `many` floods its stream."""
+    """Two streams, each with a separate buffer; `many` is a command that floods its stream."""
     patience(wait)
     rig, dice = open_rig, random.Random(seed)
-    number = next(rig.ids) + 10  # a channel that was never used
+    number = next(rig.ids) + 10  # a channel number that has not been used
     rig.send(Kind.OPEN, b'{"session": "me", "tenant": "t"}', channel=number)
     client = rig.lane(number)
     client.batch(

@@ -1,4 +1,5 @@
-"""Whatever waits for what, conflicting commands run in order, others are not held up, and each runs once."""
+"""Deferred commands: whatever they wait for, conflicting commands run in order, others are not delayed, and each runs
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles whose creation was refused say why, whenever they are used, and can be destroyed."""
+"""Handles whose creation was refused: each use reports the reason, and they can be destroyed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def rig() -> Iterator[Rig[CpuServer]]:
 
 
 def refuse_streams(rig: Rig[CpuServer]) -> None:
-    """Refuses new streams from now on, as where all are kept back."""
-    assert fine(rig.call(sync=c.Sync()))  # the session has its own by now
+    """Refuses new streams from now on, as if all were reserved."""
+    assert fine(rig.call(sync=c.Sync()))  # makes the session create its default stream first
 
     def acquire(priority: int = 0, *, bounded: bool = False) -> object:
         raise Refusal(Reason.QUEUE_FULL, FULL, fix="wait", details={"streams": 2}, retry_after_s=1.0)
@@ -53,7 +53,7 @@ def test_every_use_of_a_stream_says_why_there_is_none(rig: Rig[CpuServer]) -> No
         assert error.reason is Reason.QUEUE_FULL and error.message == f"stream 5 was not made: {FULL}"
         assert error.fix == "wait" and error.details["streams"] == "2" and error.retry_after_s is None
     assert refused(rig.call(stream=6, sync=c.Sync())).reason is Reason.INVALID_HANDLE
-    assert fine(rig.call(sync=c.Sync()))  # nothing of that was the default stream's
+    assert fine(rig.call(sync=c.Sync()))  # none of these errors belongs to the default stream
 
 
 def test_so_do_its_one_way_commands_and_what_they_were_to_make(rig: Rig[CpuServer]) -> None:

@@ -1,4 +1,4 @@
-"""Handles are bounded, for each session and for each tenant in a device process."""
+"""The number of handles is limited for each session, and for each tenant in a device process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hearthd.device.session.handle_table import HandleTable
 
 
 class World:
-    """Sessions of one process, with two tables each."""
+    """Sessions of one process, each with two tables."""
 
     def __init__(self, per_session: int, *tenants: tuple[str, int]) -> None:
         self.sessions: list[Any] = []
@@ -69,8 +69,8 @@ def test_all_sessions_of_a_tenant() -> None:
 
 @given(st.integers(1, 5000), st.lists(st.tuples(st.integers(0, 3), st.integers(-700, 700)), max_size=40))
 def test_a_limit_is_never_passed(most: int, steps: list[tuple[int, int]]) -> None:
-    """Tables count for themselves between two looks; handles that are given back leave no room behind in their table
-    that another one has taken."""
+    """Tables count locally between two checks. A handle that is freed leaves no room in its table if another table has
+    taken the room."""
     world = World(most, ("a", most), ("a", most))
     tables = [table for session in world.sessions for table in session.tables]
     number = 1

@@ -1,4 +1,5 @@
-"""Objects held by graphs and prepared lists: each hold ends, and all uses together say what one command would."""
+"""Objects held by graphs and prepared lists: each hold ends, and the summary of all uses equals the uses of a single
+command."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ MODULES = [ModuleEntry(handle) for handle in range(2)]
 
 @st.composite
 def uses(draw: st.DrawFn) -> Uses:
-    """Draws uses as launches, copies and fills make them: what is written is not among what is only read."""
+    """Draws uses like those of launches, copies and fills: a written buffer is not also in the list of buffers that are
+    only read."""
     chosen = draw(st.permutations(BUFFERS))
     cut = draw(st.integers(0, 2))
     written, read = tuple(chosen[:cut]), tuple(chosen[cut : cut + draw(st.integers(0, 2))])
@@ -74,7 +76,7 @@ def test_the_uses_together_are_those_of_one_command(program: list[Uses]) -> None
     assert summary.writes == tuple(buffer.usage for buffer in summary.written)
     assert summary.reads == tuple(buffer.usage for buffer in summary.read)
     for buffer in BUFFERS:
-        # Contents from before matter where the first that touches them needs them, in the order of the program.
+        # Previous contents matter if the first command that uses the buffer needs them, in program order.
         first = next((each for each in program if buffer in each.needed or buffer is each.replaced), None)
         assert (buffer in summary.needed) == (first is not None and buffer in first.needed)
         assert (buffer in summary.renewed) == (first is not None and buffer not in first.needed)

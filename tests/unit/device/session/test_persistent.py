@@ -1,4 +1,4 @@
-"""Windows nest; what they keep is found again by its exact size, and only in the same session."""
+"""Windows of persistent memory nest; a kept block is found again by its exact size, and only in the same session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Replay cache: repeated records are found; those that never repeat stop being looked up, and are tried again later."""
+"""Replay cache: repeated records are found; records that never repeat are no longer looked up, and are tried again
+later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Launches that are remembered outlive what they do not name, and nothing that they do."""
+"""Replayed launches remain valid if an object that they do not name changes, and become invalid if one that they name
+does."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.support.device.rig import Command
 
 
 class Bound(CpuServer):
-    """Counts the launches that were made ready to be repeated, and refuses them while `refuses` is set."""
+    """A CPU device that counts the launches prepared for replay, and refuses them while `refuses` is set."""
 
     bound = 0
     refuses = False

@@ -1,4 +1,4 @@
-"""Which failures belong to a profile: those of commands between its start and its end, whenever they fail."""
+"""Failures that belong to a profile: those of commands between its start and its end, whenever they fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def failure(place: Place) -> StreamFailure:
 @given(PLACES, PLACES, st.lists(PLACES))
 def test_the_place_decides_not_the_moment(since: Place, until: Place, places: list[Place]) -> None:
     stretch = Stretch(since)
-    stretch.until = until  # arrived already, while commands before it are still waiting
+    stretch.until = until  # the end has arrived, while commands before it are still waiting
     for place in places:
         stretch.add(failure(place))
     inside = [place for place in places if since < place < until]

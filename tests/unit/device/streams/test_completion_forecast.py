@@ -1,4 +1,5 @@
-"""Forecast of the ends of copies: made after one of a kind, polled for closely then, and never for long."""
+"""Forecast of the completion of copies: available after one copy of a kind, with frequent polling near the forecast
+time, and never for long."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ SIZES = st.integers(LEAST, 1 << 31)
 def watched(
     forecast: CompletionForecast, size: int, given_at: float, took: float, nap: float = 1e-3
 ) -> tuple[float, float]:
-    """Gives one copy and asks as the loop does, sleeping `nap` where nothing is foreseen sooner; how late its end was
-    noticed, and how long was spent asking."""
+    """Submits one copy and polls as the loop does, sleeping `nap` unless an earlier completion is forecast. Returns the
+    delay until its completion was noticed, and the time spent polling."""
     foreseen = forecast.begin(0, size, given_at)
     assert foreseen is not None
     now, asked = given_at, 0.0
@@ -97,7 +98,7 @@ def test_short_ones_are_asked_for_all_the_time_where_that_is_wanted() -> None:
     foreseen = forecast.begin(0, size, 5.0)
     assert foreseen is not None and foreseen.begins == 5.0
     assert forecast.near(5.0) and forecast.near(5.0 + 1.2e-3) and not forecast.near(5.0 + 2.2e-3)
-    forecast.came(foreseen, 5.0 + 0.1e-3)  # a quick one is as long as it took
+    forecast.came(foreseen, 5.0 + 0.1e-3)  # the forecast is adjusted to the copy's actual duration
     again = forecast.begin(0, size, 6.0)
     assert again is not None and not forecast.near(6.0 + 0.3e-3)
     forecast.drop(again)

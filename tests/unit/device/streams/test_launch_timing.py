@@ -1,4 +1,4 @@
-"""Which launches are timed, where commands that are none come between them."""
+"""Selection of the launches that are timed, if other commands are submitted between launches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_what_is_no_launch_leaves_the_next_command_to_be_timed(track: PooledStre
     timing = LaunchTiming()
     assert not timing.passed(track)
     assert (track.timing, track.probe) == (TIME_NEXT, None)
-    timing.between(track, 1)  # something else, as it turns out
+    timing.between(track, 1)  # another command is submitted in between
     assert track.timing == TIMED
     assert not timing.passed(track)
     assert (track.timing, track.probe) == (TIME_NEXT, None)

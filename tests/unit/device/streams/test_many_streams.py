@@ -1,4 +1,4 @@
-"""A session with many streams pays for those that it uses."""
+"""A session with many streams has costs only for the streams that it uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STREAMS = 300
 
 
 class Counting(CpuServer):
-    """Counts the events that are recorded."""
+    """A CPU device that counts the recorded events."""
 
     recorded = 0
 

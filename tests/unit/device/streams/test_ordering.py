@@ -1,7 +1,8 @@
-"""Random programs over random tracks, against a brute-force model of what happens before what.
+"""Random programs over random tracks, compared with a brute-force happens-before model.
 
-The model sees only which waits were made: each command knows, for every track, up to where that track must have come
-before it can run. A program is in order when every pair of commands that conflict (RAW, WAR, WAW) is ordered by that.
+The model knows only the waits that were made: for each command and each track, the position that the track must have
+reached before the command can run. A program is in order if every pair of conflicting commands (RAW, WAR, WAW) is
+ordered by these waits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ TRACKS = 4
 BUFFERS = 4
 
 Step = tuple[int, set[int], set[int]]
-"""track, buffers that are written, buffers that are read"""
+"""(track, buffers that are written, buffers that are read)"""
 
 steps = st.lists(
     st.tuples(
@@ -34,7 +35,7 @@ def conflict(one: Step, other: Step) -> bool:
 
 
 class Planner:
-    """Ordering as the daemon uses it, for programs of numbers."""
+    """Ordering as the daemon uses it, for programs in which tracks and buffers are numbers."""
 
     def __init__(self, tracks: int = TRACKS, buffers: int = BUFFERS) -> None:
         self.ordering = Ordering()
@@ -48,7 +49,8 @@ class Planner:
 
 
 class HappensBefore:
-    """Vector clocks: `known[track][other]` is how far `other` must have come before the track's next command."""
+    """Vector clocks: `known[track][other]` is the position that `other` must have reached before the track's next
+    command."""
 
     def __init__(self, tracks: int = TRACKS) -> None:
         self.at = [0] * tracks
@@ -56,19 +58,20 @@ class HappensBefore:
         self.history: list[list[list[int]]] = [[[0] * tracks] for _ in range(tracks)]
 
     def wait(self, track: int, origin: int) -> None:
-        """An event recorded on `origin` now: it covers all that the origin was given, and all that it waited for."""
+        """Makes `track` wait for an event recorded on `origin` now: it covers all commands submitted to `origin`, and
+        everything that they waited for."""
         mine = self.known[track]
         mine[origin] = max(mine[origin], self.at[origin])
         for other, position in enumerate(self.known[origin]):
             mine[other] = max(mine[other], position)
 
     def command(self, track: int) -> int:
-        """Its position on the track."""
+        """Adds a command; returns its position on the track."""
         self.at[track] += 1
         return self.at[track]
 
     def before(self, earlier: tuple[int, int], track: int) -> bool:
-        """Returns whether the command at (track, position) is over before the next command of `track` can run."""
+        """Returns whether the command at (track, position) has completed before the next command of `track` can run."""
         origin, position = earlier
         return origin == track or self.known[track][origin] >= position
 
@@ -99,12 +102,13 @@ def test_every_conflict_is_ordered_and_no_pair_is_fenced_twice(program: list[Ste
 
 @dataclass
 class Device:
-    """A device that runs its tracks as far apart as the waits allow: `choose` picks which track goes next."""
+    """A device that runs its tracks as far out of step as the waits allow: `choose` selects the track that runs
+    next."""
 
     queues: list[list[tuple[str, object]]] = field(default_factory=lambda: [[] for _ in range(TRACKS)])
 
     def run(self, choose: list[int]) -> list[int]:
-        """The commands in the order in which they ran."""
+        """Runs all commands; returns them in the order in which they ran."""
         reached: set[int] = set()
         ran: list[int] = []
         turn = 0
@@ -128,7 +132,7 @@ class Device:
 @settings(max_examples=200)
 @given(steps, st.lists(st.integers(0, 100), min_size=1, max_size=50))
 def test_conflicting_commands_run_in_order_of_submission(program: list[Step], choose: list[int]) -> None:
-    """Runs the plan on a device that chooses the worst order that the waits allow."""
+    """Runs the plan on a device that executes in the worst order that the waits allow."""
     planner, device = Planner(), Device()
     for number, step in enumerate(program):
         for origin in planner.plan(step):
@@ -147,7 +151,7 @@ def test_conflicting_commands_run_in_order_of_submission(program: list[Step], ch
 @settings(max_examples=100)
 @given(steps)
 def test_one_track_never_waits(program: list[Step]) -> None:
-    """Folded streams: what shares a track is in order by itself."""
+    """Folded streams: commands that share a track are already in order."""
     planner = Planner(tracks=1)
     for _, writes, reads in program:
         assert planner.plan((0, writes, reads)) == []
@@ -164,7 +168,7 @@ def test_a_pair_is_fenced_once_per_position() -> None:
 
 
 def test_an_in_place_write_after_a_sync_is_waited_for() -> None:
-    """CubeCL noted a buffer's position at its allocation only, and missed this one."""
+    """CubeCL recorded a buffer's position only at its allocation, and missed this case."""
     ordering = Ordering()
     a, b = ordering.add_track(), ordering.add_track()
     x = Usage()
@@ -222,7 +226,7 @@ def test_a_wait_covers_what_the_origin_was_given_until_then_and_no_more() -> Non
 
 
 def test_a_step_without_buffers_is_fenced_like_any_other() -> None:
-    """A track that waited for something has come further, though it touched no buffer."""
+    """A track that has waited for another has advanced, although it used no buffer."""
     ordering = Ordering()
     a, b = ordering.add_track(), ordering.add_track()
     ordering.plan(a, [Usage()])

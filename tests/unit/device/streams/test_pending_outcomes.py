@@ -1,4 +1,5 @@
-"""Which contents wait for which collectives: what is kept of a long row says as much as all of it."""
+"""Buffer contents that depend on pending collectives: the compact record of a long sequence gives the same answers as
+the full record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures surface once, all, in order; what they spoiled is usable again afterwards."""
+"""Failures of a stream are each reported once and in order; afterwards the affected buffers are usable again."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_what_follows_from_a_reported_failure_is_not_reported_again() -> None:
 
 
 def test_poison_lasts_until_the_failure_itself_has_surfaced() -> None:
-    """A consequence on another stream is not known to the client because its cause is: that stream still has to report
-    it."""
+    """A consequence on another stream is not known to the client just because its cause is known: that stream still has
+    to report it."""
     here, there = StreamErrors(), StreamErrors()
     cause = failure(1)
     here.add(cause)
@@ -117,7 +117,7 @@ def test_handing_over_keeps_them_unseen() -> None:
     errors.hand_over(heir)
     assert not errors
     assert poisoned(first) is first
-    errors.add(late)  # what was under way when the stream was destroyed
+    errors.add(late)  # a failure of a command that was running when the stream was destroyed
     assert not errors
     assert heir.take() == [first, late]
     assert poisoned(late) is None
@@ -131,7 +131,8 @@ happenings = st.lists(
 
 @given(happenings)
 def test_every_failure_is_reported_exactly_once(program: list[tuple[str, int]]) -> None:
-    """Streams fail, skip what depends on the latest failure, and are asked; at the end one is destroyed."""
+    """Streams fail, skip commands that depend on the latest failure, and are queried; at the end one stream is
+    destroyed."""
     streams = [StreamErrors() for _ in range(STREAMS)]
     waiting: list[set[StreamFailure]] = [set() for _ in range(STREAMS)]
     made: list[StreamFailure] = []
@@ -150,7 +151,8 @@ def test_every_failure_is_reported_exactly_once(program: list[tuple[str, int]]) 
         skips = what == "skip" and bool(made)
         each = skipped("copy", which, seq, 0, made[-1]) if skips else failure(seq)
         streams[which].add(each)
-        beside += each.spokesman is not None  # its stream reports the cause: the newest is never merged
+        # another failure's stream reports its cause: the newest failure is never merged
+        beside += each.spokesman is not None
         made.append(each)
         waiting[which].add(each)
         assert not any(each.told for stream in waiting for each in stream), "not before it is asked for"
@@ -160,5 +162,5 @@ def test_every_failure_is_reported_exactly_once(program: list[tuple[str, int]]) 
     ask(1)
     assert all(each.told for each in made)
     assert counted <= len(made) - beside
-    if not any(each.root for each in made):  # else the heir may report the cause of what it gets
+    if not any(each.root for each in made):  # otherwise a failure may be reported as the cause of one that inherits it
         assert counted == len(made)

@@ -1,4 +1,4 @@
-"""Tracks and memory over a device that runs as late, and as far out of step, as the waits between its streams allow."""
+"""Tracks and memory on a device that runs as late, and as far out of step, as the waits between its streams allow."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class FakeMemory:
 
 
 class FakeServer:
-    """Streams are queues that run only when told to. The pool hands a freed block out again at once on the stream that
-    it was freed on, as cudaMallocAsync does: any use elsewhere has to be ordered behind that."""
+    """Streams are queues that run only when the test runs them. The pool returns a freed block at once on the stream on
+    which it was freed, like cudaMallocAsync: any use on another stream has to be ordered behind the free."""
 
     def __init__(self) -> None:
         self.streams: list[FakeStream] = []
@@ -93,7 +93,7 @@ class FakeServer:
 
     def trim(self) -> None: ...
 
-    # ---- what a device does ----
+    # ---- the fake device's execution ----
 
     def able(self) -> list[FakeStream]:
         heads = [(stream, *stream.queue[0]) for stream in self.streams if stream.queue]
@@ -107,7 +107,7 @@ class FakeServer:
             self.ran.append(value)
 
     def run(self, choose: list[int] | None = None) -> None:
-        """Everything, a stream at a time as `choose` says; one stream as far as it goes unless given."""
+        """Runs all streams, in the order given by `choose`, or by default each stream as far as possible."""
         turn = 0
         while any(stream.queue for stream in self.streams):
             able = self.able()
@@ -176,7 +176,8 @@ actions = st.lists(
 def test_memory_is_never_used_by_its_next_owner_before_its_last(
     program: list[tuple[str, int, int, int]], choose: list[int]
 ) -> None:
-    """Whichever stream allocates, uses and frees: on an address, the uses of one buffer are over before the next's."""
+    """Whichever stream allocates, uses and frees a buffer: at each address, the uses of a buffer complete before those
+    of the next buffer."""
     rig = Rig()
     buffers = [rig.allocate(rig.track[0]) for _ in range(4)]
     for what, on, a, b in program:
@@ -205,12 +206,12 @@ def test_memory_is_never_used_by_its_next_owner_before_its_last(
 
 
 def test_fresh_memory_is_not_used_elsewhere_before_its_stream_has_it(rig: Rig) -> None:
-    """The bytes that the pool hands out may still be in use by work that the allocating stream waits for."""
+    """The bytes that the pool returns may still be in use by work that the allocating stream waits for."""
     home, reader, other = rig.track
     old = rig.allocate(home)
     rig.use(other, [old])
     rig.use(home, [], [rig.allocate(home)])
-    rig.use(other, [rig.allocate(home)])  # `other` has seen `home` come this far
+    rig.use(other, [rig.allocate(home)])  # `other` is now ordered behind `home` up to here
     rig.use(reader, [old])
     rig.free(old)
     new = rig.allocate(home)
@@ -222,7 +223,7 @@ def test_fresh_memory_is_not_used_elsewhere_before_its_stream_has_it(rig: Rig) -
 
 
 def test_what_was_given_back_is_settled_when_its_last_use_is_over(rig: Rig) -> None:
-    """Every waiter that asked is notified, and no earlier."""
+    """Every callback is called, and not before the last use has completed."""
     home, reader, _ = rig.track
     assert not rig.reservations.when_settled(lambda: None)
     buffer = rig.allocate(home)
@@ -281,14 +282,15 @@ def test_a_track_takes_so_much_and_no_more_until_some_of_it_is_done(rig: Rig) ->
 
 
 def test_a_kernel_is_in_flight_until_it_is_done_wherever_the_marks_lie(rig: Rig) -> None:
-    """The mark that gives a window back stands before the kernel that it is made at, and does not count it as done."""
+    """The completion mark that frees a window is recorded before the kernel at whose submission it is made, so it does
+    not count this kernel as complete."""
     track = rig.track[0]
     buffer = rig.allocate(track)
     for number in range(3 * WINDOW):
         rig.use(track, [buffer])
         track.launched.append((rig.tracks.ordering.position(track.index), f"kernel {number}", "s"))
         while len(track.stream.queue) > 1 or (track.stream.queue and track.stream.queue[0][0] == "event"):
-            rig.server.step(track.stream)  # all that came before it has run; the kernel itself has not
+            rig.server.step(track.stream)  # everything before the kernel has run, but not the kernel itself
         rig.tracks.poll()
         assert rig.tracks.in_flight()[-1] == f"kernel {number}"
     rig.tracks.on_complete(track, lambda: None)
@@ -299,7 +301,7 @@ def test_a_kernel_is_in_flight_until_it_is_done_wherever_the_marks_lie(rig: Rig)
 def test_wait_for_an_event_counts_for_every_fenced_track(rig: Rig) -> None:
     source, middle, end = rig.track
     rig.use(source, [rig.allocate(source)])
-    rig.use(end, [rig.allocate(middle)])  # `end` has seen all of `middle`
+    rig.use(end, [rig.allocate(middle)])  # `end` is now ordered behind all of `middle`
     event = rig.server.record(source.stream)
     rig.tracks.follow(middle, event)
     rig.tracks.fence(end, middle)
@@ -319,7 +321,7 @@ def test_event_is_not_released_while_it_is_watched(rig: Rig) -> None:
     rig.tracks.watch(first, lambda: told.append("first"))
     rig.tracks.watch_both(first, second, lambda: told.append(f"both {first.released or second.released}"))
     for event in (first, second):
-        rig.tracks.retire(event)  # destroyed, recorded anew, or its session closed
+        rig.tracks.retire(event)  # the event was destroyed or recorded again, or its session was closed
         assert not event.released
     rig.tracks.poll()
     rig.finish()
@@ -395,7 +397,7 @@ def test_barred_track_takes_nothing_and_remembers_its_waiters() -> None:
     assert track.given == given + 3 * WINDOW, "what has come back to the budget was given all the same"
 
 
-# ---- tracks that are kept back ----
+# ---- tracks that are reserved ----
 
 
 def test_a_track_that_still_works_is_kept_back_and_then_used_again(rig: Rig) -> None:
@@ -423,7 +425,8 @@ def test_one_that_is_done_is_not_kept_back(rig: Rig) -> None:
 
 
 def test_folded_streams_end_one_by_one(rig: Rig) -> None:
-    """Two streams share a track; one of them ends, the other stays: a new stream does not get the track."""
+    """Two streams share a track, and one of them ends: the track is not given to a new stream while the other stream
+    uses it."""
     tracks = rig.tracks
     twice = tracks.acquire()
     assert twice.users == 2
@@ -477,7 +480,7 @@ def test_work_that_does_not_end_makes_room(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Timed(Rig):
-    """A rig whose launches take as long as the clock says; their times are recorded."""
+    """A rig in which the clock determines the duration of launches; measured times are recorded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(1)
@@ -514,7 +517,7 @@ def test_the_first_launch_of_a_stream_is_timed(timed: Timed) -> None:
 def test_it_is_timed_to_its_own_end(timed: Timed) -> None:
     timed.launch(50)
     timed.now = 700
-    while not timed.told:  # one command after the other, of the fifty
+    while not timed.told:  # runs the fifty commands one by one
         timed.server.step(timed.only.stream)
         timed.tracks.poll()
         timed.now += 1
@@ -544,7 +547,7 @@ def test_one_in_a_window(timed: Timed) -> None:
 
 
 def test_one_in_some_rests(timed: Timed) -> None:
-    """A stream with a sync after each of few launches is timed all the same."""
+    """A stream with a sync after every few launches is timed nevertheless."""
     for _ in range(RESTS * 5):
         timed.launch()
         timed.sync(after=10)
@@ -565,7 +568,7 @@ def test_the_next_user_of_a_track_is_timed_from_its_first_launch(timed: Timed) -
 
 
 def test_one_that_does_not_end_is_waited_for(timed: Timed) -> None:
-    """Until it is done no other is timed there, and its time is right in the end."""
+    """Until it has completed, no other launch of the track is timed; its time is correct in the end."""
     timed.launch(3 * WINDOW)
     timed.now = 10**12
     assert timed.told == []

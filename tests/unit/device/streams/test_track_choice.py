@@ -1,4 +1,4 @@
-"""Which track a stream gets: never one that is kept back, as long as there is another way."""
+"""Choice of a track for a stream: a reserved track is used only if there is no alternative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks that go to the front through memory that both have: the test is the front."""
+"""Chunks sent to the front through shared memory; the test acts as the front."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SLOTTED = int(Flag.SLOT)
 
 
 class Server(LockingServer):
-    """`locks`: whether the system lets it page-lock memory that is there already."""
+    """A server. `locks` tells whether the system can page-lock existing memory."""
 
     locks = True
 
@@ -74,14 +74,14 @@ class Fronted(Rig[Server]):
         os.close(file)
 
     def share(self) -> None:
-        """Hands it over, and returns when it is in use: the first download asks for it."""
+        """Hands the memory over, and returns when it is in use: the first download requests it."""
         self.hand_over()
         self.fetch(1, CHUNK)
         while self.gauges()["chunk_slots"] != self.layout.slots:
             pass
 
     def ask(self, transfer: int, size: int, credits: int) -> int:
-        """The call of a read whose chunks come as far as `credits` go."""
+        """Starts a read, with `credits` credits for its chunks; returns the id of the call."""
         self.send(Kind.DOWNLOAD, channel=1, id=transfer, flags=credits)
         return self.start(read=c.Read(buffer=BUFFER, size=size, transfer=transfer))
 
@@ -101,7 +101,7 @@ class Fronted(Rig[Server]):
         self.send(Kind.SLOTS, id=sum(1 << slot for slot in slots))
 
     def fetch(self, transfer: int, size: int) -> list[int | None]:
-        """All of a read, slots given back as they come; the slots."""
+        """Reads all chunks, giving slots back as they arrive; returns the slots."""
         ident = self.ask(transfer, size, 1)
         data, slots = b"", []
         while True:
@@ -128,7 +128,8 @@ class Fronted(Rig[Server]):
 
 
 def mapped() -> int:
-    """Returns the number of mappings of such memory in this process, which the front and the device process share."""
+    """Returns the number of mappings of such memory in this process, which contains both the front and the device
+    process."""
     return Path("/proc/self/maps").read_text().count("/memfd:test-chunk-slots")
 
 
@@ -166,7 +167,7 @@ def test_the_memory_is_not_mapped_before_it_is_used(start: Start) -> None:
     ("locks", "lockable"), [(True, 64 << 20), (False, 64 << 20), (False, 0)], ids=["locked", "copied", "nothing locked"]
 )
 def test_every_chunk_goes_through_a_slot(start: Start, locks: bool, lockable: int) -> None:
-    """The device copies there, or this process does."""
+    """Either the device copies into the slot, or this process does."""
     rig = start(locks=locks, lockable=lockable)
     rig.share()
     assert None not in rig.fetch(2, SIZE)
@@ -202,7 +203,7 @@ def test_a_front_that_takes_nothing_makes_the_slots_run_dry_and_nothing_else(sta
 
 @contextmanager
 def held(rig: Fronted) -> Iterator[None]:
-    """The default stream waits until this ends."""
+    """Blocks the default stream until the end of the block."""
     gate = threading.Event()
     rig.process.loop.post(lambda: rig.server.stream(0).submit(gate.wait))
     try:
@@ -274,7 +275,7 @@ def test_what_is_no_memory_for_chunks_is_not_used(start: Start, body: dict[str, 
     rig.share()
     assert None not in rig.fetch(2, SIZE)
     used = rig.memory
-    rig.hand_over()  # a second one, which is let go of
+    rig.hand_over()  # a second memory, which the process discards
     rig.memory, unused = used, rig.memory
     unused.close()
     assert None not in rig.fetch(3, SIZE)

@@ -1,4 +1,5 @@
-"""Slots for chunks: none has two users, none is lost, and copies leave some to chunks that go at once."""
+"""Slots for chunks: no slot has two users, none is lost, and copies leave some slots to chunks that are sent at
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device's completion signal for a copy: written when it is done, not before, and never where something failed."""
+"""The device's completion signal for a copy: written when the copy is done, not before, and never after a failure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Sharing]:
 
 
 def told(rig: Sharing, ends: Ends, **more: object) -> mmap.mmap:
-    """A segment for signals."""
+    """Shares a segment for signals; returns its memory."""
     memory = ends[1].share(7, 64, **({"signals": True} | more))
     rig.memories.append(memory)
     rig.connections.append(ends[1])
@@ -46,7 +46,7 @@ def told(rig: Sharing, ends: Ends, **more: object) -> mmap.mmap:
 
 
 def given(rig: Sharing, copies: int) -> None:
-    """Returns when the device has `copies`: the lane and the link keep no order between them."""
+    """Returns when the device has received `copies` copies: the order of messages on lane and link is not defined."""
     until(lambda: rig.given == copies, f"{copies} copies")
 
 
@@ -91,7 +91,7 @@ def test_copies_are_signalled_and_launches_are_not(rig: Sharing) -> None:
     telemetry = rig.process.device.telemetry
     before = telemetry.sync_points
     client.batch(Command(request=300, sync=c.Sync(all_streams=True)))
-    until(lambda: telemetry.sync_points > before, "the waiting session")  # else the copy may be done by then
+    until(lambda: telemetry.sync_points > before, "the waiting session")  # otherwise the copy could be done by then
     unanswered(client)
     gate.set()
     assert [client.response().result.request for _ in range(2)] == [2, 300] and word(found) == 300
@@ -100,14 +100,14 @@ def test_copies_are_signalled_and_launches_are_not(rig: Sharing) -> None:
 
 
 def test_what_failed_is_not_told(rig: Sharing) -> None:
-    """A failed copy is not signalled, nor a wait behind it, nor a copy whose answer is to name another failure."""
+    """Not signalled are: a failed copy, a wait behind it, and a copy whose answer reports another failure."""
     ends = client, _, _ = begin(rig)
     found = told(rig, ends)
     rig.server.takes = 0
     client.batch(write(request=2, buffer=2))
     assert client.response().result.HasField("error")
     rig.server.takes = -1
-    client.batch(write(buffer=9))  # of which the stream tells
+    client.batch(write(buffer=9))  # the stream reports its failure
     client.batch(write(request=3, buffer=2))
     assert not client.response().result.HasField("error")
     client.batch(write(request=4, buffer=2))
@@ -155,7 +155,7 @@ def test_they_end_with_the_segment(rig: Sharing) -> None:
     client.batch(write(request=3, buffer=2))
     given(rig, 2)
     connection.release(7)
-    connection.share(8, 64).close()  # it has heard of the release
+    connection.share(8, 64).close()  # answered after the release has been handled
     gate.set()
     assert client.response().result.request == 3
     client.batch(write(request=4, buffer=2))
@@ -177,7 +177,7 @@ def test_a_session_that_ends_with_one_under_way(rig: Sharing) -> None:
 
 
 def test_a_driver_that_refuses_one(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy is answered as without; no other is tried."""
+    """The copy is answered as without signals, and no further signal is tried."""
     ends = client, _, _ = begin(rig)
     found = told(rig, ends)
     tried: list[int] = []

@@ -1,4 +1,4 @@
-"""Rows that commands ask for, and the pieces that chunks of a transfer fall into."""
+"""Rows that commands transfer, and the pieces into which the chunks of a transfer divide them."""
 
 from __future__ import annotations
 

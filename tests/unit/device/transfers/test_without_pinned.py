@@ -1,4 +1,4 @@
-"""Copies where the host locks no memory: straight from and to the messages, in order, and no other work waits."""
+"""Copies on a host that locks no memory: directly from and to the messages, in order, without delaying other work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Start = Callable[[int], Rig[LockingServer]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """A device process whose host locks `left` bytes."""
+    """Starts device processes whose host locks `left` bytes."""
     rigs: list[Rig[LockingServer]] = []
 
     def begin(left: int) -> Rig[LockingServer]:
@@ -108,19 +108,19 @@ def test_a_busy_stream_delays_no_other(start: Start) -> None:
 
 
 def test_what_can_be_locked_is_used_and_the_rest_goes_straight(start: Start) -> None:
-    """Reads of three times as much as the host has locked, all behind work that has not ended."""
+    """Reads of three times the memory that the host has locked, all behind work that has not completed."""
     rig = start(MIB)
     size = 100_000
     contents = [random.Random(number).randbytes(size) for number in range(30)]
     for number, data in enumerate(contents, 1):
         ok(rig.call(allocate=c.Allocate(buffer=number, size=size)))
         ok(rig.call(write=c.Write(buffer=number, data=data)))
-        ok(rig.call(sync=c.Sync()))  # its room is free again
+        ok(rig.call(sync=c.Sync()))  # its staging memory is free again
     assert rig.server.direct == 0
     gate = threading.Event()
     rig.server.stream(0).submit(gate.wait)
     reads = [rig.start(read=c.Read(buffer=number, size=size)) for number in range(1, 31)]
-    while rig.server.pool.refusal(size) is None:  # a thread asks the host, which may take as long as it likes
+    while rig.server.pool.refusal(size) is None:  # a thread asks the host, which may take any time
         time.sleep(1e-3)
     usage = ok(rig.call(memory_usage=c.MemoryUsage())).memory_usage
     assert usage.bytes_pinned == MIB and 0 < usage.bytes_pinned_in_use <= MIB
@@ -188,6 +188,6 @@ def test_small_writes_share_their_events(start: Start) -> None:
     rig.batch(*(Command(write=c.Write(buffer=1, data=bytes([number % 251]) * 64)) for number in range(512)))
     assert ok(rig.call(read=c.Read(buffer=1, size=64))).read.data == bytes([511 % 251]) * 64
     ok(rig.call(sync=c.Sync()))
-    # One for 64 writes, one for the window of 128 commands, one for each turn; not one for each write.
+    # One event for 64 writes, one for the window of 128 commands, one for each turn; not one for each write.
     assert rig.server.events - before <= 512 // 64 + 512 // 128 + 8
     assert rig.server.pool.in_use == 0

@@ -1,4 +1,5 @@
-"""Bounds on requests: fields on the wire, turns of callers without a credential, the account of their bytes."""
+"""Limits on requests: the number of fields on the wire, the turns of callers without a credential, the accounting of
+their bytes."""
 
 from __future__ import annotations
 
@@ -34,14 +35,14 @@ def test_fields_of_a_message_are_counted_up_to_the_limit() -> None:
 def test_fields_within_messages_and_maps_are_counted() -> None:
     command = commands_pb2.LoadModule(options=["-x"] * 50, headers={str(number): "" for number in range(50)})
     message = device_pb2.LoadModuleRequest(command=command).SerializeToString()
-    fields = 1 + 50 + 50 * 3  # the command, its options, its headers with a key and a value each
+    fields = 1 + 50 + 50 * 3  # the command, its options, and its headers with a key and a value each
     assert not wire.exceeds(message, MODULE, fields)
     assert wire.exceeds(message, MODULE, fields - 1)
 
 
 def test_unknown_fields_and_groups_are_counted() -> None:
-    assert wire.exceeds(b"\xfa\x7f\x00" * 300, GROUP, 250)  # field 2047, empty bytes
-    assert wire.exceeds(b"\x0b\x0c" * 300, GROUP, 250)  # a group that begins and ends
+    assert wire.exceeds(b"\xfa\x7f\x00" * 300, GROUP, 250)  # field 2047 with empty bytes
+    assert wire.exceeds(b"\x0b\x0c" * 300, GROUP, 250)  # a group that begins and ends at once
 
 
 def test_long_data_is_one_field() -> None:
@@ -159,7 +160,7 @@ def test_a_caller_that_goes_as_its_turn_comes_passes_it_on() -> None:
     asyncio.run(scenario())
 
 
-# ---- the account ----
+# ---- the accounting ----
 
 
 def account(most: int = 100) -> UnauthenticatedBytes:

@@ -1,4 +1,4 @@
-"""The audit log: a chain that shows what was changed; a disk that is full costs lines and nothing else."""
+"""The audit log: a hash chain that shows changes; a full disk loses log lines and has no other effect."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CALLER = Caller(Tenant("alice"), "token ci", "ipv4:10.0.0.1:5", uid=7)
 
 
 def unsigned(path: Path) -> Audit:
-    """A log with the chain alone."""
+    """Returns a log protected by the hash chain only."""
     return Audit(AuditSettings(path=str(path), key="", anchor=""))
 
 
 def written(path: Path, *events: str, **fields: Any) -> list[dict[str, Any]]:
-    """A log of these events."""
+    """Writes a log of these events; returns its entries."""
 
     async def scenario() -> None:
         audit = unsigned(path)
@@ -54,7 +54,7 @@ def test_lines_and_their_chain(tmp_path: Path) -> None:
     assert (lines[1]["tenant"], lines[1]["credential"], lines[1]["uid"]) == ("alice", "token ci", 7)
     assert len(lines[0]["why"]) < 1100
     assert path.stat().st_mode & 0o777 == 0o600
-    more = written(path, "three")  # a later daemon continues where this one ended
+    more = written(path, "three")  # a later daemon continues the log
     assert more[2]["seq"] == 3
     verdict = verify(path.read_bytes().splitlines())
     assert verdict.lines == 3 and not verdict.problems and verdict.begins == GENESIS and len(verdict.head) == 64
@@ -63,7 +63,7 @@ def test_lines_and_their_chain(tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
 def test_whatever_is_changed_is_seen(tmp_path: Path, data: st.DataObject) -> None:
-    """A byte changed, a line removed, doubled, or put elsewhere; only what stands last can go unseen."""
+    """A byte changed, a line removed, duplicated or moved; only a change at the end may go undetected."""
     path = tmp_path / "audit.log"
     if not path.exists():
         written(path, *"abcdef")
@@ -80,7 +80,7 @@ def test_whatever_is_changed_is_seen(tmp_path: Path, data: st.DataObject) -> Non
         lines[which] = bytes(bad)
     elif change == "remove":
         if which == 0:
-            return  # as a file that continues another begins: `begins` says so
+            return  # the rest looks like a file that continues another; `begins` tells so
         del lines[which]
     elif change == "double":
         lines.insert(which, lines[which])
@@ -123,7 +123,8 @@ def test_a_line_that_broke_off_is_gone_on_from(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that cannot be written are counted; the next line that can reports them, and the chain continues."""
+    """Lines that cannot be written are counted. The next line that can be written reports the number, and the chain
+    continues."""
     path = tmp_path / "audit.log"
     real = os.write
     room = [0]
@@ -143,7 +144,7 @@ def test_a_full_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(log_file.os, "write", full)
         audit.record("lost")
         await audit.settle()
-        room[0] = 20  # a part of a line
+        room[0] = 20  # room for a part of a line
         audit.record("torn")
         audit.record("lost as well")
         await audit.settle()
@@ -193,7 +194,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
 def test_off_it_does_nothing() -> None:
     audit = Audit()
     audit.open()
-    audit.record("x", caller=CALLER)  # not even a loop is needed
+    audit.record("x", caller=CALLER)  # works even without an event loop
     audit.refused(CALLER, "Drain", Refusal(Reason.PERMISSION_DENIED, "no"))
 
 

@@ -1,4 +1,4 @@
-"""Keys and anchors of the audit log: a log that was written anew, or whose end was cut, is found."""
+"""Keys and anchors of the audit log: they detect a log that was rewritten, or whose end was cut off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.front.fixture import run, until
 
 
 class Place:
-    """A log in one directory, its keys and anchors in another."""
+    """A log in one directory, with its keys and anchors in another."""
 
     def __init__(self, folder: Path, **more: Any) -> None:
         (folder / "logs").mkdir(exist_ok=True)
@@ -30,7 +30,7 @@ class Place:
         self.settings = AuditSettings(path=str(self.log), **chosen)
 
     def daemon(self, *events: str) -> None:
-        """Runs a daemon's audit log for its whole life, with these events."""
+        """Runs a daemon's audit log from start to end, with these events."""
 
         async def scenario() -> None:
             audit = Audit(self.settings)
@@ -64,7 +64,7 @@ def test_a_log_is_signed_and_its_end_anchored(place: Place) -> None:
     assert str(keys.load(str(place.key)).current.secret.hex()) not in place.log.read_text() + place.anchor.read_text()
     place.daemon("c")
     assert place.verify().anchored == 3
-    # Without the key the chain alone can be seen.
+    # Without the key only the chain can be checked.
     chain = verify(place.log.read_bytes().splitlines())
     assert not chain.problems and chain.guarantee == Guarantee.CHAIN and len(chain.unknown_keys) == 1
 
@@ -75,13 +75,13 @@ def test_an_end_that_was_cut_is_found(place: Place) -> None:
     for kept in range(3):
         place.log.write_bytes(b"".join(whole.splitlines(keepends=True)[:kept]))
         assert any("its end is missing" in each for each in place.verify().problems), kept
-    # Without anchors it is not.
+    # Without anchors the cut is not detected.
     cut = verify(whole.splitlines()[:2], keys.load(str(place.key)))
     assert not cut.problems and cut.guarantee == Guarantee.KEYED
 
 
 def test_a_log_that_was_written_anew_is_found(place: Place, tmp_path: Path) -> None:
-    """The forger may write the log, knows the format, and has not the key."""
+    """The forger can write the log and knows the format, but does not have the key."""
     place.daemon("a", "b", "c")
     (tmp_path / "forger").mkdir()
     forged = Place(tmp_path / "forger")
@@ -92,7 +92,7 @@ def test_a_log_that_was_written_anew_is_found(place: Place, tmp_path: Path) -> N
     unsigned = Place(tmp_path / "forger", key="")
     unsigned.log.unlink()
     unsigned.anchor.unlink()
-    unsigned.daemon("a", "x", "c")  # not signed at all
+    unsigned.daemon("a", "x", "c")  # not signed
     place.log.write_bytes(unsigned.log.read_bytes())
     assert any("no line is signed" in each for each in place.verify().problems)
     assert any("not the one that was anchored" in each for each in place.verify().problems)
@@ -101,7 +101,8 @@ def test_a_log_that_was_written_anew_is_found(place: Place, tmp_path: Path) -> N
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
 def test_no_line_can_be_made_up(place: Place, data: st.DataObject) -> None:
-    """A line changed and the chain behind it made to fit, by a process that may write the file: the signatures tell."""
+    """A line is changed, and the chain behind it is recomputed by a process that may write the file: the signatures
+    show it."""
     if not place.log.exists():
         place.daemon(*"abcdef")
     lines = place.log.read_bytes().splitlines()
@@ -121,7 +122,8 @@ def test_no_line_can_be_made_up(place: Place, data: st.DataObject) -> None:
 
 
 def test_the_daemon_itself_finds_that_entries_are_gone(place: Place) -> None:
-    """Cut while it was down: said in its log, and for good in the audit log, whose numbers go on behind the gap."""
+    """Lines cut off while the daemon was down are reported in its log, and permanently in the audit log, whose numbers
+    continue behind the gap."""
     place.daemon("a", "b", "c")
     place.log.write_bytes(b"".join(place.log.read_bytes().splitlines(keepends=True)[:1]))
     with structlog.testing.capture_logs() as told:
@@ -135,7 +137,8 @@ def test_the_daemon_itself_finds_that_entries_are_gone(place: Place) -> None:
 
 
 def test_files_that_were_moved_away(place: Place, tmp_path: Path) -> None:
-    """While the daemon runs and while it is down: the chain continues, and the older file alone says that it does."""
+    """Files are moved while the daemon runs and while it is down: the chain continues, and the older file alone shows
+    that it is continued."""
     old, older = tmp_path / "logs" / "1", tmp_path / "logs" / "2"
 
     async def scenario() -> None:
@@ -146,7 +149,7 @@ def test_files_that_were_moved_away(place: Place, tmp_path: Path) -> None:
         place.log.rename(older)
         await audit.reopen()
         audit.record("b")
-        await audit.reopen()  # a reload without it
+        await audit.reopen()  # a reload after the file was moved
         audit.record("c")
         await audit.close()
 
@@ -162,7 +165,7 @@ def test_files_that_were_moved_away(place: Place, tmp_path: Path) -> None:
 
 
 def test_a_new_key(place: Place) -> None:
-    """Entries of before stay valid; the old key brings the new one in, and signs no more after it."""
+    """Earlier entries stay valid; the old key signs the introduction of the new key, and nothing afterwards."""
     place.daemon("a", "b")
     old = keys.load(str(place.key)).current
     made = keys.rotate(str(place.key))
@@ -207,7 +210,7 @@ def test_separate_key_that_cannot_be_made_costs_the_signature_alone(
 
 
 def test_anchors_in_any_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon's own log and syslog: as words that are found in whatever text they end up in."""
+    """Anchors in the daemon's own log and in syslog: written as words that can be found in any text."""
     words: list[str] = []
     monkeypatch.setattr(anchors.syslog, "syslog", lambda level, text: words.append(text))
     Place(tmp_path, anchor="syslog").daemon("a")
@@ -248,7 +251,7 @@ def test_an_anchor_file_stays_small(place: Place, monkeypatch: pytest.MonkeyPatc
 
 
 def test_control_characters_are_escaped(place: Place) -> None:
-    """A terminal that shows the log does nothing that a client put in a name."""
+    """A client's name cannot send control sequences to a terminal that shows the log."""
     evil = "\x1b]0;x\x07\r\n\x7f\x9b31m\u2028\ud800"
 
     async def scenario() -> None:

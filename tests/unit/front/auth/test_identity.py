@@ -1,4 +1,4 @@
-"""Failures of a peer, tickets of a user, and the socket that gives them out."""
+"""Authentication failures of a peer, tickets of a user, and the socket that issues the tickets."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_socket_gives_a_ticket_and_hangs_up(tmp_path: Path) -> None:
             await IdentitySocket(str(path), tickets).start()
         await first.stop()
         assert not left(tmp_path)
-        # What a daemon that was killed has left is taken over.
+        # The socket left by a daemon that was killed is replaced.
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
         second = IdentitySocket(str(path), tickets)

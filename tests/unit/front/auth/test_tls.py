@@ -1,4 +1,4 @@
-"""Certificates: what is refused at start, what is read again, and HTTP with them."""
+"""Certificates: errors at the start, reloads, and HTTP with TLS."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     for mode in (0o604, 0o602, 0o666):
         other_key.chmod(mode)
         assert "everybody" in refused(other, other_key) and f"chmod 600 {other_key}" in refused(other, other_key)
-    other_key.chmod(0o640)  # a group's is its own affair
+    other_key.chmod(0o640)  # permissions of the group are not checked
     ServerCertificates(str(other), str(other_key))
 
 
@@ -85,8 +85,8 @@ def test_encrypted_key_is_refused_without_a_prompt(tmp_path: Path) -> None:
 
 
 class GrpcCertificates:
-    """The credentials of a gRPC server: the certificates that it begins with, and those that it asks for before each
-    handshake. `shown` are the pairs of key and certificate that clients see now."""
+    """The credentials of a gRPC server: the initial certificates, and those that it requests before each handshake.
+    `shown` are the pairs of key and certificate that clients currently see."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, certificates: ServerCertificates) -> None:
         monkeypatch.setattr(tls.grpc, "ssl_server_certificate_configuration", lambda pairs, authority: list(pairs))
@@ -97,7 +97,7 @@ class GrpcCertificates:
         self.shown, self.renewed = initial, renewed
 
     def handshake(self) -> bool:
-        """True if gRPC is given other certificates for the next handshake."""
+        """Returns True if gRPC gets new certificates for the next handshake."""
         given = self.renewed()
         if given is not None:
             self.shown = given
@@ -117,7 +117,7 @@ def test_files_that_change_are_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert server.handshake() and server.shown == [(key.read_bytes(), certificate.read_bytes())]
     now[0] += 6
     assert not server.handshake(), "the same files"
-    # What cannot be used is not used; the daemon continues with what it has.
+    # Unusable files are ignored; the daemon continues with its current certificates.
     kept = certificates.fingerprint()
     for spoil in (lambda: certificate.write_text("half"), certificate.unlink):
         spoil()
@@ -151,7 +151,7 @@ ALICE, OPERATOR = Tenant("alice", rights=frozenset({Right.READ})), Tenant("opera
 
 
 async def http(f: Front, folder: Path) -> tuple[HttpServer, str, aiohttp.ClientSession]:
-    """The pages of a front as they are served beyond loopback: with TLS, to tenants."""
+    """Serves the pages of a front as beyond loopback: with TLS, to tenants."""
     certificate, key = issue(folder, "http")
     auth = f.daemon.access.auth
     auth.directory = Directory(
@@ -178,7 +178,7 @@ def test_pages_beyond_loopback(tmp_path: Path) -> None:
                 for path in ("/healthz", "/readyz"):
                     async with client.get(base + path) as answer:
                         assert answer.status == 200
-                for path in ("/", "/page/page.js", "/page/page.css"):  # without data in them
+                for path in ("/", "/page/page.js", "/page/page.css"):  # files that contain no data need no token
                     async with client.get(base + path) as answer:
                         assert answer.status == 200
                         assert ('data-guarded=""' in await answer.text()) is (path == "/")
@@ -240,7 +240,7 @@ def test_handshakes_that_do_not_come_to_an_end_are_cut(tmp_path: Path) -> None:
 
 
 def test_tenants_are_asked_for_a_token_on_loopback_too(tmp_path: Path) -> None:
-    """Without tenants everything is open; loopback is without TLS, and may have its metrics open."""
+    """Without tenants everything is open. On loopback there is no TLS, and metrics may be open."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:

@@ -1,4 +1,4 @@
-"""Communicators: made, shared, used in order, given up on all ranks together."""
+"""Communicators: created, shared, used in order, aborted on all ranks together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def message(op: str, comm: str = FIRST, **more: Any) -> dict[str, Any]:
 
 
 def made(communicators: Communicators, match: Match, comm: str = FIRST) -> list[DeviceMessage]:
-    """Submits the first operation of new ranks, and has them join: what the last one of them sets off."""
+    """Submits the first operation of new ranks, and has them join; returns the messages that the last join triggers."""
     assert [send.body for send in communicators.submit(match) if send.body["op"] != "abort"] == [
         {"op": "create_id", "comm": comm, "group": match.key.group, "ranks": len(match.places)}
     ]
@@ -72,7 +72,7 @@ def test_sessions_share_the_communicator_of_the_same_ranks_only() -> None:
 
 
 def over_daemons(group: str, sequence: int = 1) -> Match:
-    """An operation of device 0 here and device 0 of node 1."""
+    """Returns an operation of device 0 here and device 0 of node 1."""
     parts = {rank: Presentation(RankLocation(rank, 0, 0), 10 + rank, []) for rank in range(2)}
     return Match(MatchKey(f"group:{group}", (0, 1), sequence), 5.0, parts)
 
@@ -140,7 +140,7 @@ def test_a_communicator_that_is_not_made_in_time() -> None:
 
 
 def test_each_operation_waits_as_long_as_it_may() -> None:
-    """A short one does not take with it the communicator that a longer one waits for."""
+    """The timeout of a short operation does not abort the communicator for which a longer one waits."""
     communicators = Communicators(nonce="nonce")
     communicators.submit(complete(deadline=2.0))
     communicators.submit(complete(sequence=2, deadline=9.0))
@@ -247,10 +247,10 @@ def test_idle_communicators_are_bounded() -> None:
         communicators.message(place(0), message("id", comm, unique_id="u"))
         for device in (0, number):
             communicators.message(place(device), message("joined", comm))
-        for device in (0, number) if number != 2 else (0,):  # one is still at work
+        for device in (0, number) if number != 2 else (0,):  # one rank has not completed its operation
             communicators.message(place(device), message("progress", comm, done=1))
         if number == 10:
-            communicators.submit(complete(0, 1, sequence=2))  # so it was not used least recently
+            communicators.submit(complete(0, 1, sequence=2))  # so that it is not the least recently used one
             for device in (0, 1):
                 communicators.message(place(device), message("progress", "nonce-1", done=2))
     assert evicted == ["nonce-3"] * 2 + ["nonce-4"] * 2 + ["nonce-5"] * 2

@@ -1,4 +1,5 @@
-"""Everything that can happen to collective operations, in any order: each is answered once, in one order everywhere."""
+"""All events of collective operations, in any order: each operation is answered once, and in the same order
+everywhere."""
 
 from __future__ import annotations
 
@@ -17,37 +18,38 @@ from tests.support.front.collective_parts import part
 SESSIONS = ("s", "t")
 MEMBERS = ((0, 1), (1, 0), (2, 1, 0), (1, 2))
 OVER_DAEMONS = {"group:aa": ((0, 0), (1, 0)), "group:bb": ((1, 0), (0, 1), (0, 2), (1, 1))}
-"""Node and device of each rank; node 1 of one group need not be that of the other."""
+"""(node, device) of each rank. Groups number their nodes independently, so node 1 may be a different node in each
+group."""
 
 Part = tuple[MatchKey, int]
 
 
 class Ranks(RuleBasedStateMachine):
-    """Plays all device processes, clients and clocks."""
+    """Simulates all device processes, clients and clocks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.coordinator = Coordinator(nonce="nonce")
         self.now = 0.0
         self.generations: dict[tuple[str, int, int], int] = defaultdict(int)
-        """Generations of the device processes, by group (empty: this node's), node and device."""
+        """Generations of the device processes, by group (empty: this node), node and device."""
         self.sequences: dict[tuple[str, tuple[int, ...], int], int] = defaultdict(int)
-        """Sequence numbers of each rank of each group."""
+        """Next sequence number of each rank of each group."""
         self.waiting: dict[int, tuple[Part, RankLocation]] = {}
         """Operations that were presented and not answered, by channel."""
         self.counts: dict[Part, int] = {}
         self.channels = 0
         self.asked: list[DeviceMessage] = []
-        """`create_id` and `join` that have not been answered."""
+        """`create_id` and `join` messages that have not been answered."""
         self.running: dict[tuple[str, RankLocation], list[tuple[int, MatchKey]]] = defaultdict(list)
         """Operations that each rank was told to launch, by communicator."""
         self.order: dict[RankLocation, list[tuple[str, int]]] = defaultdict(list)
-        """Operations that each process of this node was told to launch."""
+        """Operations that each process of this node was told to launch, in order."""
         self.last: dict[tuple[str, tuple[int, ...], int], int] = {}
         """The last sequence number that each rank of each group was told to launch."""
         self.dead: set[tuple[str, RankLocation]] = set()
 
-    # ---- who there is ----
+    # ---- the simulated processes ----
 
     def place(self, owner: str, members: tuple[int, ...], rank: int) -> RankLocation:
         if owner in OVER_DAEMONS:
@@ -57,7 +59,7 @@ class Ranks(RuleBasedStateMachine):
         return RankLocation(node, device, self.generations[owner if node else "", node, device])
 
     def take(self, sends: list[DeviceMessage]) -> None:
-        """Takes the messages to ranks. All ranks of one operation receive "go" together."""
+        """Processes the messages to ranks. Checks that all ranks of an operation receive "go" together."""
         gone: dict[MatchKey, list[int]] = defaultdict(list)
         for where, body in sends:
             scope = f"group:{body['group']}" if where.node else ""
@@ -68,7 +70,7 @@ class Ranks(RuleBasedStateMachine):
                 assert body["comm"] and body["reason"] and body["status"]
                 self.running.pop((body["comm"], where), None)
             else:
-                (key, rank), place = self.waiting.pop(body["channel"])  # raises where it has been answered before
+                (key, rank), place = self.waiting.pop(body["channel"])  # raises if it has been answered before
                 assert place == where and body["sequence"] == key.sequence
                 assert body["group"] == key.group and body["devices"] == ([] if key.group else list(key.members))
                 if body["op"] == "go":
@@ -86,7 +88,7 @@ class Ranks(RuleBasedStateMachine):
             assert sorted(ranks) == list(range(len(key.members))), "all ranks or none"
             assert len({self.counts[key, rank] for rank in ranks}) == 1, "a mismatch is not launched"
 
-    # ---- what happens ----
+    # ---- events ----
 
     @rule(
         owner=st.sampled_from((*SESSIONS, *OVER_DAEMONS)),
@@ -98,7 +100,7 @@ class Ranks(RuleBasedStateMachine):
     def present(
         self, owner: str, members: tuple[int, ...], ranks: list[int], counts: list[int], timeout: float
     ) -> None:
-        """Some ranks, in some order, come to their next operation."""
+        """Some ranks, in some order, present their next operation."""
         if owner in OVER_DAEMONS:
             members = tuple(range(len(OVER_DAEMONS[owner])))
         for rank in ranks:
@@ -116,7 +118,7 @@ class Ranks(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     @rule(which=st.integers(0, 1000), well=st.sampled_from((True, True, True, True, False)))
     def answer(self, which: int, well: bool) -> None:
-        """A process has made an id or joined, or could not."""
+        """A process has created an id or joined, or failed to."""
         where, asked = self.asked.pop(which % len(self.asked))
         if (f"group:{asked['group']}" if where.node else "", where) in self.dead:
             return
@@ -133,14 +135,14 @@ class Ranks(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """All that processes were asked, they do."""
+        """Answers all pending requests to processes."""
         while self.asked:
             self.answer(0, True)
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 1000), how=st.sampled_from(("progress", "progress", "failed", "timed out")))
     def run(self, which: int, how: str) -> None:
-        """A rank has finished something, or fails at it."""
+        """A rank completes an operation, or fails."""
         comm, where = list(self.running)[which % len(self.running)]
         index, key = self.running[comm, where][which % len(self.running[comm, where])]
         body = {
@@ -158,7 +160,7 @@ class Ranks(RuleBasedStateMachine):
         owner=st.sampled_from((*SESSIONS, *OVER_DAEMONS)),
     )
     def lose(self, what: str, device: int, group: str, owner: str) -> None:
-        """A process, a node or a session is gone."""
+        """A process, a node or a session is lost."""
         if what == "process":
             self.lose_here(device)
         elif what == "far process":
@@ -171,7 +173,7 @@ class Ranks(RuleBasedStateMachine):
     def lose_here(self, device: int) -> None:
         """A device process of this node ends."""
         self.die("", RankLocation(0, device, self.generations["", 0, device]), list(SESSIONS))
-        for group, ranks in OVER_DAEMONS.items():  # as the caller that knows the groups does
+        for group, ranks in OVER_DAEMONS.items():  # done here as by the caller, which knows the groups
             if (0, device) in ranks:
                 self.take(
                     self.coordinator.lost(RankLocation(0, device, self.generations["", 0, device]), "boom", [group])
@@ -206,7 +208,7 @@ class Ranks(RuleBasedStateMachine):
                 del self.running[comm, where]
 
     def close(self, owner: str) -> None:
-        """A session ends, or a group is left; one of the same name begins."""
+        """A session ends, or a group is left; another with the same name begins."""
         self.take(self.coordinator.give_up(owner, Refusal(Reason.SESSION_EXPIRED, "over")))
         for group in [group for group in self.sequences if group[0] == owner]:
             del self.sequences[group]
@@ -222,11 +224,12 @@ class Ranks(RuleBasedStateMachine):
         deadline = self.coordinator.deadline
         assert deadline is None or deadline > self.now
 
-    # ---- what holds ----
+    # ---- invariants ----
 
     @invariant()
     def one_order(self) -> None:
-        """Any two processes of the node receive what they share in the same order, and communicators count."""
+        """Any two processes of the node receive the operations that they share in the same order, and the numbers of
+        each communicator increase."""
         places = list(self.order)
         for one in places:
             for other in places[: places.index(one)]:

@@ -1,4 +1,4 @@
-"""The flight recorder: what it says, and that it stays small."""
+"""The flight recorder: its entries, and the limit on its size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.front.collective_parts import SIGNATURE, key
 
 
 class Clock:
-    """Nanoseconds, a millisecond a look."""
+    """A clock in nanoseconds that advances by a millisecond at each reading."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -82,7 +82,7 @@ def test_long_batches_are_cut() -> None:
 
 
 def test_lines_are_short() -> None:
-    """They travel with errors, in metadata."""
+    """The lines are sent in the metadata of errors."""
     recorder = FlightRecorder()
     recorder.presented(key(0, 1), 0, [SIGNATURE] * 100)
     (line,) = recorder.lines("s", (0, 1))
@@ -98,7 +98,7 @@ def test_everything_is_bounded() -> None:
     assert len(recorder.lines("s", (0, 1))) == LINES
     for device in range(GROUPS - 1):
         recorder.presented(key(5, device), 0, [SIGNATURE])
-    recorder.presented(key(0, 1, sequence=99), 0, [SIGNATURE])  # used again
+    recorder.presented(key(0, 1, sequence=99), 0, [SIGNATURE])  # makes this group recently used
     recorder.presented(key(7, 8), 0, [SIGNATURE])
     groups = [members for members, _ in recorder.rings("s")]
     assert len(groups) == GROUPS and groups[-1] == (7, 8) and (0, 1) in groups and (5, 0) not in groups
@@ -106,7 +106,7 @@ def test_everything_is_bounded() -> None:
 
 @given(st.sampled_from(["launched", "finished", "failed", "ready", "aborted"]))
 def test_what_it_does_not_know_is_not_kept(what: str) -> None:
-    """Such as what is still said of a session that has ended."""
+    """For example messages about a session that has ended."""
     recorder = FlightRecorder()
     recorder.presented(key(0, 1), 0, [SIGNATURE])
     recorder.forget("s")

@@ -1,4 +1,4 @@
-"""The matcher: what comes out for what goes in."""
+"""The matcher: its output for each input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.front.collective_parts import SIGNATURE, key, ops, part, plac
 def present(
     matcher: Matcher, group: MatchKey, device: int, body: dict[str, Any], now: float = 0.0, process: int = 0
 ) -> tuple[list[DeviceMessage], Match | None]:
-    """A local device's part."""
+    """Presents a local device's part."""
     return next(matcher.row(group, group.members.index(device), place(device, process), body, now))
 
 
@@ -171,7 +171,7 @@ def test_a_lost_device_fails_what_waits_for_it() -> None:
     present(matcher, key(0, 2), 0, part())
     present(matcher, key(1, 2), 1, part())
     sends = matcher.lost(place(1), "it was killed by SIGSEGV", {"s"})
-    assert ops(sends) == [(0, "fail")]  # 1 itself is gone
+    assert ops(sends) == [(0, "fail")]  # the process of device 1 has ended
     assert refusal_in(sends[0]).reason == Reason.COMMUNICATOR_FAILED
     assert "Device 1 of group [0, 1]" in refusal_in(sends[0]).message and "SIGSEGV" in refusal_in(sends[0]).message
     assert len(matcher) == 1
@@ -191,7 +191,7 @@ def test_a_lost_process_fails_the_operations_of_its_sessions_only() -> None:
 
 
 def test_a_lost_node_fails_the_operations_of_its_groups_only() -> None:
-    """Nodes of groups are numbered by each group for itself."""
+    """Each group numbers its nodes independently."""
     matcher = Matcher()
     ours, other = MatchKey("group:aa", (0, 1), 1), MatchKey("group:bb", (0, 1), 1)
     for group in (ours, other):

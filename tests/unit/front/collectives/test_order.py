@@ -1,4 +1,5 @@
-"""Operations that stand behind others go after them; in whatever order parts come, none receives "go" too soon."""
+"""Operations that depend on others are launched after them; whatever the order of the parts, no operation receives "go"
+too early."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Ranks:
     def __init__(self) -> None:
         self.coordinator = Coordinator(nonce="n")
         self.told: list[tuple[int, str, int, tuple[int, ...]]] = []
-        """Device, `op`, sequence and members, in order."""
+        """(device, `op`, sequence, members) of each message, in order."""
 
     def present(
         self, device: int, operation: MatchKey, *ahead: MatchKey, now: float = 0.0, **changes: Any
@@ -54,7 +55,8 @@ class Ranks:
 
 
 def test_what_stands_behind_another_goes_after_it() -> None:
-    """Device 1 has C behind nothing and X behind C; told to go first, X would hold up all that comes after it there."""
+    """Device 1 presents C behind nothing, and X behind C; if X were launched first, it would block everything behind it
+    on that device."""
     ranks = Ranks()
     c, x, y = key(1, 2), key(0, 1), key(1, 0)
     assert ranks.present(1, c) == [] and ranks.present(1, x, c) == []
@@ -113,7 +115,7 @@ def test_what_is_no_list_of_operations(nonsense: object) -> None:
     assert len(coordinator.matcher) == 0
 
 
-# ---- ranks that will not come ----
+# ---- ranks that never present their part ----
 
 REFUSED = Refusal(Reason.OUT_OF_BOUNDS, "bytes [0..68) of a buffer of 64")
 
@@ -139,7 +141,7 @@ def test_a_rank_that_withdraws_what_it_has_presented_is_not_told() -> None:
 
 
 def test_a_rank_that_comes_after_all() -> None:
-    """A number that was refused can be used again where no other rank has received a different answer."""
+    """A sequence number that was refused can be used again if no other rank has received a different answer."""
     ranks = Ranks()
     assert ranks.withdraw(0, key(0, 1), REFUSED) == []
     assert ranks.present(0, key(0, 1)) == []
@@ -163,7 +165,7 @@ def test_a_withdrawal_without_a_reason_is_none(status: object) -> None:
         Coordinator(nonce="n").withdraw(key(0, 1), 0, {"status": status})
 
 
-# ---- whatever comes ----
+# ---- random programs ----
 
 DEVICES = 3
 GROUPS = ((0, 1), (1, 0), (1, 2), (0, 1, 2), (2, 0))
@@ -174,7 +176,7 @@ operations = st.lists(st.tuples(st.sampled_from(GROUPS), st.integers(0, 1)), min
 def test_all_operations_can_be_launched_in_the_order_of_the_messages(
     program: list[tuple[Any, int]], random: Any
 ) -> None:
-    """Two streams of which every device has its own; it presents a row as far as it has been submitted there."""
+    """Two streams on every device; each device presents an operation when it has been submitted there."""
     ranks = Ranks()
     rows = [(key(*members, sequence=number), stream) for number, (members, stream) in enumerate(program, 1)]
     left = {device: [row for row in rows if device in row[0].members] for device in range(DEVICES)}
@@ -188,7 +190,7 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(
     gone: set[tuple[int, MatchKey]] = set()
     while any(left.values()):
         device = random.choice([each for each, mine in left.items() if mine])
-        # of the two streams either may be ahead, but each is in order
+        # either stream may be ahead of the other, but each is in order
         stream = random.choice(sorted({stream for _, stream in left[device]}))
         index = next(index for index, row in enumerate(left[device]) if row[1] == stream)
         operation, _ = left[device].pop(index)

@@ -1,4 +1,4 @@
-"""The router: whose frames go where, in time, and what is left when sessions and processes have gone."""
+"""The router: the destinations of frames, timeouts, and the state after sessions and processes have ended."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.front.fixture import run, until
 
 
 class Channel:
-    """Channel of a session, as the router sees it."""
+    """A session's channel, as the router uses it."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
 
 
 class Link:
-    """Link to a device process."""
+    """A link to a device process, which records the messages sent to it."""
 
     def __init__(self, ordinal: int, generation: int = 1, sessions: tuple[str, ...] = ("s",)) -> None:
         self.ordinal, self.generation = ordinal, generation
@@ -100,7 +100,7 @@ def test_waiting_operations_expire_in_time() -> None:
     async def scenario() -> None:
         router, zero = CollectiveRouter([0, 1], 30), Link(0)
         said(router, zero, present(timeout=20))
-        said(router, zero, present(sequence=2, timeout=0.02))  # the timer was set for later
+        said(router, zero, present(sequence=2, timeout=0.02))  # the timer was set for a later time
         said(router, zero, present(sequence=3, timeout=0.06))
         await until(lambda: len(zero.sent) == 2)
         assert [body["sequence"] for body in zero.sent] == [2, 3]
@@ -116,11 +116,11 @@ def test_nothing_is_kept_of_a_session_that_ends() -> None:
         said(router, zero, present())
         router.on_session_closed("s")
         assert [reason_of(body) for body in zero.sent] == [Reason.SESSION_EXPIRED]
-        said(router, zero, present(sequence=2))  # was under way
+        said(router, zero, present(sequence=2))  # it was already in transit
         assert left(router) == (0, 0)
         said(router, zero, present(channel=2, sequence=2))
         assert left(router) == (1, 1), "another session's"
-        zero.channels[3] = Channel("s")  # one that was cut off from its process comes back
+        zero.channels[3] = Channel("s")  # a channel that was cut off from its process attaches again
         said(router, zero, present(channel=3, sequence=3))
         said(router, one, present(sequence=9))
         assert left(router) == (3, 2)
@@ -139,7 +139,7 @@ def test_a_process_that_cannot_abort_is_ended() -> None:
 
 
 class Relay:
-    """Takes what is about groups, and keeps a note of the rest."""
+    """Takes the messages about groups, and records all others."""
 
     def __init__(self, router: CollectiveRouter) -> None:
         self.router = router
@@ -192,7 +192,8 @@ def test_groups_over_daemons_go_their_way() -> None:
 
 
 def test_row_is_launched_by_one_message() -> None:
-    """Consecutive operations are released in one message; a rank that stops, or a gap of another rank, splits it."""
+    """Consecutive operations are released in one message. A rank that stops, or a gap of another rank, splits the
+    message."""
 
     async def work() -> None:
         router = CollectiveRouter([0, 1], 5.0)

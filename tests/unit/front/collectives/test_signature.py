@@ -1,4 +1,4 @@
-"""Operation lists of ranks: the same lists go, any single change is found."""
+"""Operation lists of ranks: matching lists are accepted, and any single change is found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def operation(kind: str, **fields: Any) -> dict[str, Any]:
 
 @st.composite
 def agreeing(draw: st.DrawFn, ranks: int | None = None) -> Lists:
-    """Lists that match: collectives in one order, each rank's sends and receives anywhere between."""
+    """Draws lists that match: collectives in the same order, with each rank's sends and receives at any place between
+    them."""
     size = ranks or draw(st.integers(1, 5))
     lists: Lists = {rank: [] for rank in range(size)}
     counts = st.integers(0, 3)
@@ -41,7 +42,7 @@ def agreeing(draw: st.DrawFn, ranks: int | None = None) -> Lists:
         fields = {"count": draw(counts), "dtype": draw(st.sampled_from(DTYPES))}
         for rank, kind, peer in ((sender, "send", receiver), (receiver, "recv", sender)):
             operations = lists[rank]
-            # The k-th send meets the k-th receive: it comes after those of the same pair.
+            # The k-th send is matched with the k-th receive, so it is inserted after those of the same pair.
             since = 1 + max(
                 (at for at, each in enumerate(operations) if (each["kind"], each["peer"]) == (kind, peer)), default=-1
             )
@@ -53,12 +54,12 @@ def agreeing(draw: st.DrawFn, ranks: int | None = None) -> Lists:
 @given(agreeing())
 def test_what_matches_goes(lists: Lists) -> None:
     assert mismatch(lists, len(lists)) is None
-    for rank in lists:  # nor is there a mismatch among those that are there, while others are to come
+    for rank in lists:  # no mismatch is found either while some lists are missing
         assert mismatch({each: lists[each] for each in lists if each != rank}, len(lists)) is None
 
 
 def meaningful(one: dict[str, Any]) -> list[str]:
-    """The fields in which a change of this operation matters."""
+    """Returns the fields of this operation in which a change causes a mismatch."""
     kind = one["kind"]
     fields = ["kind"]
     if kind != "barrier":
@@ -127,7 +128,8 @@ def test_a_rank_that_has_less_is_named_with_how_many() -> None:
 
 
 def test_order_matters_within_a_pair_only() -> None:
-    """Two sends to different ranks may be in any order; two to the same one meet its receives in turn."""
+    """Two sends to different ranks may be in any order; two sends to the same rank are matched with its receives in
+    order."""
     small, large = {"count": 1}, {"count": 2}
     lists = {
         0: [operation("send", peer=2, **large), operation("send", peer=1, **small)],

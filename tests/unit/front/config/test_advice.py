@@ -37,7 +37,7 @@ def warnings(**sections: Any) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def open_files(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the hard limit on open files that is seen; 65536 where a test says nothing."""
+    """Sets the hard limit on open files that the code sees; 65536 by default."""
 
     def limit(hard: int) -> None:
         monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, hard))

@@ -1,4 +1,4 @@
-"""Configuration: layers, units, and errors that name the key, its origin and the nearest valid one."""
+"""Configuration: its sources, units, and errors that name the key, its origin and the most similar valid key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_defaults() -> None:
 
 
 def test_defaults_are_those_of_the_shipped_file() -> None:
-    """`deploy/hearth.toml` has every setting at its default; tenants have none."""
+    """`deploy/hearth.toml` lists every setting with its default, except tenants."""
     shipped = ROOT / "deploy" / "hearth.toml"
     assert load(shipped, {})[0] == load(environ={})[0]
     named = {(section, key) for section, keys in _sections(tomllib.loads(shipped.read_text())) for key in keys}
@@ -45,7 +45,7 @@ def test_defaults_are_those_of_the_shipped_file() -> None:
 
 
 def _sections(settings: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Keys by section; those of no section under the empty string."""
+    """Yields (section, keys); the keys outside sections are under the empty string."""
     yield "", [key for key, value in settings.items() if not isinstance(value, dict)]
     yield from ((key, list(value)) for key, value in settings.items() if isinstance(value, dict))
 
@@ -207,7 +207,7 @@ def test_command_line(tmp_path: Path) -> None:
 
 
 def test_the_entry_points_stay_light() -> None:
-    """Device processes import the main module again, and must not get the front with it."""
+    """Device processes import the main module again, and must not load the front with it."""
     code = (
         "import sys, hearthd.cli.main, hearthd.__main__; "
         "print([m for m in sys.modules if m.split('.')[0] in %r or m == %r])"

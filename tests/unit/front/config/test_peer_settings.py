@@ -1,4 +1,5 @@
-"""[collectives] listen and advertise: where the daemons of a group find each other, and what is refused."""
+"""[collectives] listen and advertise: the addresses at which the daemons of a group find each other, and refused
+values."""
 
 from __future__ import annotations
 

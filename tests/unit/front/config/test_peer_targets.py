@@ -1,4 +1,4 @@
-"""`[collectives] peers`: where a daemon connects to because a ticket says so."""
+"""`[collectives] peers`: the addresses to which a daemon may connect because of a ticket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hearthd.front.peers.targets import PeerTargets, auto_networks
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Addresses of names; others are not known."""
+    """Replaces name resolution: known names have addresses; others fail."""
     known: dict[str, list[str]] = {"lookups": []}
 
     def resolved(host: str) -> list[str]:

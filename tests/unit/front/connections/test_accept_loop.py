@@ -1,4 +1,4 @@
-"""Accept loops: every connection is handed on, and no error of accept ends or occupies the event loop."""
+"""Accept loops: every connection is passed on, and no error of accept ends or blocks the event loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_connections_are_handed_on_until_it_stops() -> None:
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED])
 def test_an_error_of_accept_is_waited_out(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shortage is reported; an error that never ends leaves the event loop to others."""
+    """A shortage of descriptors is reported; a persistent error does not block the event loop."""
     monkeypatch.setattr(accept_loop, "_AGAIN", 0.001)
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""The limiter of one listener, and the look at the process's own sockets."""
+"""The connection limiter of one listener, and the inspection of the process's own sockets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def limiter(observer: Observer, most: int = 8, strangers: int = 4, per_peer: int
 
 
 def http_limiter(observer: Observer, most: int, per_peer: int, reserve: int) -> ConnectionLimiter:
-    """A limiter as the HTTP listener has it."""
+    """Returns a limiter with the parameters of the HTTP listener."""
     return ConnectionLimiter(
         "http", observer, most=most, most_strangers=most, most_per_peer=per_peer, most_of_peer=per_peer,
         reserve=reserve, timeout=10.0,
@@ -73,7 +73,7 @@ def test_limits_hold_after_every_step(steps: list[tuple[str, int]]) -> None:
     limits = limiter(observer)
     slots: list[ConnectionSlot] = []
     for step, number in steps:
-        if step == "wait":  # of HTTP, whose limits are the same for strangers
+        if step == "wait":  # for the HTTP limiter, whose limits are the same for strangers
             continue
         take(limits, slots, step, number)
         strangers = [each for each in limits.inspect().slots if each.stranger]
@@ -110,7 +110,7 @@ def test_the_connection_that_waits_longest_makes_room_and_one_at_work_does_not()
     first, second = admit("first"), admit("second")
     assert first is not None and second is not None
     first.prove()
-    first.wait()  # the youngest stranger now
+    first.wait()  # is now the most recent stranger
     third = admit("third")
     assert dropped == ["second"] and third is not None and not third.reserved
     first.prove()
@@ -273,13 +273,13 @@ def test_penalized_peers_are_held_until_their_turn_and_others_are_not() -> None:
                 each, accepted = connected()
                 assert holding.enter(each)
                 holding.hold(["192.0.2.1"])
-                holding.let_in([each], 100.01)  # before the next turn: it is penalized no more
+                holding.let_in([each], 100.01)  # before the next turn: the peer is no longer penalized
                 assert not each.held and accepted.recv(10) == b"x"
 
                 each, accepted = connected()
                 assert not holding.enter(each) and accepted.recv(10) == b"x"
                 with pytest.raises(FileNotFoundError):
-                    socket_filter.detach(accepted)  # other peers' connections run no program
+                    socket_filter.detach(accepted)  # connections of other peers have no filter program
                 holding.hold([])
                 with pytest.raises(FileNotFoundError):
                     socket_filter.detach(server)

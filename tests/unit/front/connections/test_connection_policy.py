@@ -1,4 +1,5 @@
-"""Pure policy: penalties that decay, strangers to be closed, shares of descriptors, names of peers."""
+"""Connection policy as pure functions: penalties that decay, strangers to be closed, shares of descriptors, names of
+peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program of socket filters: against a model of what it is to do, and in the kernel."""
+"""The program of socket filters, compared with a model and run in the kernel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from hearthd.front.connections.socket_filter import (
 
 
 def run(instructions: list[Instruction], ip: bytes, tcp: bytes) -> int:
-    """Classic BPF, as Documentation/networking/filter.rst has it: a load from outside of the packet drops it."""
+    """Interprets classic BPF as specified in Documentation/networking/filter.rst: a load from outside the packet drops
+    the packet."""
     at = accumulator = x = 0
     while True:
         each = instructions[at]

@@ -1,4 +1,4 @@
-"""When freed memory is given back."""
+"""Heap trimming: the times at which freed memory is given back to the system."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_memory_in_use_is_tried_again_less_and_less_often() -> None:
     trimmed = []
     for now in range(1, 1000):
         if trimming.due(1, START + GROWTH, float(now)):
-            trimming.done(START + GROWTH, float(now))  # all of it is in use
+            trimming.done(START + GROWTH, float(now))  # all of the memory is in use
             trimmed.append(now)
     intervals = [later - earlier for earlier, later in itertools.pairwise(trimmed)]
     assert intervals[:4] == [10, 20, 40, 60], "the interval doubles"
@@ -54,7 +54,7 @@ def test_memory_in_use_at_a_trimming_is_given_back_after_its_release() -> None:
     held, left = START + 3 * GROWTH, []
     for now in range(1, 30):
         if trimming.due(1, held, float(now)):
-            held = START if now >= 10 else held  # released into the heap at 10 s
+            held = START if now >= 10 else held  # freed into the heap at 10 s
             trimming.done(held, float(now))
             left.append((now, held))
     assert left == [(4, START + 3 * GROWTH), (14, START)]

@@ -1,4 +1,4 @@
-"""Orphans: waited for, and only they."""
+"""Orphans: adopted processes are reaped, and no others."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def _zombie(pid: int) -> bool:
 
 
 def in_a_process(first: bool) -> tuple[bool, bool]:
-    """Returns whether a process that was adopted, and then one that was started here, is a zombie a while after its
-    end."""
+    """Returns whether an adopted process, and a process started here, is still a zombie a while after its end."""
     stray = os.posix_spawn("/bin/true", ["true"], {})
 
     async def main() -> tuple[bool, bool]:
@@ -38,7 +37,7 @@ def in_a_process(first: bool) -> tuple[bool, bool]:
 
 
 def test_orphans_are_waited_for_and_nothing_else() -> None:
-    # In processes of their own: this one has children that are pytest's.
+    # In separate processes, because this one has children that belong to pytest.
     for first, expected in ((True, "(False, True)"), (False, "(True, True)")):
         code = f"from tests.unit.front.daemon import test_orphans as t; print(t.in_a_process({first}))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)

@@ -1,4 +1,4 @@
-"""The daemon as a process, with real device processes of the CPU backend: signals, exit codes, and nothing left."""
+"""The daemon as a process, with real device processes of the CPU backend: signals, exit codes, and no leftovers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def ready(process: subprocess.Popen[str]) -> str:
 
 
 def family(process: subprocess.Popen[str]) -> list[int]:
-    """The processes of the daemon's own session, which all that it starts belong to."""
+    """Returns the processes in the daemon's process session, which includes everything that it starts."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -94,7 +94,7 @@ def test_a_signal_ends_it_cleanly(start: Start, sockets: Path, number: signal.Si
     process = start()
     line = ready(process)
     assert re.search(r"grpc=127\.0\.0\.1:[1-9]\d* ", line)
-    assert len(family(process)) >= 3  # the front, the forkserver, a device
+    assert len(family(process)) >= 3  # the front, the forkserver, and a device process
     if group:
         os.killpg(process.pid, number)
     else:
@@ -113,11 +113,11 @@ def test_a_front_that_is_killed_takes_its_processes_with_it(start: Start) -> Non
     process.wait(10)
     assert all_gone(process)
     again = start()
-    ready(again)  # the socket that it left is replaced
+    ready(again)  # the socket that the first daemon left is replaced
 
 
 def test_a_temporary_directory_with_a_long_path(start: Start, tmp_path: Path) -> None:
-    """Longer than the path of a socket may be; nothing is left there."""
+    """The path is longer than a socket's path may be; nothing is left there."""
     folder = tmp_path / ("a" * 120)
     folder.mkdir()
     process = start(TMPDIR=str(folder))

@@ -1,5 +1,5 @@
-"""Sessions are opened, used and closed between reloads that move, take away and give back tokens and quotas: any course
-of that is as a model has it."""
+"""Sessions are opened, used and closed between reloads that move, revoke and restore tokens and quotas: every such
+sequence behaves as its model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TOKENS = [f"hearth_{letter:-<22}" for letter in "uvwxyz"]
 
 
 class Course:
-    """A course of reloads, and its model: tokens are letters, each with its tenant or none."""
+    """A sequence of reloads, and its model: tokens are letters, each with a tenant or none."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.chance = random.Random(seed)
         self.owners: dict[str, str] = {}
-        """Tenants, by token."""
+        """Token -> tenant."""
         self.allowed: dict[str, int] = {}
-        """Sessions, by tenant; 0: any number."""
+        """Tenant -> maximum number of sessions; 0: unlimited."""
         self.sessions: dict[str, tuple[str, str]] = {}
-        """Tenant and token, by session."""
+        """Session -> (tenant, token)."""
         self._file = folder / "hearth.toml"
         self._flags = {("listen", name): "" for name in ("grpc", "http", "lanes")}
         self._flags["listen", "unix"] = str(folder / "h.sock")

@@ -1,4 +1,4 @@
-"""Changes of a reload, as a table and as a plan; a request while one is under way leads to one more."""
+"""Changes of a reload, as a table and as a plan; requests during a reload cause one more reload."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ OTHER: dict[str, Any] = {
     "tls.require_client_certificate": True, "listen.unix_access": "all",
     "http.hosts": ["gpu1"], "tenants": [ALICE],
 }  # fmt: skip
-"""A value that is not the default, where adding one to that gives none."""
+"""A value other than the default, for settings in which adding one does not give a valid value."""
 
 
 OTHER |= {
@@ -94,7 +94,7 @@ def other(path: tuple[str, ...]) -> Any:
 
 def with_settings(chosen: set[tuple[str, ...]]) -> Config:
     chosen = set(chosen)
-    if any(path[0] == "tls" for path in chosen):  # they belong together
+    if any(path[0] == "tls" for path in chosen):  # the settings of [tls] depend on each other
         chosen |= {path for path in paths() if path[0] == "tls"}
     if ("collectives", "advertise") in chosen:
         chosen.add(("collectives", "listen"))
@@ -245,7 +245,7 @@ def test_what_is_asked_for_meanwhile_is_one_more() -> None:
 
         reloader = Reloader(Config(), read, apply, Audit(), Notifier({}))
         for _ in range(5):
-            reloader.ask()  # not ready yet
+            reloader.ask()  # the reloader is not ready yet
         await asyncio.sleep(0)
         assert reads == [0]
         reloader.open()
@@ -341,7 +341,7 @@ def test_reload_messages_to_device_processes(tmp_path: Path) -> None:
     run(scenario())
 
 
-# ---- the signal, before there is a daemon ----
+# ---- the signal before the daemon has started ----
 
 
 def test_a_hangup_before_anything_else_is_noted() -> None:

@@ -1,4 +1,4 @@
-"""Notifications to the service manager, and the conditions under which none is sent."""
+"""Notifications to the service manager, and the conditions under which no notification is sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_no_message_without_a_service_manager(monkeypatch: pytest.MonkeyPatch) -
     for word in (notifier.status, notifier.starting, notifier.ready, notifier.stopping, notifier.tell):
         word("x")
     notifier.reloading()
-    asyncio.run(asyncio.wait_for(notifier.watchdog(lambda: True), 1))  # ends at once
+    asyncio.run(asyncio.wait_for(notifier.watchdog(lambda: True), 1))  # returns at once
 
 
 def test_what_is_said_when(manager: NotifySocket) -> None:
@@ -41,13 +41,13 @@ def test_what_is_said_when(manager: NotifySocket) -> None:
     assert manager.listen(0) == [], "it is not ready"
     notifier.starting("Starting")
     notifier.ready("Serving")
-    notifier.status("Serving")  # no news
+    notifier.status("Serving")  # unchanged, so not sent
     notifier.status("Serving more")
     before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     notifier.reloading()
     notifier.reloaded()
     notifier.stopping("Stopping")
-    notifier.reloading()  # nothing of that, nor of what it does, once it stops
+    notifier.reloading()  # not sent: no state is reported after `stopping`
     notifier.reloaded()
     notifier.status("Serving")
     said = manager.listen(0)
@@ -95,7 +95,8 @@ def test_another_process_s_watchdog_is_left_alone(manager: NotifySocket, monkeyp
 
 
 def test_a_device_that_is_silent_for_too_long_is_no_progress(manager: NotifySocket, tmp_path: Path) -> None:
-    """Its supervisor replaces it long before that; where even that does not happen, the daemon is to be restarted."""
+    """Its supervisor normally replaces the device process long before; if that fails too, the daemon has to be
+    restarted."""
 
     async def scenario() -> None:
         async with front(tmp_path, devices__ping_timeout="300ms") as served:

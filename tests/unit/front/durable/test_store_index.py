@@ -1,4 +1,4 @@
-"""The index of durable buffers; and, with the device's side, what is left when a process ends at any moment."""
+"""The index of durable buffers and, with the device's side, the copies that remain if a process ends at any moment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_of_two_copies_under_one_handle_the_newer_one_is_the_buffer_s() -> None:
     shelf.reserve(1, 7, 10)
     shelf.reserve(2, 8, 10)
     shelf.commit([(1, 0), (2, 0)])
-    shelf.reserve(3, 7, 10)  # the word that copy 1 is over is on its way
+    shelf.reserve(3, 7, 10)  # the message that copy 1 has been replaced is still in transit
     assert shelf.lost() == [(0, 2 * PAGE), (4 * PAGE, 2 * PAGE)]
     assert list(shelf.copies) == [2]
 
@@ -70,26 +70,26 @@ KEYS = (1, 2)
 
 
 class Crashes(RuleBasedStateMachine):
-    """Two buffers, always copied together, by a process that may end between any two steps. A file is what its areas
-    hold: the number of the snapshot, or TORN while one is being written."""
+    """Two buffers that are always copied together, by a process that may end between any two steps. `file` holds for
+    each area the number of the snapshot, or TORN while a snapshot is being written."""
 
     def __init__(self) -> None:
         super().__init__()
         self.index = StoreIndex()
-        self.file: dict[int, int] = {}  # by place
+        self.file: dict[int, int] = {}  # by offset
         self.number = 0
-        self.known = 0  # what the client has been told is complete
+        self.known = 0  # the number of the snapshot that the client knows to be complete
         for key in KEYS:
             self.index.reserve(key, key, 1)
         self.begin_process()
 
     def begin_process(self) -> None:
-        """Begins a process from the front's copies, as a restore does."""
+        """Starts a process from the front's copies, as a restore does."""
         self.to_front: deque[tuple[int, list[tuple[int, int]]]] = deque()
         self.to_device: deque[int] = deque()
         copies = self.index.copies
         self.areas = {key: SnapshotAreas(copies[key].offset, copies[key].span, copies[key].committed) for key in KEYS}  # type: ignore[arg-type]
-        self.writing: dict[int, int] | None = None  # the area of each buffer
+        self.writing: dict[int, int] | None = None  # the area in use of each buffer
         self.left: list[int] = []
 
     def place(self, key: int, which: int) -> int:
@@ -123,7 +123,7 @@ class Crashes(RuleBasedStateMachine):
     @precondition(lambda self: self.writing is not None)
     @rule()
     def fail(self) -> None:
-        """The host's memory took no more: the areas are torn, and free."""
+        """The host is out of memory: the areas that were being written are torn, and free."""
         for areas in self.areas.values():
             areas.fail()
         self.writing, self.left = None, []
@@ -145,7 +145,7 @@ class Crashes(RuleBasedStateMachine):
     @precondition(lambda self: all(copy.committed is not None for copy in self.index.copies.values()))
     @rule()
     def crash(self) -> None:
-        """Loses everything under way, in either direction."""
+        """Loses everything that is in progress, in both directions."""
         self.index.lost()
         self.begin_process()
 

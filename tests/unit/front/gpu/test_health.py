@@ -1,4 +1,4 @@
-"""Which GPUs are sick, what NVML reads of them, and what becomes of a device whose GPU is."""
+"""GPU health: which GPUs are sick, the readings from NVML, and the handling of a device with a sick GPU."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_fence_that_an_operator_lifts_stays_lifted_until_something_new() -> No
 
 
 def test_a_sick_gpu_is_fenced_and_its_neighbours_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver reports an Xid of GPU 0; the daemon's watch does the rest."""
+    """The driver reports an Xid of GPU 0; the daemon's health watch fences the device."""
     fell_ill = asyncio.Event()
 
     async def readings(_status: NodeStatus) -> dict[int, GpuReading]:
@@ -132,7 +132,7 @@ def test_a_sick_gpu_is_fenced_and_its_neighbours_serve(tmp_path: Path, monkeypat
             assert "Xid 79" in device.detail
             assert f.daemon.supervisor.find(1).state == SERVING
             assert node_status.ready(f.daemon.supervisor, False), "the node serves"
-            await f.devices.Sync(device_pb2.SyncRequest(target=first))  # who is there may fetch what is his
+            await f.devices.Sync(device_pb2.SyncRequest(target=first))  # existing sessions may fetch their data
             await f.open("another")
             refusal = await refused(f.devices.Sync(device_pb2.SyncRequest(target=f.target(0))))
             assert refusal.reason == Reason.DEVICE_UNAVAILABLE and "Xid 79" in refusal.message
@@ -142,7 +142,8 @@ def test_a_sick_gpu_is_fenced_and_its_neighbours_serve(tmp_path: Path, monkeypat
             await comes_to("", health_pb2.HealthCheckResponse.SERVING)
             await f.node.RestartDevice(node_pb2.RestartDeviceRequest(device=0))
             assert device.sick == ""
-            await until(lambda: device.generation == 2 and device.state == SERVING)  # not the one that is being ended
+            # not the process that is being ended
+            await until(lambda: device.generation == 2 and device.state == SERVING)
             await f.devices.Sync(device_pb2.SyncRequest(target=f.target(0)))
 
     run(scenario())
@@ -152,7 +153,7 @@ def test_a_sick_gpu_is_fenced_and_its_neighbours_serve(tmp_path: Path, monkeypat
 
 
 class Library:
-    """pynvml with a GPU: what is set here it reads, what is not it does not support."""
+    """pynvml with one GPU: it returns the readings that are set here, and does not support others."""
 
     def __init__(self, **readings: Any) -> None:
         self.readings = {"nvmlDeviceGetUUID": f"GPU-{UUID}", **readings}
@@ -162,7 +163,7 @@ class Library:
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("nvml"):
-            return getattr(pynvml, name)  # constants and errors
+            return getattr(pynvml, name)  # constants and error classes
         if name.startswith("nvmlEventType"):
             return getattr(pynvml, name)
 
@@ -201,7 +202,8 @@ class Library:
 
 
 def fields(handle: Any, wanted: tuple[Any, ...]) -> list[Any]:
-    """A memory temperature, a recovery action, NVLink in KiB; what was sent it does not know."""
+    """Returns a memory temperature, a recovery action and the received NVLink bytes in KiB; the sent bytes are not
+    supported."""
     known = {
         pynvml.NVML_FI_DEV_MEMORY_TEMP: (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, 61),
         pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, 4),

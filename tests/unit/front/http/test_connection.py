@@ -1,4 +1,4 @@
-"""HTTP connections as strangers use them: limits of size, time and number, and what is answered beyond them."""
+"""HTTP connections of unauthenticated clients: limits of size, time and number, and the answers beyond them."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ async def opened(f: Front) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    """Reads an answer with Content-Length."""
+    """Reads an answer that has a Content-Length."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
     return int(head[0].split()[1]), fields, await reader.readexactly(int(fields["content-length"]))
 
 
 async def asked(f: Front, request: bytes) -> tuple[int, dict[str, str], bytes]:
-    """The answer to these bytes on a connection of their own."""
+    """Returns the answer to these bytes on a new connection."""
     async with opened(f) as (reader, writer):
         writer.write(request)
         return await answer(reader)
@@ -115,7 +115,7 @@ def test_headers_that_take_too_long_and_silence_are_cut(tmp_path: Path) -> None:
             async with opened(f) as (reader, writer):
                 writer.write(HEAD % b"/healthz")
                 assert (await answer(reader))[0] == 200
-                await closed(reader)  # idle after a request: no refusal
+                await closed(reader)  # idle after a request: closed without a refusal
             assert refusals(f, "head_timeout") == 2
             await until(lambda: connections(f) == 0)
 
@@ -126,7 +126,7 @@ def test_requests_on_one_connection_are_answered_one_after_the_other(tmp_path: P
     async def scenario() -> None:
         async with front(tmp_path, listen__http="127.0.0.1:0") as f, opened(f) as (reader, writer):
             paths = [b"/healthz", b"/nothing", b"/page/page.js", b"/readyz"] * 4
-            writer.write(b"\r\n".join(HEAD % path for path in paths))  # with empty lines in between
+            writer.write(b"\r\n".join(HEAD % path for path in paths))  # with empty lines between the requests
             for path in paths:
                 status, _, body = await answer(reader)
                 assert status == (404 if path == b"/nothing" else 200) and (
@@ -142,7 +142,7 @@ def test_requests_on_one_connection_are_answered_one_after_the_other(tmp_path: P
                 b"GET /readyz HTTP/1.0\r\n\r\n"
             )
             assert (await answer(reader))[0] == (await answer(reader))[0] == 200
-            await closed(reader)  # HTTP/1.0
+            await closed(reader)  # closed because of HTTP/1.0
 
     run(scenario())
 

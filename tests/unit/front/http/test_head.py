@@ -1,4 +1,4 @@
-"""Request heads and host names: what is accepted, and what is refused with which status."""
+"""Request heads and host names: which are accepted, and the status with which others are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_head_is_parsed_and_passed_on_without_what_is_ignored() -> None:
 @pytest.mark.parametrize(
     ("data", "status", "reason"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", 400, "bad_request"),  # no Host
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "bad_request"),  # the Host header is missing
         (with_fields(b"Host: y"), 400, "bad_request"),
         (b"GET /\r\n\r\n", 400, "bad_request"),
         (b"\x16\x03\x01\r\n\r\n", 400, "bad_request"),

@@ -1,4 +1,4 @@
-"""The status page as HTTP: who may have it, what comes with it, what is refused; and downloads of traces."""
+"""The status page over HTTP: access, headers, refusals; and downloads of traces."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_trace_is_downloaded_or_said_to_be_broken(tmp_path: Path) -> None:
                 assert answer.status == 200
             async with client.get(f"/traces/{broken['id']}.json") as answer:
                 assert answer.status == 500 and "log" in (await answer.json())["fix"]
-            f.device(0).send(Kind.TRACED, b"[]\n", channel=channel)  # what cannot be read ends the link, not the front
+            f.device(0).send(Kind.TRACED, b"[]\n", channel=channel)  # an unparsable answer ends the link, not the front
             await until(lambda: f.daemon.supervisor.find(0).generation == 2)
             async with client.get(f"/traces/{good['id']}.json") as answer:
                 assert answer.status == 200, "a trace outlives the process that made it"

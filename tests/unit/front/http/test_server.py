@@ -1,4 +1,4 @@
-"""Probes, metrics, status, gRPC health, reflection, and the listeners' own errors."""
+"""Probes, metrics, status, gRPC health, reflection, and errors of the listeners themselves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def get(f: Front, path: str) -> tuple[int, str]:
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
-    """Returns samples by name and device or method; samples that differ in other labels are added up."""
+    """Returns samples by name and by device or method; samples that differ only in other labels are added up."""
     found: dict[tuple[str, str], float] = {}
     seen = set()
     for family in text_string_to_metric_families(text):
@@ -99,7 +99,7 @@ def test_metrics_page(tmp_path: Path) -> None:
             assert found["grpc_server_started_total", "Execute"] == 1
             assert "bad name" not in text
             assert text.count("# TYPE hearth_sessions ") == 1
-            f.launcher.mute = True  # a device that does not answer costs a second, not the page
+            f.launcher.mute = True  # a device that does not answer delays the page by a second, but does not fail it
             status, text = await get(f, "/metrics")
             found = samples(text)
             assert status == 200 and ("hearth_memory_used_bytes", "0") not in found
@@ -136,7 +136,7 @@ def test_formats_of_the_page(tmp_path: Path, accept: str, kind: str) -> None:
 
 
 def test_a_large_page_delays_no_other_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is written in a thread: the loop serves others meanwhile."""
+    """The page is rendered in a thread, so that the loop serves other requests."""
 
     async def scenario() -> None:
         async with front(tmp_path, listen__http="127.0.0.1:0") as f:
@@ -222,7 +222,7 @@ def test_one_daemon_a_socket(tmp_path: Path) -> None:
             with pytest.raises(ListenError, match="already serves"):
                 async with front(tmp_path):
                     pass
-            await f.open()  # the first one is unharmed
+            await f.open()  # the first server is unaffected
         assert not any(tmp_path.iterdir())  # noqa: ASYNC240
         async with front(tmp_path) as f:
             await f.open()
@@ -237,7 +237,7 @@ def test_a_stale_socket_is_replaced_and_other_files_are_not(tmp_path: Path) -> N
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    Path(f"{path}.lock").unlink()  # as after a crash and a tidy administrator
+    Path(f"{path}.lock").unlink()  # as after a crash, if an administrator has removed the lock file
     again = UnixSocket(str(path))
     again.claim()
     assert not path.exists()

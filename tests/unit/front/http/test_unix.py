@@ -1,4 +1,4 @@
-"""HTTP on a Unix socket: callers have the rights of their user, as the kernel names it."""
+"""HTTP on a Unix socket: callers have the rights of their user, which the kernel identifies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def get(path: Path | str, page: str, **headers: str) -> tuple[int, str]:
 
 
 async def seen(f: Front, **headers: str) -> list[str]:
-    """Names of the tenants in the status document."""
+    """Returns the names of the tenants in the status document."""
     status, body = await get(f.daemon.addresses.http_unix, "/status", **headers)
     assert status == 200, body
     return [each["name"] for each in json.loads(body)["tenants"]]
@@ -103,7 +103,7 @@ def test_socket_has_the_access_of_the_others_and_goes_with_the_daemon(tmp_path: 
 
 
 def test_tcp_and_unix_share_a_server_and_its_limits(tmp_path: Path) -> None:
-    """A TCP client has no user; connections on the Unix socket count per user."""
+    """A TCP client has no user; connections on the Unix socket are counted per user."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:

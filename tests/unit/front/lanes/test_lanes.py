@@ -1,4 +1,5 @@
-"""Lanes, the front's side: who is offered one, what is kept of what goes by, and how a client comes back from it."""
+"""Lanes on the front's side: which clients are offered a lane, the copies that the front keeps, and the return of a
+client from a lane."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def refusals(f: Front, reason: str) -> float:
 
 
 async def enter(f: Front) -> tuple[Any, LaneClient]:
-    """An attached stream, and its live lane."""
+    """Returns an attached stream and its live lane."""
     stream, attached = await attach(f)
     client = await LaneClient.live(attached.lane)
     assert channel(f).has_lane
@@ -60,7 +61,7 @@ async def enter(f: Front) -> tuple[Any, LaneClient]:
 
 
 async def silent(stream: Any) -> None:
-    """Checks that nothing has come on the stream, and nothing comes."""
+    """Checks that the stream has received nothing, and receives nothing now."""
     pending = asyncio.ensure_future(stream.read())
     done, _ = await asyncio.wait({pending}, timeout=0.05)
     assert not done, pending.result()
@@ -68,7 +69,7 @@ async def silent(stream: Any) -> None:
     await asyncio.gather(pending, return_exceptions=True)
 
 
-# ---- who is offered one ----
+# ---- which clients are offered a lane ----
 
 
 def test_who_is_offered_a_lane(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_no_lanes_at_all(tmp_path: Path, why: str) -> None:
 
 def test_the_socket_is_for_its_owner_and_goes_with_the_daemon(tmp_path: Path) -> None:
     path = tmp_path / "h.sock.lane"
-    with socket.socket(socket.AF_UNIX) as left:  # by one that was killed
+    with socket.socket(socket.AF_UNIX) as left:  # left by a daemon that was killed
         left.bind(str(path))
 
     async def scenario() -> None:
@@ -149,7 +150,8 @@ def test_a_path_that_is_taken(tmp_path: Path) -> None:
             with pytest.raises(ListenError, match=r"lanes\.path.*already serves"):
                 async with front(tmp_path, launcher(), listen__unix=str(tmp_path / "i.sock"), lanes__path=taken):
                     pass
-            client = LaneClient(*await asyncio.open_unix_connection(taken))  # it is left to whose it is
+            # the socket remains with the daemon that owns it
+            client = LaneClient(*await asyncio.open_unix_connection(taken))
             client.close()
 
     run(scenario())
@@ -263,7 +265,7 @@ def test_who_says_nothing_or_nonsense_is_hung_up_on(tmp_path: Path, monkeypatch:
     run(scenario())
 
 
-# ---- past the front ----
+# ---- messages that pass the front ----
 
 
 def test_what_goes_by_is_kept_and_not_passed_on(tmp_path: Path) -> None:
@@ -290,7 +292,7 @@ def test_what_goes_by_is_kept_and_not_passed_on(tmp_path: Path) -> None:
 
 
 def test_an_attachment_continues_after_its_lane(tmp_path: Path) -> None:
-    """The attachment continues in a stream, and in another lane."""
+    """The attachment continues over its stream, and then over another lane."""
 
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
@@ -331,7 +333,7 @@ def test_an_attachment_continues_after_its_lane(tmp_path: Path) -> None:
 
 
 def test_responses_that_miss_the_lane_come_after_it(tmp_path: Path) -> None:
-    """A result of an earlier batch, when the device process has not taken the connection over yet."""
+    """The result of an earlier batch, sent before the device process has taken the connection over."""
 
     async def scenario() -> None:
         process = launcher()
@@ -486,7 +488,7 @@ def test_a_new_stream_takes_the_place_of_one_with_a_lane(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("had", [1, 4, 7])
 def test_a_device_lost_with_copies(tmp_path: Path, had: int) -> None:
-    """The client may have more than the front has heard of, or less."""
+    """The client may have received more than the front knows, or less."""
 
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
@@ -495,14 +497,14 @@ def test_a_device_lost_with_copies(tmp_path: Path, had: int) -> None:
             client.send(batch(1, requests=3))
             assert await client.take(3, acked=1) == [1, 1, 1]
             await until(lambda: kept(f).number == 3)
-            for request in range(2, 6):  # of batches that the front never heard of
+            for request in range(2, 6):  # results of batches that the front does not know
                 device(f).say(Kind.RESPONSE, result(request), copied=False)
             assert await client.take(4) == [2, 3, 4, 5]
             first = device(f)
             first.die()
             await client.over()
             assert (await over(stream)).reason == Reason.DEVICE_LOST
-            for _ in range(2):  # and told again where that broke as well
+            for _ in range(2):  # repeated if the connection broke before the answer arrived
                 stream, attached = await resume(f, received=had, acked=5)
                 assert attached.resumed and not attached.HasField("lane") and attached.last_seq == 5
                 assert await take(stream, max(0, 3 - had)) == [1] * max(0, 3 - had)
@@ -528,7 +530,7 @@ def test_a_device_lost_while_a_lane_is_being_ended(tmp_path: Path) -> None:
             assert await client.take(1, acked=1) == [1]
             await until(lambda: kept(f).number == 1)
             first = device(f)
-            with first.said:  # it takes nothing any more
+            with first.said:  # the process handles no further messages
                 resumed = asyncio.ensure_future(resume(f, received=1, acked=1))
                 await until(lambda: channel(f).lane is not None and channel(f).lane.ending)
                 first.die()
@@ -602,7 +604,7 @@ def test_a_stream_that_is_not_at_rest_gets_no_lane(tmp_path: Path, monkeypatch: 
             await f.open()
             stream, attached = await attach(f)
             big = device_pb2.ExecuteResponse(event=device_pb2.Event(output=device_pb2.Output(text="x" * (1 << 20))))
-            for _ in range(64):  # which its client does not read
+            for _ in range(64):  # the client does not read them
                 await asyncio.to_thread(device(f).send, Kind.RESPONSE, big.SerializeToString(), channel=1)
             [attachment] = f.daemon.device_service.attachments
             await until(lambda: attachment.inspect().queued > 30)
@@ -618,7 +620,7 @@ def test_a_stream_that_is_not_at_rest_gets_no_lane(tmp_path: Path, monkeypatch: 
 
 
 def test_a_batch_on_the_stream_voids_the_ticket(tmp_path: Path) -> None:
-    """Its client waits for no lane any more: answers that went there would never come to it."""
+    """The client no longer waits for a lane: answers sent over one would never reach it."""
 
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
@@ -644,7 +646,7 @@ def test_a_batch_that_comes_during_the_hand_over_ends_it(tmp_path: Path, monkeyp
             stream, attached = await attach(f)
             device(f).send(Kind.RESPONSE, result(5), channel=1)
             assert await take(stream, 1) == [5]
-            client = await LaneClient.connect(attached.lane)  # which waits until the client has said that it has 5
+            client = await LaneClient.connect(attached.lane)  # it waits until the client has acknowledged response 5
             await until(lambda: not len(f.daemon.parts.lanes.tickets))
             f.launcher.hold_acks = True
             await stream.write(batch(1, requests=1))
@@ -659,7 +661,7 @@ def test_a_batch_that_comes_during_the_hand_over_ends_it(tmp_path: Path, monkeyp
 
 
 def test_a_connection_whose_client_has_gone_is_not_handed_over(tmp_path: Path) -> None:
-    """The ticket and the end come at once, as where the front was paused."""
+    """The ticket and the end of the connection arrive together, as after a pause of the front."""
 
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
@@ -679,7 +681,8 @@ def test_a_connection_whose_client_has_gone_is_not_handed_over(tmp_path: Path) -
 def test_a_lane_that_ends_unused_is_counted_and_left_for_the_stream(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The client gave up just as the lane was handed over: what came meanwhile comes by the stream, unasked."""
+    """The client gave up while the lane was being handed over: responses sent in the meantime come over the stream
+    without a request."""
 
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
@@ -727,7 +730,7 @@ def test_a_client_may_ask_where_its_attachment_stands(tmp_path: Path) -> None:
             assert await ask() == (True, True, None, 3)
             device(f).drop()
             await client.over()
-            device(f).send(Kind.RESPONSE, result(5), channel=1)  # put aside, for a client that attaches again
+            device(f).send(Kind.RESPONSE, result(5), channel=1)  # kept for a client that attaches again
             await until(lambda: kept(f).made == 4)
             assert await ask() == (True, True, None, 4)
 
@@ -792,11 +795,11 @@ def test_a_session_with_a_lane_does_not_expire(tmp_path: Path) -> None:
     run(scenario())
 
 
-# ---- what is kept, whatever happens when ----
+# ---- the copies that are kept, for any order of events ----
 
 
 class Wire:
-    """A link that takes everything."""
+    """A link that accepts all messages."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []
@@ -831,7 +834,7 @@ def test_everything_comes_once_whatever_way_it_takes(before: int, steps: list[st
         elif step == "say":
             lane.came(len(had))
     assert wire.sent == [Kind.LANE_END] * bool(aside), "once"
-    if lossy:  # the copies of what the client has just got went with the device process
+    if lossy:  # the copies of the client's last responses were lost with the device process
         more = [b"l%d" % number for number in range(lost)]
         had += on_the_way + more if more else []
         emitted += more

@@ -1,4 +1,4 @@
-"""The front's end of the memory that chunks come through: what it makes of a slot, and that it keeps nothing."""
+"""The front's end of the shared memory for chunks: its handling of slots, and the release of the memory."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class End(NamedTuple):
     link: DeviceLink
     sock: socket.socket
     files: socket.socket
-    """Beside it."""
+    """The socket for descriptors."""
 
     def taken(self) -> tuple[Layout, mmap.mmap]:
-        """Takes the file that the front has handed over."""
+        """Receives the file that the front has handed over; returns its layout and its memory."""
         message = descriptors.receive(self.files)
         assert message is not None
         body, [file] = message
@@ -59,7 +59,7 @@ class End(NamedTuple):
         self.sock.send(frames.encode(Kind.CHUNK, payload, channel=channel, id=transfer, flags=flags))
 
     async def receive(self, kind: int) -> Frame:
-        """The next frame of this kind; others are dropped."""
+        """Returns the next frame of this kind; other frames are dropped."""
         reader, loop = frames.FrameReader(), asyncio.get_running_loop()
         while True:
             for frame in reader.feed(await loop.sock_recv(self.sock, 1 << 16)):
@@ -68,13 +68,13 @@ class End(NamedTuple):
 
 
 def mapped() -> int:
-    """Memory of slots that this process has mapped, and files of it that it has open."""
+    """Returns the number of mappings of slot memory in this process, plus the number of its open files."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     files = 0
     for entry in Path("/proc/self/fd").iterdir():
         try:
             files += "hearth-chunk-slots" in str(entry.readlink())
-        except OSError:  # the one that lists them
+        except OSError:  # the descriptor that lists the directory
             continue
     return sum("hearth-chunk-slots" in line for line in lines) + files
 
@@ -96,7 +96,7 @@ async def linked(chunk_bytes: int = CHUNK) -> AsyncIterator[End]:
         link.descriptors.close()
         theirs.close()
         their_files.close()
-        await asyncio.sleep(0)  # in which the front's end is closed: the loop is that of the next test as well
+        await asyncio.sleep(0)  # lets the loop, which later tests use too, close the front's end
 
 
 def opened(link: DeviceLink) -> Channel:
@@ -113,7 +113,8 @@ def test_a_chunk_is_taken_from_its_slot_which_is_free_at_once() -> None:
             memory[layout.start(3) : layout.start(4)] = data
             end.chunk(channel.number, 7, 3, CHUNK)
             assert (await end.receive(Kind.SLOTS)).id == 1 << 3
-            memory[layout.start(3) : layout.start(4)] = bytes(CHUNK)  # the device continues; the message is unread
+            # the device process continues while the message is unread
+            memory[layout.start(3) : layout.start(4)] = bytes(CHUNK)
             end.chunk(channel.number, 7, 3, CHUNK - 1, offset=CHUNK, flags=LAST)
             message, last = await flow.receive()
             offset, got = download_response(message)
@@ -144,7 +145,7 @@ def test_chunks_that_come_both_ways_keep_their_order() -> None:
 
 
 def test_an_unwanted_chunk_leaves_its_slot() -> None:
-    """A channel that the front does not know, and a transfer that it has given up."""
+    """A channel that the front does not know, and a transfer that it has cancelled."""
 
     async def scenario() -> None:
         async with linked() as end:
@@ -169,7 +170,7 @@ def test_a_slot_that_is_none_ends_the_link(payload: bytes) -> None:
         async with linked() as end:
             channel = opened(end.link)
             good = SLOT.pack(0, 1) + download_head(0, 1)
-            for each in (payload, good):  # what comes behind it does no more harm
+            for each in (payload, good):  # a further message has no effect
                 end.sock.send(frames.encode(Kind.CHUNK, each, channel=channel.number, id=7, flags=Flag.SLOT))
             assert "cannot be read" in await end.link.closed
 
@@ -216,7 +217,7 @@ def test_nothing_is_left_of_it_when_the_link_ends() -> None:
 
 
 def resident() -> int:
-    """KiB of it that count as this process's."""
+    """Returns the KiB of slot memory that count as resident in this process."""
     found, ours = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, _, value = line.partition(":")

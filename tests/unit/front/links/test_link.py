@@ -1,4 +1,4 @@
-"""The link over a real socket pair: what it sends, whom it wakes, and how it ends."""
+"""The link over a real socket pair: the frames it sends, the waiters it wakes, and how it ends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ async def receive(peer: socket.socket, count: int) -> list[frames.Frame]:
 
 
 def test_a_loss_while_a_call_waits_for_room_is_no_lost_exception() -> None:
-    """The call ends with the loss that `drain` raises; its answer, which is never awaited then, has it as well."""
+    """The call ends with the loss that `drain` raises. The call's result future, which is then never awaited, has the
+    same error."""
     complaints: list[str] = []
 
     async def scenario() -> None:
@@ -174,7 +175,7 @@ def test_loss_reaches_everyone_once() -> None:
             for late in (link.call(1, commands_pb2.Command()), link.ping(), link.drain(), channel.settled()):
                 with pytest.raises(Refusal):
                     await late
-            link.send(Kind.PING)  # into the void
+            link.send(Kind.PING)  # has no effect
 
     run(scenario())
 

@@ -1,4 +1,4 @@
-"""Counters of a device that outlive its processes, and what of their answers is believed."""
+"""Counters of a device that continue across its processes, and validation of the processes' reports."""
 
 from __future__ import annotations
 
@@ -181,14 +181,14 @@ def test_what_is_no_number_is_left_out() -> None:
 
 
 def test_other_buckets_replace_the_old_ones() -> None:
-    """A daemon that was updated in place, with processes of both versions."""
+    """A daemon that was updated in place has processes of both versions."""
     totals = DeviceTotals()
     totals.observe(1, snapshot(5))
     totals.observe(2, {"histograms": {"sync_wait": {"bounds_ns": [5000], "counts": [1, 2], "sum_ns": 3}}})
     assert totals.counts().histograms["sync_wait"].counts == [1, 2]
 
 
-# ---- what becomes of them on the page ----
+# ---- the counters on the metrics page ----
 
 
 class Page(Collector):
@@ -260,7 +260,7 @@ def test_every_counter_of_a_device_process_is_described() -> None:
 
 
 def test_fields_of_a_device_process_have_their_published_families() -> None:
-    """Dashboards and alerts name them: entries are added only."""
+    """Dashboards and alerts name the families, so that they may only be added to."""
     from hearthd.device.platform.telemetry import Telemetry
 
     telemetry = Telemetry()

@@ -1,4 +1,4 @@
-"""A front that is overloaded: what it refuses, what it says, and that its clients come back when it is over."""
+"""An overloaded front: the requests that it refuses, its messages, and the return of its clients after the overload."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Load:
         self._manager.measure(0.0, others=True)
 
     async def end(self) -> None:
-        """Returns when the front has seen that it is over, by its own measurements."""
+        """Returns when the front's own measurements show that the overload has ended."""
         self.share = 0.0
         over = asyncio.Event()
         self._manager.listeners.append(lambda: None if self._manager.level else over.set())
@@ -67,12 +67,12 @@ def test_new_sessions_are_refused_first_and_work_last(tmp_path: Path) -> None:
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
             status, body = await get(f, "/readyz")
             assert status == 503 and "90% of the files that it may open" in json.loads(body)["overloaded"]
-            await f.devices.Sync(device_pb2.SyncRequest(target=target_of(f)))  # work of open sessions continues
+            await f.devices.Sync(device_pb2.SyncRequest(target=target_of(f)))  # the work of open sessions continues
             await f.devices.Launch(launch)
 
             load.put(0.99)
             assert (await refused(f.devices.Launch(launch))).reason == Reason.OVERLOADED
-            await f.devices.Sync(device_pb2.SyncRequest(target=target_of(f)))  # what only waits, or looks
+            await f.devices.Sync(device_pb2.SyncRequest(target=target_of(f)))  # requests that only wait or read
             await f.node.Describe(node_pb2.DescribeRequest())
             _, page = await get(f, "/metrics")
             assert "hearth_overload_level 2.0" in page and "hearth_ready 0.0" in page
@@ -102,7 +102,7 @@ def test_upload_is_refused_before_any_of_its_bytes_is_read(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("lanes", [True, False])
 def test_connect_retries_after_the_time_in_the_refusal(tmp_path: Path, lanes: bool) -> None:
-    """Connects by frames and by gRPC; with a time that is too short the error gives the cause."""
+    """Connects over frames and over gRPC; if the timeout is too short, the error gives the cause."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:

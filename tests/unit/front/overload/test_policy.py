@@ -1,4 +1,4 @@
-"""The overload manager: levels with hysteresis, what is refused at which, and what it reads."""
+"""The overload manager: levels with hysteresis, the requests refused at each level, and its readings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hearthd.front.overload.readings import GroupMemory, descriptors, own_memory
 
 FIRST, SECOND = 10.0, 20.0
 READINGS = st.lists(st.tuples(st.floats(0, 30), st.floats(0.01, 3)), max_size=60)
-"""Readings, and the seconds before each."""
+"""Readings, each with the seconds before it."""
 
 
 def reached(reading: float) -> OverloadLevel:
@@ -40,7 +40,8 @@ def reached(reading: float) -> OverloadLevel:
 
 @given(READINGS)
 def test_level_rises_at_once_and_falls_slowly(course: list[tuple[float, float]]) -> None:
-    """Against the definition: a level that is left had every reading of the last HOLD_S below its release."""
+    """Compared with the definition: a level is left only after all readings of the last HOLD_S were below its release
+    threshold."""
     trigger, now, past = Trigger(FIRST, SECOND), 0.0, []
     for reading, pause in course:
         now += pause

@@ -1,4 +1,4 @@
-"""Frames between fronts: whatever the cuts, whatever the bytes."""
+"""Frames between fronts: cut at any place, with any bytes."""
 
 from __future__ import annotations
 

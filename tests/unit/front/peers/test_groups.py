@@ -1,4 +1,4 @@
-"""Groups over daemons: two fronts in one loop over real connections, with device processes that do as told."""
+"""Groups over several daemons: two fronts in one event loop over real connections, with fake device processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ both_loops = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 
 
 def over(body: dict[str, Any], *words: str) -> Refusal:
-    """The refusal that operations of a lost group receive."""
+    """Returns the refusal that operations of a lost group receive."""
     refusal = refusal_in(body)
     assert refusal.reason == Reason.COMMUNICATOR_FAILED and "rebuild" in refusal.fix, refusal
     assert all(word in refusal.message for word in words), refusal
@@ -87,7 +87,7 @@ def test_a_rank_that_withdraws(odd: int) -> None:
             refusal = refusal_in(await other.hears("fail", sequence=1))
             assert refusal.reason == Reason.COMMUNICATOR_FAILED and refusal.details["failed"] == str(odd)
             assert link.ops("fail") == []
-            link.say({**body, "sequence": 7, "group": "ab" * 16, "status": status})  # no group of this session's
+            link.say({**body, "sequence": 7, "group": "ab" * 16, "status": status})  # not a group of this session
             link.say({**body, "sequence": 2, "status": "%%"})
             await both.run(3)
 
@@ -132,7 +132,7 @@ def test_a_process_that_is_lost_is_replaced(lost: int) -> None:
         async with pair() as both:
             first = await both.run(1)
             survivor = both.ranks[1 - lost]
-            survivor.present(both.sessions[1 - lost], both.group, 2)  # the other one's part will not come
+            survivor.present(both.sessions[1 - lost], both.group, 2)  # the other rank's part never comes
             if lost == 0:
                 await settled(both)
             front = (both.first, both.second)[lost]
@@ -181,7 +181,8 @@ def test_a_daemon_that_is_lost_is_noticed_at_once(dead: int, loop: str) -> None:
             assert aborted.reason == Reason.COMMUNICATOR_FAILED and f"node {dead}" in aborted.message.lower()
             assert asyncio.get_running_loop().time() - begin < LATE
             survivor.present(session, both.group, 3)
-            over(survivor.ops("fail")[0], "over", f"node {dead}")  # at once: the front knows
+            # at once, because the front knows that the group is lost
+            over(survivor.ops("fail")[0], "over", f"node {dead}")
             (part,) = (both.first, both.second)[1 - dead].groups
             assert part.state == "failed" and f"node {dead}" in part.info().detail
             again = Pair(both.first, both.second)
@@ -204,7 +205,7 @@ def test_a_daemon_that_hangs_is_noticed_by_its_silence() -> None:
     run(work())
 
 
-# ---- who may join ----
+# ---- which daemons may join ----
 
 
 def test_tickets_that_are_not_good() -> None:

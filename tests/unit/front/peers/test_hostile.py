@@ -1,4 +1,4 @@
-"""A peer that is in a group reaches no further than that group: not other groups, not sessions, not local devices."""
+"""A hostile member of a group has access only to that group: not to other groups, sessions or local devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.front.fake_peers import PATIENCE, STATUS, FakeFront, Pair, fr
 
 
 class Insider:
-    """A member with a good ticket of `both.first` that sends arbitrary messages."""
+    """A member with a valid ticket of `both.first` that sends arbitrary messages."""
 
     def __init__(self, front: FakeFront, link: PeerLink, group: bytes, session: Any) -> None:
         self.front, self.link, self.group, self.session = front, link, group, session
@@ -34,7 +34,7 @@ class Insider:
         self.link.send({"t": what, "device": device, "process": process, "body": body})
 
     async def settled(self) -> None:
-        """All that was said has been heard: what comes after it is answered."""
+        """Waits until all messages have been handled: a later message is answered."""
         part = {"op": "present", "sequence": 10**6 + len(self.heard), "signature": [{"kind": "?"}], "timeout": 0.001}
         self.heard.clear()
         self.say(part)
@@ -49,7 +49,7 @@ class Insider:
 
 @contextlib.asynccontextmanager
 async def insider(both: Pair) -> AsyncIterator[Insider]:
-    """A member, with device 0 of node 1, of another group of `both.first`."""
+    """Yields a member, with device 0 of node 1, of another group of `both.first`."""
     session = both.first.session(1)
     members = (GroupMember(0, 1), GroupMember(1, 0))
     group, secret = await both.first.groups.create(session, members, 5.0)
@@ -66,7 +66,7 @@ async def insider(both: Pair) -> AsyncIterator[Insider]:
 
 
 async def unharmed(both: Pair, sequence: int, comm: str) -> None:
-    """The other group continues, with the communicator that it had."""
+    """Checks that the other group continues, with the communicator that it had."""
     gos = await both.run(sequence)
     assert gos[0]["comm"] == comm and gos[0]["index"] == sequence
     for link in both.ranks:
