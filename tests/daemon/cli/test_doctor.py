@@ -1,4 +1,5 @@
-"""`hearth doctor` against daemons in all states, and against what is no daemon: it says what is wrong, and ends."""
+"""`hearth doctor` against daemons in all states, and against servers that are no daemon: it names the problem, and
+ends."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ Doctor = Callable[..., dict[str, list[dict[str, Any]]]]
 
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Doctor:
-    """`hearth doctor` in this process: its checks by name. The status says whether one failed."""
+    """Runs `hearth doctor` in this process; returns its checks by name, and verifies that the exit status matches
+    them."""
     for name in [name for name in os.environ if name.startswith("HEARTH_")]:
         monkeypatch.delenv(name)
 
@@ -58,7 +60,7 @@ def failures(found: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 @pytest.mark.parametrize("road", ["unix", "grpc"])
 def test_all_is_well(doctor: Doctor, daemon: DaemonProcess, road: str) -> None:
-    with daemon.connect() as node:  # a client that another test has killed has its lease still
+    with daemon.connect() as node:  # the session of a client that another test has killed exists until its lease ends
         before = {each.session_id for each in node.sessions()} - {node.session_id}
     found = doctor(getattr(daemon, road), *(("--device", "1") if road == "grpc" else ()))
     assert not failures(found)
@@ -66,11 +68,12 @@ def test_all_is_well(doctor: Doctor, daemon: DaemonProcess, road: str) -> None:
     devices = ("device 0", "device 1")
     for name in (*ways, *devices, "session", "daemon", "ready", "clock"):
         assert only(found, name)[0] == "ok", found[name]
-    status, told = only(found, "identity")  # a daemon without tenants: its port is everybody's, its socket its user's
+    # without tenants the daemon's port is open to all users, its socket to its own user
+    status, told = only(found, "identity")
     assert status == ("warning" if road == "grpc" else "ok") and ("every login" in told) == (road == "grpc")
     for name in (
         ("compiler 1",) if road == "grpc" else ("compiler 0", "compiler 1")
-    ):  # a machine that has other things to do may be slow
+    ):  # a busy machine may be slow
         assert only(found, name)[0] in ("ok", "warning") and "may allocate, write, launch, read" in only(found, name)[1]
     with daemon.connect() as node:
         assert {each.session_id for each in node.sessions()} <= before | {node.session_id}, "it left no session"
@@ -138,7 +141,7 @@ def test_tls(doctor: Doctor, start_daemon: StartDaemon, tmp_path: Path) -> None:
 
 
 def test_expired_and_plain(doctor: Doctor, daemon: DaemonProcess, tmp_path: Path) -> None:
-    """No daemon starts with a certificate that has expired; it may expire later."""
+    """A daemon does not start with an expired certificate, but the certificate may expire later."""
     ours = Authority(tmp_path / "ours")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*ours.issue("localhost", expired=True))

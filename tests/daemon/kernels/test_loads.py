@@ -1,5 +1,6 @@
-"""A module that is to be loaded while another session's kernel does not end: CUDA loads none before, and here the CPU
-backend does as CUDA. The waiting client gets an error in time, the wait is visible, and others do not notice."""
+"""A module load during an endless kernel of another session: CUDA loads no module before the kernel ends, and here the
+CPU backend behaves in the same way. The waiting client gets an error in time, the wait is visible, and other sessions
+are unaffected."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.support.daemon.reloading import Reloaded
 from tests.support.folders import ROOT
 
 WAIT_S = 30.0
-"""Far more than anything here takes, and far less than for ever."""
+"""Seconds: far more than any step here takes, but limited."""
 SHORT = {"load_timeout": "500ms"}
 LONG = {"load_timeout": "1h"}
 _numbers = count()
@@ -41,7 +42,7 @@ def reloaded(cache: Path) -> Iterator[Reloaded]:
 
 @pytest.fixture
 def daemon(reloaded: Reloaded) -> DaemonProcess:
-    """The daemon with a limit that is soon reached."""
+    """The daemon with a short limit for waiting loads."""
     if reloaded.config["launch"] != SHORT:
         reloaded.change(launch=SHORT)
     return reloaded.daemon
@@ -63,14 +64,14 @@ def busy(daemon: DaemonProcess) -> Iterator[tuple[hearth.Node, Gate]]:
 
 @contextmanager
 def guest(daemon: DaemonProcess) -> Iterator[hearth.Device]:
-    """Another session, that has what is made at the first use."""
+    """The device of another session, which has created all objects of the first use."""
     with daemon.connect() as node:
         saxpy_works(node.device(0))
         yield node.device(0)
 
 
 def fresh(gpu: hearth.Device) -> hearth.RawModule:
-    """A module that no process has."""
+    """Returns a module that no process has loaded."""
     return gpu.RawModule(code=f"{COMMON}\n__device__ int number = {next(_numbers)};")
 
 
@@ -81,7 +82,7 @@ def works(module: hearth.RawModule, gpu: hearth.Device) -> None:
 
 
 def events(daemon: DaemonProcess, event: str, session: str) -> list[dict[str, Any]]:
-    """Returns the log's entries of the event that name the session."""
+    """Returns the log entries of the event that name the session."""
     lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
     return [each for each in lines if each["event"] == event and session in each.get("sessions", ())]
 
@@ -102,7 +103,7 @@ def test_it_is_refused_for_a_kernel_that_is_named(daemon: DaemonProcess) -> None
         assert daemon.counter("loads_refused", 0) == before + 1, "who comes right behind does not wait"
         gate.open()
         works(fresh(gpu), gpu)
-        works(module, gpu)  # who asks again later may have it
+        works(module, gpu)  # a later request succeeds
         module.get_global("number", np.int32).get(timeout=WAIT_S)
 
 
@@ -129,7 +130,7 @@ def test_while_it_waits_everybody_can_see_it(reloaded: Reloaded, capsys: pytest.
         assert "1 load waits for kernels to end" in capsys.readouterr().out
         assert main.main(["top", daemon.unix, "--once", "--interval", "0.1"]) == 0
         assert "1 load waits for kernels to end" in capsys.readouterr().out
-        reloaded.change(launch=SHORT)  # for those that wait, too
+        reloaded.change(launch=SHORT)  # the new limit applies to waiting loads too
         with pytest.raises(hearth.QuotaExceededError, match="hold of session"):
             module.compile(timeout=WAIT_S)
         assert len(events(daemon, "loads_wait", session)) == 1
@@ -142,7 +143,7 @@ def test_a_session_that_ends_takes_its_load_with_it(reloaded: Reloaded) -> None:
     reloaded.change(launch=LONG)
     with guest(daemon) as staying, guest(daemon) as leaving, busy(daemon):
         loaded = daemon.counter("modules_loaded", 0)
-        module = fresh(leaving)  # which is not unloaded before its session ends
+        module = fresh(leaving)  # not unloaded before its session ends
         leaving.flush()
         wait_until(lambda: daemon.gauge("loads_waiting") == 1, "the load")
         leaving.node.close()

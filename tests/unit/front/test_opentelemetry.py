@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("opentelemetry.sdk.trace", exc_type=ImportError)  # the extra otel
+pytest.importorskip("opentelemetry.sdk.trace", exc_type=ImportError)  # part of the extra otel
 
 import structlog
 from opentelemetry import trace
@@ -59,7 +59,7 @@ def off() -> Iterator[None]:
 
 
 def told(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the log entry of switching it on."""
+    """Returns the log entry that is written when tracing is switched on."""
     with structlog.testing.capture_logs() as logged:
         opentelemetry.switch_on(environ)
     assert opentelemetry._Tracing.on is None
@@ -83,7 +83,7 @@ def test_invalid_value_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Call:
-    """A context, as far as it is looked at."""
+    """The parts of a call's context that are used."""
 
     def __init__(self, *metadata: tuple[str, Any]) -> None:
         self._metadata = metadata
@@ -97,7 +97,8 @@ class Call:
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """An exporter of the process's own provider, as under `opentelemetry-instrument` or in an embedder."""
+    """Yields an exporter of the process's own provider, as under `opentelemetry-instrument` or in an embedding
+    application."""
     found = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(found))
@@ -107,7 +108,8 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     opentelemetry.switch_off()
     with trace.get_tracer("after").start_as_current_span("still there"):
         pass
-    assert found.get_finished_spans()[-1].name == "still there"  # it is not ours to shut down
+    # the provider belongs to the application, so it is not shut down
+    assert found.get_finished_spans()[-1].name == "still there"
 
 
 def test_a_provider_that_is_there_is_used(exporter: InMemorySpanExporter) -> None:
@@ -136,7 +138,7 @@ def test_a_span_that_cannot_be_made_fails_no_call(exporter: InMemorySpanExporter
 
 
 def test_without_traces_nothing_is_done() -> None:
-    call: Any = None  # not even looked at
+    call: Any = None  # None, because it is not used
     assert opentelemetry.begin("a.Service", "Method", call) is None
 
 
@@ -151,7 +153,7 @@ def test_without_traces_nothing_is_done() -> None:
     ],
 )
 def test_nothing_is_loaded_where_it_is_not_used(modules: str, environ: dict[str, str]) -> None:
-    """Covers a front without tracing; and, with or without it, device processes and their compilers."""
+    """Covers a front without tracing, and device processes and their compilers with or without tracing."""
     code = f"""
 import sys, {modules}
 if "hearthd.front.opentelemetry" in sys.modules:

@@ -243,7 +243,7 @@ def test_whatever_a_member_says(messages: list[dict[str, Any]]) -> None:
     run(work())
 
 
-# ---- a coordinator that means ill ----
+# ---- a hostile coordinator ----
 
 
 class Coordinator:
@@ -275,7 +275,7 @@ class Coordinator:
         self.link.send({"t": "send", "device": device, "process": process, "body": body})
 
     async def settled(self) -> None:
-        """All that was told has arrived: the operation that is answered last is."""
+        """Waits until all messages have arrived: the operation that is failed last has been answered."""
         device = self.front.links[0]
         device.present(self.session, self.group, 777)
         self.tell({"op": "fail", "sequence": 777, "status": STATUS})

@@ -1,4 +1,4 @@
-"""Links between fronts over loopback: handshake, TLS, heartbeats, and peers that do not behave."""
+"""Links between fronts over loopback: handshake, TLS, heartbeats, and misbehaving peers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ both_loops = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 
 
 class Echo:
-    """A port that lets everybody in who says a name, and answers what is said."""
+    """A port that admits every peer that sends a name, and echoes its messages."""
 
     def __init__(self, **port: Any) -> None:
         self.links: list[PeerLink] = []

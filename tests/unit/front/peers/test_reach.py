@@ -1,4 +1,4 @@
-"""Answers about the addresses of a ticket: a session learns nothing but whether its group's coordinator is there."""
+"""Answers about the addresses of a ticket: a session learns only whether its group's coordinator is reachable."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from tests.support.front.fake_peers import FakeFront, fronts, run
 from tests.support.timing import LATE
 
 WINDOW = 0.3
-"""Seconds for each address: an address that fails sooner is waited out, so that the time reveals nothing about it."""
+"""Seconds for each address: a failure is reported only after this time, so that its duration reveals nothing about the
+address."""
 MEMBERS = (GroupMember(0, 0), GroupMember(1, 0))
 
 
 async def join(front: FakeFront, addresses: list[str], pin: bytes = b"", patience: float = 30.0) -> tuple[Any, float]:
-    """Returns the session's refusal, and the seconds that it took."""
+    """Returns the session's refusal, and the seconds until it came."""
     ticket = node_pb2.GroupTicket(addresses=addresses, secret=b"s" * 16, certificate_sha256=pin)
     loop = asyncio.get_running_loop()
     begin = loop.time()
@@ -36,7 +37,7 @@ async def join(front: FakeFront, addresses: list[str], pin: bytes = b"", patienc
 
 @contextlib.asynccontextmanager
 async def answering(how: str) -> AsyncIterator[str]:
-    """An address where something is that is no coordinator, or nothing."""
+    """Yields an address at which a server other than a coordinator answers, or nothing listens."""
 
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if how == "speaks":
@@ -141,7 +142,7 @@ def test_what_is_allowed_is_tried_and_the_rest_named() -> None:
 
 
 def test_a_name_is_connected_to_where_it_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name means another place with every question; whichever is asked for it, the first answer counts."""
+    """Each lookup of the name gives other addresses; the first answer is used for the check and for the connection."""
     answers = [["127.0.0.1"], ["127.0.0.9"], ["127.0.0.9"]]
     monkeypatch.setattr(targets, "_resolved", lambda host: answers.pop(0))
 

@@ -1,4 +1,4 @@
-"""The operations of a group as a daemon knows them that has joined it."""
+"""The operations of a group as recorded by a daemon that has joined the group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.front.fake_peers import PATIENCE, SIGNATURE, FakeFront, Pair,
 
 
 async def described(front: FakeFront, session: Any) -> node_pb2.GroupInfo:
-    """The session's only group, as DescribeGroups has it."""
+    """Returns the session's only group as described by DescribeGroups."""
 
     class Sessions:
         def find(self, token: str) -> Any:

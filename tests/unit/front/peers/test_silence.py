@@ -1,4 +1,5 @@
-"""A coordinator that is there and says nothing (stopped, or hung): its group's ranks fail in time all the same."""
+"""A coordinator that is connected but sends nothing (stopped or hung): the operations of its group's ranks fail in time
+nevertheless."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def test_a_silent_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert 0.25 < asyncio.get_running_loop().time() - begin < 0.3 + LATE
                 assert refusal.reason == Reason.COLLECTIVE_TIMEOUT and "node 0" in refusal.message and heard
                 assert not both.ranks[0].ops("fail")
-            await both.run(3)  # it was busy, and continues
+            await both.run(3)  # the coordinator was only busy, and continues
 
     run(work())
 
@@ -45,7 +46,7 @@ def test_an_answer_in_time_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> N
                 await link.hears("go", sequence=2)
             both.ranks[1].present(both.sessions[1], both.group, 3, timeout=0.1)
             await both.ranks[1].hears("fail", sequence=3)
-            await asyncio.sleep(0.3)  # beyond all timers
+            await asyncio.sleep(0.3)  # longer than all timers
             assert not both.ranks[1].ops("fail")
 
     run(work())

@@ -1,4 +1,4 @@
-"""Members, tickets and hellos: what makes a group, and who may join it."""
+"""Members, tickets and hellos: what a valid group consists of, and which daemons may join it."""
 
 from __future__ import annotations
 

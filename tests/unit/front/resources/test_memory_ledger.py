@@ -1,4 +1,5 @@
-"""The ledger of a device's memory: never more granted than there is, and no unused memory while a request waits."""
+"""The ledger of a device's memory: it never grants more than exists, and no memory stays unused while a request
+waits."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ OVERHEAD = 50
 
 @dataclass
 class Process:
-    """A device process in miniature: keeps to its limit, and gives back what it does not use when the ledger asks."""
+    """A simulated device process: it respects its limit, and gives back unused memory when the ledger asks."""
 
     limit: int | None
     used: int = 0
@@ -41,7 +42,7 @@ class Process:
 
 
 class World:
-    """A ledger, its processes, and messages on their way between them."""
+    """A ledger, its processes, and the messages in transit between them."""
 
     def __init__(self, total: int = TOTAL) -> None:
         self.ledger = MemoryLedger(total)
@@ -63,7 +64,7 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """Checks the invariants at this very moment, with everything that is on its way."""
+        """Checks the invariants in the current state, including all messages in transit."""
         most = sum(self.total if each.limit is None else each.limit for each in self.processes.values())
         everything = [each for each in self.processes.values() if each.limit is None]
         overheads = OVERHEAD * len(self.processes)
@@ -103,7 +104,7 @@ class World:
         self.step()
 
     def deliver(self, number: int) -> None:
-        """The oldest message to the process, and its answer."""
+        """Delivers the oldest message to the process, and the process's answer."""
         process = self.processes[number]
         if process.told:
             process.hear()
@@ -111,7 +112,7 @@ class World:
             self.step()
 
     def settle(self) -> None:
-        """Until nothing is on its way any more."""
+        """Delivers messages until none is in transit."""
         for _ in range(1000):
             busy = [number for number, each in self.processes.items() if each.told]
             for number in busy:
@@ -140,7 +141,7 @@ steps = st.lists(
 
 
 def test_who_asks_and_is_asked_to_give_back_at_once_is_answered() -> None:
-    """The request exceeded what it had then; it has less when its turn comes."""
+    """The request exceeded the process's memory at its arrival; the process has less when the request is answered."""
     world = World()
     first, second = world.start("x", TOTAL // 3), world.start("x", TOTAL // 3)
     world.allocate(second, 1)
@@ -193,7 +194,7 @@ def test_what_is_unused_is_had_by_who_wants_it(used: list[int], data: st.DataObj
         if size:
             world.allocate(number, size)
             world.settle()
-    for number in numbers:  # what they have unused now is anybody's
+    for number in numbers:  # memory that they do not use is available to other processes
         process = world.processes[number]
         process.used -= data.draw(st.integers(0, process.used))
     unused = TOTAL - len(used) * OVERHEAD - sum(each.used for each in world.processes.values())

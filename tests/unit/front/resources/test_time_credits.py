@@ -1,4 +1,4 @@
-"""Turns between the processes of a device: who may, and when, on a simulated device."""
+"""Time slices of the processes that share a device: which process may run, and when, on a simulated device."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from hearthd.front.resources.time_credits import (
 
 
 class Flood:
-    """A process that always has work: it works while it may, and for `drain` seconds after."""
+    """A process that always has work: it runs while it may, and for `drain` seconds longer."""
 
     def __init__(self, drain: float) -> None:
         self.drain = drain
         self.may = False
         self.until: float | None = None
-        """Time at which its work is off the device, where it may not give it more."""
+        """Time at which its work on the device ends, if it may submit no more."""
         self.used = 0.0
 
 
 class Simulation:
-    """Processes on one device. Time goes from event to event; reports arrive at once."""
+    """Processes on one device. Time advances from event to event; reports arrive at once."""
 
     def __init__(self) -> None:
         self.turns: DeviceTurns[str] = DeviceTurns()
@@ -179,7 +179,7 @@ def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_
             told.update(turns.look(now))
         raise AssertionError(condition)
 
-    until("not told['b'] & MAY")  # it began beside
+    until("not told['b'] & MAY")  # it has started to run beside the first process
     told.update(turns.report("b", WANTS, ProcessShare("b"), now))
     until("not told['a'] & MAY")
     began = now
@@ -191,7 +191,8 @@ def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_
 
 
 def test_who_overruns_is_let_through_now_and_then() -> None:
-    """Its kernel may wait for what stands behind it; it is charged all the while, so it never has credit again."""
+    """Its kernel may wait for work queued behind it; the process is charged all the time, so it never has credit
+    again."""
     simulation = Simulation()
     simulation.join("flood", ProcessShare("flood"), 0.001)
     simulation.join("stuck", ProcessShare("stuck"))

@@ -1,4 +1,5 @@
-"""OpenBulk, the front's side: who gets tickets for what, where they are good, and what the device process is given."""
+"""OpenBulk on the front's side: which sessions get tickets, where the tickets are valid, and the connections handed to
+the device process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Writes that begin before their task has its turn: what is first, what is counted, and how they end."""
+"""Eager coroutines: writes that begin before their task is scheduled; their order, their accounting, and how they
+end."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_its_first_step_is_taken_at_once() -> None:
 
 
 def test_what_one_that_was_closed_waits_for_may_fail() -> None:
-    """The exception reaches neither a caller nor the log, as for gRPC's write whose client is gone."""
+    """The exception reaches neither a caller nor the log, as for a gRPC write to a client that has disconnected."""
     complaints: list[str] = []
 
     async def scenario() -> None:
@@ -102,13 +103,13 @@ def test_it_is_cancelled_with_its_task_and_closed_without() -> None:
         left = EagerCoroutine(_steps(log, loop.create_future()))
         left.close()
         left.close()
-        await left  # nothing is left of it
+        await left  # it has been closed already
 
     asyncio.run(scenario())
 
 
 class Client:
-    """An Execute stream whose writes end when they are let through."""
+    """An Execute stream whose writes complete when the test permits it."""
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []
@@ -175,7 +176,7 @@ def test_an_ack_waits_for_the_response_before_it() -> None:
         attachment.on_response(b"1")
         client.batches.acknowledge(1)
         attachment.on_ack(1)
-        await asyncio.sleep(0.05)  # the ack is due by now
+        await asyncio.sleep(0.05)  # the ack is due by then
         assert client.writes == [b"1"]
         client.let.put_nowait(None)
         await asyncio.sleep(0.01)

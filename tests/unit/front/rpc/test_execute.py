@@ -1,4 +1,4 @@
-"""Execute: attach, batches, acks, windows, and what ends a stream."""
+"""Execute: attach, batches, acks, windows, and the errors that end a stream."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_drain_is_announced(tmp_path: Path) -> None:
 
 
 def test_a_client_that_does_not_read_is_not_served_without_bound(tmp_path: Path) -> None:
-    """Responses wait in the front only up to a bound; beyond it no more batches are taken."""
+    """The front queues responses only up to a limit; beyond it, it accepts no more batches."""
 
     async def scenario() -> None:
         async with front(tmp_path, limits__max_batches_in_flight=10_000) as f:

@@ -1,4 +1,5 @@
-"""Execute streams that break and go on: what is kept, what is sent again, and whose turn it is."""
+"""Execute streams that break and resume: the responses that are kept, the batches that are sent again, and competing
+streams."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_what_comes_while_the_client_is_away_is_kept(tmp_path: Path) -> None:
             text = device_pb2.ExecuteResponse(event=device_pb2.Event(output=device_pb2.Output(text="printed")))
             f.device().send(Kind.RESPONSE, text.SerializeToString(), channel=1)
             await until(lambda: kept(f).number == 4)
-            for _ in range(2):  # as often as it takes
+            for _ in range(2):  # any number of times
                 stream, attached = await resume(f, received=0)
                 assert attached.last_seq == 1
                 assert await take(stream, 3) == [1, 1, 1]
@@ -117,7 +118,7 @@ def test_full_of_replies_pushes_back_and_forgets_nothing(tmp_path: Path, full: s
             await device_settles(f)
             assert len(f.device().batches) == 2 and kept(f).full, "the others wait"
             seen, taken = 4, [1, 1, 2, 2]
-            while len(taken) < 16:  # behind the batches, which the front reads past
+            while len(taken) < 16:  # acks behind the batches, which the front reads ahead of them
                 await stream.write(received(seen))
                 more = await take(stream, 1)
                 taken += more
@@ -129,7 +130,7 @@ def test_full_of_replies_pushes_back_and_forgets_nothing(tmp_path: Path, full: s
 
 
 def test_held_batches_are_sent_again_by_the_client(tmp_path: Path) -> None:
-    """They were read and not passed on: `last_seq` says so."""
+    """The batches were read but not passed on, which `last_seq` tells the client."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:
@@ -179,7 +180,8 @@ def test_an_old_stream_that_is_still_there_gives_way(tmp_path: Path) -> None:
 
 
 def test_late_messages_of_an_old_stream_are_not_taken(tmp_path: Path) -> None:
-    """Read by the front, held back by a full window, and sent again on the stream that continues."""
+    """Messages that the front has read but that a full window holds back; the client sends them again on the new
+    stream."""
 
     async def scenario() -> None:
         launcher = FakeLauncher()
@@ -214,7 +216,8 @@ def test_a_client_that_heard_no_answer_attaches_again(tmp_path: Path) -> None:
             assert (await over(silent)).reason == Reason.HANDLE_IN_USE
             await again.write(batch(1))
             await read_until(again, 1)
-            for fields in ({}, {"resumable": False}):  # but not one that has worked, nor for whom it is no matter
+            # unlike an attachment that has executed batches, or a client that does not resume
+            for fields in ({}, {"resumable": False}):
                 with pytest.raises(Refusal) as error:
                     await attach(f, **fields)
                 assert error.value.reason == Reason.HANDLE_IN_USE
@@ -247,7 +250,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
                 assert refusal.reason == Reason.INVALID_ARGUMENT and refusal.details["allowed"] == "2 to 3"
             assert (await why(generation=7)).reason == Reason.DEVICE_LOST
             assert (await why(device=9)).reason == Reason.DEVICE_NOT_FOUND
-            await stream.write(batch(2, requests=1))  # none of it touched the stream
+            await stream.write(batch(2, requests=1))  # none of the refusals affected the stream
             assert await take(stream, 1) == [2]
             stream.cancel()
             await gone(f)
@@ -276,7 +279,7 @@ def test_a_device_lost_while_the_client_was_away(tmp_path: Path) -> None:
             await until(lambda: f.device() is not first)
             f.launcher.hold_acks = False
             await f.devices.MemoryUsage(device_pb2.MemoryUsageRequest(target=f.target(device=1)))
-            for _ in range(2):  # and told again where that broke as well
+            for _ in range(2):  # repeated if the connection broke before the answer arrived
                 stream, attached = await resume(f, received=1)
                 assert attached.resumed and (attached.generation, attached.last_seq) == (1, 2)
                 assert await take(stream, 1) == [1], "a result that was there is a result"
@@ -319,7 +322,7 @@ def test_a_client_that_stays_away_for_its_lease(tmp_path: Path) -> None:
         async with front(tmp_path, sessions__lease="0.3s") as f:
             await f.open()
             stream, _ = await attach(f)
-            await asyncio.sleep(0.5)  # the lease does not run while it is there
+            await asyncio.sleep(0.5)  # the lease does not run out while the stream is attached
             stream.cancel()
             await gone(f)
             stream, _ = await resume(f, received=0)

@@ -1,4 +1,4 @@
-"""A framed call whose client is gone, as its handler sees it."""
+"""A framed call whose client has disconnected, as its handler sees the call."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def method_gate(account: UnauthenticatedBytes | None = None) -> MethodGate:
 
 @pytest.mark.parametrize("reading", [False, True], ids=["before", "while"])
 def test_who_reads_hears_that_the_client_is_gone(reading: bool) -> None:
-    """The task's own cancellation may have been lost on the way."""
+    """The cancellation of the task may have been lost."""
 
     async def scenario() -> None:
         call = framed(lambda _call, _head: None)
@@ -67,7 +67,7 @@ def test_who_reads_hears_that_the_client_is_gone(reading: bool) -> None:
 
 
 class Quiet:
-    """Observes no connection."""
+    """An observer that ignores connections."""
 
     def connection_opened(self, listener: str) -> None: ...
 
@@ -81,7 +81,7 @@ HALF = frames.header(Kind.MESSAGE, 64 << 10) + bytes(63 << 10)
 
 
 def call_server(refused: bool) -> CallServer:
-    """Builds a server whose methods read a message; `refused`: before that, at their METHOD."""
+    """Builds a server whose methods read a message; with `refused`, each call is refused at its METHOD frame."""
     account = UnauthenticatedBytes(SETTINGS.max_unauthenticated_bytes, CollectorRegistry())
 
     def decide(_method_gate: MethodGate, _context: Any) -> Admission:
@@ -107,8 +107,8 @@ def call_server(refused: bool) -> CallServer:
 def test_a_call_goes_with_its_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes, refused: bool
 ) -> None:
-    """The call is freed at once, not when the collector comes, late: until then strangers would fill the daemon with
-    what they sent."""
+    """The call is freed at once, not at the next garbage collection: otherwise unauthenticated clients could fill the
+    daemon's memory."""
     data_received = FramedCall.data_received
 
     async def scenario() -> None:
@@ -154,8 +154,8 @@ STILL_S = 2.5
 def test_a_call_with_waiting_messages_is_not_timed_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """An upload behind a kernel that runs for long: its client does not take the daemon for gone, though what it asks
-    is not read."""
+    """An upload waits behind a long kernel: its client must not conclude that the daemon is gone, although the daemon
+    does not read its pings."""
     monkeypatch.setattr(calls, "ASK_S", 0.15)
     monkeypatch.setattr(calls, "ANSWER_S", 1.5)
     path = str(tmp_path / "calls")
@@ -194,7 +194,7 @@ def test_a_call_with_waiting_messages_is_not_timed_out(
 
 
 def test_an_answer_that_came_before_a_question_could_be_asked(tmp_path: Path) -> None:
-    """The daemon has answered and hung up; what the client would have asked fails, and the answer is heard."""
+    """The daemon has answered and closed the connection: the client's ping fails, and the answer is still read."""
     path = str(tmp_path / "calls")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)

@@ -1,4 +1,4 @@
-"""Collectives in a whole front: DescribeGroups, metrics, and a process that cannot abort."""
+"""Collectives in a complete front: DescribeGroups, metrics, and a process that cannot abort."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.front.fixture import Front, front, refused, run, until
 
 
 async def presented(hearth: Front, sequence: int = 1, **more: Any) -> list[FakeDevice]:
-    """Both ranks of [0, 1] have presented."""
+    """Makes both ranks of [0, 1] present an operation; returns their devices."""
     devices = [hearth.device(0), hearth.device(1)]
     for device in devices:
         await until(lambda device=device: channels(device, hearth.session))  # type: ignore[misc]

@@ -1,5 +1,5 @@
-"""Finished objects are freed at once, without the collector of reference cycles: that counts objects, not bytes, and
-leaves a megabyte where it is for minutes."""
+"""Completed objects are freed at once, without the collector of reference cycles: the collector counts objects, not
+bytes, and could keep a megabyte for minutes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def uncollected() -> Iterator[None]:
 
 
 def receivers() -> int:
-    """Streams of requests that gRPC holds with the last message they brought."""
+    """Returns the number of request streams that gRPC holds with the last message that they delivered."""
     return sum("_MessageReceiver" in str(each) for each in _of_type("async_generator"))
 
 
 def frames_of(module: Any) -> list[str]:
-    """Functions of a module whose variables are kept: by coroutines that have not ended, and by tracebacks."""
+    """Returns the functions of a module whose frames are kept by coroutines that have not ended, or by tracebacks."""
     frames = [each for each in _of_type("frame") if isinstance(each, FrameType)]
     return [each.f_code.co_name for each in frames if each.f_code.co_filename == module.__file__]
 
@@ -52,7 +52,7 @@ def first(f: Front, transfer: int, size: int) -> device_pb2.UploadRequest:
 
 
 async def complete(f: Front, transfer: int) -> None:
-    """Over with its last byte, whether its stream has ended or not."""
+    """Sends an upload that is complete with its last byte, before the end of its stream."""
     call = f.devices.Upload()
     await call.write(first(f, transfer, 2 * len(DATA)))
     await call.write(device_pb2.UploadRequest(data=DATA))
@@ -93,7 +93,7 @@ def test_a_call_that_is_refused_goes_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             with uncollected():
-                waiting = len(_of_type("RPCState"))  # those of the methods, which wait for calls to come
+                waiting = len(_of_type("RPCState"))  # calls of methods that wait for requests
                 for _ in range(20):
                     await refused(f.devices.Free(device_pb2.FreeRequest(target=f.target())))
                 await until(lambda: len(_of_type("RPCState")) < waiting + 10)

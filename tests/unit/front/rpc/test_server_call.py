@@ -1,4 +1,4 @@
-"""A handler's errors as gRPC gets them, where gRPC has ended the call by itself."""
+"""A handler's errors as gRPC receives them after gRPC itself has ended the call."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Observer:
 
 
 class Ended:
-    """A call that gRPC has begun to end because its client has gone."""
+    """A call that gRPC has begun to end because its client has disconnected."""
 
     async def abort(self, *_: Any) -> None:
         raise cygrpc.ExecuteBatchError("Failed grpc_call_start_batch: 8")
 
 
 def test_error_for_a_departed_client_reaches_no_client() -> None:
-    """gRPC logs whatever else leaves a handler as a failure of the service."""
+    """gRPC would log any other exception that leaves a handler as a failure of the service."""
 
     async def behaviour(request: Any, context: Any) -> None:
         raise Refusal(Reason.HANDLE_IN_USE, "Transfer 1 is under way in another stream.")

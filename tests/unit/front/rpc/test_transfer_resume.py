@@ -1,4 +1,5 @@
-"""Uploads and downloads whose streams break and go on: what has arrived, what is kept, and when it is over."""
+"""Uploads and downloads whose streams break and resume: the bytes that have arrived, those that are kept, and the end
+of a transfer."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ DATA = os.urandom(10_000)
 
 
 def chunk(f: Front, data: bytes, offset: int = 0, **fields: Any) -> device_pb2.UploadRequest:
-    """The first message of a stream of upload 5."""
+    """Returns the first message of a stream of upload 5."""
     more = {"resumable": True, "size": len(DATA), **fields}
     return device_pb2.UploadRequest(session_token=f.token, transfer=5, data=data, offset=offset, **more)
 
@@ -34,7 +35,7 @@ async def status(f: Front, *, give_up: bool = False) -> tuple[bool, int, bool]:
 
 
 async def half_way(f: Front) -> None:
-    """4000 bytes of the upload have been passed on, and its stream has broken."""
+    """Passes on 4000 bytes of the upload, and breaks its stream."""
     call = f.devices.Upload()
     await call.write(chunk(f, DATA[:3000]))
     await call.write(device_pb2.UploadRequest(data=DATA[3000:4000]))
@@ -67,7 +68,7 @@ def test_an_upload_continues(tmp_path: Path, offset: int) -> None:
 
 
 def test_an_upload_whose_stream_breaks_behind_its_last_byte(tmp_path: Path) -> None:
-    """All of it is on its way, and the device process takes no more just now: it is not sent again."""
+    """All bytes are in transit, and the device process accepts no more at the moment: they are not sent again."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:
@@ -107,7 +108,7 @@ def test_a_gap_is_refused_and_spoils_nothing(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_is_thought_to_be_there_gives_way(tmp_path: Path) -> None:
-    """The stream may wait for the device's credits with a message in its hands: it is not passed on twice."""
+    """The old stream may wait for credits of the device with a message: the message is not passed on twice."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:
@@ -149,7 +150,7 @@ def test_transfer_that_is_not_resumed_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, sessions__lease="0.3s") as f:
             await f.open()
-            stream, _ = await attach(f)  # the session lives; the upload has its own time
+            stream, _ = await attach(f)  # the session stays; the upload has its own timeout
             await half_way(f)
             await until(lambda: 5 in f.device().aborted)
             assert await status(f) == (False, 0, False)
@@ -160,7 +161,7 @@ def test_transfer_that_is_not_resumed_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", ["broken", "there", "never"])
 def test_a_client_that_gives_up_says_so(tmp_path: Path, stream: str) -> None:
-    """The upload may never have come: the command that waits for it must not wait for ever."""
+    """The upload may never have arrived: the command that waits for it must not wait forever."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:
@@ -205,7 +206,7 @@ def download(f: Front, offset: int = 0, by: Any = None) -> Any:
 
 
 async def rest(call: Any, at: int) -> bytes:
-    """Reads the bytes to the end; the first chunk may begin before `at`."""
+    """Reads the remaining bytes; the first chunk may begin before `at`."""
     data = bytearray()
     async for response in call:
         assert response.offset <= at + len(data) <= response.offset + len(response.data)
@@ -214,7 +215,7 @@ async def rest(call: Any, at: int) -> bytes:
 
 
 async def prepared(f: Front, size: int) -> tuple[bytes, Any]:
-    """A session with an Execute stream, and bytes that wait for their Download."""
+    """Returns the bytes for a Download, and the Execute stream of their session."""
     await f.open()
     stream, _ = await attach(f)
     await until(lambda: f.device().opened)
@@ -243,7 +244,7 @@ def test_a_download_continues(tmp_path: Path, offset: int) -> None:
 
 
 def test_a_download_that_is_displaced_in_its_first_write(tmp_path: Path) -> None:
-    """Its client hears that: it may be the one that continues, where the other stream is an old one that came late."""
+    """The client is told: its stream may be the new one, if the other stream is an old one that arrived late."""
 
     narrow = [
         ("grpc.http2.bdp_probe", 0),
@@ -253,7 +254,8 @@ def test_a_download_that_is_displaced_in_its_first_write(tmp_path: Path) -> None
 
     async def scenario() -> None:
         async with front(tmp_path) as f:
-            f.launcher.chunk = 3 << 20  # more than the daemon's gRPC may send to who does not read, by `narrow`
+            # more than the daemon's gRPC can send to a client that does not read, because of `narrow`
+            f.launcher.chunk = 3 << 20
             data, _ = await prepared(f, 3 << 20)
             async with grpc.aio.insecure_channel(f"unix:{f.daemon.config.unix_path}", narrow) as channel:
                 old = download(f, by=device_pb2_grpc.DeviceServiceStub(channel))
@@ -292,7 +294,8 @@ def test_what_is_gone_cannot_be_had_again(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device waits for the client to say what came, however much it reads; and no credit is lost by a break."""
+    """The device waits until the client confirms what it has received, however fast it reads; a broken stream loses no
+    credit."""
 
     async def scenario() -> None:
         monkeypatch.setattr(transfers, "KEPT_BYTES", 5000)

@@ -1,4 +1,4 @@
-"""Single calls: every one of them reaches the device as its command and comes back as its result."""
+"""Single calls: each reaches the device as its command, and its result is returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Names of published buffers: who may attach, who has what, and with which process memory counts."""
+"""Names of published buffers: which sessions may attach, which have attached, and the process to which memory is
+charged."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from hearthd.front.sessions.publications import (
 
 
 class Process:
-    """Stands for a device process."""
+    """Stands in for a device process."""
 
 
 def published(
@@ -43,9 +44,10 @@ def test_name_is_taken_while_its_buffer_is_being_published() -> None:
     registry = PublicationRegistry()
     pending = registry.reserve("a", 0, "weights", Process(), None)
     assert reason(registry.reserve, "a", 0, "weights", Process(), None).reason is Reason.NAME_IN_USE
-    assert reason(registry.find, "a", "a", 0, "weights").reason is Reason.NOT_PUBLISHED  # nor can it be attached yet
+    # it cannot be attached yet either
+    assert reason(registry.find, "a", "a", 0, "weights").reason is Reason.NOT_PUBLISHED
     assert registry.visible("a", 0) == []
-    registry.end(pending)  # it could not be published
+    registry.end(pending)  # as if the publication had failed
     registry.reserve("a", 0, "weights", Process(), None)
 
 
@@ -84,7 +86,7 @@ def test_bounds() -> None:
     for number in range(MAX_PUBLICATIONS - 1):
         published(registry, f"n{number}")
     assert reason(published, registry, "one more").reason is Reason.QUOTA_EXCEEDED
-    published(registry, "one more", tenant="b")  # the bound is each tenant's
+    published(registry, "one more", tenant="b")  # the limit applies to each tenant separately
 
 
 def test_what_is_not_granted_cannot_be_told_from_what_is_not_there() -> None:
@@ -106,7 +108,7 @@ def test_granted_to_all() -> None:
     mine = published(registry, "z")
     theirs = published(registry, "y", tenant="b", grants=["*"])
     published(registry, "x", tenant="b")
-    assert registry.visible("a", 0) == [mine, theirs]  # one's own first
+    assert registry.visible("a", 0) == [mine, theirs]  # the caller's own publications come first
     assert registry.visible("a", 1) == []
 
 
@@ -118,7 +120,7 @@ def test_name_ends_and_attachments_stay() -> None:
     registry.end(publication)
     assert not publication.over
     assert reason(registry.find, "a", "a", 0, "weights").reason is Reason.NOT_PUBLISHED
-    again = published(registry)  # the next version, under the same name
+    again = published(registry)  # the next version is published under the same name
     assert registry.find("a", "a", 0, "weights") is again
     assert registry.detach(attachment.number, home) is publication
     assert publication.over
@@ -154,7 +156,7 @@ def test_memory_counts_with_one_process_that_has_it() -> None:
     registry.attach(publication, "two", second)
     assert publication.bearer is home
     assert registry.ended([publication.number], home) == [publication]
-    assert publication.bearer is home  # one of its sessions still has it
+    assert publication.bearer is home  # one of its sessions still has it attached
     registry.detach(local.number, home)
     assert registry.left(publication.number, home) is publication
     assert publication.bearer is first
@@ -178,7 +180,7 @@ def test_lost_process_takes_its_names_and_attachments() -> None:
 
 
 class Model(RuleBasedStateMachine):
-    """Random programs of publishers and attachers against plain sets."""
+    """Random programs of publishers and attachers, compared with a model of plain sets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,7 +232,7 @@ class Model(RuleBasedStateMachine):
     def unpublish(self, data: st.DataObject) -> None:
         publication = self.named.pop(data.draw(st.sampled_from(sorted(self.named))))
         self.registry.end(publication)
-        if not self.has(publication, publication.home):  # its session may go as well
+        if not self.has(publication, publication.home):  # its session may end as well
             self.registry.left(publication.number, publication.home)
 
     @rule(process=st.integers(0, 2))
@@ -256,7 +258,7 @@ class Model(RuleBasedStateMachine):
             mine = [attachment.number for one, attachment in self.attached.values() if one is publication]
             assert sorted(publication.attachments) == sorted(mine)
             assert not publication.over
-            # Never counted without a process, nor with a process that is gone.
+            # It is always charged to a process that exists.
             assert publication.bearer in self.processes
             if publication.bearer is not publication.home:
                 assert self.has(publication, publication.bearer)

@@ -1,4 +1,4 @@
-"""Sessions and leases, by a clock that the test moves."""
+"""Sessions and leases, with a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_session_lives_for_its_lease_after_its_last_use() -> None:
         sessions = table(clock)
         session, token = sessions.open("me", "1")
         clock.now += 29.9
-        assert sessions.find(token) is session  # which renews it
+        assert sessions.find(token) is session  # `find` renews the lease
         clock.now += 29.9
         assert sessions.expired() == []
         assert 0.09 < sessions.lease_left(session) < 0.11

@@ -1,4 +1,5 @@
-"""Record of a device process that has ended: the cause that it gives, and the sessions that are blamed for it."""
+"""Record of a device process that has ended: the cause that it gives, and the sessions to which the fault is
+attributed."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def blamed(cause: ExitCause) -> str | None:
             CrashRecord((A,), Crash(signal.SIGSEGV, None, sender=7)),
             ", sent by process 7 while kernel wild was running", ("wild",), None,
         ),
-        # A record of another signal than the one that ended it explains nothing.
+        # A record of another signal than the one that ended the process is not used.
         (CrashRecord((A, B), Crash(signal.SIGFPE, A)), " while kernels wild, endless were running",
          ("wild", "endless"), None),
     ],
@@ -88,7 +89,7 @@ def test_every_signal_has_a_name(number: int) -> None:
 
 
 def test_the_record_of_a_process() -> None:
-    """The record belongs to the CPU backend alone, and is missing where it cannot be handed over."""
+    """Only the CPU backend has a record, and the record is missing if it cannot be handed over."""
 
     async def scenario() -> None:
         ours, theirs = descriptors.pair()

@@ -13,7 +13,7 @@ def test_from_the_loss_to_the_first_process_that_serves() -> None:
     times = ProcessDurations()
     assert not times.waiting
     times.lost(EVERYBODY, 10.0)
-    times.lost(EVERYBODY, 10.2)  # the one that was to replace it
+    times.lost(EVERYBODY, 10.2)  # the process that was to replace the first one
     times.served([], [EVERYBODY], 10.3)
     assert times.waiting
     times.served([EVERYBODY], [EVERYBODY], 10.4)

@@ -36,14 +36,14 @@ def test_a_rate_is_that_of_the_last_seconds() -> None:
     assert rates.per_second(0.0) == {}, "one sample says nothing of speed"
     rates.sample(2.0, {"launches": 300, "bytes": 50})
     assert rates.per_second(2.0) == {"launches": 100.0, "bytes": 25.0}
-    for second in range(4, 40, 2):  # it stands still
+    for second in range(4, 40, 2):  # the counters do not change
         rates.sample(float(second), {"launches": 300, "bytes": 50})
     assert rates.per_second(38.0) == {"launches": 0.0, "bytes": 0.0}
 
 
 def test_window_does_not_depend_on_the_rate_of_sampling() -> None:
     rates = Rates()
-    for step in range(3000):  # a hundred a second
+    for step in range(3000):  # a hundred samples per second
         rates.sample(step / 100, {"n": step})
     assert rates.per_second(29.99)["n"] == pytest.approx(100)
     kept = rates.inspect()

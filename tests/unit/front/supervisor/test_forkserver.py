@@ -1,4 +1,4 @@
-"""Imports of `hearthd serve`, by process: times cannot be tested, their causes can."""
+"""Imports of `hearthd serve`, by process: start-up times cannot be tested reliably, but their causes can."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ def run(code: str) -> str:
 @pytest.mark.parametrize(
     ("imported", "left_out"),
     [
-        # The forkserver's imports run beside the front's, so it is started before those are made.
+        # The forkserver imports its modules concurrently with the front, so it is started before the front imports
+        # these.
         (
             "hearthd.front.daemon.main",
             ("grpc", "aiohttp", "prometheus_client", "uvloop", "hearthd.front.daemon.daemon"),
         ),
-        # HTTP's are made while the devices start, and not at all where it is not wanted.
+        # The modules of HTTP are imported while the devices start, and not at all if HTTP is disabled.
         ("hearthd.front.daemon.daemon", ("aiohttp", "hearthd.front.http")),
     ],
 )
@@ -94,7 +95,7 @@ def test_a_daemon_that_cannot_start_leaves_no_forkserver_behind(wrong: tuple[str
     command = [sys.executable, "-m", "hearthd", "serve", *wrong]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    # The pipes were inherited: `run` would have waited for any process that still has them.
+    # The pipes were inherited: `run` would have waited for any process that still has them open.
 
 
 def test_structlog_is_imported_without_what_it_does_not_need() -> None:
@@ -104,8 +105,8 @@ def test_structlog_is_imported_without_what_it_does_not_need() -> None:
 
 
 def test_a_device_process_of_the_cpu_backend_finds_its_modules_imported(tmp_path: Path) -> None:
-    """A module that the forkserver has not imported is imported by each device process, and by each that replaces
-    it."""
+    """A module that the forkserver has not imported would be imported by each device process, including
+    replacements."""
     code = f"""
 import importlib, sys
 for name in {(*PRELOAD, *PRELOAD_OF["cpu"])}:

@@ -1,4 +1,4 @@
-"""Replacement of a lost process: not delayed by one session that faults again and again beside others."""
+"""Delay before a lost process is replaced: one session that faults repeatedly beside others causes no delay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hearthd.front.supervisor.isolation import ProcessLoss, pause
     [
         ([], False, 0.0),
         (["a", "a"], False, 0.0),
-        (["a"] * 5, False, 0.0),  # the others have done nothing; after devices.max_faults it shares none any more
+        # the other sessions are not at fault; after devices.max_faults the session no longer shares a process
+        (["a"] * 5, False, 0.0),
         (["a"] * 3, True, 0.1),
         (["a"] * 5, True, 0.4),
         (["a", "b", "a", "b"], False, 0.0),

@@ -1,4 +1,5 @@
-"""Closed sessions whose work does not end: the policy, and what the front makes of it with fake device processes."""
+"""Lingering sessions: closed sessions whose work does not end; the policy, and its use in the front with fake device
+processes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.support.front.fixture import run, until
 from tests.support.front.isolated_workers import BY_TENANT, PATIENT, X, Y, node
 
 SOON = 0.1
-"""Value of `GRACE` where time passes."""
+"""Value of `GRACE` in tests in which real time passes."""
 
 
 def busy(*channels: int) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def deaf() -> FakeLauncher:
-    """Sessions that are closed never end."""
+    """Returns a launcher of processes in which closed sessions never end."""
     launcher = FakeLauncher()
     launcher.closes = False
     return launcher
@@ -124,7 +125,7 @@ def test_process_of_closed_sessions_ends_without_attribution(dedicated: bool) ->
                 await until(lambda: n.running == [1 if dedicated else round_ + 1])  # noqa: B023
                 assert n.process(generation).exit_code == -9
                 assert n.device.restarts == {"abandoned": round_}
-            await until(lambda: n.device.state == SERVING)  # it has been started by now, but is not ready yet
+            await until(lambda: n.device.state == SERVING)  # the process has been started, but is not ready yet
             assert not n.supervisor.quarantine.quarantined(session.id)
             assert [fault.reason for fault in n.device.faults] == ["abandoned"] * 3
 
@@ -132,7 +133,7 @@ def test_process_of_closed_sessions_ends_without_attribution(dedicated: bool) ->
 
 
 def test_an_unawaited_close_completes() -> None:
-    """The close completes though its caller is gone, as where the deadline of CloseSession passes."""
+    """The close completes although its caller has gone, for example after the deadline of CloseSession."""
 
     async def scenario() -> None:
         async with node(PATIENT, deaf()) as n:

@@ -36,7 +36,7 @@ def test_a_lost_device_fails_what_waits_and_comes_back(tmp_path: Path, how: str)
                 fault = Refusal(Reason.DEVICE_LOST, "kernel boom wrote to 0x8.", details={"in_flight": "boom, later"})
                 first.fault(fault)
             elif how == "garbage":
-                first.send(0xFFFF)  # an unknown kind is ignored
+                first.send(0xFFFF)  # an unknown kind of frame is ignored
                 first.link.sendall(b"\xff" * 100)
             else:
                 first.die({"signal": -11, "exit": 3}.get(how))
@@ -75,7 +75,7 @@ def test_a_lost_device_fails_what_waits_and_comes_back(tmp_path: Path, how: str)
 
 
 def test_first_single_call_after_a_loss_reports_it(tmp_path: Path) -> None:
-    """A launch that takes the device with it must not be followed by a Sync that succeeds on the next process."""
+    """After a launch that ends the device process, the next Sync must not succeed on the next process."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:
@@ -105,14 +105,14 @@ def test_a_process_that_answers_no_ping_is_killed(tmp_path: Path) -> None:
 
 
 def test_time_in_which_the_front_did_not_run_is_not_held_against_a_process() -> None:
-    """A machine that was suspended finds its timers due and the answers unread."""
+    """After a suspend, the machine's timers are due while the answers have not been read yet."""
 
     async def scenario() -> None:
         came = asyncio.Event()
 
         async def answer() -> None:
             await came.wait()
-            for _ in range(3):  # it is found, read and passed on, a turn of the loop each
+            for _ in range(3):  # the answer needs three turns of the loop to be found, read and passed on
                 await asyncio.sleep(0)
 
         def suspended() -> None:

@@ -1,4 +1,4 @@
-"""Assignment of sessions to processes of a device: shared, by tenant, dedicated, spare, idle, too many."""
+"""Assignment of sessions to the processes of a device: shared, by tenant, dedicated, spare, idle, and too many."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.front.isolated_workers import BY_TENANT, PATIENT, Node, X, Y,
 
 
 async def lost(node: Node, session: Session) -> Refusal:
-    """The refusal that a session receives after its process's end."""
+    """Returns the refusal that a session receives after the end of its process."""
     await until(lambda: 0 in session.ended and not session.ended[0].told)
     with pytest.raises(Refusal) as caught:
         await node.device.channel(session)
@@ -35,7 +35,7 @@ def test_without_tenants_all_share_one_process_and_it_stays() -> None:
             assert [await n.generation(one), await n.generation(other)] == [1, 1]
             for session in (one, other):
                 await n.sessions.close(session, "done")
-            await asyncio.sleep(0.1)  # nothing happens: there is no event
+            await asyncio.sleep(0.1)  # the process must stay: there is no event to wait for
             assert n.running == [1] and n.device.state == SERVING
 
     run(scenario())
@@ -112,7 +112,7 @@ def test_a_process_that_holds_nothing_ends_and_comes_back() -> None:
         async with node(dataclasses.replace(BY_TENANT, idle_timeout=0.05)) as n:
             x = n.session(X)
             assert await n.generation(x) == 1
-            await asyncio.sleep(0.12)  # nothing happens while a session has a channel
+            await asyncio.sleep(0.12)  # the process stays while a session has a channel
             assert n.running == [1]
             await n.sessions.close(x, "done")
             await until(lambda: not n.running)
@@ -167,7 +167,7 @@ def test_a_spare_process_takes_the_place_of_a_lost_one_at_once() -> None:
             session = n.session()
             assert await n.generation(session) == 1
             await until(lambda: [worker.key for worker in n.device.running].count(None))
-            launcher.ready = False  # a further one takes its time
+            launcher.ready = False  # the next process takes a long time to start
             n.process(1).die()
             assert (await lost(n, session)).details["generation"] == "1"
             assert await n.generation(session) == 2
@@ -257,7 +257,7 @@ def test_what_is_brought_back_before_a_process_serves() -> None:
             waiting = asyncio.create_task(n.generation(x))
             await until(lambda: len(n.launcher.started) == 3)
             assert not waiting.done()
-            n.process(3).die()  # in the middle of it
+            n.process(3).die()  # while it starts
             await until(lambda: n.lost == [(0, 1), (0, 3)])
             gate.set()
             assert await waiting == 4
@@ -366,7 +366,7 @@ def test_several_culprits_speak_against_the_device() -> None:
 
 def test_a_crash_is_put_down_to_the_only_session_that_had_work_there() -> None:
     launcher = FakeLauncher()
-    launcher.hold_acks = True  # so that the work is still under way when the process ends
+    launcher.hold_acks = True  # so that the work is pending when the process ends
 
     async def scenario() -> None:
         async with node(dataclasses.replace(PATIENT, max_faults=0), launcher) as n:

@@ -1,4 +1,4 @@
-"""Quotas of a tenant: sessions, queued work, time of devices."""
+"""Quotas of a tenant: sessions, queued work, device time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_sessions_are_counted_by_tenant() -> None:
             sessions.open("c", "", caller)
         assert error.value.reason == Reason.QUOTA_EXCEEDED and error.value.retry_after_s
         assert error.value.details == {"quota": "sessions", "used": "2", "allowed": "2"}
-        sessions.open("d", "")  # another tenant
+        sessions.open("d", "")  # of another tenant
         await sessions.close(first, "test")
         third, _ = sessions.open("e", "", caller)
         assert third.queue is sessions.accounts.of(SMALL).queue and third.tenant is SMALL
@@ -48,7 +48,7 @@ def test_time_is_kept_by_session_and_tenant() -> None:
         sessions.accounts.used(first.id, 10**9)
         sessions.accounts.used(other.id, 10**12)
         await sessions.close(first, "test")
-        sessions.accounts.used(first.id, 4 * 10**8)  # what its process says afterwards counts as well
+        sessions.accounts.used(first.id, 4 * 10**8)  # a report of its process after the close is counted too
         account = sessions.accounts.of(SMALL)
         assert (first.device_ns, account.device_ns, told) == (14 * 10**8, 14 * 10**8, [])
         account.check_time()
@@ -60,7 +60,7 @@ def test_time_is_kept_by_session_and_tenant() -> None:
                 call()
             assert error.value.reason == Reason.QUOTA_EXCEEDED and error.value.retry_after_s is None
             assert error.value.details["used"] == "1.600" and error.value.details["allowed"] == "1.5"
-        sessions.accounts.used("0badc0de", 1)  # an unknown session: noted in the log
+        sessions.accounts.used("0badc0de", 1)  # an unknown session is logged
 
     run(scenario())
 
@@ -83,7 +83,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_used_up_time_ends_streams_and_refuses_work(tmp_path: Path) -> None:
-    """New work is refused, in a stream and by single calls; what is there can be read and freed."""
+    """New work is refused, on a stream and in single calls; existing data can be read and freed."""
 
     async def scenario() -> None:
         async with front(tmp_path) as f:

@@ -1,4 +1,4 @@
-"""Log lines that are written once a period."""
+"""Log lines that are written at most once in a period."""
 
 from __future__ import annotations
 

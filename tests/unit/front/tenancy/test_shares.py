@@ -1,4 +1,5 @@
-"""Shares of global limits: no tenant loses what is guaranteed, none takes all, operators always get in."""
+"""Shares of global limits: no tenant loses its guaranteed share, no tenant can take everything, and operators are
+always admitted."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.support.front.fixture import run
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 100), min_size=1, max_size=6)
 STEPS = st.lists(st.tuples(st.sampled_from("abcdefx"), st.booleans()), max_size=300)
-"""Tenants that take (True) or give back one; `x` is none that is configured any more."""
+"""Tenants that take (True) or return one unit; `x` is a tenant that is no longer configured."""
 
 
 @given(st.integers(1, 200), WEIGHTS, STEPS, st.sets(st.sampled_from("abcdef")))
@@ -67,7 +68,8 @@ def test_a_single_tenant_has_all_but_the_reserve() -> None:
 
 
 def test_sessions_are_shared() -> None:
-    """A tenant that opens all it can keeps neither another one out nor an operator, and its refusal names it."""
+    """A tenant that opens as many sessions as possible excludes neither other tenants nor an operator, and its refusal
+    names it."""
     tenants = {name: Tenant(name, rights=ORDINARY) for name in ("a", "b")} | {"operator": Tenant("operator")}
 
     async def scenario() -> None:
@@ -89,7 +91,7 @@ def test_sessions_are_shared() -> None:
         assert refusal.details["allowed"] == str(counts["a"]) and refusal.details["guaranteed"] == "5"
         assert sessions.accounts.of(tenants["a"]).refused["sessions_share"] == 1
         await sessions.close(sessions.find(opened["a"][0]), "test")
-        with pytest.raises(Refusal):  # what it gives back it may have again, no more
+        with pytest.raises(Refusal):  # it can take again only what it has returned
             [sessions.open("a", "", Caller(tenants["a"])) for _ in range(2)]
 
     run(scenario())

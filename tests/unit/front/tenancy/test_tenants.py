@@ -1,4 +1,4 @@
-"""Identities to tenants, as the configuration says; and the configuration, as people write it."""
+"""Mapping of identities to tenants by the configuration, and the forms in which the configuration may be written."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_devices_rights_and_sight() -> None:
     assert sees_tenant(B, "b") and sees_tenant(B, "") and not sees_tenant(B, "a") and sees_tenant(A, "b")
 
 
-# ---- as the configuration has it ----
+# ---- forms of the configuration ----
 
 
 def write(directory: Path, text: str) -> Path:
@@ -128,7 +128,7 @@ def test_a_whole_tenant(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("expires", "until"),
     [
-        ("2027-06-30", 1814400000.0),  # the whole day
+        ("2027-06-30", 1814400000.0),  # until the end of the day
         ('"2027-06-30"', 1814400000.0),
         ("2027-06-30T12:00:00Z", 1814356800.0),
         ("2027-06-30T12:00:00", 1814356800.0),
