@@ -71,9 +71,7 @@ def test_all_is_well(doctor: Doctor, daemon: DaemonProcess, road: str) -> None:
     # without tenants the daemon's port is open to all users, its socket to its own user
     status, told = only(found, "identity")
     assert status == ("warning" if road == "grpc" else "ok") and ("every login" in told) == (road == "grpc")
-    for name in (
-        ("compiler 1",) if road == "grpc" else ("compiler 0", "compiler 1")
-    ):  # a busy machine may be slow
+    for name in ("compiler 1",) if road == "grpc" else ("compiler 0", "compiler 1"):  # a busy machine may be slow
         assert only(found, name)[0] in ("ok", "warning") and "may allocate, write, launch, read" in only(found, name)[1]
     with daemon.connect() as node:
         assert {each.session_id for each in node.sessions()} <= before | {node.session_id}, "it left no session"

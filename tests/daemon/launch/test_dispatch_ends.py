@@ -1,4 +1,4 @@
-"""Dispatches under way: large ones, unawaited ones, and every way in which one can end."""
+"""Pending dispatches: large ones, dispatches that are never awaited, and every way in which a dispatch can end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.daemon.kernels import gated
 from tests.support.daemon.raw import TIMEOUT, Raw, refusal_of
 
 LARGE = 2 << 20
-"""Elements of int32: 8 MiB, far more than travels inline."""
+"""Number of int32 elements: 8 MiB, much more than is sent inline."""
 
 
 @pytest.fixture
@@ -40,16 +40,16 @@ def numbers(n: int, seed: int = 0) -> np.ndarray:
 
 
 def settled(daemon: DaemonProcess) -> None:
-    """All memory of the device process went back."""
+    """Waits until all memory of the device process has been returned."""
     gauges = ("memory_in_use_bytes", "staging_bytes", "segment_bytes")
     wait_until(lambda: all(daemon.gauge(each) == 0 for each in gauges), "the memory's return")
 
 
-# ---- large ----
+# ---- large arrays ----
 
 
 def test_large_arrays(gpu: hearth.Device, identity: hearth.Function) -> None:
-    for n in (LARGE, (256 << 10) - 1, 256 << 10, (256 << 10) + 1):  # around what travels inline
+    for n in (LARGE, (256 << 10) - 1, 256 << 10, (256 << 10) + 1):  # around the limit for inline data
         x = numbers(n, n)
         (out,) = gpu.dispatch(identity, blocks(n, 256), 256, ins=[x], outs=[((n,), np.int32)], scalars=[np.int32(n)])
         np.testing.assert_array_equal(out, x)
@@ -152,11 +152,11 @@ def test_its_failure_is_there_for_who_asks(gpu: hearth.Device, identity: hearth.
     assert gpu.memory_usage().bytes_in_use == 0
 
 
-# ---- transfers that go wrong, by plain stubs ----
+# ---- failed transfers, through plain stubs ----
 
 
 class Bulk:
-    """A dispatch of `identity` over 1000 int32 with its transfers, step by step."""
+    """A dispatch of `identity` over 1000 int32 elements with its transfers, step by step."""
 
     SIZE = 4000
 
@@ -165,7 +165,7 @@ class Bulk:
         self.function = raw.function(KERNELS, "identity")
 
     def dispatch(self, **fields: Any) -> Any:
-        """A call under way."""
+        """Starts a dispatch; returns the pending call."""
         upload, download, output = (fields.pop(name, 0) for name in ("upload", "download", "output"))
         source = binding(B.ROLE_INPUT, size=self.SIZE, upload=upload)
         if not upload:
@@ -215,7 +215,7 @@ def test_transfers_by_plain_stubs(bulk: Bulk) -> None:
     answer = call.result()
     assert list(answer.outputs) == [b""] and list(answer.sizes) == [4000]
     assert up.result().received == 4000
-    call = bulk.dispatch(upload=5)  # numbers are used once
+    call = bulk.dispatch(upload=5)  # transfer numbers cannot be reused
     assert failed(call).reason == Reason.TRANSFER_ABORTED
 
 
@@ -259,7 +259,7 @@ def test_a_refused_dispatch_ends_its_transfers(bulk: Bulk) -> None:
 
 
 def test_a_download_that_its_client_closes(bulk: Bulk) -> None:
-    call = bulk.dispatch(download=2, output=16 << 20)  # more than is sent before the client has taken any
+    call = bulk.dispatch(download=2, output=16 << 20)  # more than is sent before the client has received anything
     down = bulk.download(2)
     assert len(next(down).data) == 1 << 20
     down.cancel()
@@ -329,7 +329,7 @@ stop()
         ("lanes = True" + CLIENT + SHARING, "memory_in_use_bytes", 32 << 20),
         ("lanes = False" + CLIENT + UPLOADING, "memory_in_use_bytes", 64 << 20),
         ("lanes = False" + CLIENT + DOWNLOADING, "memory_in_use_bytes", 32 << 20),
-        # Its buffers count as free already, in the stream's order.
+        # Its buffers already count as free, in the order of the stream.
         ("lanes = False" + CLIENT + RUNNING, "staging_bytes", 1),
         ("lanes = True" + CLIENT + RUNNING, "segment_bytes", 4 << 20),
     ],
@@ -354,7 +354,7 @@ def test_a_client_that_is_killed_gives_its_memory_back(brief: DaemonProcess, cod
         client.communicate()
 
 
-# ---- kernels that end badly ----
+# ---- kernels that fail ----
 
 FAULTS = """
 extern "C" __global__ void wild(int* x, long long far) { x[far] = 1; }
@@ -364,7 +364,7 @@ extern "C" __global__ void one(int* x) { x[threadIdx.x] = 1; }
 
 
 def test_kernels_that_fault_or_do_not_end(lossy: DaemonProcess) -> None:
-    """Polling callers receive the error as well as blocking ones; the next dispatch finds the device back."""
+    """Polling callers receive the error as well as blocking ones; the next dispatch works."""
     with lossy.connect() as node:
         gpu = node.device(0)
         module = gpu.RawModule(code=FAULTS)
@@ -392,7 +392,7 @@ def test_kernels_that_fault_or_do_not_end(lossy: DaemonProcess) -> None:
 def test_one_that_is_given_up_at_once_holds_nothing_up(
     daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, lanes: bool
 ) -> None:
-    """It holds nothing up also where its upload had come, and the download that it names had not begun."""
+    """A cancelled dispatch delays nothing, even if its upload had arrived and its download had not begun."""
     jobs = carried_jobs(monkeypatch)
     with daemon.connect(lanes=lanes) as node:
         gpu = node.device(0)

@@ -1,4 +1,5 @@
-"""Waits and their targets: thousands of answers outstanding, other streams, other clients, events that go away."""
+"""Waits and their targets: thousands of outstanding answers, other streams, other clients, events that are
+destroyed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ HOLD_LIMIT_NS = 60 * 10**9
 
 @dataclass
 class RawGate:
-    """A kernel on the stream `held` that runs until `open`; the session's other streams are free."""
+    """A kernel on the stream `held` that runs until `open`; the session's other streams are not blocked."""
 
     stream: Execute
     held: int
@@ -35,7 +36,7 @@ class RawGate:
 
 @pytest.fixture
 def held(raw: Raw) -> Iterator[RawGate]:
-    """A gate that holds a stream from now on, and is open at the end."""
+    """Yields a gate that blocks a stream, and that is opened at the end."""
     function = raw.function(GATE, "hold")
     flag, held, free = raw.mint(), raw.mint(), raw.mint()
     raw.call("GetGlobal", c.GetGlobal(buffer=flag, module=function - 1, name="gate"))
