@@ -1,4 +1,4 @@
-"""CudaServer against a real GPU: what only hardware can show of each method of ComputeServer."""
+"""CudaServer on a real GPU: the properties of each method of ComputeServer that need hardware."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_allocate_free_reuse(server: CudaServer, stream: Stream) -> None:
     assert server.memory_info().reserved == reserved, "freed memory serves the next request"
     for memory in (first, second):
         server.free(memory, stream)
-        server.free(memory, stream)  # a second time does nothing
+        server.free(memory, stream)  # a second call has no effect
 
 
 def test_empty_allocation(server: CudaServer, stream: Stream) -> None:
@@ -175,7 +175,7 @@ def test_memory_info_and_trim(server: CudaServer, stream: Stream) -> None:
     finish(server, stream)
     assert server.memory_info().reserved >= 256 << 20, "kept for the next request"
     server.trim()
-    assert server.memory_info().reserved < 256 << 20  # what is free on the device depends on other processes
+    assert server.memory_info().reserved < 256 << 20  # the free memory of the device depends on other processes
 
 
 def test_out_of_memory_says_what_there_is_and_harms_nothing(server: CudaServer, stream: Stream) -> None:
@@ -195,7 +195,7 @@ def test_out_of_memory_says_what_there_is_and_harms_nothing(server: CudaServer, 
 
 
 def test_memory_that_another_stream_freed_is_had_again_when_the_device_is_nearly_full(server: CudaServer) -> None:
-    """An arena per stream would keep it from the second stream."""
+    """With an arena for each stream, the second stream could not use the memory."""
     one, two = server.create_stream(), server.create_stream()
     server.trim()
     size = int(server.memory_info().free * 0.6)
@@ -254,7 +254,7 @@ def test_host_buffers_are_writable_and_reused(server: CudaServer) -> None:
     first.view[:5] = b"hello"
     address = first.address
     server.free_host(first)
-    server.free_host(first)  # a second time does nothing
+    server.free_host(first)  # a second call has no effect
     second, third = server.allocate_host(90_000), server.allocate_host(90_000)
     assert second is not None and third is not None
     assert second.address == address and third.address != address
@@ -333,7 +333,7 @@ def test_an_event_is_done_when_its_stream_got_there(server: CudaServer, stream: 
 
 
 def test_wait_orders_streams(server: CudaServer) -> None:
-    """The reader's stream waits on the device for a writer that takes a while."""
+    """The reader's stream waits on the device for a writer that takes some time."""
     writer, reader = server.create_stream(), server.create_stream(priority=-1)
     spin = build(server, SPIN, "spin")
     flag, seen = server.allocate(4, writer), server.allocate(4, writer)
@@ -341,9 +341,9 @@ def test_wait_orders_streams(server: CudaServer) -> None:
     server.launch(spin, (1, 1, 1), (1, 1, 1), 0, writer, bytearray(struct.pack("<qQ", 100_000_000, flag.address)))
     written = server.record(writer)
     server.wait(reader, written)
-    server.release_event(written)  # released while pending: the wait stands
+    server.release_event(written)  # released while pending: the wait remains in effect
     for _ in range(20):
-        server.release_event(server.record(reader))  # the event is recorded anew
+        server.release_event(server.record(reader))  # the event object is recorded again
     server.copy(seen.address, flag.address, 4, reader)
     assert get(server, seen.address, 4, reader) == struct.pack("<i", 1)
     server.free(flag, writer)
@@ -369,7 +369,7 @@ def test_events_without_timing_have_no_time(server: CudaServer, stream: Stream) 
     finish(server, stream)
     with pytest.raises(Refusal):
         server.elapsed_ns(start, end)
-    finish(server, stream)  # and nothing is broken
+    finish(server, stream)  # the stream still works
     server.release_event(start)
     server.release_event(end)
     server.release_event(end)
@@ -529,7 +529,7 @@ def test_saxpy(server: CudaServer, stream: Stream) -> None:
     server.fill(y.address, struct.pack("<f", 1.0), 4 * n, stream)
     params = saxpy_params(2.0, x, y, n)
     server.launch(function, (-(-n // 256), 1, 1), (256, 1, 1), 0, stream, params)
-    params[:] = bytes(len(params))  # may be reused when the call returns
+    params[:] = bytes(len(params))  # the block may be reused after the call has returned
     assert list(struct.unpack(f"<{n}f", get(server, y.address, 4 * n, stream))) == [2.0 * i + 1.0 for i in range(n)]
     server.free(x, stream)
     server.free(y, stream)
@@ -557,7 +557,8 @@ def test_100_kib_of_dynamic_shared_memory(server: CudaServer, stream: Stream) ->
     """
     function = build(server, code, "last")
     memory = server.allocate(4, stream)
-    params = bytearray(struct.pack("<Qi", memory.address, size // 4))  # a longer block is refused as out of resources
+    # a larger block would be refused as out of resources
+    params = bytearray(struct.pack("<Qi", memory.address, size // 4))
     for _ in range(2):
         server.launch(function, (1, 1, 1), (128, 1, 1), size, stream, params)
     assert get(server, memory.address, 4, stream) == struct.pack("<i", size // 4 - 1)
@@ -588,7 +589,7 @@ def test_a_refused_launch_harms_nothing(server: CudaServer, stream: Stream) -> N
 
 
 def test_launch_rate(server: CudaServer, stream: Stream, record_property: Any) -> None:
-    """A figure for the log, not a limit: `pytest -rA` shows it."""
+    """Reports a number without a limit: `pytest -rA` shows it."""
     function = build(server, SAXPY, "saxpy")
     x = server.allocate(4, stream)
     params = saxpy_params(1, x, x, 0)
@@ -711,7 +712,7 @@ COUNT = 1001
 
 
 def member(rank: int, pipe: Connection, vanish: bool) -> None:
-    """Runs one rank of a pair, in a separate process."""
+    """Runs one rank of a pair in a separate process."""
     from hearthd.device.cuda.server import CudaServer
 
     server = CudaServer(DeviceSpec(ordinal=rank, backend="cuda", index=rank))
@@ -736,14 +737,14 @@ def member(rank: int, pipe: Connection, vanish: bool) -> None:
         return
     if rank == 1:
         os._exit(1)
-    pipe.recv()  # the peer is gone
+    pipe.recv()  # the peer has ended
     began = time.monotonic()
     noticed = False
     try:
         communicator.enqueue(
             [CollectiveExchange("all_reduce", source.address, target.address, COUNT, "float32", "sum")], stream
         )
-    except Refusal as refusal:  # NCCL saw for itself that the peer is gone
+    except Refusal as refusal:  # NCCL itself has noticed that the peer has ended
         noticed = refusal.reason is Reason.COMMUNICATOR_FAILED
     enqueued = time.monotonic() - began
     event = server.record(stream)

@@ -89,7 +89,7 @@ extern "C" __global__ void load_im2col(const __grid_constant__ TensorMap map, in
 
 
 class Bench:
-    """Arrays in and out of one GPU, and the kernels above."""
+    """Arrays on one GPU, and the kernels above."""
 
     def __init__(self, server: CudaServer) -> None:
         self.server = server
@@ -101,7 +101,7 @@ class Bench:
         return self._module.function(name)
 
     def put(self, array: np.ndarray) -> int:
-        """A copy of `array` in device memory; its address."""
+        """Copies `array` to device memory; returns its address."""
         data = np.ascontiguousarray(array).tobytes()
         memory = self.server.allocate(len(data), self.stream)
         self._held.append(memory)
@@ -167,7 +167,7 @@ def u64(value: int) -> bytes:
 
 
 def matrix_spec(array: np.ndarray, box: tuple[int, int], **more: Any) -> TensorMapSpec:
-    """Builds the specification of a C-contiguous matrix; `box` in NumPy's order."""
+    """Returns the specification of a C-contiguous matrix; `box` is in NumPy's order."""
     rows, columns = array.shape
     fields: dict[str, Any] = {"element_strides": (1, 1), **more}
     return TensorMapSpec(
@@ -185,7 +185,7 @@ def load(bench: Bench, spec: TensorMapSpec, address: int, x: int, y: int, like: 
 
 
 def cut(array: np.ndarray, y: int, x: int, shape: tuple[int, int], outside: Any = 0) -> np.ndarray:
-    """The box at (y, x), what lies outside the array replaced."""
+    """Returns the box at (y, x), in which elements outside the array are replaced by `outside`."""
     found = np.full(shape, outside, array.dtype)
     for i, j in np.ndindex(shape):
         if 0 <= y + i < array.shape[0] and 0 <= x + j < array.shape[1]:
@@ -224,7 +224,8 @@ def test_swizzles_as_the_ptx_manual_draws_them(bench: Bench, swizzle: str, span:
     x = np.arange(32 * columns, dtype=np.float32).reshape(32, columns)
     spec = matrix_spec(x, (16, columns), swizzle=swizzle, l2_promotion="l2_128b")
     found = load(bench, spec, bench.put(x), 0, 0, np.zeros((16, columns), np.float32))
-    # Chunks of 16 bytes change places by the bits of the 128-byte line that they lie in (PTX ISA, "Swizzling modes").
+    # Chunks of 16 bytes are exchanged according to bits of the 128-byte line that contains them (PTX ISA, "Swizzling
+    # modes").
     chunks = x[:16].reshape(-1, 4)
     wanted = np.zeros_like(chunks)
     for at, chunk in enumerate(chunks):
@@ -254,7 +255,7 @@ def test_a_tile_goes_back(bench: Bench) -> None:
     tile = np.random.default_rng(0).random((8, 16), np.float32)
     map_ = bench.server.encode_tensor_map(matrix_spec(x, (8, 16)), address)
     bench.run("store", map_, i32(20), i32(30), i32(tile.nbytes), u64(bench.put(tile)))
-    bench.run("store", map_, i32(40), i32(60), i32(tile.nbytes), u64(bench.put(tile)))  # cut off at both ends
+    bench.run("store", map_, i32(40), i32(60), i32(tile.nbytes), u64(bench.put(tile)))  # cut off in both dimensions
     x[30:38, 20:36] = tile
     x[60:, 40:] = tile[:4, :8]
     np.testing.assert_array_equal(bench.get(address, x), x)
@@ -286,10 +287,11 @@ def columns(
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("start", ["first", "middle", "last"])
 def test_columns_of_a_convolution(bench: Bench, padding: int, start: str) -> None:
-    """A filter of 3 x 3: at each of its places the pixels that it meets, one column of them a load."""
+    """A filter of 3 x 3: for each of its elements the pixels that it is applied to, with one column of them for each
+    load."""
     x = np.arange(IMAGES * HEIGHT * WIDTH * CHANNELS, dtype=np.float32).reshape(IMAGES, HEIGHT, WIDTH, CHANNELS) + 1
     lower = (-padding, -padding)
-    upper = (padding - 2, padding - 2)  # the filter reaches two further
+    upper = (padding - 2, padding - 2)  # the filter extends two pixels further
     pixels, depth = 12, 8
     sizes, strides = x.shape[::-1], tuple(step for step in x.strides[2::-1])
     spec = TensorMapSpec("float32", sizes, strides, (1,) * 4, Im2col(lower[::-1], upper[::-1], depth, pixels))

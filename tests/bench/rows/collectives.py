@@ -1,9 +1,9 @@
-"""Collectives over all devices, float32, beside NCCL called directly.
+"""Collectives over all devices, float32, compared with NCCL called directly.
 
-Bus bandwidth as in NCCL's tests (nccl-tests, doc/PERFORMANCE.md), which is what each link carries whatever the number
-of devices is: bytes / seconds times 2 (n - 1) / n for all_reduce, (n - 1) / n for all_gather and reduce_scatter, where
-the bytes are those of the larger side. Both sides are pipelined: many operations, one wait. What Hearth adds to a small
-operation is given in microseconds.
+Bus bandwidth as in NCCL's tests (nccl-tests, doc/PERFORMANCE.md), which is the load of each link independent of the
+number of devices: bytes / seconds times 2 (n - 1) / n for all_reduce, (n - 1) / n for all_gather and reduce_scatter,
+where bytes is the size of the larger side. Both sides are pipelined: many operations, one wait. The overhead of Hearth
+for a small operation is given in microseconds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 """Kinds that are measured at every size, on all devices."""
 JOIN = "join"
-"""The name of what a new group's first operation takes."""
+"""Name of the row for a new group's first operation."""
 BATCH = 32
 BOUNDED = 64 * MIB
-"""Size in bytes from which the ratio has to be that of the issue."""
+"""Size in bytes from which the required ratio applies."""
 _GPU_SIZES = (KIB, 8 * KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
 _CPU_SIZES = (KIB, 32 * KIB, MIB, 4 * MIB)
 _NAMES = {
@@ -36,10 +36,10 @@ _NAMES = {
 }
 
 _NAMED_SMALL = {"one", "batch"}
-"""Cases whose results are in microseconds only."""
+"""Cases whose results are reported in microseconds only."""
 
 Case = tuple[str, int]
-"""Kind of operation, and bytes."""
+"""Kind of operation, and size in bytes."""
 
 
 def cases(cuda: bool, quick: bool) -> list[Case]:
@@ -52,7 +52,8 @@ def cases(cuda: bool, quick: bool) -> list[Case]:
 
 
 def measure(context: Context) -> list[Row]:
-    """Against NCCL, one process a GPU, the slowest rank of each repeat; without GPUs against nothing."""
+    """Measures Hearth and NCCL, with one process for each GPU and the slowest rank of each repeat; without GPUs there
+    is no baseline."""
     n = context.device_count
     if n < 2:
         return []
@@ -77,7 +78,7 @@ def measure(context: Context) -> list[Row]:
 
 
 def _joining(n: int, seconds: Sequence[float], base: Sequence[float] | None) -> Row:
-    """Later rounds have found the daemon's communicator there."""
+    """Returns the row of the first operation of a group. In later rounds the daemon's communicator exists already."""
     first = Summary.of([max(seconds)])
     them, name = (None, "") if base is None else (Summary.of(base), "NCCL directly")
     what = f"first operation of a new group, {n} devices"

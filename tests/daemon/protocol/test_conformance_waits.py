@@ -98,7 +98,8 @@ def test_a_thousand_reads_outstanding_each_with_its_own_bytes(raw: Raw, held: Ra
 
 
 def test_a_hundred_threads_wait_for_their_own_streams(gpu: hearth.Device) -> None:
-    """Half of the streams are held: exactly the other half comes back."""
+    """A GPU has 32 hardware queues for all streams of a process; work that waits at the head of a queue blocks the work
+    behind it."""
     # A GPU has 32 queues for all streams of a process; what waits at the head of one holds up those behind it.
     count = 40 if BACKEND == "cpu" else 12
     streams = [gpu.stream() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Calls as frames on a Unix socket, in gRPC's place: the same answers, and whatever else is sent there does no harm."""
+"""Calls as frames on a Unix socket instead of gRPC: the same answers, and no effect of invalid data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def transport(node: hearth.Node) -> object:
     return session_of(node).transport
 
 
-# ---- which way a client goes ----
+# ---- the choice between frames and gRPC ----
 
 
 def test_a_client_on_the_unix_socket_takes_them(daemon: DaemonProcess) -> None:
@@ -46,7 +46,7 @@ def test_a_client_on_the_unix_socket_takes_them(daemon: DaemonProcess) -> None:
 
 
 def test_who_wants_no_lanes_and_who_comes_by_another_path_has_grpc(daemon: DaemonProcess, tmp_path: Path) -> None:
-    """A container may have been given gRPC's socket alone."""
+    """A container may have been given only gRPC's socket."""
     with daemon.connect(lanes=False) as node:
         assert isinstance(transport(node), GrpcTransport)
     alone = tmp_path / "alone.sock"
@@ -57,7 +57,7 @@ def test_who_wants_no_lanes_and_who_comes_by_another_path_has_grpc(daemon: Daemo
 
 
 def test_a_socket_of_something_else_is_passed_by(daemon: DaemonProcess, tmp_path: Path) -> None:
-    """The socket answers with no frames, or hangs up."""
+    """The server on the socket answers without frames, or closes the connection."""
     alone = tmp_path / "alone.sock"
     alone.symlink_to(daemon.unix.removeprefix("unix:"))
     beside = calls.socket_path(str(alone))
@@ -83,7 +83,7 @@ def test_a_socket_of_something_else_is_passed_by(daemon: DaemonProcess, tmp_path
         Path(beside).unlink(missing_ok=True)
 
 
-# ---- what is no call ----
+# ---- invalid calls ----
 
 
 def test_what_is_no_call_is_hung_up_on(daemon: DaemonProcess) -> None:
@@ -136,7 +136,7 @@ def test_an_execute_stream_that_is_none(daemon: DaemonProcess) -> None:
 def test_an_answer_comes_in_one_message_and_an_end(daemon: DaemonProcess) -> None:
     with connected(daemon) as stranger:
         for byte in DESCRIBE:
-            stranger.sendall(bytes([byte]))  # whatever the cuts
+            stranger.sendall(bytes([byte]))  # cut into single bytes
         stranger.sendall(frames.encode(Kind.MESSAGE) + frames.encode(Kind.END))
         message, end = received(stranger)
         assert message.kind == Kind.MESSAGE and node_pb2.DescribeResponse.FromString(message.payload).devices
@@ -159,7 +159,7 @@ def test_a_call_that_is_cancelled_is_given_up(daemon: DaemonProcess) -> None:
     assert cancelled() == before + 1
 
 
-# ---- who calls ----
+# ---- identity of the caller ----
 
 
 def test_who_calls_is_known_by_user_without_a_ticket(start_daemon: StartDaemon) -> None:
@@ -174,17 +174,17 @@ def test_who_calls_is_known_by_user_without_a_ticket(start_daemon: StartDaemon) 
         daemon.connect(token="hearth_wrong")
 
 
-# ---- a daemon that says nothing ----
+# ---- a daemon that does not respond ----
 
 
 def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped daemon is noticed as by gRPC's keepalive; one that is late, but alive, is waited for."""
+    """A stopped daemon is detected as by gRPC's keepalive; a slow daemon that responds is waited for."""
     monkeypatch.setattr(calls, "ASK_S", 0.1)
     daemon = start_daemon()
     with daemon.connect() as node:
         gpu = node.device(0)
         saxpy_works(gpu)
-        time.sleep(0.5)  # asked, and answered, several times
+        time.sleep(0.5)  # in which several pings are sent and answered
         saxpy_works(gpu)
         assert not connection_of(gpu).attachment().execute.outages  # type: ignore[union-attr]
         monkeypatch.setattr(calls, "ANSWER_S", 0.2)

@@ -1,4 +1,4 @@
-"""A client that the device tells itself when its copies are done."""
+"""A client to which the device itself signals the completion of copies."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Told = Callable[[], int]
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """Counts the threads that continued after a signal. Request it before the device is used: a waiting thread polls
-    for its answer as long as it takes, as with many cores."""
+    """Counts the threads that continued after a signal. Request this fixture before the device is used: it makes
+    waiting threads poll without limit, as on a machine with many cores."""
     monkeypatch.setattr(attachment, "cores", lambda: 64)
     monkeypatch.setattr(spin_wait, "LOOK_S", 20.0)
     calls: list[int] = []
@@ -45,7 +45,7 @@ def test_what_was_copied_is_there(told: Told, gpu: hearth.Device) -> None:
         host[turn::4096] ^= 255
         x.set(host)
         gpu.synchronize()
-        host[turn::4096] ^= 255  # it has been read
+        host[turn::4096] ^= 255  # the host array has been read
         host[turn::4096] ^= 255
         assert x.get(out=out) is out
         same(out, host)

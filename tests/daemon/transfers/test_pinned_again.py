@@ -1,4 +1,4 @@
-"""Repeated copies of the same arrays: what has changed since is noticed each time."""
+"""Repeated copies of the same arrays: changes since the previous copy are detected each time."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Found = Callable[[], int]
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
-    """Yields a function that returns the number of copies that were prepared anew since its last call."""
+    """Yields a function that returns the number of copies that were prepared without the cache since its last call."""
     calls: list[object] = []
     for name in ("write", "read"):
         whole = getattr(shared_copies, name)
         counted = lambda *args, whole=whole, **keywords: (calls.append(0), whole(*args, **keywords))[1]  # noqa: E731
         monkeypatch.setattr(shared_copies, name, counted)
-    monkeypatch.setattr(telemetry, "made", lambda: False)  # other tests want them, of uploads too
+    monkeypatch.setattr(telemetry, "made", lambda: False)  # other tests enable spans, also for uploads
 
     def asked() -> int:
         count = len(calls)
@@ -59,7 +59,7 @@ def test_it_is_found_out_once(gpu: hearth.Device, found: Found, size: int) -> No
             assert x.get(out=out, blocking=False) is out
             gpu.synchronize()
             same(out, host)
-    turns = 4 * 3 if size > INLINE else 0  # of ordinary arrays, each of which is another one
+    turns = 4 * 3 if size > INLINE else 0  # copies of ordinary arrays, each a different array
     assert found() == 3 + 1 + turns + (4 * 3 if not turns else 0)
     assert not connection_of(gpu).late_errors
 
@@ -90,7 +90,7 @@ def test_an_array_that_has_changed(gpu: hearth.Device, found: Found) -> None:
 
 
 def test_another_array_in_its_place(gpu: hearth.Device) -> None:
-    """Python gives the same number to what is made where something has gone."""
+    """Python reuses the id of an object that has been deleted."""
     x, out = gpu.empty(INLINE, np.uint8), hearth.zeros_pinned(INLINE, np.uint8)
     kept = [pinned(noise(INLINE, 99))]
     for seed in range(40):
@@ -129,7 +129,7 @@ def test_in_the_order_of_a_stream(gpu: hearth.Device) -> None:
                 gate.hold(order)
                 x.set(host, stream=given)
             gpu.default_stream.synchronize()
-            host[...] = values[::-1]  # which a program should not do
+            host[...] = values[::-1]  # a race that programs should avoid
             gate.open()
             stream.synchronize()
         same(x.get(out=out), values[::-1])
@@ -137,7 +137,7 @@ def test_in_the_order_of_a_stream(gpu: hearth.Device) -> None:
     del stream
     with gated(gpu) as gate:
         for index in range(6):
-            stream = gpu.stream()  # in the place of the one before
+            stream = gpu.stream()  # may reuse the id of the previous stream
             if index % 2:
                 gate.hold(order, stream=stream)
             x.set(host, stream=stream)
@@ -164,7 +164,7 @@ def test_an_array_that_was_freed(gpu: hearth.Device) -> None:
 
 
 def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
-    """A loss is noticed before the next copy, in either direction."""
+    """A loss is detected before the next copy, in either direction."""
     host, x = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8)
     for turn in range(4):
         x.set(host)
@@ -187,7 +187,7 @@ def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
 def test_a_connection_that_ended_unseen(
     gpu: hearth.Device, daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, lasts: float
 ) -> None:
-    """An awaited copy arrives another way; an unawaited one is made, or reported as lost, once."""
+    """An awaited copy arrives by another path; an unawaited one is executed, or reported as lost, exactly once."""
     monkeypatch.setattr(segments, "LOOKED_S", lasts)
     host, x, out = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8), hearth.zeros_pinned(3 * INLINE, np.uint8)
     ways = {
@@ -202,7 +202,7 @@ def test_a_connection_that_ended_unseen(
         live, before = shared(gpu), daemon.gauge("segments")
         assert live is not None
         with socket.socket(fileno=os.dup(live.connection.fileno())) as beside:
-            beside.shutdown(socket.SHUT_RDWR)  # which the client has not seen
+            beside.shutdown(socket.SHUT_RDWR)  # which the client has not noticed
         wait_until(lambda before=before: daemon.gauge("segments") < before, "the end of what was shared")
         if name != "get":
             host[turn] ^= 255
@@ -261,7 +261,7 @@ def test_a_device_that_was_lost(lossy: DaemonProcess) -> None:
 
 
 def test_spans_of_copies_that_are_made_again(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each upload has its own span, where there are spans."""
+    """Each upload has its own span, if spans are enabled."""
     host, x = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8)
     written: list[object] = []
     whole = host_copy.write

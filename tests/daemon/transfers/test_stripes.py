@@ -1,4 +1,4 @@
-"""Bulk data over TCP in stripes: bit for bit, whatever breaks, and nothing is left of it."""
+"""Bulk data over TCP in stripes: exact results, recovery from every break, and no leftovers."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ def live(gpu: hearth.Device) -> int:
 
 
 def retrying(gpu: hearth.Device) -> None:
-    """Has the device's connection ask for stripes at each large transfer, however few came to life the last time."""
+    """Makes the device's connection request stripes at each large transfer, even if few could be opened the last
+    time."""
     connection = connection_of(gpu)
     assert Stripes not in connection.parts
     connection.parts[Stripes] = Stripes(connection, again=0.0)
 
 
 def connect(target: str, count: int | None = STRIPES, **options: Any) -> hearth.Node:
-    """A client that uses `count` stripes, however few cores there are."""
+    """Connects a client that uses `count` stripes, whatever the number of cores."""
     node = hearth.connect(target, **options)
     session_of(node).transport.stripes = count
     return node
@@ -73,7 +74,7 @@ def there_and_back(gpu: hearth.Device, size: int, seed: int = 1) -> None:
 
 
 def settled(daemon: DaemonProcess, stripes: int = 0) -> None:
-    """Waits until nothing is lent any more, and no stripe is open that should not be."""
+    """Waits until all staging memory is returned, and only `stripes` stripes are open."""
     wait_until(lambda: daemon.gauge("stripes") == stripes, f"{stripes} stripes in the device process")
     wait_until(lambda: daemon.gauge("staging_bytes") == 0, "all staging memory given back")
 
@@ -96,7 +97,7 @@ def gpu(daemon: DaemonProcess) -> Iterator[hearth.Device]:
 
 @pytest.fixture
 def by_way_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[hearth.Node, Cutter], None]:
-    """Has a client's stripes, and nothing else of it, go through a cutter."""
+    """Returns a function that routes a client's stripes, and nothing else, through a cutter."""
 
     def divert(node: hearth.Node, cutter: Cutter) -> None:
         transport: Any = session_of(node).transport
@@ -113,7 +114,7 @@ def by_way_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[hearth.Node, Cutter]
     return divert
 
 
-# ---- when all is well ----
+# ---- without failures ----
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -124,7 +125,7 @@ def test_bit_for_bit(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> No
 
 
 def test_they_carry_the_bytes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stripes carry them, not gRPC."""
+    """The bytes are sent over stripes, not over gRPC."""
 
     def never(*_: Any) -> None:
         raise AssertionError("a stream of Upload or Download was opened")
@@ -136,7 +137,7 @@ def test_they_carry_the_bytes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatc
 
 
 def test_rows_and_views(gpu: hearth.Device) -> None:
-    """A strided part of an array."""
+    """Copies strided parts of an array."""
     host = values(6000 * 4000).reshape(6000, 4000)
     x = gpu.asarray(host)
     assert (x[:, 100:3100].get() == host[:, 100:3100]).all()
@@ -166,7 +167,7 @@ extern "C" __global__ void mix(const unsigned char* a, const unsigned char* b, u
 
 
 def dispatched(gpu: hearth.Device, size: int, seed: int = 1) -> None:
-    """Two large inputs and outputs, one of each small."""
+    """Runs a dispatch with two large inputs and outputs."""
     mix = gpu.RawKernel(MIX, "mix")
     a, b = values(size, seed), values(size, seed + 1)
     outs = [((size,), np.uint8)] * 2
@@ -204,7 +205,7 @@ extern "C" __global__ void copies(const unsigned char* a, unsigned char* x, unsi
 
 
 def test_a_dispatch_whose_outputs_go_by_different_ways(gpu: hearth.Device) -> None:
-    """Over stripes, by a stream of Download, and inside the answer: in any order of them."""
+    """Over stripes, by a Download stream, and inside the answer, in every order of the outputs."""
     copies, a = gpu.RawKernel(COPIES, "copies"), values(10 * MIB)
     for sizes in itertools.permutations((10 * MIB, 3 * MIB, 1000)):
         pending = gpu.dispatch_async(
@@ -216,7 +217,7 @@ def test_a_dispatch_whose_outputs_go_by_different_ways(gpu: hearth.Device) -> No
 
 
 def test_the_order_of_the_stream_holds(gpu: hearth.Device) -> None:
-    """Many writes to one buffer, each read behind it."""
+    """Many writes to one buffer, each with a read behind it."""
     x = gpu.empty(10 * MIB, np.uint8)
     for seed in range(6):
         host = values(10 * MIB, seed)
@@ -227,7 +228,7 @@ def test_the_order_of_the_stream_holds(gpu: hearth.Device) -> None:
 
 
 def test_many_at_once(daemon: DaemonProcess) -> None:
-    """Threads of one client, on streams of their own and on the same one, both ways."""
+    """Threads of one client, on separate streams and on the same one, in both directions."""
     failures: list[BaseException] = []
     with connect(daemon.grpc) as node:
         gpu = node.device(0)
@@ -299,7 +300,7 @@ def test_a_download_in_time_or_not_at_all(lossy: DaemonProcess, by_way_of: Any) 
             x.get(timeout=0.5)
         assert time.monotonic() - began < LATE
         cutter.cut()
-        with contextlib.suppress(hearth.TransferError):  # that read's own answer, which was not awaited
+        with contextlib.suppress(hearth.TransferError):  # the read's own error, because the read was not awaited
             gpu.synchronize()
         with contextlib.suppress(hearth.TransferError):
             x.get()
@@ -330,11 +331,11 @@ def test_idle_stripes_are_closed(lossy: DaemonProcess, monkeypatch: pytest.Monke
             settled(lossy)
 
 
-# ---- connections that break ----
+# ---- broken connections ----
 
 
 def test_the_command_stream_breaks_beside_them(lossy: DaemonProcess) -> None:
-    """The stripes go on; so does the session."""
+    """The stripes and the session continue."""
     with Cutter(lossy.grpc) as cutter, connect(cutter.address) as node:
         gpu = node.device(0)
         there_and_back(gpu, 9 * MIB)
@@ -358,8 +359,8 @@ def test_the_command_stream_breaks_beside_them(lossy: DaemonProcess) -> None:
 def test_they_fall_silent_with_all_the_rest(
     lossy: DaemonProcess, by_way_of: Any, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """A proxy between client and daemon forwards nothing any more, and ends no connection: gRPC finds that out by its
-    pings, and stripes have none."""
+    """A proxy between client and daemon stops forwarding without closing connections: gRPC detects it by its pings, but
+    stripes have none."""
     times = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
     monkeypatch.setattr(transport, "_OPTIONS", tuple((dict(transport._OPTIONS) | times).items()))
     monkeypatch.setattr("hearth.transfer.striped.SILENT_S", 0.5)
@@ -402,7 +403,7 @@ def test_they_fall_silent_with_all_the_rest(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_cut_at_any_byte(lossy: DaemonProcess, by_way_of: Any, seed: int) -> None:
-    """Each connection breaks sooner or later, in one direction or the other."""
+    """Each connection breaks at some time, in one direction or the other."""
     with connect(lossy.grpc) as node, Cutter(lossy.lanes, random_cuts(seed, 12 * MIB)) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
@@ -414,22 +415,22 @@ def test_cut_at_any_byte(lossy: DaemonProcess, by_way_of: Any, seed: int) -> Non
 
 
 def test_one_of_them_breaks(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """The others take what it had."""
+    """The other stripes take over its chunks."""
 
     def plan(number: int) -> Budget:
         return Budget(up=3 * MIB) if number == 1 else Budget()
 
     with connect(lossy.grpc) as node, Cutter(lossy.lanes, plan) as cutter:
         by_way_of(node, cutter)
-        for _ in range(30):  # where the others are quicker, it has little to carry
+        for _ in range(30):  # if the other stripes are faster, it has few chunks
             there_and_back(node.device(0), 40 * MIB)
             if cutter.cuts:
                 break
-        assert cutter.cuts == 1 and cutter.connections == STRIPES + 1  # the download found one missing
+        assert cutter.cuts == 1 and cutter.connections == STRIPES + 1  # the download opened the missing stripe again
 
 
 def test_all_of_them_break_under_a_dispatch(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """Up and down, again and again: each of its transfers continues over other stripes, or by gRPC."""
+    """Uploads and downloads repeatedly: each transfer continues over other stripes, or over gRPC."""
     rng = random.Random(5)
     plan = lambda number: Budget(up=rng.randrange(MIB, 30 * MIB), down=rng.randrange(MIB, 30 * MIB))  # noqa: E731
     with connect(lossy.grpc) as node, Cutter(lossy.lanes, plan) as cutter:
@@ -447,7 +448,8 @@ def test_all_of_them_break_under_a_dispatch(lossy: DaemonProcess, by_way_of: Any
 def test_the_last_word_is_lost(
     lossy: DaemonProcess, monkeypatch: pytest.MonkeyPatch, count: int, move: Callable[..., None]
 ) -> None:
-    """The daemon has all of an upload, and the stripe breaks that said so: it says so again, over another."""
+    """The daemon has received a whole upload, and the stripe breaks that should report it: the daemon reports it again
+    over another stripe."""
     hear, deaf = StripedUpload.taken, list[Stripe]()
 
     def taken(upload: StripedUpload, stripe: Stripe, offset: int) -> None:
@@ -461,7 +463,7 @@ def test_the_last_word_is_lost(
 
     monkeypatch.setattr(StripedUpload, "taken", taken)
     with connect(lossy.grpc, count) as node:
-        for _ in range(30):  # what is said on the others may come sooner
+        for _ in range(30):  # the report over another stripe may come first
             move(node.device(0), 20 * MIB)
             if deaf:
                 break
@@ -486,7 +488,7 @@ def test_all_of_them_break_and_come_back(lossy: DaemonProcess, by_way_of: Any) -
 
 
 def test_none_can_be_had_any_more(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """The transfer continues by gRPC, under its number and in its place."""
+    """The transfer continues over gRPC, with the same number and from the same position."""
     with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
@@ -515,11 +517,11 @@ def test_stripe_port_without_an_answer(lossy: DaemonProcess, by_way_of: Any) -> 
         assert live(node.device(0)) == 0
 
 
-# ---- processes that are killed ----
+# ---- killed processes ----
 
 
 def test_the_device_process_is_killed(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """A clear error, and the next generation has separate stripes."""
+    """The client gets a clear error, and the next generation has new stripes."""
     with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
@@ -546,7 +548,7 @@ def test_the_device_process_is_killed(lossy: DaemonProcess, by_way_of: Any) -> N
             assert caught and isinstance(caught[0], hearth.HearthError), caught
             assert caught[0].reason in ("DEVICE_LOST", "BUFFER_LOST"), caught
             wait_until(lambda: lossy.status()["devices"][0]["state"] == "serving", "the next generation")
-            with contextlib.suppress(hearth.DeviceLostError):  # of what was under way one way
+            with contextlib.suppress(hearth.DeviceLostError):  # the error of one-way commands that were pending
                 gpu.synchronize()
             there_and_back(gpu, 20 * MIB)
             assert live(gpu) > 0
@@ -585,7 +587,7 @@ def test_clients_are_killed(start_daemon: StartDaemon) -> None:
             client.stdout.close()
             settled(daemon, stripes)
         there_and_back(node.device(0), 9 * MIB)
-        streams = 3  # of the CPU backend: one a client, kept for the next
+        streams = 3  # threads of the CPU backend's streams: one for each client, kept for later clients
         wait_until(lambda: len(threads_of(pid)) <= before + streams, "the stripes' threads to end")
     saxpy_works(hearth.connect(daemon.unix).device(0))
 
@@ -644,7 +646,7 @@ def test_cut_over_tls(secured_daemon: SecuredDaemon, by_way_of: Any, seed: int) 
 
 
 def test_another_certificate_is_not_trusted(secured_daemon: SecuredDaemon) -> None:
-    """A proxy in between has another certificate: the client goes by gRPC, which is authenticated."""
+    """A proxy in between has another certificate: the client uses gRPC, which is authenticated."""
     daemon = secured_daemon.lend()
     from hearthd.front.lanes.certificates import make
 
