@@ -124,23 +124,23 @@ def _factor(kind: str, n: int) -> float:
 
 
 def _bytes(kind: str, size: int, n: int) -> int:
-    """Returns the bytes that are really moved: shares are whole elements."""
+    """Returns the number of bytes that are moved, because shares are whole elements."""
     return share(size, n) * n * 4 if kind in {"all_gather", "reduce_scatter"} else size
 
 
 def share(size: int, n: int) -> int:
-    """Returns the elements of one rank's share of `size` bytes."""
+    """Returns the number of elements of one rank's share of `size` bytes."""
     return max(1, size // 4 // n)
 
 
 def key(case: Sequence[Any]) -> str:
-    """The name of a case's samples."""
+    """Returns the name of a case's samples."""
     return f"{case[0]} {case[1]}"
 
 
 def count(case: Sequence[Any], cuda: bool) -> int:
-    """Returns the number of operations of a sample: the same on both sides. A sample whose ratio counts takes a fifth
-    of a second and more, so that their start and the wait for their end, a few milliseconds, do not matter."""
+    """Returns the number of operations of a sample, which is the same on both sides. A sample whose ratio is checked
+    takes at least a fifth of a second, so that the few milliseconds for the start and the final wait do not matter."""
     kind, size = case
     if kind == "one":
         return 100 if cuda else 10
@@ -159,7 +159,8 @@ def _label(size: int) -> str:
 
 
 def _slowest(ranks: list[Samples]) -> Samples:
-    """Returns, for each repeat, the time of the slowest rank; a case that only one rank measures is that rank's."""
+    """Returns, for each repeat, the time of the slowest rank; if only one rank measures a case, the time of that
+    rank."""
     return {
         case: [max(each) for each in zip(*(rank[case] for rank in ranks if case in rank), strict=True)]
         for case in ranks[0]
@@ -167,7 +168,7 @@ def _slowest(ranks: list[Samples]) -> Samples:
 
 
 def hearth_side(target: str, plan: list[Case], repeats: int, cuda: bool) -> Samples:
-    """Hearth: one client with a group of all devices; seconds an operation."""
+    """Measures Hearth: one client with a group of all devices; returns seconds for each operation."""
     import numpy as np
 
     import hearth
@@ -181,13 +182,14 @@ def hearth_side(target: str, plan: list[Case], repeats: int, cuda: bool) -> Samp
         arrays = [device.zeros(1, np.float32) for device in devices[::-1]]
         finish()
         started = time.perf_counter()
-        hearth.Group(devices[::-1]).all_gather(arrays, timeout=120)  # in this order, a separate communicator
+        # a group in this order needs a separate communicator
+        hearth.Group(devices[::-1]).all_gather(arrays, timeout=120)
         finish()
         measured[JOIN] = [time.perf_counter() - started]
         for case in plan:
             operation, arrays = _prepared(group, *case)
             times, samples = count(case, cuda), []
-            for repeat in range(repeats + 1):  # the first one warms up
+            for repeat in range(repeats + 1):  # the first repeat is a warm-up
                 finish()
                 started = time.perf_counter()
                 if case[0] == "one":
@@ -207,7 +209,7 @@ def hearth_side(target: str, plan: list[Case], repeats: int, cuda: bool) -> Samp
 
 
 def _prepared(group: hearth.Group, kind: str, size: int) -> tuple[Callable[[], object], list[hearth.DeviceArray]]:
-    """The operation, and the arrays it works on."""
+    """Returns the operation, and the arrays that it uses."""
     import numpy as np
 
     devices = group.devices
