@@ -64,8 +64,8 @@ def test_it_names_extras_and_the_version_of_the_project() -> None:
 
 @pytest.mark.parametrize(("extra", "compiler", "packages"), [("cpu", True, "server"), ("cuda13", False, "cuda13")])
 def test_the_cpu_backend_has_the_system_s_compiler(tmp_path: Path, extra: str, compiler: bool, packages: str) -> None:
-    """It must not use ziglang's compiler, which first builds a C++ library. The steps run with stub programs that
-    record their arguments."""
+    """The image must not use ziglang's compiler, which first builds a C++ library. The steps run with stub programs
+    that record their arguments."""
     steps = [step.value[0] for step in STEPS if step.cmd == "RUN" and "EXTRA" in step.value[0]]
     said = tmp_path / "said"
     for name in ("apt-get", "pip", "rm", "ls"):

@@ -195,7 +195,7 @@ def test_out_of_memory_says_what_there_is_and_harms_nothing(server: CudaServer, 
 
 
 def test_memory_that_another_stream_freed_is_had_again_when_the_device_is_nearly_full(server: CudaServer) -> None:
-    """With an arena for each stream, the second stream could not use the memory."""
+    """The second stream could not use the memory if each stream had its own arena."""
     one, two = server.create_stream(), server.create_stream()
     server.trim()
     size = int(server.memory_info().free * 0.6)

@@ -109,7 +109,7 @@ def test_events_tell_what_cupys_events_tell(server: CudaServer) -> None:
 
 
 def test_cold_and_warm_kernel_times_agree(start: Start) -> None:
-    """As in vyre (V1): a compile, a module load or a copy is not part of a kernel's time."""
+    """Same definition as vyre (V1): a compile, a module load or a copy is not part of a kernel's time."""
     gpu = start().device(0)
     times = []
     spin = gpu.RawModule(code=f"// {uuid.uuid4()}\n{SPIN}").get_function("spin")

@@ -96,7 +96,7 @@ def test_sends_and_receives_that_do_not_meet(ranks: Ranks, what: str) -> None:
 
 
 def test_a_rank_with_nothing_to_do_presents_that(ranks: Ranks) -> None:
-    """Also: sends that would deadlock one by one form one NCCL group."""
+    """A rank without operations presents an empty list; sends that would deadlock one by one form one NCCL group."""
     number = ranks.next()
     right = [operation("send", A, peer=1), operation("recv", 0, B, peer=1)]
     left = [operation("send", A, peer=0), operation("recv", 0, B, peer=0)]
@@ -153,8 +153,8 @@ WRONG: dict[str, Any] = {
 
 
 def test_what_cannot_be_is_refused_at_once(ranks: Ranks) -> None:
-    """The other ranks are told only when they present their part, for a second operation of a batch as for the
-    first."""
+    """The other ranks are told only when they present their part; this also holds for the second operation of a
+    batch."""
     assert ranks.next() == 1  # all of the commands have this number
     told = set()
     for name, command in WRONG.items():

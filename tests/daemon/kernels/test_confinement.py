@@ -247,7 +247,7 @@ def test_confinement_cannot_be_undone(intruder: Intruder) -> None:
 
 @confined
 def test_descriptors_are_the_process_s_own(walled: tuple[DaemonProcess, Mapping[str, str]], victim: int) -> None:
-    """Only sockets, anonymous files, and its initial standard input and output."""
+    """The process has only sockets, anonymous files, and its initial standard input and output."""
     if os.geteuid():
         pytest.skip("only the superuser may look into a process that is not dumpable")
     for entry in Path(f"/proc/{victim}/fd").iterdir():

@@ -1,4 +1,4 @@
-"""From source to kernels: compiled once and cached, with clear errors for a wrong source."""
+"""Modules from source to kernels: compiled once and cached, with clear errors for a wrong source."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_daemon_without_tenants_warns_that_its_port_is_open(start_daemon: StartD
 
 @pytest.mark.parametrize(("access", "mode"), [("auto", 0o600), ("owner", 0o600), ("all", 0o666)])
 def test_who_may_connect_to_the_unix_socket(start_daemon: StartDaemon, access: str, mode: int) -> None:
-    """With `all`, every user may connect, with a token: for example a pod with another user id."""
+    """Every user may connect if `all` is set, with a token: for example a pod with another user id."""
     config, tokens = tenants("alice", listen={"unix_access": access})
     daemon = start_daemon(**config)
     assert daemon.socket.stat().st_mode & 0o777 == mode

@@ -123,7 +123,7 @@ def bad_launch(gpu: hearth.Device, stream: hearth.Stream | None = None) -> None:
 
 
 def test_a_failing_compile_is_the_profiles_alone(gpu: hearth.Device) -> None:
-    """As in CubeCL: the profile consumes the error, the next flush succeeds, and the device works."""
+    """Same behaviour as CubeCL: the profile consumes the error, the next flush succeeds, and the device works."""
     x = gpu.zeros(1, np.int32)
     with pytest.raises(hearth.CompileError, match="undeclared"), gpu.profile():
         gpu.RawKernel('extern "C" __global__ void f(int* x) { *x = undeclared; }', "f")((1,), (1,), (x,))

@@ -124,7 +124,7 @@ def test_a_token_that_is_anothers_now(running: Reloaded) -> None:
 
 
 def test_a_token_whose_date_is_moved(running: Reloaded) -> None:
-    """With a date in the past the token is invalid at once; with a date in the future it remains valid."""
+    """A date in the past makes the token invalid at once; a date in the future leaves it valid."""
     dated = [{"hash": token_hash(ALICE), "name": "mine", "expires": "2999-01-01"}]
     with connect(running, ALICE) as node:
         node.device(0).synchronize()
@@ -289,7 +289,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(running: Reloaded, text: str
 
 
 def test_a_moved_audit_log_continues_in_a_new_file(running: Reloaded) -> None:
-    """As logrotate does it; the hash chain continues in the new file."""
+    """Renames the log as logrotate does; the hash chain continues in the new file."""
     path = Path(running.config["audit"]["path"])
     connect(running, ALICE).close()
     wait_until(lambda: "session_close" in path.read_text(), "the last line")
@@ -368,7 +368,7 @@ def test_reloads_while_many_clients_work(running: Reloaded) -> None:
 
 
 def test_thresholds_of_overload(running: Reloaded) -> None:
-    """While the threshold is below current use, new sessions are refused; after it is raised, they are accepted."""
+    """New sessions are refused while the threshold is below current use, and accepted after it is raised."""
     with connect(running, BOB) as node:
         done = running.change(overload={"descriptors": 0.0001, "descriptors_critical": 1.0})
         assert done["event"] == "reloaded" and "overload.descriptors" in done["changed"] and "needs_restart" not in done

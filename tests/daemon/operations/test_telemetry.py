@@ -65,7 +65,7 @@ def moved(daemon: DaemonProcess) -> Callable[..., float]:
 
 
 def test_one_launch_is_one_launch(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """As in vyre: exactly one launch, no graph launch, and the actual numbers of bytes and threads."""
+    """Same counts as vyre: exactly one launch, no graph launch, and the actual numbers of bytes and threads."""
     add_one, x = common(gpu, "add_one"), gpu.zeros(1000, np.int32)
     add_one((4,), (256,), (x, np.int32(1000)))
     gpu.synchronize()

@@ -71,8 +71,8 @@ def answers(stream: Execute, count: int) -> Iterator[c.Result]:
 
 
 def test_a_thousand_reads_outstanding_each_with_its_own_bytes(raw: Raw, held: RawGate) -> None:
-    """Tests for arrays of fixed size, and checks that no answer comes before its own copy has completed, whatever other
-    streams are waited for."""
+    """Checks that there is no limit from an array of fixed size, and that no answer comes before its own copy has
+    completed, whatever other streams are waited for."""
     stream = held.stream
     buffers = [1 << 40 | index for index in range(1000)]
     commands = []

@@ -236,7 +236,7 @@ def normal(refusal: Refusal | None) -> object:
 @pytest.mark.parametrize("right", [*RIGHTS, "nothing"])
 @pytest.mark.parametrize("kind", sorted(rights.COMMANDS))
 def test_commands(world: World, kind: str, right: str) -> None:
-    """With each single right: the allowed operations, and the same answer for another tenant's handle as for an absent
+    """Tests each single right: the allowed operations, and the same answer for another tenant's handle as for an absent
     one."""
     who = right if right == "nothing" else f"only-{right}"
     has = set() if right == "nothing" else {right}

@@ -146,7 +146,7 @@ def test_what_is_metered_is_the_time_in_which_there_was_work(three: Three) -> No
 
 
 def opens_its_own_gate(one: hearth.Node, other: hearth.Node) -> None:
-    """A session opens the gate behind its waiting kernel, while another session wants the device."""
+    """A session opens the gate behind its waiting kernel, while another session has work for the device."""
     with Flood(other, 1_000_000), gated(one.device(0)) as gate:
         time.sleep(0.1)
         counter = one.device(0).zeros(1, np.int32)

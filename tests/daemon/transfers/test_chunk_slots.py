@@ -108,7 +108,7 @@ def test_more_clients_than_slots(daemon: DaemonProcess, alone: hearth.Device) ->
 
 
 def test_clients_that_do_not_read_delay_no_other(daemon: DaemonProcess, alone: hearth.Device) -> None:
-    """Nor do they keep a slot: chunks that they do not read wait in the front."""
+    """Clients that do not read keep no slot either: their chunks wait in the front."""
     size = 16 * MIB
     with contextlib.ExitStack() as stack:
         calls = []

@@ -402,7 +402,7 @@ def test_who_may_do_what(start_daemon: StartDaemon) -> None:
 def test_what_is_no_frame_of_such_a_connection(
     daemon: DaemonProcess, unharmed: None, tidy: None, sharing: Sharing, data: bytes
 ) -> None:
-    """Only the connection and the memory shared over it are lost."""
+    """The error affects only the connection and the memory shared over it."""
     sharing.shared.share(1, 4096)
     buffer = sharing.allocate(4096)
     sharing.shared.send(data)

@@ -83,7 +83,7 @@ def test_more_than_2_gib_at_once(gpu: hearth.Device) -> None:
 
 
 def test_a_hundred_reads_outstanding(gpu: hearth.Device) -> None:
-    """All wait behind a kernel that has not ended, and each gets its own bytes."""
+    """All reads wait behind a kernel that has not ended, and each gets its own bytes."""
     hosts = [noise(1000 + 37 * index, index) for index in range(100)]
     arrays = [gpu.asarray(host) for host in hosts]
     order = gpu.zeros(1, np.int32)
@@ -99,7 +99,7 @@ def test_a_hundred_reads_outstanding(gpu: hearth.Device) -> None:
 
 
 def test_a_thousand_reads_outstanding_on_one_session(raw: Raw) -> None:
-    """All in one batch, more than a stream accepts at once; each is answered with its own bytes."""
+    """All reads are in one batch, more than a stream accepts at once; each is answered with its own bytes."""
     data = noise(4000, 5).tobytes()
     buffer = raw.buffer(data)
     with raw.execute() as stream:

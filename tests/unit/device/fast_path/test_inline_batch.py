@@ -154,7 +154,8 @@ def test_what_the_front_passes_on_beside_a_lane_takes_the_long_way(rig: Passing)
 
 
 def test_a_copy_alone_goes_straight_through(rig: Passing) -> None:
-    """With or without an answer, with or without a wait behind it in the same piece; refused like any other copy."""
+    """Covers copies with or without an answer, with or without a wait behind them in the same piece, and refused
+    copies."""
     client = rig.lane()
     for number in range(1, 40):
         data = number.to_bytes(8, "little")

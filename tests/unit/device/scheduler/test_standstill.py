@@ -29,7 +29,7 @@ def test_another_stream_is_another_wait() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.floats(0, PATIENCE_S * 2))))
 def test_it_never_lasts_without_anything_done(steps: list[tuple[int, int, float]]) -> None:
-    """At any sequence of calls: between two changes of the number of completed commands, the queue is blocked for at
+    """Draws any sequence of calls: between two changes of the number of completed commands, the queue is blocked for at
     most the time limit."""
     row: Standstill[str] = Standstill()
     now, done, since, seen = 100.0, 0, 0.0, None

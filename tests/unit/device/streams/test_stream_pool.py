@@ -568,7 +568,7 @@ def test_the_next_user_of_a_track_is_timed_from_its_first_launch(timed: Timed) -
 
 
 def test_one_that_does_not_end_is_waited_for(timed: Timed) -> None:
-    """Until it has completed, no other launch of the track is timed; its time is correct in the end."""
+    """No other launch of the track is timed until the long one has completed; its time is then correct."""
     timed.launch(3 * WINDOW)
     timed.now = 10**12
     assert timed.told == []

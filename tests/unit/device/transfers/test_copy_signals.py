@@ -100,7 +100,7 @@ def test_copies_are_signalled_and_launches_are_not(rig: Sharing) -> None:
 
 
 def test_what_failed_is_not_told(rig: Sharing) -> None:
-    """Not signalled are: a failed copy, a wait behind it, and a copy whose answer reports another failure."""
+    """No signal is sent for a failed copy, for a wait behind it, or for a copy whose answer reports another failure."""
     ends = client, _, _ = begin(rig)
     found = told(rig, ends)
     rig.server.takes = 0

@@ -106,7 +106,7 @@ def test_everything_is_bounded() -> None:
 
 @given(st.sampled_from(["launched", "finished", "failed", "ready", "aborted"]))
 def test_what_it_does_not_know_is_not_kept(what: str) -> None:
-    """For example messages about a session that has ended."""
+    """Messages may arrive about a session that has ended, for example."""
     recorder = FlightRecorder()
     recorder.presented(key(0, 1), 0, [SIGNATURE])
     recorder.forget("s")
