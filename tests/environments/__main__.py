@@ -7,7 +7,7 @@
     python -m tests.environments all -- -k "not gpu" -n 2            # pytest's own options
 
 Each runs on a copy of the working tree, with the virtual environment of this interpreter unless `--python` names
-another one. The exit status is 0 where all passed.
+another one. The exit status is 0 if all tests passed.
 """
 
 from __future__ import annotations

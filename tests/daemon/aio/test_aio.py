@@ -201,7 +201,7 @@ def test_a_full_queue_holds_nothing_up(daemon: DaemonProcess, monkeypatch: pytes
             x = gpu.zeros(1, np.int32)
             await gpu.synchronize()
             spin((1,), (1,), (np.int64(300_000_000),))
-            launched = 0  # a launch that waits for room is not refused
+            launched = 0  # launches do not wait for room: otherwise none would be refused
             with pytest.raises(hearth.QuotaExceededError, match="ready") as caught:
                 while launched < 200_000:
                     add_one((1,), (1,), (x, np.int32(1)))

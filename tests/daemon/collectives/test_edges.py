@@ -211,7 +211,7 @@ def test_the_recorder_keeps_the_last_of_each_group(ranks: Ranks) -> None:
     assert all(each.presented_unix_ns <= each.launched_unix_ns for each in kept)
     assert groups[0, 1, 2].state == "ready" and groups[0, 1, 2].group == b""
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:  # the error of the clocks is less than 50 ms
+    while time.monotonic() < deadline:  # completions are recorded with a delay of up to 50 ms
         states = {each.state for each in ranks.groups()[0].operations}
         if states == {"done"}:
             break

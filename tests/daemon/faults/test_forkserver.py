@@ -96,7 +96,7 @@ def load(daemon: DaemonProcess) -> Iterator[Callable[[], None]]:
                     if steps % 8 == 0:
                         np.testing.assert_array_equal(x.get(), steps)
                         counts.append(steps)
-        except BaseException as error:  # reported by the test's main thread
+        except BaseException as error:  # reported by the test's own thread
             errors.append(error)
 
     thread = threading.Thread(target=work)

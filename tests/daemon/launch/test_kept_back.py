@@ -130,7 +130,7 @@ def test_report_when_all_streams_are_withheld(start_daemon: StartDaemon) -> None
         module = gpu.RawModule(code=ENDLESS)
         module.compile()
         endless = module.get_function("endless")
-        for _ in range(2):  # the second session gets the one stream beyond the limit
+        for _ in range(2):  # the second stream is the only one beyond the limit
             stream = gpu.stream()
             endless((1,), (1,), stream=stream)
             del stream

@@ -196,7 +196,7 @@ def test_what_cannot_be_a_view_says_what_to_do(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.ArgumentError, match="overlap"):
         x[:, :3].copy_from(x[:, 1:4])
     x[:2].copy_from(x[2:])
-    gpu.synchronize()  # nothing has been sent to the daemon
+    gpu.synchronize()  # the refused calls have sent nothing
 
 
 # ---- through plain stubs ----

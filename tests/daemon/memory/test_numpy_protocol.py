@@ -197,7 +197,7 @@ def test_assignments_that_cannot_be(gpu: hearth.Device, daemon: DaemonProcess) -
             x[3] = 1
         with pytest.raises(hearth.UnsupportedError):
             x[x.get() > 1] = 1
-    gpu.synchronize()  # nothing has been sent to the daemon
+    gpu.synchronize()  # the refused calls have sent nothing
     assert not x.get().any()
 
 

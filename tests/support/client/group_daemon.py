@@ -31,7 +31,7 @@ class GroupDaemon(FakeDaemon):
             "fill",
             "copy",
             "write",
-        ):  # each handle belongs to several devices here, and device memory is not simulated
+        ):  # the handles belong to several devices, and device memory is not simulated
             super().do(kind, command, result)
 
     @property

@@ -18,7 +18,7 @@ from tests.support.timing import LATE
 SEED = int(os.environ.get("HEARTH_TEST_SEED", "1"))
 HEALED_S = 30.0
 DEVICES = {"max_faults": 100_000, "max_restarts": 100_000}
-"""Settings of daemons whose devices are lost again and again."""
+"""Settings of daemons whose devices are lost repeatedly."""
 
 Kind = TypeVar("Kind")
 

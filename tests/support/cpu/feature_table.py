@@ -1,8 +1,8 @@
 """CUDA C++ by feature: what the CPU backend runs, what it refuses, and what differs from a GPU.
 
 The lists (`feature_runs`, `feature_refusals`, `feature_differences`) are the source of the tables in
-docs/cpu-backend.md, and test_features.py holds the backend to them: every snippet of RUNS is compiled and run and
-its results compared, every one of REFUSALS is refused under its name.
+docs/cpu-backend.md, and test_features.py checks the backend against them: every snippet of RUNS is compiled and run
+and its results are compared, and every source of REFUSALS must be refused under its name.
 
     python -m tests.support.cpu.feature_table            # writes the tables into the page
     python -m tests.support.cpu.feature_table --pending  # tries the rows of PENDING, one by one

@@ -1,4 +1,4 @@
-"""A device process for tests of the front: a thread that speaks frames, and a launcher that starts it."""
+"""A device process for tests of the front: a thread that exchanges frames, and a launcher that starts it."""
 
 from __future__ import annotations
 

@@ -443,7 +443,7 @@ def test_a_copy_that_the_driver_refuses_in_the_middle(start: Start, way: Callabl
     memory = client.share(1, size)
     ok(rig.call(allocate=c.Allocate(buffer=1, size=size)))
     ok(rig.call(fill=c.Fill(buffer=1, size=size, pattern=b"\0")))
-    rig.server.loading_waits = False  # this memory is not retained because the device is busy
+    rig.server.loading_waits = False  # excludes a busy device as the reason why the memory is kept
     gate = threading.Event()
     rig.server.stream(0).submit(gate.wait)
     rig.server.refuse_at = 2

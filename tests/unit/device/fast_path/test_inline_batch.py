@@ -356,7 +356,7 @@ def test_the_next_step_comes_before_unawaited_work(
     monkeypatch.setattr(idle_policy, "ROUND_S", 60.0)
     client.batch(sync(2))
     client.response()
-    rig.barrier()  # over the link to the front, which is served at once and ends the polling
+    rig.barrier()  # over the link to the front, which is served at once: a long round of idle work
     taken(rounds)
     for number in range(3, 60):
         client.batch(sync(number))

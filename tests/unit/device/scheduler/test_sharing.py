@@ -228,7 +228,7 @@ def test_an_upload_stays_behind_the_write_that_it_is_for(crowd: Crowd) -> None:
     assert read.data == bytes(range(1, count + 1))
 
 
-# ---- what is metered ----
+# ---- metering ----
 
 
 @pytest.mark.parametrize("sessions", [1, 3])
@@ -292,7 +292,7 @@ def test_a_call_that_waits_for_its_turn_is_dropped(crowd: Crowd) -> None:
     crowd.send(Kind.TURN, flags=0)
     for ident in (1001, 1002, 1003):
         start(crowd, member, ident, launch=launch())
-    for ident in (1001, 1002):  # one that the call precedes, and one behind that
+    for ident in (1001, 1002):  # the first waiting call, and the one behind it
         crowd.send(Kind.CANCEL, channel=member.channel, id=ident)
     crowd.send(Kind.CANCEL, channel=member.channel, id=9999)
     crowd.send(Kind.TURN, flags=MAY)

@@ -98,7 +98,7 @@ def test_short_ones_are_asked_for_all_the_time_where_that_is_wanted() -> None:
     foreseen = forecast.begin(0, size, 5.0)
     assert foreseen is not None and foreseen.begins == 5.0
     assert forecast.near(5.0) and forecast.near(5.0 + 1.2e-3) and not forecast.near(5.0 + 2.2e-3)
-    forecast.came(foreseen, 5.0 + 0.1e-3)  # the forecast is adjusted to the copy's actual duration
+    forecast.came(foreseen, 5.0 + 0.1e-3)  # a faster copy: later forecasts use its duration
     again = forecast.begin(0, size, 6.0)
     assert again is not None and not forecast.near(6.0 + 0.3e-3)
     forecast.drop(again)

@@ -162,5 +162,5 @@ def test_every_failure_is_reported_exactly_once(program: list[tuple[str, int]]) 
     ask(1)
     assert all(each.told for each in made)
     assert counted <= len(made) - beside
-    if not any(each.root for each in made):  # otherwise a failure may be reported as the cause of one that inherits it
+    if not any(each.root for each in made):  # otherwise the inheriting stream may report the cause of what it inherits
         assert counted == len(made)

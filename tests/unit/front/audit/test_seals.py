@@ -149,7 +149,7 @@ def test_files_that_were_moved_away(place: Place, tmp_path: Path) -> None:
         place.log.rename(older)
         await audit.reopen()
         audit.record("b")
-        await audit.reopen()  # a reload after the file was moved
+        await audit.reopen()  # a reload without a moved file
         audit.record("c")
         await audit.close()
 
