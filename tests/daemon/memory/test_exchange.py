@@ -95,7 +95,7 @@ def test_copies_and_devices(gpu: hearth.Device, nothing_stays: None) -> None:
 
 
 def test_what_cannot_be_shared_is_a_buffer_error(gpu: hearth.Device) -> None:
-    """DLPack requires a BufferError; its cause carries the reason."""
+    """DLPack requires a BufferError; its cause is the HearthError with the reason."""
     x = gpu.zeros(4)
     x.publish("not-to-be-shared")
     try:

@@ -407,7 +407,7 @@ def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Sharing) ->
 
 
 def test_a_number_that_is_written_twice_counts_the_second_time(rig: Sharing) -> None:
-    """The last value of a repeated field is used, as in protobuf, even if the other fields are cached."""
+    """If a field occurs twice, its last value is used, as in protobuf, even if the other fields are cached."""
     client, _, _ = begin(rig)
     for second in (90, 91):
         client.batch(write(request=2, buffer=2))

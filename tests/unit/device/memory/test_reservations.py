@@ -98,7 +98,7 @@ def test_unreferenced_memory_goes_with_its_handle(rig: Rig[Watched]) -> None:
 
 
 def test_a_session_that_ends_while_something_is_held(rig: Rig[Watched]) -> None:
-    """The holder releases its memory after the end of the session; persistent memory is not kept because of that."""
+    """The holder releases its memory after the end of the session; it is then freed, not kept as persistent memory."""
     rig.call(set_allocation_mode=c.SetAllocationMode(mode=c.ALLOCATION_MODE_PERSISTENT))
     rig.call(allocate=c.Allocate(buffer=1, size=1000))
     session, buffer = inside(rig, lambda memory, session: (session, session.buffers.find(1)))

@@ -104,8 +104,8 @@ def test_both_ways_come_to_the_same(pair: tuple[Ways, Ways], data: st.DataObject
 @given(st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_so_they_do_where_memory_is_scarce(pair: tuple[Ways, Ways], data: st.DataObject) -> None:
-    """Commands run one by one: otherwise time would decide whether a command behind one that waits for memory is served
-    or refused."""
+    """Commands run one by one: a command that waits for memory is served or refused depending on what comes right
+    behind it, and when."""
     program = data.draw(st.lists(st.lists(COMMANDS, min_size=1, max_size=1), min_size=1, max_size=14))
     assert run(pair[0], program, 6144) == run(pair[1], program, 6144)
 
