@@ -1,4 +1,5 @@
-"""`hearth doctor` against daemons in all states, and against what is no daemon: it says what is wrong, and ends."""
+"""`hearth doctor` against daemons in all states, and against servers that are no daemon: it names the problem, and
+ends."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ Doctor = Callable[..., dict[str, list[dict[str, Any]]]]
 
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Doctor:
-    """`hearth doctor` in this process: its checks by name. The status says whether one failed."""
+    """Runs `hearth doctor` in this process; returns its checks by name, and verifies that the exit status matches
+    them."""
     for name in [name for name in os.environ if name.startswith("HEARTH_")]:
         monkeypatch.delenv(name)
 
@@ -143,7 +145,7 @@ def test_tls(doctor: Doctor, start_daemon: StartDaemon, tmp_path: Path) -> None:
 
 
 def test_expired_and_plain(doctor: Doctor, daemon: DaemonProcess, tmp_path: Path) -> None:
-    """No daemon starts with a certificate that has expired; it may expire later."""
+    """A daemon does not start with an expired certificate, but the certificate may expire later."""
     ours = Authority(tmp_path / "ours")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*ours.issue("localhost", expired=True))

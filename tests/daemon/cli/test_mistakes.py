@@ -1,4 +1,4 @@
-"""The ten most likely mistakes at the command line: each is reported in one line that says how to put it right."""
+"""The ten most likely mistakes at the command line: each is reported in one line that says how to correct it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BENCH = ("bench", "--quick", "--max-size", "4KiB")
 
 
 class Places(NamedTuple):
-    """Values of the names in braces in the table below."""
+    """Values for the names in braces in the table below."""
 
     plain: str
-    """A daemon with neither TLS nor tenants."""
+    """A daemon without TLS and tenants."""
     http: str
     strict: str
-    """A daemon with TLS and tenants, which drains."""
+    """A draining daemon with TLS and tenants."""
     strict_plain: str
     ca: str
     stranger: str
@@ -38,7 +38,7 @@ class Places(NamedTuple):
     wrong: str
     expired: str
     locked: str
-    """A socket without permissions for any user."""
+    """A socket that no user may access."""
 
 
 class Mistake(NamedTuple):
@@ -89,7 +89,7 @@ MISTAKES = (
 
 @pytest.fixture(scope="module")
 def strict(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DaemonProcess, dict[str, str]]]:
-    """A daemon with TLS and tenants, which drains; what the table names."""
+    """A draining daemon with TLS and tenants, and the values that the table names."""
     folder = tmp_path_factory.mktemp("mistakes")
     ours, theirs = Authority(folder / "ours"), Authority(folder / "theirs")
     certificate, key = ours.issue("localhost")
@@ -120,13 +120,13 @@ def places(daemon: DaemonProcess, strict: tuple[DaemonProcess, dict[str, str]], 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes the daemon's address from the environment."""
+    """Removes the variables that configure a client from the environment."""
     for name in VARIABLES:
         monkeypatch.delenv(f"HEARTH_{name}", raising=False)
 
 
 def told(status: int, expected: int, written: Any, *says: str) -> str:
-    """The one line."""
+    """Checks that the command wrote exactly one line of error; returns it."""
     assert (status, written.out) == (expected, ""), written
     (line,) = written.err.splitlines()
     assert line.startswith("hearth") and all(each in line for each in says), line
@@ -143,7 +143,7 @@ def test_a_mistake(mistake: Mistake, places: Places, monkeypatch: pytest.MonkeyP
 
 
 def test_a_daemon_that_drains_is_looked_at(places: Places, capsys: Any) -> None:
-    """Looking opens no session, so it is answered; the exit status says that it is not ready."""
+    """`hearth status` opens no session, so it is answered; its exit status says that the daemon is not ready."""
     status = main.main(["status", places.strict, "--ca", places.ca, "--token", places.token])
     written = capsys.readouterr()
     assert (status, written.err) == (1, "") and ": draining\n" in written.out

@@ -1,4 +1,4 @@
-"""`hearth run`: kernels from files, arguments from files and made up, results to files; and how it ends."""
+"""`hearth run`: kernels from files, arguments from files or generated, results to files; and how it ends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ Run = Callable[..., Done]
 
 @pytest.fixture(scope="module")
 def node(cache: Path) -> Iterator[DaemonProcess]:
-    """The module's daemon: sessions of their own device processes leave the shared one's generations as they are."""
+    """The module's daemon: a private one, because sessions with dedicated processes consume generations of its
+    device."""
     config, tokens = tenants(tenant("default"), tenant("no-dedicated", rights=["allocate", "read", "write", "launch"]))
     process = DaemonProcess(cache, config, 1)
     process.tokens = tokens  # type: ignore[attr-defined]
@@ -66,7 +67,7 @@ def node(cache: Path) -> Iterator[DaemonProcess]:
 
 @pytest.fixture
 def run(node: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
-    """`hearth run` in this process, in a folder with sources."""
+    """Runs `hearth run` in this process, in a folder with sources."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("HEARTH_")]:
         monkeypatch.delenv(name)
@@ -88,7 +89,7 @@ def run(node: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     return go
 
 
-# ---- what it does ----
+# ---- successful runs ----
 
 
 def test_arrays_from_files_and_made_up_and_a_result_in_a_file(run: Run, tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ def command(*arguments: str) -> list[str]:
 
 @on_cpu
 def test_ctrl_c_while_a_kernel_never_ends(run: Run, node: DaemonProcess) -> None:
-    """The session and its process are gone soon after, and others are served meanwhile."""
+    """The session and its process end soon afterwards, and other clients are served in the meantime."""
     mark = uuid.uuid4().hex
     with subprocess.Popen(
         command(*ENDLESS, "--launch-timeout", "2"), stdout=subprocess.PIPE,

@@ -1,4 +1,5 @@
-"""`hearth status`, `devices`, `sessions`, `drain`, `restart-device` against a real daemon: text, documents, ends."""
+"""`hearth status`, `devices`, `sessions`, `drain`, `restart-device` against a real daemon: text, JSON documents, exit
+status."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Done(NamedTuple):
 
 
 class Command:
-    """`hearth ARGUMENTS` in this process."""
+    """Runs `hearth ARGUMENTS` in this process."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -91,7 +92,8 @@ def test_devices(daemon: DaemonProcess, gpu: hearth.Device, run: Command) -> Non
 
 
 def test_sessions(lossy: DaemonProcess, run: Command) -> None:
-    daemon = lossy  # lent without sessions; those of programs that other tests have killed stay for a lease
+    # lent without sessions, because sessions of programs that other tests have killed exist until their lease ends
+    daemon = lossy
     assert run("sessions", daemon.unix).out == "no sessions\n"
     with daemon.connect(name=HOSTILE) as node:
         node.device(1).zeros(8).get()
@@ -130,7 +132,7 @@ def test_waiting_for_a_daemon_that_is_not_there(run: Command) -> None:
 def test_waiting_for_one_that_comes(
     daemon: DaemonProcess, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its socket is not there when it is asked first."""
+    """The daemon's socket does not exist at the first attempt."""
     real, refused = Asker.status, []
 
     def status(asker: Asker) -> dict[str, Any]:

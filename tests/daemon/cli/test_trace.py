@@ -1,4 +1,4 @@
-"""HEARTH_TRACE and `hearth trace`: programs of several kinds, and what is left of each."""
+"""HEARTH_TRACE and `hearth trace`: programs of several kinds, and the trace file that each produces."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def test_a_program_that_is_killed_and_one_that_uses_no_device(tmp_path: Path) ->
     assert done.returncode == 1 and "used no device" in done.stderr and not output.exists()
 
 
-# ---- the variable alone ----
+# ---- the variable without the command ----
 
 
 @pytest.fixture
 def traced(daemon: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that a connection from now on is traced into."""
+    """Returns the file into which connections opened from now on are traced."""
     path = tmp_path / "trace-%p.json"
     monkeypatch.setenv("HEARTH_TRACE", str(path))
     return tmp_path / f"trace-{os.getpid()}.json"
@@ -147,7 +147,7 @@ def test_a_programs_own_traces_are_a_part_of_it(daemon: DaemonProcess, traced: P
 
 @on_cpu
 def test_a_device_and_a_daemon_that_are_lost(start_daemon: StartDaemon, traced: Path) -> None:
-    """They cost the trace until then, and the program nothing else."""
+    """A loss ends the trace at that time, and has no other effect on the program."""
     daemon = start_daemon()
     with daemon.connect() as node:
         gpu = node.device(0)

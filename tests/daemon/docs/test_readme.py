@@ -1,4 +1,4 @@
-"""The README's program runs as shown, and what it names exists."""
+"""The README's program runs as shown, and the names that it mentions exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches: what fits runs, what does not is refused with everything that is wrong with it."""
+"""Launches: valid ones run, and the refusal of an invalid one lists everything that is wrong with it."""
 
 from __future__ import annotations
 

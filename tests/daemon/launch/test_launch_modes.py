@@ -1,4 +1,4 @@
-"""Validated and unchecked launches, grids from a buffer, iterations, clusters, occupancy, arrays that are only read."""
+"""Validated and unchecked launches, grids read from a buffer, iterations, clusters, occupancy, read-only arrays."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_unchecked_launches_run_and_handles_are_checked_all_the_same(gpu: hearth
     assert refused(raw.call, "Launch", launch).reason == Reason.INVALID_HANDLE
 
 
-# ---- grids from a buffer ----
+# ---- grids read from a buffer ----
 
 
 def test_the_grid_is_what_the_kernel_before_wrote(gpu: hearth.Device) -> None:
@@ -116,7 +116,7 @@ def test_the_grid_is_what_the_kernel_before_wrote(gpu: hearth.Device) -> None:
     choose, count = kernel(gpu, "choose"), kernel(gpu, "count")
     choose((1,), (1,), (grid, np.uint32(3), np.uint32(2), np.uint32(5)))
     count(grid, (4,), (hits,))
-    choose((1,), (1,), (grid, np.uint32(1), np.uint32(1), np.uint32(1)))  # after the launch above has read it
+    choose((1,), (1,), (grid, np.uint32(1), np.uint32(1), np.uint32(1)))  # after the launch above has read the grid
     count(grid, (1,), (hits,), iterations=3)
     assert hits.get().tolist() == [3 * 2 * 5 * 4 + 3]
 
@@ -267,18 +267,19 @@ def test_occupancy(gpu: hearth.Device) -> None:
     assert 1 <= small.suggested_block <= gpu.properties.max_threads_per_block
     with pytest.raises(hearth.LaunchError, match="2048 threads"):
         count.occupancy(2048)
-    if BACKEND == "cpu":  # modelled on an H100 with 16 blocks of a multiprocessor; see `hearthd.device.cpu.occupancy`
+    # modelled on an H100 with 16 blocks for each multiprocessor; see `hearthd.device.cpu.occupancy`
+    if BACKEND == "cpu":
         assert (small.blocks_per_multiprocessor, large.blocks_per_multiprocessor) == (16, 2)
         assert large.max_cooperative_blocks == 2 * large.multiprocessors and small.suggested_block == 1024
         assert count.occupancy(32, 100 << 10).blocks_per_multiprocessor == 2
     assert count.max_dynamic_shared_size_bytes <= gpu.properties.shared_mem_per_block_optin
 
 
-# ---- what is only read ----
+# ---- read-only arrays ----
 
 
 def test_two_streams_read_one_array_at_the_same_time(gpu: hearth.Device) -> None:
-    """The first launch cannot end before the second has: each waits at a gate that the other's end opens."""
+    """The two launches must overlap: the first waits at a gate that is opened after the second has ended."""
     x, y, z = gpu.full(1, 5, np.int32), gpu.zeros(1, np.int32), gpu.zeros(1, np.int32)
     add_to = kernel(gpu, "add_to")
     code = 'extern "C" __global__ void slow(const int* x, volatile int* gate, int* y) { while (!*gate) {} *y = *x; }'
@@ -321,7 +322,7 @@ def test_an_array_that_is_read_and_written_counts_as_written(gpu: hearth.Device)
     assert x.item() == 3 * 2**8
 
 
-# ---- all at once ----
+# ---- combinations ----
 
 
 def test_everything_that_is_wrong_is_said_at_once(gpu: hearth.Device, raw: Raw) -> None:

@@ -1,4 +1,4 @@
-"""The status page in a real browser: what a person sees of a daemon that works, fails, goes and comes back."""
+"""The status page in a real browser: the display of a daemon that works, fails, stops and starts again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def watched(cache: Path) -> Iterator[DaemonProcess]:
-    """The daemon of most tests here; its last device is for faults."""
+    """The daemon of most tests here; its last device is reserved for faults."""
     process = DaemonProcess(cache)
     yield process
     process.stop()
@@ -42,8 +42,8 @@ def watched(cache: Path) -> Iterator[DaemonProcess]:
 
 @contextlib.contextmanager
 def looking(browser: Browser, daemon: DaemonProcess, *, complains: str = "", **window: bool | int) -> Iterator[Tab]:
-    """A tab with the page. At its end, nothing was asked of anybody but the daemon, and nothing went wrong in it but
-    what `complains` names."""
+    """Opens a tab with the page. Checks at the end that the page sent requests only to the daemon, and reported no
+    errors except those that `complains` names."""
     base = f"http://{daemon.http}/"
     with browser.tab(**window) as tab:  # type: ignore[arg-type]
         tab.open(base)
@@ -63,7 +63,7 @@ def card(ordinal: int, what: str = "") -> str:
 
 
 def row(table: str, text: str) -> str:
-    """An expression: whether a table has a row with a text."""
+    """Returns an expression that tells whether a table has a row with a text."""
     wanted = json.dumps(text)
     return f"[...document.querySelectorAll('#{table} tbody tr')].some((row) => row.textContent.includes({wanted}))"
 
@@ -75,7 +75,7 @@ def press(tab: Tab, label: str, within: str = "body") -> None:
     )
 
 
-# ---- live ----
+# ---- live updates ----
 
 
 def test_it_shows_what_happens_while_it_happens(browser: Browser, watched: DaemonProcess) -> None:
@@ -141,9 +141,9 @@ def test_a_hidden_tab_asks_for_nothing(browser: Browser, watched: DaemonProcess)
         hide = "Object.defineProperty(document, 'hidden', {{value: {0}, configurable: true}})"
         change = "document.dispatchEvent(new Event('visibilitychange'))"
         tab.js(hide.format("true") + ";" + change)
-        tab.js("new Promise((done) => setTimeout(done, 300))")  # what was under way
+        tab.js("new Promise((done) => setTimeout(done, 300))")  # lets pending requests complete
         before = len(tab.requests)
-        tab.js("new Promise((done) => setTimeout(done, 1500))")  # for what must not happen
+        tab.js("new Promise((done) => setTimeout(done, 1500))")  # time in which no request may be sent
         assert len(tab.requests) == before
         tab.js(hide.format("false") + ";" + change)
         wait_until(lambda: len(tab.requests) > before, "a request")
@@ -153,7 +153,7 @@ def test_a_hidden_tab_asks_for_nothing(browser: Browser, watched: DaemonProcess)
         tab.until("document.getElementById('live').textContent === 'live'")
 
 
-# ---- what went wrong, and what was traced ----
+# ---- faults and traces ----
 
 
 def test_a_fault_is_shown_with_its_kernel(browser: Browser, watched: DaemonProcess) -> None:
@@ -193,7 +193,7 @@ def test_a_trace_is_downloaded_and_handed_to_perfetto(browser: Browser, watched:
         file = tmp_path / f"hearth-device0-{entry['id'][:8]}.json"
         wait_until(file.exists, "the download", 40)
         assert json.loads(file.read_text()) == trace.to_json()
-        # A stand-in for Perfetto's window, so that nothing leaves this machine.
+        # A stand-in for Perfetto's window, so that no data leaves this machine.
         tab.js(
             """(() => {
                 const window_ = new MessageChannel().port1;
@@ -218,11 +218,11 @@ def test_a_trace_is_downloaded_and_handed_to_perfetto(browser: Browser, watched:
         tab.until("document.getElementById('trace-note').textContent.includes('opened no window')")
 
 
-# ---- how it looks ----
+# ---- appearance ----
 
 
 def gpu_node(status: dict[str, Any]) -> dict[str, Any]:
-    """A status document as a node with GPUs would give it, in all states, from one of a daemon without."""
+    """Returns a status document of a node with GPUs in all states, made from the document of a daemon without GPUs."""
     states = {"serving": "", "starting": "its first process is starting", "lost": "it is gone", "fenced": "worn out"}
     devices = []
     for ordinal, (state, detail) in enumerate(states.items()):
@@ -285,7 +285,7 @@ def test_it_fits_a_phone_in_the_dark(browser: Browser, watched: DaemonProcess) -
 
 
 def test_who_cannot_see_it_finds_the_way(browser: Browser, watched: DaemonProcess) -> None:
-    """Landmarks, headings, names of everything that can be pressed, and the keyboard."""
+    """Landmarks, headings, names of all controls, and keyboard access."""
     with looking(browser, watched) as tab:
         shown(tab)
         tree = tab.call("Accessibility.getFullAXTree")["nodes"]
@@ -299,7 +299,7 @@ def test_who_cannot_see_it_finds_the_way(browser: Browser, watched: DaemonProces
         assert tab.js("document.documentElement.lang") == "en"
 
 
-# ---- the daemon goes, and who may look ----
+# ---- a daemon that stops, and access to the page ----
 
 
 def test_it_survives_a_restart_of_the_daemon(browser: Browser, cache: Path) -> None:
@@ -326,7 +326,8 @@ def test_it_survives_a_restart_of_the_daemon(browser: Browser, cache: Path) -> N
 
 
 def test_what_others_did_is_not_told(start_daemon: StartDaemon) -> None:
-    """Traces and memory are their tenant's; of a process that tenants share, the kernels of others are not named."""
+    """Traces and memory are visible only to their tenant; in a process that tenants share, kernels of other tenants are
+    not named."""
     config, tokens = tenants("alice", "bob", tenant("operator", rights=["admin"]), devices={"isolation": "shared"})
     daemon = start_daemon(**config)
 

@@ -21,13 +21,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority that no party trusts."""
+    """A certificate authority that neither side trusts."""
     return Authority(tmp_path_factory.mktemp("tls") / "theirs")
 
 
 @pytest.fixture(scope="module")
 def start(cache: Path) -> Iterator[Callable[..., DaemonProcess]]:
-    """Daemons that live as long as the module."""
+    """Starts daemons that run until the end of the module."""
     started: list[DaemonProcess] = []
 
     def begin(**config: object) -> DaemonProcess:
@@ -53,7 +53,7 @@ def secured(start: Callable[..., DaemonProcess], authority: Authority) -> tuple[
 
 @pytest.fixture(scope="module")
 def mutual(start: Callable[..., DaemonProcess], authority: Authority) -> DaemonProcess:
-    """A daemon that asks for client certificates."""
+    """A daemon that requires client certificates."""
     certificate, key = authority.issue("localhost", "127.0.0.1")
     tls = {"certificate": str(certificate), "key": str(key)}
     tls |= {"client_ca": str(authority.pem), "require_client_certificate": True}
@@ -165,7 +165,7 @@ def test_a_certificate_does_not_help_a_wrong_token(mutual: DaemonProcess, author
         )
 
 
-# ---- what a daemon does not start with ----
+# ---- refused starts of a daemon ----
 
 
 def refused_start(folder: Path, **tls: object) -> str:
@@ -193,7 +193,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, authority: Authority) -> None
         assert message.startswith("hearthd: ") and told in message, message
 
 
-# ---- what the client refuses before it connects ----
+# ---- targets that the client refuses before it connects ----
 
 
 def test_a_token_does_not_travel_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
