@@ -61,7 +61,7 @@ def dtype_of(value: Any) -> np.dtype[Any]:
         found = named(value) if isinstance(value, str) else None
         if found is None:
             raise DtypeError(
-                f"{value!r} is not a dtype ({error}).", reason="INVALID_ARGUMENT", fix="use e.g. np.float32."
+                f"{value!r} is not a dtype ({error}).", reason="INVALID_ARGUMENT", fix=_fix(value)
             ) from None
         dtype = found
     if dtype.hasobject:
@@ -76,6 +76,15 @@ def dtype_of(value: Any) -> np.dtype[Any]:
         )
     native: np.dtype[Any] = dtype if dtype.isnative else dtype.newbyteorder("=")
     return native
+
+
+def _fix(value: Any) -> str:
+    """Returns the fix for a value that is no dtype."""
+    import re
+
+    if isinstance(value, str) and re.fullmatch(_ML_DTYPE, value):
+        return "install the package that has it: pip install ml-dtypes."
+    return "use a dtype of NumPy, e.g. np.float32."
 
 
 def reinterpreted(value: Any) -> Dtype:

@@ -1,3 +1,5 @@
 """The version of this distribution."""
 
-__version__ = "0.2.0"
+from hearth_proto import VERSION as __version__
+
+__all__ = ["__version__"]

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import hearth_proto
 from tests.support.programs import program
 
 HERE = Path(__file__).parent
@@ -131,7 +132,7 @@ def metadata(wheel: Path, name: str) -> email.message.Message:
 def test_what_it_says_of_itself(wheel: Path) -> None:
     said = metadata(wheel, "METADATA")
     assert said["Name"] == "hearth-gpu" and said["Requires-Python"] == ">=3.11"
-    assert said["Version"] == re.search(r'__version__ = "(.*)"', (ROOT / "client/hearth/version.py").read_text())[1]  # type: ignore[index]
+    assert said["Version"] == hearth_proto.VERSION
     assert said["License-Expression"] == "Apache-2.0" and said.get_all("License-File") == ["LICENSE"]
     assert said["Author"] and "Environment :: GPU :: NVIDIA CUDA" in said.get_all("Classifier", [])
     with zipfile.ZipFile(wheel) as files:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from hearth.cli import completion, devices, operate, sessions, status
+from hearth.cli import completion, devices, operate, published, sessions, status
 from hearth.cli.bench import command as bench
 from hearth.cli.doctor import command as doctor
 from hearth.cli.format.complaint import complain
@@ -29,7 +29,7 @@ USAGE_ERROR = 2
 INTERRUPTED = 130
 """Exit status that a shell reports for a command that SIGINT ended."""
 
-_COMMANDS = (status, top, devices, sessions, run, trace, bench, doctor, operate, completion)
+_COMMANDS = (status, top, devices, sessions, published, run, trace, bench, doctor, operate, completion)
 
 
 _ENDS = """exit status:

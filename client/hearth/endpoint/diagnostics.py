@@ -173,7 +173,7 @@ def _verification(text: str) -> str:
     if _NAME in text:
         return "it is for another name"
     _, found, rest = text.partition("CERTIFICATE_VERIFY_FAILED")
-    reason = rest.lstrip(": ").partition("]")[0].partition(";")[0].strip(" .)")
+    reason = rest.lstrip(": ").partition("]")[0].partition(";")[0].strip(" .)").removesuffix(": OK")
     return reason[:120] if found and reason else "its verification failed"
 
 

@@ -22,6 +22,13 @@ _SERVING = "SERVING"
 _NOT_AS_ASKED = 1
 _NOTHING_TO_ASK = 2
 
+_UNREACHABLE = (
+    ("No such file", "there is no such socket. Fix: start hearthd, or name its configuration with --config"),
+    ("refused", "no daemon listens there. Fix: start hearthd, or name its configuration with --config"),
+    ("denied", "this user may not use the socket. Fix: run the check as the daemon's user"),
+)
+"""What gRPC says of an address that cannot be reached, and what is said of it here."""
+
 
 def add_to(app: typer.Typer) -> None:
     """Adds the command `hearthd health` to the typer application."""
@@ -136,4 +143,7 @@ def _explain(error: Exception, where: str, service: str, timeout: float) -> NoRe
         raise Unhealthy(f"{where} knows no service {service!r}; there are '', 'device/0', ...") from None
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         raise Unhealthy(f"{where} did not answer within {timeout:g} s") from None
-    raise Unhealthy(f"{where} cannot be asked: {details or code.name}") from None
+    reason = details or code.name
+    if code == grpc.StatusCode.UNAVAILABLE:
+        reason = next((said for part, said in _UNREACHABLE if part in reason), reason)
+    raise Unhealthy(f"{where} cannot be asked: {reason}") from None

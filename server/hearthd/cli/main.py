@@ -115,15 +115,23 @@ def _print_token(name: str, expires: str | None) -> None:
 
 
 FLAGS: dict[str, tuple[tuple[str, ...], type, str]] = {
-    "grpc": (("listen", "grpc"), str, 'Address for gRPC, "host:port"; empty: none.'),
-    "http": (("listen", "http"), str, 'Address for HTTP, "host:port"; empty: none.'),
-    "unix": (("listen", "unix"), str, "Path of the Unix socket; empty: none."),
-    "lanes": (("listen", "lanes"), str, 'Address for bulk data over TCP, "host:port"; empty: none.'),
-    "backend": (("devices", "backend"), str, "auto, cuda or cpu."),
-    "cpu_count": (("devices", "cpu_count"), int, "Virtual devices of the CPU backend."),
-    "log_level": (("log", "level"), str, "debug, info, warning or error."),
-    "log_format": (("log", "format"), str, "json, console or auto."),
-    "insecure": (("insecure",), bool, "Allow addresses that other hosts reach."),
+    "grpc": (("listen", "grpc"), str, 'Address for gRPC, "host:port"; empty: none. Default: 127.0.0.1:7421.'),
+    "http": (("listen", "http"), str, 'Address for HTTP, "host:port"; empty: none. Default: 127.0.0.1:7422.'),
+    "unix": (("listen", "unix"), str, "Path of the Unix socket; empty: none. Default: auto."),
+    "lanes": (
+        ("listen", "lanes"),
+        str,
+        'Address for bulk data, "host:port"; empty: none. Default: 127.0.0.1:7423.',
+    ),
+    "backend": (("devices", "backend"), str, "auto, cuda or cpu. Default: auto."),
+    "cpu_count": (("devices", "cpu_count"), int, "Virtual devices of the CPU backend. Default: 2."),
+    "log_level": (("log", "level"), str, "debug, info, warning or error. Default: info."),
+    "log_format": (("log", "format"), str, "json, console or auto. Default: auto."),
+    "insecure": (
+        ("insecure",),
+        bool,
+        "Serve other hosts without TLS and tenants. Default: --secure.",
+    ),
 }
 """Settings that have a flag on the command line: path, type, help."""
 
@@ -153,7 +161,7 @@ def build_app() -> Any:
     """Returns the typer application."""
     import typer
 
-    from hearthd.cli import audit, health_check
+    from hearthd.cli import audit, certificate, health_check
 
     app = typer.Typer(name="hearthd", no_args_is_help=True, pretty_exceptions_enable=False)
     File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
@@ -217,6 +225,8 @@ def build_app() -> Any:
 
     health_check.add_to(app)
 
+    certificate.add_to(app)
+
     audit.add_to(app)
 
     @app.command()
@@ -249,7 +259,8 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         print(
             f"hearthd: the Python package {missing.name!r} is not installed; the client alone does without it, the "
-            "daemon does not. Fix: pip install 'hearth-gpu[server]', or with GPUs [cuda12] or [cuda13]",
+            "daemon does not. Fix: install the extra hearth-gpu[server], or with GPUs [cuda12] or [cuda13]: in a clone "
+            "pip install '.[server]', from a wheel pip install 'hearth-gpu[server] @ file:///PATH/NAME.whl'",
             file=sys.stderr,
         )
         _not_served()

@@ -104,7 +104,7 @@ def _provider(names: list[str]) -> Any:
     except ImportError as error:
         raise _TracingUnavailable(
             f"the environment asks for traces, and OpenTelemetry is not installed: {error}",
-            "pip install 'hearth-gpu[otel]', or OTEL_SDK_DISABLED=true",
+            "install the extra hearth-gpu[otel] (in a clone: pip install '.[otel]'), or set OTEL_SDK_DISABLED=true",
         ) from None
     asked = OTELResourceDetector().detect().attributes  # OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME
     ours = {"service.name": "hearthd", "service.version": version(), "host.name": socket.gethostname()}
@@ -122,8 +122,8 @@ def _exporter(name: str) -> Any:
         there = ", ".join(sorted({each.name for each in entry_points(group=_GROUP)})) or "none"
         raise _TracingUnavailable(
             f"no exporter {name!r} for traces is installed; there are: {there}",
-            "pip install 'hearth-gpu[otel]', which has otlp over http/protobuf, or name another in "
-            "OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL",
+            "install the extra hearth-gpu[otel] (in a clone: pip install '.[otel]'), which has otlp over "
+            "http/protobuf, or name another in OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL",
         )
     return found[0].load()()
 

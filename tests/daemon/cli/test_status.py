@@ -78,6 +78,25 @@ def test_looking_opens_no_session(daemon: DaemonProcess, run: Command) -> None:
     assert daemon.log().count('"session_open"') == before + 1, "the test's own"
 
 
+def test_published(start_daemon: StartDaemon, run: Command) -> None:
+    daemon = start_daemon(cpu_count=2)
+    assert run("published", daemon.unix).out == "no published arrays\n"
+    with daemon.connect() as owner, daemon.connect() as user:
+        owner.device(0).zeros((2, 3), "float32").publish("weights")
+        owner.device(1).zeros(4, "int8").publish("bias")
+        attached = user.device(0).attach("weights")
+        header, *rows = (line.split() for line in run("published", daemon.unix).out.splitlines())
+        assert header == ["NAME", "TENANT", "DEVICE", "SIZE", "SHAPE", "DTYPE", "ATTACHED"]
+        assert rows[0][0] == "weights" and rows[0][-4:] == ["x", "3", "float32", "1"]
+        assert rows[1][0] == "bias" and rows[1][-2:] == ["int8", "0"]
+        found = run("published", daemon.unix, "--json").document
+        assert found["target"] == daemon.unix and found["published"][0] == {
+            "name": "weights", "tenant": "default", "device": 0, "bytes": 24, "shape": [2, 3], "dtype": "float32",
+            "attached": 1,
+        }  # fmt: skip
+        del attached
+
+
 def test_devices(daemon: DaemonProcess, gpu: hearth.Device, run: Command) -> None:
     done = run("devices", daemon.unix)
     assert done.status == 0 and [line.split()[0] for line in done.out.splitlines()] == ["DEVICE", "0", "1"]

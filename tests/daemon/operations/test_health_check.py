@@ -85,7 +85,13 @@ def test_health_over_tls(health: Health, guarded: DaemonProcess) -> None:
     ("arguments", "env", "code", "says"),
     [
         (("--service", "device/9"), {}, 1, "knows no service 'device/9'"),
-        (("--unix", "/nowhere/hearth.sock"), {}, 1, "unix:/nowhere/hearth.sock cannot be asked"),
+        (
+            ("--unix", "/nowhere/hearth.sock"),
+            {},
+            1,
+            "unix:/nowhere/hearth.sock cannot be asked: there is no such socket. Fix: start",
+        ),
+        ((), {"HEARTH_LISTEN_UNIX": "", "HEARTH_LISTEN_GRPC": "127.0.0.1:1"}, 1, "no daemon listens there. Fix: start"),
         ((), {"HEARTH_LISTEN_UNIX": "", "HEARTH_LISTEN_GRPC": ""}, 2, "set listen.unix"),
         ((), {"HEARTH_LISTEN_UNIX": "", "HEARTH_LISTEN_GRPC": "127.0.0.1:0"}, 2, "no fixed port"),
     ],

@@ -10,8 +10,22 @@ from hearth.cli.format.printable import fit, printable, width
 from hearth.cli.format.table import table
 from hearth.cli.top.rates import Document, Rates, memory_used, queued
 
-_NAMES_MOST = (28, 16, 8)
-"""Maximum widths of a device's name: the first with which the table fits is used, otherwise the last."""
+_BAR = "BAR"
+_HEADER = ("DEVICE", "NAME", "STATE", "GEN", _BAR, "MEMORY", "BUSY", "QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT")
+_FIRST_FIGURE = 5
+"""The first of the columns that are aligned to the right."""
+_LAYOUTS: tuple[tuple[int, frozenset[str]], ...] = (
+    (28, frozenset()),
+    (16, frozenset()),
+    (16, frozenset({_BAR})),
+    (16, frozenset({_BAR, "GEN"})),
+    (16, frozenset({_BAR, "GEN", "CMD/S"})),
+    (16, frozenset({_BAR, "GEN", "CMD/S", "QUEUED"})),
+    (8, frozenset({_BAR, "GEN", "CMD/S", "QUEUED"})),
+    (16, frozenset({_BAR, "GEN", "CMD/S", "QUEUED", "TEMP", "POWER"})),
+    (8, frozenset({_BAR, "GEN", "CMD/S", "QUEUED", "TEMP", "POWER"})),
+)
+"""Widths of a device's name, and the columns that are left out: the first with which the table fits, else the last."""
 _TENANT_MOST = 16
 _BAR_CELLS = 10
 _LOAD_S = 1.0
@@ -61,8 +75,8 @@ def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> lis
     found = document.get("devices", ())
     if not found:
         return [ScreenLine("no devices")]
-    texts = next((each for most in _NAMES_MOST if _fits(each := _devices(found, rates, most), columns)), [])
-    texts = texts or _devices(found, rates, _NAMES_MOST[-1])
+    texts = next((each for layout in _LAYOUTS if _fits(each := _devices(found, rates, *layout), columns)), [])
+    texts = texts or _devices(found, rates, *_LAYOUTS[-1])
     lines = [ScreenLine(texts[0], (output.BOLD,))]
     for device, text in zip(found, texts[1:], strict=True):
         lines.append(ScreenLine(text, () if device.get("state") == "serving" else (output.RED,)))
@@ -88,13 +102,18 @@ def _fits(texts: list[str], columns: int) -> bool:
     return all(width(text) <= columns for text in texts)
 
 
-def _devices(found: Sequence[Mapping[str, Any]], rates: Mapping[int, Rates], name_most: int) -> list[str]:
+def _devices(
+    found: Sequence[Mapping[str, Any]], rates: Mapping[int, Rates], name_most: int, omitted: frozenset[str]
+) -> list[str]:
     gpu = any(device.get("gpu") for device in found)
-    header = ["DEVICE", "NAME", "STATE", "GEN", "MEMORY", "", "BUSY", "QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT"]
+    names = [*_HEADER, *(("TEMP", "POWER") if gpu else ())]
     rows = [_device(device, rates.get(device["ordinal"], Rates()), name_most, gpu) for device in found]
-    if gpu:
-        header += ["TEMP", "POWER"]
-    return table(header, rows, frozenset({0, 3, *range(5, len(header))})).splitlines()
+    kept = [index for index, name in enumerate(names) if name not in omitted]
+    numbers = frozenset(place for place, index in enumerate(kept) if index in (0, 3) or index >= _FIRST_FIGURE)
+    header = ["MEMORY" if names[index] == _BAR else names[index] for index in kept]
+    if _BAR not in omitted:
+        header[kept.index(_FIRST_FIGURE)] = ""  # one heading for the bar and its figure
+    return table(header, [[row[index] for index in kept] for row in rows], numbers).splitlines()
 
 
 def _device(device: Mapping[str, Any], rates: Rates, name_most: int, gpu: bool) -> list[str]:

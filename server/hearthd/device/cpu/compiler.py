@@ -272,6 +272,10 @@ def _quote(error: Refusal, messages: Messages) -> None:
         details["log"] = "\n".join((details["log"], *messages.quoted(details["file"], int(details["line"]))))
 
 
+_MOST_LINE = 120
+"""Characters of a source line in a message."""
+
+
 def _failure(done: Completed, messages: Messages, expanded: str = "") -> Refusal:
     """Returns the refusal for a failed step: UNSUPPORTED if the error was provoked by the backend's headers for that
     purpose, otherwise COMPILE_FAILED.
@@ -291,11 +295,14 @@ def _failure(done: Completed, messages: Messages, expanded: str = "") -> Refusal
     if not blocks:
         blocks = [messages.show(error, place(expanded, error.main.text)) for error in foreign]
     log = "\n".join(line for block in blocks for line in block)
-    first = next((line for block in blocks for line in block if "error: " in line), "the compiler gave no reason")
+    named = next((block for block in blocks if any("error: " in line for line in block)), [])
+    at = next((index for index, line in enumerate(named) if "error: " in line), 0)
+    first = named[at] if named else "the compiler gave no reason"
+    line = named[at + 1].strip() if named[at + 1 : at + 2] and named[at + 1].startswith("    ") else ""
     return Refusal(
         Reason.COMPILE_FAILED,
-        f"The source does not compile: {first}",
-        fix="The whole log is in details['log'].",
+        f"The source does not compile: {first}" + (f", in `{line[:_MOST_LINE]}`" if line else ""),
+        fix="correct the source; error.log has all messages of the compiler.",
         details={"log": log},
     )
 

@@ -68,7 +68,7 @@ class LaunchRun:
 
     def _validate(self, bound: BoundLaunch) -> bool:
         try:
-            return Validation(self._device, self._binder, self._origin, bound, self._parsed.pointers).run()
+            return Validation(self._device, self._binder, self._origin, bound, self._parsed).run()
         except Refusal as refusal:
             if not self._plea.waits(refusal):
                 raise

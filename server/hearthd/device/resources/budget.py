@@ -132,17 +132,27 @@ def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | Non
         "largest": largest,
         **({"limit": limit} if limit else {}),
     }
+    asked, offered = _readable(size), _readable(most)
     numbers = f"{info.free} are free, the pool of this process holds {info.reserved}, of which {info.in_use} are in use"
     if size > most:
         return Refusal(
             Reason.OUT_OF_MEMORY,
-            f"{size} bytes can never fit: the most is {most} ({numbers})",
+            f"{asked} can never fit: the most is {offered} ({numbers})",
             fix="ask for less, or split the data over several devices",
             details={**details, "fits": "never"},
         )
     return Refusal(
         Reason.OUT_OF_MEMORY,
-        f"{size} bytes do not fit now: {largest} of {most} could be had ({numbers})",
+        f"{asked} do not fit now: {largest} of {most} could be had ({numbers})",
         fix="free buffers that are no longer needed (their memory is reused once their streams are done), or wait",
         details={**details, "fits": "not now"},
     )
+
+
+def _readable(size: int) -> str:
+    """Returns a size in bytes, from 1 MiB on also in a larger unit."""
+    text = f"{size} bytes"
+    for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20)):
+        if size >> shift:
+            return f"{text} ({size / (1 << shift):.1f} {unit})"
+    return text

@@ -236,7 +236,8 @@ def not_published(tenant: str, device: int, name: str) -> Refusal:
     return Refusal(
         Reason.NOT_PUBLISHED,
         f"nothing that this session may attach is published as {name!r} by tenant {tenant} on device {device}",
-        fix="look at ListPublished, or have it published, with this session's tenant among those that may attach it",
+        fix="use one of the names that gpu.published() lists; to let another tenant attach an array, publish it with "
+        "tenants=[...]",
         details={"name": name, "tenant": tenant, "device": device},
     )
 

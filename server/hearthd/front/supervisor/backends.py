@@ -25,7 +25,7 @@ def choose(config: Config) -> tuple[Backend, list[int]]:
     if gpus and not count:
         why = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r} hides every GPU"
     elif count and not nvml.cupy_installed():
-        count, why = 0, "CuPy is not installed; install hearth-gpu[cuda12] or hearth-gpu[cuda13]"
+        count, why = 0, "CuPy is not installed; install the extra cuda12 or cuda13: in a clone pip install '.[cuda12]'"
     backend: Backend
     if wanted == "cpu" or (wanted == "auto" and not count):
         backend, count = "cpu", config.devices.cpu_count

@@ -129,7 +129,16 @@ def test_it_fits_any_terminal(columns: int, rows: int) -> None:
 def test_a_long_name_gives_way_where_columns_are_few() -> None:
     named = document(9, [device(0, name="NVIDIA H200 with a very long name", detail="")], [])
     assert "..." not in shown(frame(None, named, at=0.0, columns=200), 200)[4].split("serving")[1]
-    assert "NVIDI..." in shown(frame(None, named, at=0.0, columns=80), 80)[4]
+    assert "NVIDIA H200 w..." in shown(frame(None, named, at=0.0, columns=80), 80)[4]
+    assert "NVIDI..." in shown(frame(None, named, at=0.0, columns=60), 60)[4]
+
+
+def test_columns_that_matter_least_give_way_at_80() -> None:
+    wide = shown(frame(None, document(9, [device(0)], []), at=0.0, columns=200), 200)[3].split()
+    narrow = shown(frame(None, document(9, [device(0)], []), at=0.0, columns=80), 80)[3].split()
+    assert wide == ["DEVICE", "NAME", "STATE", "GEN", "MEMORY", "BUSY", "QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT"]
+    assert narrow[:3] == ["DEVICE", "NAME", "STATE"] and narrow[-2:] == ["IN", "OUT"]
+    assert {"MEMORY", "BUSY", "LAUNCH/S"} <= set(narrow) and "..." not in "".join(narrow)
 
 
 def test_a_hostile_client_breaks_nothing() -> None:

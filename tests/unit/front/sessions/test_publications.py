@@ -94,6 +94,7 @@ def test_what_is_not_granted_cannot_be_told_from_what_is_not_there() -> None:
     there = reason(registry.find, "a", "b", 0, "theirs")
     absent = reason(registry.find, "a", "b", 0, "absent")
     assert there.reason is absent.reason is Reason.NOT_PUBLISHED
+    assert "gpu.published()" in absent.fix and "ListPublished" not in absent.fix
     assert there.message.replace("theirs", "absent") == absent.message
     assert there.fix == absent.fix
     assert {key: value.replace("theirs", "absent") for key, value in there.details.items()} == absent.details
