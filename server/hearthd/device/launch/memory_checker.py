@@ -158,7 +158,7 @@ def _zones(plan: Shadow) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def refuse(kernel: str, found: Sequence[tuple[Buffer, Damage]], arguments: Mapping[Buffer, int]) -> Refusal:
-    """Returns the refusal for a kernel that wrote outside its buffers. `arguments`: number of the argument by buffer."""
+    """The refusal of a kernel that wrote outside its buffers. `arguments`: number of the argument by buffer."""
     said = [
         f"{hurt.count} bytes {_where(hurt, buffer.size)} argument {arguments[buffer]}, an array of {buffer.size} bytes "
         f"(bytes [{hurt.first}..{hurt.last + 1}) from its start)"
