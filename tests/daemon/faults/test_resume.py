@@ -296,7 +296,7 @@ def test_a_transfers_stream_that_comes_late(daemon: DaemonProcess, monkeypatch: 
 
 @pytest.mark.parametrize("way", ["down", "up", "dispatch"])
 def test_what_is_given_up_while_the_connection_is_away(cutter: Cutter, way: str) -> None:
-    """The daemon is told nevertheless: otherwise its command, and everything behind it, would wait for the bytes
+    """The daemon still receives the message: otherwise its command, and everything behind it, would wait for the bytes
     forever."""
     host = np.arange(3 << 20, dtype=np.uint8)
     with hearth.connect(cutter.address, lanes=False) as node:

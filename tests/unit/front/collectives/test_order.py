@@ -176,7 +176,7 @@ operations = st.lists(st.tuples(st.sampled_from(GROUPS), st.integers(0, 1)), min
 def test_all_operations_can_be_launched_in_the_order_of_the_messages(
     program: list[tuple[Any, int]], random: Any
 ) -> None:
-    """Every device has two streams of its own, and presents a sequence of operations as far as it was submitted on that
+    """Every device has two separate streams, and presents a sequence of operations as far as it was submitted on that
     device."""
     ranks = Ranks()
     rows = [(key(*members, sequence=number), stream) for number, (members, stream) in enumerate(program, 1)]
