@@ -86,7 +86,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             ClosedError: The group is closed.
         """
         self._check_open()
-        if self._sessions[rank] is not self._sessions[peer]:
+        if not self._formations.paired(rank, peer):
             await self._home.call(partial(super()._pair, rank, peer))
 
     async def subgroup(self, ranks: Iterable[int]) -> Group:
@@ -119,7 +119,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         Raises:
             HearthError: An error that the `Group` constructor raises; this group then stays as it is.
         """
-        fresh = await Group(self._left(without), timeout=self._timeout)
+        fresh = await Group(self._remaining(without), timeout=self._timeout)
         await self.close()
         return fresh
 
@@ -160,7 +160,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         super()._check_open()
 
     def _pair(self, rank: int, peer: int) -> RankOrder:
-        if self._sessions[rank] is not self._sessions[peer] and (min(rank, peer), max(rank, peer)) not in self._orders:
+        if not self._formations.paired(rank, peer):
             raise ArgumentError(
                 f"ranks {rank} and {peer} are on different daemons that are not connected to each other yet.",
                 reason="INVALID_ARGUMENT",

@@ -80,7 +80,7 @@ class Group(BaseGroup[Device, DeviceArray]):
         Raises:
             HearthError: An error that the `Group` constructor raises; this group then stays as it is.
         """
-        fresh = Group(self._left(without), timeout=self._timeout)
+        fresh = Group(self._remaining(without), timeout=self._timeout)
         self.close()
         return fresh
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from hearth.arrays.base_array import BaseArray
 from hearth.base_device import BaseDevice
 from hearth.base_node import BaseNode
 from hearth.collectives.operands import check_rank
@@ -50,7 +51,7 @@ def checked(devices: Sequence[D]) -> list[D]:
     return devices
 
 
-def named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
+def _named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
     """Determines the ranks that the caller names.
 
     Args:
@@ -80,3 +81,29 @@ def named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
             )
         found |= ranks
     return found
+
+
+def remaining(group: object, devices: Sequence[D], without: Iterable[Named] | Named) -> list[D]:
+    """Returns the devices of `group` that remain without the named members. Raises `ArgumentError` if none remains, or
+    if a named member is not in the group."""
+    gone = _named(devices, without)
+    left = [device for rank, device in enumerate(devices) if rank not in gone]
+    if not left:
+        raise ArgumentError(
+            f"all devices of {group!r} are excluded.",
+            reason="INVALID_ARGUMENT",
+            fix="exclude fewer devices with `without`.",
+        )
+    return left
+
+
+def rank_of(group: object, devices: Sequence[D], array: BaseArray) -> int:
+    """Returns the rank on whose device `array` is. Raises `ArgumentError` if it is on no device of `group`."""
+    for rank, device in enumerate(devices):
+        if array._connection is device._connection:
+            return rank
+    raise ArgumentError(
+        f"array is {array!r}, which is on no device of {group!r}.",
+        reason="INVALID_ARGUMENT",
+        fix="pass an array that is on one of group.devices.",
+    )
