@@ -131,7 +131,7 @@ class Running {
 
   show(device) {
     const all = device.running ?? [];
-    const shown = all.slice(0, KERNELS).map((each) => [each.kernel, who(each), units.span(each.seconds)]);
+    const shown = all.slice(0, KERNELS).map((each) => [each.kernel, who(each), each.seconds < 0.1 ? "< 0.1 s" : units.span(each.seconds)]);
     if (all.length > KERNELS) shown.push(["", `${all.length - KERNELS} more`, ""]);
     if (!shown.length) shown.push(["", "no kernel", ""]);
     while (this.list.children.length < shown.length) {
