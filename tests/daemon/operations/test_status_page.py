@@ -132,7 +132,7 @@ def test_running_kernel_is_shown_with_its_session(browser: Browser, watched: Dae
 
 
 def _after(daemon: DaemonProcess, seconds: float) -> list[dict[str, Any]]:
-    """The running kernels of device 0, if the first has been running for so many seconds."""
+    """Returns the running kernels of device 0, if the first has been running for `seconds`."""
     running: list[dict[str, Any]] = daemon.status()["devices"][0]["running"]
     return running if running and running[0]["seconds"] >= seconds else []
 
