@@ -81,6 +81,7 @@ def _document(session: SessionInfo) -> dict[str, Any]:
     return {
         "id": session.session_id,
         "client": session.client_name,
+        "process": session.client_process,
         "tenant": session.tenant,
         "dedicated": session.isolation == "dedicated",
         "devices": list(session.devices),
@@ -109,7 +110,7 @@ def _text(found: list[SessionInfo]) -> str:
             printable(session.tenant),
             units.duration(now - session.opened),
             lines.lease(session.connected, session.lease_left),
-            lines.client(session.client_name, session.isolation == "dedicated"),
+            lines.client(session.client_name, session.isolation == "dedicated", session.client_process),
         ]
         for session in found
     ]

@@ -203,7 +203,9 @@ ISOLATION = {None: 0, False: 1, True: 2}
 """Values of `Isolation` by a session's request for dedicated processes; None: not specified."""
 
 
-def open_session(protocol: tuple[int, int], version: str, name: str, isolation: int, launch_timeout_ns: int) -> Plain:
+def open_session(
+    protocol: tuple[int, int], version: str, name: str, isolation: int, launch_timeout_ns: int, process: str = ""
+) -> Plain:
     """Encodes an `OpenSessionRequest`.
 
     Args:
@@ -212,13 +214,14 @@ def open_session(protocol: tuple[int, int], version: str, name: str, isolation: 
         name: Name of the session in the daemon's logs.
         isolation: A value of `ISOLATION`.
         launch_timeout_ns: Time limit of launches in nanoseconds; 0: the daemon's default.
+        process: Host and pid of the client, ``host:pid``.
 
     Returns:
         The serialized request.
     """
     versions = _bytes(0x0A, _count(0x08, protocol[0]), _count(0x10, protocol[1]))
     who = _text(0x12, version) + _text(0x1A, name)
-    return Plain(versions + who + _count(0x20, isolation) + _count(0x28, launch_timeout_ns))
+    return Plain(versions + who + _count(0x20, isolation) + _count(0x28, launch_timeout_ns) + _text(0x32, process))
 
 
 def of_token(token: str) -> Plain:

@@ -82,6 +82,7 @@ def open_session(
         name,
         encode.ISOLATION[dedicated],
         int(launch_timeout * 1e9),
+        process_name(),
     )
     within = timeout if within is None else within
     found = _by_frames(target, credentials, request, within, meanwhile) if lanes else None
@@ -182,7 +183,12 @@ def default_name() -> str:
     program = "python"
     if getattr(sys, "argv", None) and sys.argv[0]:
         program = os.path.basename(sys.argv[0])  # noqa: PTH119 - see `hearth.endpoint.target.is_socket`
-    return f"{socket.gethostname()}:{os.getpid()} {program}"
+    return f"{process_name()} {program}"
+
+
+def process_name() -> str:
+    """Returns host and pid of this process, ``host:pid``."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class _Grpc:

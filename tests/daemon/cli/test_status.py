@@ -4,6 +4,8 @@ status."""
 from __future__ import annotations
 
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,9 +120,11 @@ def test_sessions(lossy: DaemonProcess, run: Command) -> None:
         node.device(1).zeros(8).get()
         done = run("sessions", daemon.unix)
         (row,) = (line for line in done.out.splitlines() if line.startswith(node.session_id))
-        assert row.isprintable() and row.endswith("evil \u65e5\u672c") and " connected " in row
+        assert row.isprintable() and " connected " in row
+        assert row.endswith(f"evil \u65e5\u672c ({socket.gethostname()}:{os.getpid()})")
         (found,) = run("sessions", daemon.grpc, "--json").document["sessions"]
         assert found["id"] == node.session_id and found["client"] == HOSTILE and found["devices"] == [1]
+        assert found["process"] == f"{socket.gethostname()}:{os.getpid()}"
         assert found["tenant"] == "default" and found["connected"] and found["device_seconds"] >= 0
         for text in (run("status", daemon.unix).out, run("top", "--once", "--interval", "0.1", daemon.unix).out):
             assert "\x1b" not in text and "\x07" not in text

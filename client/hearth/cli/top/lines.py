@@ -159,7 +159,7 @@ def sessions(document: Document, used: Mapping[str, float | None]) -> list[Scree
             fit(printable(session.get("tenant", "")), _TENANT_MOST),
             units.duration(now - session.get("opened_unix", now)),
             lease(session.get("connected", False), session.get("lease_left_seconds")),
-            client(session.get("client", ""), session.get("dedicated", False)),
+            client(session.get("client", ""), session.get("dedicated", False), session.get("process", "")),
         ]
         for session in found
     ]
@@ -173,9 +173,13 @@ def lease(connected: bool, left: float | None) -> str:
     return "connected" if connected else f"{units.duration(left)} left"
 
 
-def client(name: str, dedicated: bool) -> str:
-    """Returns the name that the client declared."""
-    return (printable(name) or units.NONE) + (" (dedicated)" if dedicated else "")
+def client(name: str, dedicated: bool, process: str = "") -> str:
+    """Returns the name that the client declared, with `process`, its host and pid, unless the name begins with them.
+    They distinguish clients of one name."""
+    shown = printable(name) or units.NONE
+    if process and not name.startswith(process):
+        shown += f" ({printable(process)})"
+    return shown + (" (dedicated)" if dedicated else "")
 
 
 def faults(document: Document, most: int) -> list[ScreenLine]:

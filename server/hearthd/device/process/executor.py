@@ -22,6 +22,7 @@ from hearthd.device.scheduler.fair_share import FairShare
 from hearthd.device.session import failed_handles, permissions
 from hearthd.device.session.handle_limit import HandleLimits
 from hearthd.device.session.session import BatchEntry, DeviceSession
+from hearthd.device.streams.kernel_watch import KernelWatch
 
 OPEN, RESPONSE, RESULT, ACK = Kind.OPEN, Kind.RESPONSE, Kind.RESULT, Kind.ACK  # plain names: each lookup costs 0.3 us
 
@@ -41,6 +42,7 @@ class Executor:
         self._handles = HandleLimits(device.spec.max_handles, self._sessions.values)
         self._leaving: dict[int, DeviceSession] = {}
         """Closed sessions whose work is still running."""
+        self._kernels = KernelWatch()
         self._kicked: set[int] = set()
         self.again = False
         """True if deferred commands of all sessions are to be tried again in the next iteration of the loop."""
@@ -154,8 +156,8 @@ class Executor:
         return not (self._sessions or self._leaving or gauges["buffers_published"] or gauges["buffers_exported"])
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns counters, gauges and histograms for the metrics, memory in use by tenant, and the closed sessions
-        whose work is still running."""
+        """Returns counters, gauges and histograms for the metrics, memory in use by tenant and by channel, the running
+        kernels, and the closed sessions whose work is still running."""
         info = self._device.server.memory_info()
         sessions = self._sessions.values()
         gauges = {
@@ -186,6 +188,8 @@ class Executor:
             **self._device.telemetry.snapshot(gauges["commands_waiting"]),
             "gauges": gauges,
             "tenants": tenants,
+            "sessions": {channel: size for channel, each in self._sessions.items() if (size := each.bytes_in_use)},
+            "running": self._kernels.report(self._device.tracks.live),
             "leaving": {channel: self._rest_of(session) for channel, session in self._leaving.items()},
         }
 

@@ -55,7 +55,7 @@ _NO_REQUESTS = WithoutErrors("aiohttp.server", HttpProcessingError)
 
 
 class HttpServer:
-    """Serves /healthz, /readyz, /metrics, /status, /traces/ID.json, and the page at /.
+    """Serves /healthz, /readyz, /metrics, /status, /history, /traces/ID.json, and the page at /.
 
     If the server is `guarded`, every path needs a credential, except for those without data: the probes and the files
     of the page. A credential is a tenant's token or, on the Unix socket, the user at the other end.
@@ -123,6 +123,7 @@ class HttpServer:
                 web.get("/readyz", self._readyz),
                 web.get(_METRICS, self._metrics_page),
                 web.get("/status", self._status_document),
+                web.get("/history", self._history),
                 web.get(r"/traces/{id:[A-Za-z0-9_-]{1,64}}.json", self._trace),
                 *(web.get(path, self._page_file) for path in self._page.paths),
             ]
@@ -258,6 +259,9 @@ class HttpServer:
             fix = f"Give seconds from 0 to {_MAX_AGE:g}: how old the document may be."
             return _refused(400, f"max_age is {asked[:40]!r}.", fix)
         return web.Response(body=await self._document(viewer, max_age), content_type="application/json")
+
+    async def _history(self, request: web.Request) -> web.Response:
+        return web.json_response(self._status.history(_VIEWER.get()))
 
     async def _document(self, viewer: Tenant, max_age: float) -> bytes:
         """Returns the status document for a tenant. It is created at most once in `max_age` seconds, however many pages

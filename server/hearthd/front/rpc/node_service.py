@@ -111,6 +111,7 @@ class NodeService:
                 caller,
                 dedicated=dedicated,
                 launch_timeout=request.launch_timeout_ns / 1e9,
+                client_process=request.client_process,
             )
         except Refusal as refusal:
             self._refused(caller, "OpenSession", refusal)
@@ -144,6 +145,7 @@ class NodeService:
                 node_pb2.SessionInfo(
                     session_id=session.id,
                     client_name=session.client_name,
+                    client_process=session.client_process,
                     opened_unix_ns=session.opened_unix_ns,
                     connected=session.connections > 0,
                     lease_left_ns=0 if session.connections else _ns(self._sessions.lease_left(session)),

@@ -6,18 +6,21 @@ import asyncio
 import dataclasses
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hearthd import version
 from hearthd.front.connections.descriptors import DescriptorBudget
 from hearthd.front.counters import Counts
 from hearthd.front.gpu.nvml import GpuReading, Nvml
+from hearthd.front.rates import HISTORY_S
+from hearthd.front.sessions.publications import Publication
 from hearthd.front.sessions.recent_traces import RecentTraces
+from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor import fault_log, gauges
 from hearthd.front.supervisor.supervisor import FENCED, SERVING, STATE_NAMES, Device, Supervisor
-from hearthd.front.tenancy.tenants import Tenant, sees_tenant
+from hearthd.front.tenancy.tenants import Right, Tenant, sees_tenant
 
 
 def ready(supervisor: Supervisor, refuses_new: bool) -> bool:
@@ -53,10 +56,13 @@ class NodeStatus:
         sessions: SessionTable,
         traces: RecentTraces,
         budget: Callable[[], DescriptorBudget | None] = lambda: None,
+        publications: Iterable[Publication] = (),
     ) -> None:
-        """Creates the status. `budget` returns the division of the limit on open files."""
+        """Creates the status. `budget` returns the division of the limit on open files; `publications` are the
+        published buffers of the node."""
         self.traces = traces
         self._budget = budget
+        self._publications = publications
         self._supervisor = supervisor
         self._sessions = sessions
         self._nvml: Nvml | None = None  # opened at the first request
@@ -74,6 +80,11 @@ class NodeStatus:
         - `queue`: batches and calls that were accepted and not yet executed.
         - `memory_by_tenant`: bytes in buffers, as requested; tenants that the viewer may not see are left out.
         - `stuck`, for each process: sessions that were closed `seconds` ago and whose kernels have not ended.
+        - `running`, for each device: kernels in flight, with the session of each, the seconds for which it has been
+          running at least, and the launches known to be queued behind it.
+        - `memory_bytes` and `device_share`, for each session: bytes in buffers on all devices, and device seconds per
+          second over the last ten seconds.
+        - `published`: the published buffers that the viewer may attach or, as an observer, may see.
         - `faults` and `traces`: the recent ones, newest first.
         - `descriptors`, for observers: the limit on open files, the limit that the configuration needs, and the number
           of connections left for each listener.
@@ -120,10 +131,12 @@ class NodeStatus:
                 for account in self._sessions.accounts
                 if sees_tenant(viewer, account.tenant.name)
             ],
+            "published": self._published(viewer),
             "sessions": [
                 {
                     "id": session.id,
                     "client": session.client_name,
+                    "process": session.client_process,
                     "client_version": session.client_version,
                     "opened_unix": session.opened_unix_ns / 1e9,
                     "connected": session.connections > 0,
@@ -132,11 +145,20 @@ class NodeStatus:
                     "tenant": session.tenant.name,
                     "dedicated": session.dedicated,
                     "device_seconds": round(session.device_ns / 1e9, 6),
+                    "device_share": _device_share(session),
+                    "memory_bytes": self._memory(session),
                 }
                 for session in self._sessions
                 if sees_tenant(viewer, session.tenant.name)
             ],
         }
+
+    def history(self, viewer: Tenant) -> dict[str, Any]:
+        """Returns the throughput of each device over the last minutes as a JSON document: for each entry its age in
+        seconds, and the rates with the names of `throughput`. Without devices for a viewer that is no observer."""
+        now = time.monotonic()
+        devices = self._supervisor.visible(viewer) if viewer.observes else ()
+        return {"seconds": HISTORY_S, "devices": [_history(device, now) for device in devices]}
 
     async def readings(self) -> dict[int, GpuReading]:
         """Returns NVML's readings, by device ordinal. They are read in a thread."""
@@ -179,6 +201,7 @@ class NodeStatus:
             ],
             "throughput": _throughput(device) if observes else dict.fromkeys(_THROUGHPUT),
             "queue": self._queue(device, viewer),
+            "running": self._running(device, viewer),
             "gpu": dataclasses.asdict(reading) if reading else None,
             "counters": own.counters,
             "gauges": dict(stats),
@@ -208,6 +231,56 @@ class NodeStatus:
             ],
         }
 
+    def _running(self, device: Device, viewer: Tenant) -> list[dict[str, Any]]:
+        """Returns the kernels in flight whose sessions the viewer may see, longest first."""
+        names = {session.id: session.client_name for session in self._sessions}
+        found: list[dict[str, Any]] = []
+        for worker in device.running:
+            if worker.link is None:
+                continue
+            tenants = {channel.session_id: channel.tenant for channel in worker.link.channels.values()}
+            found += [
+                {
+                    "kernel": each.kernel,
+                    "session": each.session,
+                    "client": names.get(each.session, ""),
+                    "tenant": tenants[each.session],
+                    "seconds": each.seconds,
+                    "queued": each.queued,
+                }
+                for each in device.reports.running(worker.generation, tenants)
+                if tenants[each.session] == viewer.name or viewer.observes
+            ]
+        return sorted(found, key=lambda each: -each["seconds"])[:_MOST_RUNNING]
+
+    def _memory(self, session: Session) -> int:
+        """Returns the bytes in buffers of a session on all devices, by the last reports of their processes."""
+        return sum(
+            self._supervisor.find(ordinal).reports.memory(channel.link.generation, channel.number)
+            for ordinal, channel in session.channels.items()
+        )
+
+    def _published(self, viewer: Tenant) -> list[dict[str, Any]]:
+        """Returns the published buffers that the viewer may see, by tenant, device and name."""
+        visible = {device.ordinal for device in self._supervisor.visible(viewer)}
+        found = [
+            one
+            for one in self._publications
+            if one.named and one.confirmed and one.device in visible and _sees_publication(viewer, one)
+        ]
+        return [
+            {
+                "name": one.name,
+                "device": one.device,
+                "tenant": one.tenant,
+                "bytes": one.size,
+                "session": one.channel.session_id if sees_tenant(viewer, one.tenant) else "",
+                "attached": one.sessions if sees_tenant(viewer, one.tenant) else None,
+                "grants": sorted(one.grants) if sees_tenant(viewer, one.tenant) else [],
+            }
+            for one in sorted(found, key=lambda one: (one.tenant, one.device, one.name))
+        ]
+
     def _queue(self, device: Device, viewer: Tenant) -> dict[str, int]:
         channels = [
             each.channels[device.ordinal]
@@ -220,18 +293,51 @@ class NodeStatus:
         }
 
 
-_THROUGHPUT = (
-    "commands_per_second", "launches_per_second", "received_bytes_per_second", "sent_bytes_per_second", "busy_ratio",
-)  # fmt: skip
+_MOST_RUNNING = 32
+"""Maximum number of kernels in flight that are listed for each device."""
+
+
+def _sees_publication(viewer: Tenant, one: Publication) -> bool:
+    """Returns True if the viewer may know of a publication: its own tenant's, one that it may attach, or any as an
+    observer."""
+    return sees_tenant(viewer, one.tenant) or (viewer.may(Right.ATTACH) and one.open_to(viewer.name))
+
+
+def _device_share(session: Session) -> float:
+    """Returns the device seconds per second of a session, over the last seconds. It may exceed 1 on several devices."""
+    now = time.monotonic()
+    session.rates.sample(now, {"device_ns": session.device_ns})
+    return round(session.rates.per_second(now).get("device_ns", 0.0) / 1e9, 4)
+
+
+_RATES = {
+    "commands_per_second": "commands",
+    "launches_per_second": "kernel_launches",
+    "received_bytes_per_second": "host_to_device_bytes",
+    "sent_bytes_per_second": "device_to_host_bytes",
+}
+"""Names of rates in the document, with the names of their counters."""
+_THROUGHPUT = (*_RATES, "busy_ratio")
 
 
 def _throughput(device: Device) -> dict[str, float | None]:
-    rates = device.rates.per_second(time.monotonic())
+    return _shown(device.rates.per_second(time.monotonic()))
+
+
+def _shown(rates: dict[str, float]) -> dict[str, float | None]:
     busy = rates.get("device_busy_ns")
     return {
-        "commands_per_second": round(rates.get("commands", 0.0), 3),
-        "launches_per_second": round(rates.get("kernel_launches", 0.0), 3),
-        "received_bytes_per_second": round(rates.get("host_to_device_bytes", 0.0), 3),
-        "sent_bytes_per_second": round(rates.get("device_to_host_bytes", 0.0), 3),
+        **{name: round(rates.get(counter, 0.0), 3) for name, counter in _RATES.items()},
         "busy_ratio": None if busy is None else round(min(1.0, busy / 1e9), 4),
+    }
+
+
+def _history(device: Device, now: float) -> dict[str, Any]:
+    """Returns a device's history, with a list for each quantity."""
+    entries = device.history.since(now)
+    shown = [_shown(rates) for _, rates in entries]
+    return {
+        "ordinal": device.ordinal,
+        "age_seconds": [round(age, 2) for age, _ in entries],
+        **{name: [each[name] for each in shown] for name in _THROUGHPUT},
     }

@@ -82,6 +82,7 @@ class SessionTable:
         *,
         dedicated: bool = False,
         launch_timeout: float = 0.0,
+        client_process: str = "",
     ) -> tuple[Session, str]:
         """Opens a session and returns it with its token. Raises `DRAINING`, `SESSION_LIMIT` or `QUOTA_EXCEEDED`."""
         if self.draining:
@@ -106,6 +107,7 @@ class SessionTable:
             id=secrets.token_hex(4),
             client_name=client_name[:200],
             client_version=client_version[:100],
+            client_process=client_process[:100],
             opened_unix_ns=time.time_ns(),
             lease=self.lease,
             touched=self._clock(),

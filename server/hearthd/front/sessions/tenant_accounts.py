@@ -190,6 +190,7 @@ class TenantAccounts:
             return
         account = self.of(session.tenant)
         session.device_ns += nanoseconds
+        session.rates.sample(time.monotonic(), {"device_ns": session.device_ns})
         before = account.exhausted
         account.device_ns += nanoseconds
         if account.exhausted and not before:

@@ -16,7 +16,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import errors
 from hearthd.front.counters import DeviceTotals
 from hearthd.front.links.link import CollectiveSink, DeviceLink
-from hearthd.front.rates import Rates
+from hearthd.front.rates import RateHistory, Rates
 from hearthd.front.resources.memory_grants import MemoryGrants
 from hearthd.front.resources.tenant_memory import TenantMemory
 from hearthd.front.sessions.channel import Channel
@@ -38,6 +38,7 @@ from hearthd.front.supervisor.isolation import (
 )
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.front.supervisor.process import Process
+from hearthd.front.supervisor.session_reports import SessionReports
 from hearthd.front.supervisor.worker import Worker
 from hearthd.front.tenancy.shares import Shares
 from hearthd.front.tenancy.tenants import Quotas
@@ -92,8 +93,10 @@ class Device(DeviceStatus):
         self.times = ProcessDurations()
         self.totals = DeviceTotals()
         self.rates = Rates()
+        self.history = RateHistory()
         self.faults = RecentFaults(spec.ordinal)
         self.tenant_memory = TenantMemory()
+        self.reports = SessionReports()
         self._launcher = launcher
         self._owner = owner
         self._numbers = itertools.count(spec.generation)
@@ -260,8 +263,11 @@ class Device(DeviceStatus):
 
     def _observe(self, generation: int, stats: dict[str, Any]) -> None:
         self.totals.observe(generation, stats)
-        self.rates.sample(time.monotonic(), self.totals.sums(THROUGHPUT))
+        now = time.monotonic()
+        self.rates.sample(now, self.totals.sums(THROUGHPUT))
+        self.history.add(now, self.rates)
         self.tenant_memory.hear(generation, stats)
+        self.reports.hear(generation, stats)
         self._grants.hear(generation, stats)
 
     def learn(self, process: Process) -> None:
@@ -290,7 +296,7 @@ class Device(DeviceStatus):
         if worker.key is not None:
             self.times.lost(worker.key, time.monotonic())
         self.restarts[cause.label] = self.restarts.get(cause.label, 0) + 1
-        self.faults.add(cause, generation, worker.key, self._tenants(cause))
+        self.faults.add(cause, generation, worker.key, self._involved(cause))
         blamed: str | None = None
         if process is not None:
             blamed = culprit(cause.label, dict(cause.details), process.working())
@@ -308,11 +314,11 @@ class Device(DeviceStatus):
         self._owner.record_fault(blamed)
         return blamed
 
-    def _tenants(self, cause: ExitCause) -> set[str]:
-        """Returns the tenants whose kernels were in flight when a process was lost. An unknown tenant is listed as
-        ""."""
+    def _involved(self, cause: ExitCause) -> dict[str, str]:
+        """Returns the sessions whose kernels were in flight when a process was lost, with their tenants. The tenant of
+        an unknown session is ""."""
         known = {session.id: session.tenant.name for session in self._owner.sessions}
-        return {known.get(name, "") for name in named(dict(cause.details))}
+        return {session: known.get(session, "") for session in sorted(named(dict(cause.details)))}
 
     def replace(self, worker: Worker) -> bool:
         replaced = self.workers.replace(worker)
@@ -340,6 +346,7 @@ class Device(DeviceStatus):
     def reaped(self, generation: int) -> None:
         self.totals.settle(generation)
         self.tenant_memory.leave(generation)
+        self.reports.leave(generation)
         self._grants.leave(generation)
 
     def gone(self, worker: Worker) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hearth.cli.format import output
-from hearth.cli.format.printable import width
+from hearth.cli.format.printable import printable, width
 from hearth.cli.status import status_text
-from hearth.cli.top import rates
+from hearth.cli.top import lines, rates
 from hearth.cli.top.command import View
 from hearth.cli.top.frame import Gone, frame
 from hearth.cli.top.lines import ScreenLine
@@ -165,6 +165,16 @@ def test_loads_that_wait_have_a_line() -> None:
     assert any("1 module load is waiting for" in each.text for each in waiting(1, 3.0))
     for count, seconds in ((1, 0.1), (0, 0.0)):
         assert not any("kernels to end" in each.text for each in waiting(count, seconds))
+
+
+def test_clients_of_one_name_are_shown_with_host_and_pid() -> None:
+    assert lines.client("worker", False, "box:7") == "worker (box:7)"
+    assert lines.client("worker", True, "box:8") == "worker (box:8) (dedicated)"
+    assert lines.client("box:7 train.py", False, "box:7") == "box:7 train.py", "the name begins with them"
+    assert lines.client("", False, "box:7") == "- (box:7)" and lines.client("old", False) == "old"
+    assert lines.client("worker", False, "box\x1b:7") == "worker (" + printable("box\x1b:7") + ")"
+    of_pid = document(9.0, [], [session("a", 1, client="w", process="box:7")])
+    assert "w (box:7)" in lines.sessions(of_pid, {})[1].text
 
 
 def test_a_daemon_that_is_gone_is_said_to_be() -> None:
