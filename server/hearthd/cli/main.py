@@ -161,7 +161,7 @@ def build_app() -> Any:
     """Returns the typer application."""
     import typer
 
-    from hearthd.cli import audit, certificate, health_check
+    from hearthd.cli import audit, certificate, example_config, health_check, service_unit
 
     app = typer.Typer(name="hearthd", no_args_is_help=True, pretty_exceptions_enable=False)
     File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
@@ -228,6 +228,10 @@ def build_app() -> Any:
     certificate.add_to(app)
 
     audit.add_to(app)
+
+    example_config.add_to(app)
+
+    service_unit.add_to(app)
 
     @app.command()
     def version() -> None:
