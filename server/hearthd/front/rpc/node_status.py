@@ -13,6 +13,7 @@ from hearthd import version
 from hearthd.front.connections.descriptors import DescriptorBudget
 from hearthd.front.counters import Counts
 from hearthd.front.gpu.nvml import GpuReading, Nvml
+from hearthd.front.sessions.publications import Publication, PublicationRegistry
 from hearthd.front.sessions.recent_traces import RecentTraces
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor import fault_log, gauges
@@ -52,6 +53,7 @@ class NodeStatus:
         supervisor: Supervisor,
         sessions: SessionTable,
         traces: RecentTraces,
+        publications: PublicationRegistry,
         budget: Callable[[], DescriptorBudget | None] = lambda: None,
     ) -> None:
         """Creates the status. `budget` returns the division of the limit on open files."""
@@ -59,6 +61,7 @@ class NodeStatus:
         self._budget = budget
         self._supervisor = supervisor
         self._sessions = sessions
+        self._publications = publications
         self._nvml: Nvml | None = None  # opened at the first request
         self._started = time.time()
 
@@ -75,6 +78,8 @@ class NodeStatus:
         - `memory_by_tenant`: bytes in buffers, as requested; tenants that the viewer may not see are left out.
         - `stuck`, for each process: sessions that were closed `seconds` ago and whose kernels have not ended.
         - `faults` and `traces`: the recent ones, newest first.
+        - `published`: the published arrays, with the session that published each; `session` and `attached` are None for
+          arrays of tenants that the viewer may not see.
         - `descriptors`, for observers: the limit on open files, the limit that the configuration needs, and the number
           of connections left for each listener.
 
@@ -136,6 +141,7 @@ class NodeStatus:
                 for session in self._sessions
                 if sees_tenant(viewer, session.tenant.name)
             ],
+            "published": [_published(each, viewer) for each in self._publications.shown_to(viewer)],
         }
 
     async def readings(self) -> dict[int, GpuReading]:
@@ -218,6 +224,22 @@ class NodeStatus:
             "commands": sum(len(channel.batches) + channel.calls for channel in channels),
             "bytes": sum(channel.batches.bytes for channel in channels),
         }
+
+
+def _published(each: Publication, viewer: Tenant) -> dict[str, Any]:
+    shape, dtype = each.array or (None, None)
+    seen = sees_tenant(viewer, each.tenant)
+    return {
+        "name": each.name,
+        "tenant": each.tenant,
+        "device": each.device,
+        "bytes": each.size,
+        "shape": shape,
+        "dtype": dtype,
+        "session": each.channel.session_id if seen else None,
+        "attached": each.sessions if seen else None,
+        "since_unix": each.since_unix,
+    }
 
 
 _THROUGHPUT = (
