@@ -188,8 +188,12 @@ class PublicationRegistry:
         return sorted(found, key=lambda one: (one.tenant != caller, one.tenant, one.name))
 
     def shown_to(self, viewer: Tenant) -> list[Publication]:
-        """Returns the publications in the status for `viewer`, by device, tenant and name: those of the tenants that it
-        sees, and those that its sessions may attach."""
+        """Returns the publications in the status for a tenant, by device, tenant and name.
+
+        Args:
+            viewer: The tenant. It sees the publications of the tenants that it sees, and those that its sessions may
+                attach.
+        """
         attaches = viewer.may(Right.ATTACH)
         found = (
             one
