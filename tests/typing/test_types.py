@@ -121,6 +121,11 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert here <= names, "a part of a package was left out"
+    deploy = {
+        path.relative_to(ROOT) for name in ("examples", "systemd") for path in (ROOT / "deploy" / name).rglob("*.*")
+    }
+    assert {f"hearthd/{path}" for path in deploy if (ROOT / path).is_file()} <= names
+    assert "hearthd/deploy/hearth.toml" in names
 
 
 def metadata(wheel: Path, name: str) -> email.message.Message:

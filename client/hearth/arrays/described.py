@@ -68,6 +68,11 @@ def parse(description: bytes) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
         shape, name = said["shape"], said["dtype"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
+    return valid(shape, name)
+
+
+def valid(shape: object, name: object) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    """Returns shape and dtype for a shape and the name of a dtype from a document; None if they are invalid."""
     if not isinstance(shape, list) or len(shape) > _MAX_AXES or not isinstance(name, str):
         return None
     if not all(type(axis) is int and 0 <= axis < 2**63 for axis in shape):

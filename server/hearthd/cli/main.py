@@ -40,8 +40,10 @@ def _load(path: Path | None, flags: dict[tuple[str, ...], Any]) -> tuple[Any, di
         _fail(f"hearthd: {error}", USAGE_ERROR)
 
 
-def _serve(path: Path | None, flags: dict[tuple[str, ...], Any]) -> NoReturn:
+def _serve(path: Path | None, flags: dict[tuple[str, ...], Any], instance: str = "") -> NoReturn:
     config, _ = _load(path, flags)
+    if instance:
+        config, flags = _as_instance(config, path, flags, instance)
     from hearthd.front.config.loader import load
     from hearthd.shared import log
 
@@ -49,6 +51,22 @@ def _serve(path: Path | None, flags: dict[tuple[str, ...], Any]) -> NoReturn:
     from hearthd.front.daemon.main import serve
 
     raise SystemExit(serve(config, read=lambda: load(path, flags=flags)[0], hangup=_hangup))
+
+
+def _as_instance(
+    config: Any, path: Path | None, flags: dict[tuple[str, ...], Any], name: str
+) -> tuple[Any, dict[tuple[str, ...], Any]]:
+    """Returns the configuration and the flags with the ports and sockets of an instance, and prints its target."""
+    from hearthd.cli import instance
+
+    try:
+        flags = {**flags, **instance.overrides(config, name, flags)}
+    except ValueError as error:
+        _not_served()
+        _fail(f"hearthd: {error}", USAGE_ERROR)
+    config, _ = _load(path, flags)
+    print(instance.announcement(config, name), flush=True)
+    return config, flags
 
 
 def _check_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json: bool, strict: bool) -> None:
@@ -161,7 +179,7 @@ def build_app() -> Any:
     """Returns the typer application."""
     import typer
 
-    from hearthd.cli import audit, certificate, health_check
+    from hearthd.cli import audit, certificate, example_config, health_check, service_unit
 
     app = typer.Typer(name="hearthd", no_args_is_help=True, pretty_exceptions_enable=False)
     File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
@@ -193,9 +211,15 @@ def build_app() -> Any:
 
     @app.command()
     @_with_flags
-    def serve(flags: Any, config: File = None) -> None:
+    def serve(
+        flags: Any,
+        config: File = None,
+        instance: Annotated[
+            str, option("Name of a further daemon on this machine: free ports, and sockets with this name.")
+        ] = "",
+    ) -> None:
         """Serve this node's devices."""
-        _serve(config, flags)
+        _serve(config, flags, instance)
 
     @app.command("check-config")
     @_with_flags
@@ -228,6 +252,10 @@ def build_app() -> Any:
     certificate.add_to(app)
 
     audit.add_to(app)
+
+    example_config.add_to(app)
+
+    service_unit.add_to(app)
 
     @app.command()
     def version() -> None:

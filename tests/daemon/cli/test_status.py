@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +73,7 @@ def test_status(daemon: DaemonProcess, run: Command, road: str) -> None:
 
 def test_looking_opens_no_session(daemon: DaemonProcess, run: Command) -> None:
     before = daemon.log().count('"session_open"')
-    for arguments in (["status"], ["devices"], ["sessions"], ["top", "--once", "--interval", "0.1"]):
+    for arguments in (["status"], ["devices"], ["sessions"], ["published"], ["top", "--once", "--interval", "0.1"]):
         for target in (daemon.unix, daemon.grpc):
             assert run(*arguments, target).status == 0
     daemon.connect().close()
@@ -88,13 +89,18 @@ def test_published(start_daemon: StartDaemon, run: Command) -> None:
         owner.device(1).zeros(4, "int8").publish("bias")
         attached = user.device(0).attach("weights")
         header, *rows = (line.split() for line in run("published", daemon.unix).out.splitlines())
-        assert header == ["NAME", "TENANT", "DEVICE", "SIZE", "SHAPE", "DTYPE", "ATTACHED"]
-        assert rows[0][0] == "weights" and rows[0][-4:] == ["x", "3", "float32", "1"]
-        assert rows[1][0] == "bias" and rows[1][-2:] == ["int8", "0"]
+        assert header == ["NAME", "TENANT", "SESSION", "DEVICE", "SHAPE", "DTYPE", "SIZE", "ATTACHED", "SINCE"]
+        session = owner.session_id
+        assert rows[0][:9] == ["weights", "default", session, "0", "2x3", "float32", "24", "bytes", "1"]
+        assert rows[1][:9] == ["bias", "default", session, "1", "4", "int8", "4", "bytes", "0"]
+        assert rows[1][-1] == "ago"
         found = run("published", daemon.unix, "--json").document
-        assert found["target"] == daemon.unix and found["published"][0] == {
+        assert (
+            found["target"] == daemon.unix and time.time() - 60 < found["published"][0].pop("since_unix") <= time.time()
+        )
+        assert found["published"][0] == {
             "name": "weights", "tenant": "default", "device": 0, "bytes": 24, "shape": [2, 3], "dtype": "float32",
-            "attached": 1,
+            "session": session, "attached": 1,
         }  # fmt: skip
         del attached
 

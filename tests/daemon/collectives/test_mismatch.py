@@ -153,8 +153,8 @@ WRONG: dict[str, Any] = {
 
 
 def test_what_cannot_be_is_refused_at_once(ranks: Ranks) -> None:
-    """The other ranks receive the error only when they present their part; this also holds for the second operation of a
-    batch."""
+    """The other ranks receive the error only when they present their part; this also holds for the second operation of
+    a batch."""
     assert ranks.next() == 1  # all of the commands have this number
     told = set()
     for name, command in WRONG.items():

@@ -14,18 +14,34 @@ _BAR = "BAR"
 _HEADER = ("DEVICE", "NAME", "STATE", "GEN", _BAR, "MEMORY", "BUSY", "QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT")
 _FIRST_FIGURE = 5
 """The first of the columns that are aligned to the right."""
-_LAYOUTS: tuple[tuple[int, frozenset[str]], ...] = (
-    (28, frozenset()),
-    (16, frozenset()),
-    (16, frozenset({_BAR})),
-    (16, frozenset({_BAR, "GEN"})),
-    (16, frozenset({_BAR, "GEN", "CMD/S"})),
-    (16, frozenset({_BAR, "GEN", "CMD/S", "QUEUED"})),
-    (8, frozenset({_BAR, "GEN", "CMD/S", "QUEUED"})),
-    (16, frozenset({_BAR, "GEN", "CMD/S", "QUEUED", "TEMP", "POWER"})),
-    (8, frozenset({_BAR, "GEN", "CMD/S", "QUEUED", "TEMP", "POWER"})),
+_SECOND = frozenset({"QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT", "TEMP", "POWER"})
+"""The columns on the second line of a device, in layouts with two lines."""
+
+
+class _Layout(NamedTuple):
+    """A form of the table of devices."""
+
+    name_most: int
+    """Maximum width of a device's name."""
+    omitted: frozenset[str] = frozenset()
+    """Columns that are left out."""
+    second: frozenset[str] = frozenset()
+    """Columns on the second line of a device; empty: each device has one line."""
+
+
+_LAYOUTS = (
+    _Layout(28),
+    _Layout(16),
+    _Layout(16, frozenset({_BAR})),
+    _Layout(28, frozenset(), _SECOND),
+    _Layout(28, frozenset({_BAR}), _SECOND),
+    _Layout(16, frozenset({_BAR}), _SECOND),
+    _Layout(16, frozenset({_BAR, "GEN", "CMD/S", "QUEUED"}), _SECOND),
+    _Layout(8, frozenset({_BAR, "GEN", "CMD/S", "QUEUED", "TEMP", "POWER"}), _SECOND),
 )
-"""Widths of a device's name, and the columns that are left out: the first with which the table fits, else the last."""
+"""The first layout that fits is used, otherwise the last one, whose lines are cut. Only the last two leave out figures;
+the bar repeats the figure beside it."""
+_INDENT = " " * 8
 _TENANT_MOST = 16
 _BAR_CELLS = 10
 _LOAD_S = 1.0
@@ -70,20 +86,21 @@ def sessions_counted(document: Document) -> str:
 
 
 def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> list[ScreenLine]:
-    """Returns a heading and a line for each device, in the document's order. Below a device that does not serve,
-    another line shows the reason."""
+    """Returns the headings and the lines of each device, in the order of the document: two lines if one is too wide.
+    Below a device that does not serve, another line shows the reason."""
     found = document.get("devices", ())
     if not found:
         return [ScreenLine("no devices")]
-    texts = next((each for layout in _LAYOUTS if _fits(each := _devices(found, rates, *layout), columns)), [])
-    texts = texts or _devices(found, rates, *_LAYOUTS[-1])
-    lines = [ScreenLine(texts[0], (output.BOLD,))]
-    for device, text in zip(found, texts[1:], strict=True):
-        lines.append(ScreenLine(text, () if device.get("state") == "serving" else (output.RED,)))
+    groups = next((each for layout in _LAYOUTS if _fits(each := _devices(found, rates, layout), columns)), [])
+    headings, *rows = groups or _devices(found, rates, _LAYOUTS[-1])
+    lines = [ScreenLine(text, (output.BOLD,)) for text in headings]
+    for device, texts in zip(found, rows, strict=True):
+        codes = () if device.get("state") == "serving" else (output.RED,)
+        lines += [ScreenLine(text, codes) for text in texts]
         if device.get("detail"):
-            lines.append(ScreenLine(f"        {printable(device['detail'])}", (output.RED,)))
+            lines.append(ScreenLine(f"{_INDENT}{printable(device['detail'])}", (output.RED,)))
         if waiting := _loads(device):
-            lines.append(ScreenLine(f"        {waiting}", (output.YELLOW,)))
+            lines.append(ScreenLine(f"{_INDENT}{waiting}", (output.YELLOW,)))
     return lines
 
 
@@ -98,22 +115,29 @@ def _loads(device: Mapping[str, Any]) -> str:
     return f"{what} for kernels to end, the longest for {units.duration(longest)}"
 
 
-def _fits(texts: list[str], columns: int) -> bool:
-    return all(width(text) <= columns for text in texts)
+def _fits(groups: list[tuple[str, ...]], columns: int) -> bool:
+    return all(width(text) <= columns for texts in groups for text in texts)
 
 
-def _devices(
-    found: Sequence[Mapping[str, Any]], rates: Mapping[int, Rates], name_most: int, omitted: frozenset[str]
-) -> list[str]:
+def _devices(found: Sequence[Mapping[str, Any]], rates: Mapping[int, Rates], layout: _Layout) -> list[tuple[str, ...]]:
+    """Returns the lines of the headings, then those of each device."""
     gpu = any(device.get("gpu") for device in found)
     names = [*_HEADER, *(("TEMP", "POWER") if gpu else ())]
-    rows = [_device(device, rates.get(device["ordinal"], Rates()), name_most, gpu) for device in found]
-    kept = [index for index, name in enumerate(names) if name not in omitted]
-    numbers = frozenset(place for place, index in enumerate(kept) if index in (0, 3) or index >= _FIRST_FIGURE)
-    header = ["MEMORY" if names[index] == _BAR else names[index] for index in kept]
-    if _BAR not in omitted:
-        header[kept.index(_FIRST_FIGURE)] = ""  # one heading for the bar and its figure
-    return table(header, [[row[index] for index in kept] for row in rows], numbers).splitlines()
+    rows = [_device(device, rates.get(device["ordinal"], Rates()), layout.name_most, gpu) for device in found]
+    shown = {index: name for index, name in enumerate(names) if name not in layout.omitted}
+    first = _columns(rows, {index: name for index, name in shown.items() if name not in layout.second})
+    if not layout.second:
+        return [(text,) for text in first]
+    second = _columns(rows, {index: name for index, name in shown.items() if name in layout.second})
+    return [(above, f"{_INDENT}{below}") for above, below in zip(first, second, strict=True)]
+
+
+def _columns(rows: list[list[str]], shown: Mapping[int, str]) -> list[str]:
+    """Returns the lines of a table with some of the columns; `shown`: their names by index."""
+    numbers = frozenset(place for place, index in enumerate(shown) if index in (0, 3) or index >= _FIRST_FIGURE)
+    bar = _BAR in shown.values()  # has the heading of the figure beside it
+    header = ["MEMORY" if name == _BAR else "" if bar and name == "MEMORY" else name for name in shown.values()]
+    return table(header, [[row[index] for index in shown] for row in rows], numbers).splitlines()
 
 
 def _device(device: Mapping[str, Any], rates: Rates, name_most: int, gpu: bool) -> list[str]:

@@ -143,16 +143,16 @@ def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | Non
         )
     return Refusal(
         Reason.OUT_OF_MEMORY,
-        f"{asked} do not fit now: {largest} of {most} could be had ({numbers})",
+        f"{asked} do not fit now: {_readable(largest)} of {offered} could be had ({numbers})",
         fix="free buffers that are no longer needed (their memory is reused once their streams are done), or wait",
         details={**details, "fits": "not now"},
     )
 
 
 def _readable(size: int) -> str:
-    """Returns a size in bytes, from 1 MiB on also in a larger unit."""
+    """Returns a size as text: from 1 MiB on in the largest unit of which it is at least 1, with the bytes behind it."""
     text = f"{size} bytes"
     for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20)):
         if size >> shift:
-            return f"{text} ({size / (1 << shift):.1f} {unit})"
+            return f"{size / (1 << shift):.1f}".removesuffix(".0") + f" {unit} ({text})"
     return text

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from hearthd import version
@@ -14,13 +14,13 @@ from hearthd.front.connections.descriptors import DescriptorBudget
 from hearthd.front.counters import Counts
 from hearthd.front.gpu.nvml import GpuReading, Nvml
 from hearthd.front.rates import HISTORY_S
-from hearthd.front.sessions.publications import Publication
+from hearthd.front.sessions.publications import Publication, PublicationRegistry
 from hearthd.front.sessions.recent_traces import RecentTraces
 from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor import fault_log, gauges
 from hearthd.front.supervisor.supervisor import FENCED, SERVING, STATE_NAMES, Device, Supervisor
-from hearthd.front.tenancy.tenants import Right, Tenant, sees_tenant
+from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 
 def ready(supervisor: Supervisor, refuses_new: bool) -> bool:
@@ -55,16 +55,15 @@ class NodeStatus:
         supervisor: Supervisor,
         sessions: SessionTable,
         traces: RecentTraces,
+        publications: PublicationRegistry,
         budget: Callable[[], DescriptorBudget | None] = lambda: None,
-        publications: Iterable[Publication] = (),
     ) -> None:
-        """Creates the status. `budget` returns the division of the limit on open files; `publications` are the
-        published buffers of the node."""
+        """Creates the status. `budget` returns the division of the limit on open files."""
         self.traces = traces
         self._budget = budget
-        self._publications = publications
         self._supervisor = supervisor
         self._sessions = sessions
+        self._publications = publications
         self._nvml: Nvml | None = None  # opened at the first request
         self._started = time.time()
 
@@ -84,8 +83,9 @@ class NodeStatus:
           running at least, and the launches known to be queued behind it.
         - `memory_bytes` and `device_share`, for each session: bytes in buffers on all devices, and device seconds per
           second over the last ten seconds.
-        - `published`: the published buffers that the viewer may attach or, as an observer, may see.
         - `faults` and `traces`: the recent ones, newest first.
+        - `published`: the published arrays, with the session that published each; `session`, `attached` and `grants`
+          are None for arrays of tenants that the viewer may not see.
         - `descriptors`, for observers: the limit on open files, the limit that the configuration needs, and the number
           of connections left for each listener.
 
@@ -95,6 +95,7 @@ class NodeStatus:
         """
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
         visible, budget = self._supervisor.visible(viewer), self._budget()
+        ordinals = {device.ordinal for device in visible}
         return {
             "node": socket.gethostname(),
             "version": version(),
@@ -131,7 +132,6 @@ class NodeStatus:
                 for account in self._sessions.accounts
                 if sees_tenant(viewer, account.tenant.name)
             ],
-            "published": self._published(viewer),
             "sessions": [
                 {
                     "id": session.id,
@@ -150,6 +150,9 @@ class NodeStatus:
                 }
                 for session in self._sessions
                 if sees_tenant(viewer, session.tenant.name)
+            ],
+            "published": [
+                _published(each, viewer) for each in self._publications.shown_to(viewer) if each.device in ordinals
             ],
         }
 
@@ -260,27 +263,6 @@ class NodeStatus:
             for ordinal, channel in session.channels.items()
         )
 
-    def _published(self, viewer: Tenant) -> list[dict[str, Any]]:
-        """Returns the published buffers that the viewer may see, by tenant, device and name."""
-        visible = {device.ordinal for device in self._supervisor.visible(viewer)}
-        found = [
-            one
-            for one in self._publications
-            if one.named and one.confirmed and one.device in visible and _sees_publication(viewer, one)
-        ]
-        return [
-            {
-                "name": one.name,
-                "device": one.device,
-                "tenant": one.tenant,
-                "bytes": one.size,
-                "session": one.channel.session_id if sees_tenant(viewer, one.tenant) else "",
-                "attached": one.sessions if sees_tenant(viewer, one.tenant) else None,
-                "grants": sorted(one.grants) if sees_tenant(viewer, one.tenant) else [],
-            }
-            for one in sorted(found, key=lambda one: (one.tenant, one.device, one.name))
-        ]
-
     def _queue(self, device: Device, viewer: Tenant) -> dict[str, int]:
         channels = [
             each.channels[device.ordinal]
@@ -297,10 +279,21 @@ _MOST_RUNNING = 32
 """Maximum number of kernels in flight that are listed for each device."""
 
 
-def _sees_publication(viewer: Tenant, one: Publication) -> bool:
-    """Returns True if the viewer may know of a publication: its own tenant's, one that it may attach, or any as an
-    observer."""
-    return sees_tenant(viewer, one.tenant) or (viewer.may(Right.ATTACH) and one.open_to(viewer.name))
+def _published(each: Publication, viewer: Tenant) -> dict[str, Any]:
+    shape, dtype = each.array or (None, None)
+    seen = sees_tenant(viewer, each.tenant)
+    return {
+        "name": each.name,
+        "tenant": each.tenant,
+        "device": each.device,
+        "bytes": each.size,
+        "shape": shape,
+        "dtype": dtype,
+        "session": each.channel.session_id if seen else None,
+        "attached": each.sessions if seen else None,
+        "grants": sorted(each.grants) if seen else None,
+        "since_unix": each.since_unix,
+    }
 
 
 def _device_share(session: Session) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, cast
@@ -113,7 +114,7 @@ class PublishService:
             raise
         if not publication.named:  # its session or its process has ended meanwhile
             raise not_published(publication.tenant, publication.device, publication.name)
-        self.registry.confirm(publication, answer["size"])
+        self.registry.confirm(publication, answer["size"], time.time())
         self._note("publish", session, publication, grants=sorted(publication.grants))
         return device_pb2.PublishResponse()
 

@@ -8,11 +8,14 @@ the memory is counted once, with a process that has it mapped. Processes are dis
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.tenancy.tenants import Right, Tenant, sees_tenant
 
 ANYBODY = "*"
 MAX_NAME = 200
@@ -20,6 +23,9 @@ MAX_GRANTS = 256
 MAX_DESCRIPTION = 4096
 MAX_PUBLICATIONS = 1024
 """Maximum number of names of one tenant on one device."""
+_MAX_AXES = 64
+_MAX_DTYPE = 40
+"""Maximum number of characters of a dtype's name."""
 
 Process = Any
 """An object that stands for a device process. It is only compared by identity."""
@@ -50,6 +56,8 @@ class Publication:
     size: int = 0
     confirmed: bool = False
     """True once the process has published the buffer. Until then the name is only reserved."""
+    since_unix: float = 0.0
+    """Time when the buffer was published, in seconds since 1970."""
     named: bool = True
     bearer: Process = None
     """The process with which the memory is counted."""
@@ -67,6 +75,20 @@ class Publication:
     def sessions_of(self, session: str) -> int:
         """Returns 1 if the session has attached the buffer, else 0."""
         return int(any(attachment.session == session for attachment in self.attachments.values()))
+
+    @cached_property
+    def array(self) -> tuple[list[int], str] | None:
+        """Shape and name of the dtype, from the publisher's description; None if it describes no array, because any
+        program may publish."""
+        try:
+            found = json.loads(self.description)
+            shape, dtype = found["shape"], found["dtype"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        valid = isinstance(shape, list) and len(shape) <= _MAX_AXES and all(type(axis) is int for axis in shape)
+        if not valid or not isinstance(dtype, str) or not 0 < len(dtype) <= _MAX_DTYPE:
+            return None
+        return shape, dtype
 
     def made_as(self, channel: Any, grants: Sequence[str], description: bytes) -> bool:
         """Returns True if the channel published it with these grants and this description."""
@@ -144,9 +166,11 @@ class PublicationRegistry:
         """Returns the publication that has the name, also while the name is only reserved."""
         return self._names.get((tenant, device, name))
 
-    def confirm(self, publication: Publication, size: int) -> None:
-        """Marks a publication as published. If its name has ended in the meantime, `find` still does not return it."""
+    def confirm(self, publication: Publication, size: int, now: float = 0.0) -> None:
+        """Marks a publication as published at the time `now`, in seconds since 1970. If its name has ended in the
+        meantime, `find` still does not return it."""
         publication.size = size
+        publication.since_unix = now
         publication.confirmed = True
 
     def find(self, caller: str, tenant: str, device: int, name: str) -> Publication:
@@ -162,6 +186,21 @@ class PublicationRegistry:
         name."""
         found = (one for one in self._names.values() if one.confirmed and one.device == device and one.open_to(caller))
         return sorted(found, key=lambda one: (one.tenant != caller, one.tenant, one.name))
+
+    def shown_to(self, viewer: Tenant) -> list[Publication]:
+        """Returns the publications in the status for a tenant, by device, tenant and name.
+
+        Args:
+            viewer: The tenant. It sees the publications of the tenants that it sees, and those that its sessions may
+                attach.
+        """
+        attaches = viewer.may(Right.ATTACH)
+        found = (
+            one
+            for one in self._names.values()
+            if one.confirmed and (sees_tenant(viewer, one.tenant) or (attaches and one.open_to(viewer.name)))
+        )
+        return sorted(found, key=lambda one: (one.device, one.tenant, one.name))
 
     def end(self, publication: Publication) -> None:
         """Releases the name. Existing attachments stay."""
@@ -236,8 +275,8 @@ def not_published(tenant: str, device: int, name: str) -> Refusal:
     return Refusal(
         Reason.NOT_PUBLISHED,
         f"nothing that this session may attach is published as {name!r} by tenant {tenant} on device {device}",
-        fix="use one of the names that gpu.published() lists; to let another tenant attach an array, publish it with "
-        "tenants=[...]",
+        fix="use one of the names that `hearth published` or gpu.published() lists; to let another tenant attach "
+        "an array, publish it with tenants=[...]",
         details={"name": name, "tenant": tenant, "device": device},
     )
 

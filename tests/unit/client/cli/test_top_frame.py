@@ -51,6 +51,10 @@ def document(uptime: float, devices: list[Any], sessions: list[Any], **more: Any
 
 
 BEFORE = document(100.0, [device(0), device(1, 5.0, 10)], [session("aaaa", 1.0), session("bbbb", 2.0)])
+BUSY = {
+    "busy_ratio": 1.0, "launches_per_second": 123456.0, "commands_per_second": 234567.0,
+    "received_bytes_per_second": 1023.9 * GIB, "sent_bytes_per_second": 1023.9 * GIB,
+}  # fmt: skip
 NOW = document(
     102.0,
     [device(0, 0.2, 40), device(1, 6.5, 10)],
@@ -129,16 +133,28 @@ def test_it_fits_any_terminal(columns: int, rows: int) -> None:
 def test_a_long_name_gives_way_where_columns_are_few() -> None:
     named = document(9, [device(0, name="NVIDIA H200 with a very long name", detail="")], [])
     assert "..." not in shown(frame(None, named, at=0.0, columns=200), 200)[4].split("serving")[1]
-    assert "NVIDIA H200 w..." in shown(frame(None, named, at=0.0, columns=80), 80)[4]
-    assert "NVIDI..." in shown(frame(None, named, at=0.0, columns=60), 60)[4]
+    assert "NVIDIA H200 with a very l..." in shown(frame(None, named, at=0.0, columns=72), 72)[5]
+    assert "NVIDIA H200 w..." in shown(frame(None, named, at=0.0, columns=60), 60)[5]
+    assert "NVIDI..." in shown(frame(None, named, at=0.0, columns=40), 40)[5]
 
 
-def test_columns_that_matter_least_give_way_at_80() -> None:
-    wide = shown(frame(None, document(9, [device(0)], []), at=0.0, columns=200), 200)[3].split()
-    narrow = shown(frame(None, document(9, [device(0)], []), at=0.0, columns=80), 80)[3].split()
-    assert wide == ["DEVICE", "NAME", "STATE", "GEN", "MEMORY", "BUSY", "QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT"]
-    assert narrow[:3] == ["DEVICE", "NAME", "STATE"] and narrow[-2:] == ["IN", "OUT"]
-    assert {"MEMORY", "BUSY", "LAUNCH/S"} <= set(narrow) and "..." not in "".join(narrow)
+@pytest.mark.parametrize("columns", [72, 80, 100])
+def test_every_column_is_shown_on_a_narrow_terminal(columns: int) -> None:
+    """A device has two lines if one does not fit; no name and no figure is cut."""
+    reading = {"temperature": 41.6, "power": 312.4}
+    many = [device(n, name="AMD EPYC 9654", gpu=reading, counters={}, throughput=BUSY) for n in range(2)]
+    wide = shown(frame(None, document(9, many, []), at=0.0, columns=200), 200)[3:6]
+    narrow = shown(frame(None, document(9, many, []), at=0.0, columns=columns), columns)[3:9]
+    assert "..." not in "".join(narrow)
+    assert [*narrow[0].split(), *narrow[1].split()] == [
+        "DEVICE", "NAME", "STATE", "GEN", "MEMORY", "BUSY", "QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT", "TEMP", "POWER",
+    ] == wide[0].split()  # fmt: skip
+    for line in (wide[1], *narrow[2:4]):
+        assert set(line.split()) <= {*wide[1].split()}
+    assert len(narrow[2].split()) + len(narrow[3].split()) in (len(wide[1].split()), len(wide[1].split()) - 1), (
+        "the bar"
+    )
+    assert narrow[4].split()[0] == "1"
 
 
 def test_a_hostile_client_breaks_nothing() -> None:

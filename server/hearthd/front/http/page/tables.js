@@ -49,7 +49,7 @@ export function published(place) {
     { label: "Device", text: (p) => String(p.device), value: (p) => p.device },
     { label: "Tenant", text: (p) => p.tenant, value: (p) => p.tenant },
     { label: "Session", text: (p) => p.session || "–", value: (p) => p.session },
-    { label: "Open to", text: (p) => (p.grants.includes("*") ? "all tenants" : p.grants.join(", ") || "–") },
+    { label: "Open to", text: (p) => (p.grants == null ? "–" : p.grants.includes("*") ? "all tenants" : p.grants.join(", ") || "–") },
     { label: "Size", right: true, text: (p) => units.bytes(p.bytes), value: (p) => p.bytes },
     { label: "Attached by", right: true, text: (p) => (p.attached == null ? "–" : sessionCount(p.attached)), value: (p) => p.attached ?? 0 },
   ], (p) => `${p.tenant}/${p.device}/${p.name}`, ["None. A client publishes one with ", el("code", {}, "array.publish(name)"), "."]);
