@@ -67,7 +67,7 @@ def test_all_is_well(doctor: Doctor, daemon: DaemonProcess, road: str) -> None:
     for name in (*ways, *devices, "session", "daemon", "ready", "clock"):
         assert only(found, name)[0] == "ok", found[name]
     status, told = only(found, "identity")  # a daemon without tenants: its port is everybody's, its socket its user's
-    assert status == ("warning" if road == "grpc" else "ok") and ("every login" in told) == (road == "grpc")
+    assert status == ("warning" if road == "grpc" else "ok") and ("every user" in told) == (road == "grpc")
     for name in (
         ("compiler 1",) if road == "grpc" else ("compiler 0", "compiler 1")
     ):  # a machine that has other things to do may be slow
