@@ -146,7 +146,7 @@ def _print(verdict: Any, names: str, as_json: bool) -> None:
     if verdict.missing:
         print(f"{verdict.missing} events are missing: the daemon could not write them")
     if verdict.unknown_keys:
-        print(f"signed by keys that are not known here: {', '.join(verdict.unknown_keys)}; name their file with --key")
+        print(f"signed by unknown keys: {', '.join(verdict.unknown_keys)}; name their file with --key")
     upto = f" up to entry {verdict.anchored} of {verdict.entries}" if verdict.anchored else ""
     tells, _, rest = _TELLS[verdict.guarantee].partition(":")
     print(

@@ -109,7 +109,7 @@ def read_bindings(
         failures.append(
             BindingFailure(
                 Reason.MESSAGE_TOO_LARGE,
-                f"the outputs that come back inline have {inline} bytes together; the most is {max_inline_bytes}: "
+                f"the outputs that come back inline have {inline} bytes together; the maximum is {max_inline_bytes}: "
                 "name a download for the large ones",
             )
         )

@@ -226,7 +226,7 @@ class MethodGate:
             return Refusal(
                 Reason.MESSAGE_TOO_LARGE,
                 f"The first message of {self.method} has {size} bytes; without a credential in the call's metadata the "
-                f"most is {admitted.max_bytes}.",
+                f"maximum is {admitted.max_bytes}.",
                 fix='Send "hearth-session: <session token>" or "authorization: Bearer <token>" in the metadata.',
                 details={"requested": size, "allowed": admitted.max_bytes},
             )

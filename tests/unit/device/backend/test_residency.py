@@ -44,7 +44,7 @@ def test_products_do_not_wrap() -> None:
 def test_the_boundary_of_the_thread_bound() -> None:
     assert check_cooperative(LIMITS, (6 * 170, 1, 1), (256, 1, 1), None) == []
     (wrong,) = check_cooperative(LIMITS, (6 * 170 + 1, 1, 1), (256, 1, 1), None)
-    assert "1021 blocks" in wrong and "1020 fit" in wrong and "6 on each of 170" in wrong
+    assert "1021 blocks" in wrong and "1020 blocks fit" in wrong and "6 on each of 170" in wrong
 
 
 def test_the_functions_own_occupancy_bounds_further() -> None:
