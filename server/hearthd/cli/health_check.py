@@ -139,4 +139,4 @@ def _explain(error: Exception, where: str, service: str, timeout: float) -> NoRe
         raise Unhealthy(f"{where} knows no service {service!r}; there are '', 'device/0', ...") from None
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         raise Unhealthy(f"{where} did not answer within {timeout:g} s") from None
-    raise Unhealthy(f"{where} cannot be queried: {details or code.name}") from None
+    raise Unhealthy(f"{where} cannot be asked: {details or code.name}") from None

@@ -248,8 +248,8 @@ def main() -> None:
         app = build_app()
     except ModuleNotFoundError as missing:
         print(
-            f"hearthd: the Python package {missing.name!r} is not installed; the client does not need it, but the "
-            f"daemon does. Fix: pip install 'hearth-gpu[server]', or with GPUs [cuda12] or [cuda13]",
+            f"hearthd: the Python package {missing.name!r} is not installed; the client alone does without it, the "
+            "daemon does not. Fix: pip install 'hearth-gpu[server]', or with GPUs [cuda12] or [cuda13]",
             file=sys.stderr,
         )
         _not_served()

@@ -121,7 +121,7 @@ def _exporter(name: str) -> Any:
     if not found:
         there = ", ".join(sorted({each.name for each in entry_points(group=_GROUP)})) or "none"
         raise _TracingUnavailable(
-            f"no exporter {name!r} for traces is installed; installed are: {there}",
+            f"no exporter {name!r} for traces is installed; there are: {there}",
             "pip install 'hearth-gpu[otel]', which has otlp over http/protobuf, or name another in "
             "OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL",
         )

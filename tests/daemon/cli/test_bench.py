@@ -229,7 +229,7 @@ def test_memory_that_is_too_small_for_a_size(start_daemon: StartDaemon) -> None:
     # What is held beside the array, and so what is said of each way, is the backend's and the machine's.
     named = [name for line in lines for name in line.partition(": ")[0].split(", ")]
     assert sorted(named) == [f"download {size}", f"upload {size}"], done.stderr
-    assert all("device memory were requested" in line for line in lines), done.stderr
+    assert all("device memory were asked for" in line for line in lines), done.stderr
     for way in ("upload", "download"):
         assert f"\n{way} {size}  " in done.stdout
         (row,) = (line for line in done.stdout.splitlines() if line.startswith(f"{way} {size}"))

@@ -60,9 +60,9 @@ MISTAKES = (
     Mistake("a wrong CA", "status {strict} --ca {stranger}", 1, ("is not trusted", "HEARTH_CA")),
     Mistake("no CA", "status {strict}", 1, ("is not trusted", "HEARTH_CA")),
     Mistake("a CA without TLS", "status {plain} --ca {ca}", 2, ("belong to TLS", "https://")),
-    Mistake("no token", "status {strict} --ca {ca}", 1, ("has no credentials", "HEARTH_TOKEN", "shown: nothing")),
+    Mistake("no token", "status {strict} --ca {ca}", 1, ("shows no credentials", "HEARTH_TOKEN", "shown: nothing")),
     Mistake(
-        "a wrong token", "sessions {strict} --ca {ca}", 1, ("The token is unknown", "a token from HEARTH_TOKEN"),
+        "a wrong token", "sessions {strict} --ca {ca}", 1, ("not known here", "a token from HEARTH_TOKEN"),
         {"HEARTH_TOKEN": "{wrong}"},
     ),
     Mistake(

@@ -121,10 +121,10 @@ class CpuCompiler:
         return None  # the code is an image of this backend, or code that the loader refuses
 
     def assembler(self) -> bytes:
-        raise Refusal(Reason.NO_COMPILER, "The CPU backend cannot assemble PTX.")
+        raise Refusal(Reason.NO_COMPILER, "The CPU backend assembles no PTX.")
 
     def assemble(self, assembly: Assembly) -> Image:
-        raise Refusal(Reason.NO_COMPILER, "The CPU backend cannot assemble PTX.")
+        raise Refusal(Reason.NO_COMPILER, "The CPU backend assembles no PTX.")
 
 
 def compile_source(
@@ -295,7 +295,7 @@ def _failure(done: Completed, messages: Messages, expanded: str = "") -> Refusal
     return Refusal(
         Reason.COMPILE_FAILED,
         f"The source does not compile: {first}",
-        fix="The complete log is in details['log'].",
+        fix="The whole log is in details['log'].",
         details={"log": log},
     )
 

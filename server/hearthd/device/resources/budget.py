@@ -98,12 +98,12 @@ def over_quota(size: int, quota: int, in_use: int, granted: int | None = None, g
     never = pieces > quota
     fix = "free buffers that are no longer needed, in any session of the tenant"
     if size > quota:
-        fix = "request less"
+        fix = "ask for less"
     elif never:
         fix = f"raise the tenant's quota to {pieces} bytes: memory of this device is taken in pieces of {grain}"
     return Refusal(
         Reason.QUOTA_EXCEEDED,
-        f"{size} bytes of device memory were requested; the tenant may have {quota} on a device, of which {in_use} are "
+        f"{size} bytes of device memory were asked for; the tenant may have {quota} on a device, of which {in_use} are "
         "in use",
         fix=fix,
         details={
@@ -136,13 +136,13 @@ def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | Non
     if size > most:
         return Refusal(
             Reason.OUT_OF_MEMORY,
-            f"{size} bytes can never fit: the maximum is {most} ({numbers})",
-            fix="request less, or split the data over several devices",
+            f"{size} bytes can never fit: the most is {most} ({numbers})",
+            fix="ask for less, or split the data over several devices",
             details={**details, "fits": "never"},
         )
     return Refusal(
         Reason.OUT_OF_MEMORY,
-        f"{size} bytes do not fit now: {largest} of {most} are available ({numbers})",
+        f"{size} bytes do not fit now: {largest} of {most} could be had ({numbers})",
         fix="free buffers that are no longer needed (their memory is reused once their streams are done), or wait",
         details={**details, "fits": "not now"},
     )

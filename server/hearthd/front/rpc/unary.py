@@ -104,7 +104,7 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
     if channel.calls >= MAX_CALLS:
         raise Refusal(
             Reason.QUEUE_FULL,
-            f"{channel.calls} calls of the session are in progress on this device; the maximum is {MAX_CALLS}.",
+            f"{channel.calls} calls of the session are under way on this device; the most is {MAX_CALLS}.",
             fix="Wait for some, or send the commands in batches on Execute.",
             details={"requested": channel.calls + 1, "allowed": MAX_CALLS},
             retry_after_s=0.05,
@@ -132,8 +132,8 @@ async def _room(queue: CommandQueue) -> None:
     except TimeoutError:
         raise Refusal(
             Reason.QUEUE_FULL,
-            f"{queue.commands} batches and calls of this tenant, {queue.bytes} bytes, are queued; there was no "
-            f"room for another within {QUEUE_WAIT:g} s.",
+            f"{queue.commands} batches and calls of this tenant, {queue.bytes} bytes, have been taken and are not "
+            f"executed; there was no room for another within {QUEUE_WAIT:g} s.",
             fix="Wait for some, or ask for a larger quota.",
             details={"commands": queue.commands, "bytes": queue.bytes},
             retry_after_s=1.0,

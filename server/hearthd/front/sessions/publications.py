@@ -236,8 +236,8 @@ def check_name(name: str, what: str) -> None:
 def not_published(tenant: str, device: int, name: str) -> Refusal:
     return Refusal(
         Reason.NOT_PUBLISHED,
-        f"no buffer that this session may attach is published as {name!r} by tenant {tenant} on device {device}",
-        fix="see ListPublished, or have it published with this session's tenant among those that may attach it",
+        f"nothing that this session may attach is published as {name!r} by tenant {tenant} on device {device}",
+        fix="look at ListPublished, or have it published, with this session's tenant among those that may attach it",
         details={"name": name, "tenant": tenant, "device": device},
     )
 
