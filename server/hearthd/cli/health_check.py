@@ -37,8 +37,10 @@ def add_to(app: typer.Typer) -> None:
     def health(
         path: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file.", show_default=False)] = None,
         unix: Annotated[str | None, typer.Option(help="Path of the daemon's Unix socket.", show_default=False)] = None,
-        service: Annotated[str, typer.Option(help='What to ask about: the node (""), or "device/0".')] = "",
-        live: Annotated[bool, typer.Option("--live", help="Liveness: any answer will do. Else readiness.")] = False,
+        service: Annotated[str, typer.Option(help='Service to check: the node (""), or e.g. "device/0".')] = "",
+        live: Annotated[
+            bool, typer.Option("--live", help="Check liveness: any answer succeeds. Default: check readiness.")
+        ] = False,
         timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.01)] = 3.0,
     ) -> None:
         """Ask the daemon of this configuration whether it is ready; exit status 1: it is not."""
@@ -79,7 +81,7 @@ def check(config: Config, service: str, timeout: float, *, live: bool) -> str:
             _explain(error, where, service, timeout)
     status = str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
     if status != _SERVING and not live:
-        raise Unhealthy(f"{service or 'the node'} is {status}: it starts, drains, or has no device that serves")
+        raise Unhealthy(f"{service or 'the node'} is {status}: it is starting or draining, or no device serves")
     return status
 
 
@@ -94,7 +96,8 @@ def _channel(config: Config) -> tuple[grpc.Channel, str]:
     address = parse_address(config.listen.grpc) if config.listen.grpc else None
     if address is None or not address.port or config.tls.require_client_certificate:
         raise NothingToAsk(
-            "there is nothing to ask: listen.unix is off, and listen.grpc is off, has no fixed port, or asks for a "
+            "there is no address to check: listen.unix is off, and listen.grpc is off, has no fixed port, or asks "
+            "for a "
             "client's certificate; set listen.unix, or ask listen.http for /healthz and /readyz"
         )
     where = str(_reached(address))

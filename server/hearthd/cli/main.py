@@ -126,7 +126,7 @@ def _print_token(name: str, expires: str | None) -> None:
         TokenSettings.model_validate(entry)
     except ValidationError as error:
         _fail(f"hearthd: {error.errors()[0]['msg'].removeprefix('Value error, ')}", USAGE_ERROR)
-    print("# The token, for the client (HEARTH_TOKEN); it is shown this once and kept nowhere:")
+    print("# The token, for the client (HEARTH_TOKEN); it is shown only this once and is not stored:")
     print(token)
     print("# For the daemon, an entry of `tokens` of a tenant in its configuration:")
     print(inline(entry))
@@ -184,7 +184,7 @@ def build_app() -> Any:
     app = typer.Typer(name="hearthd", no_args_is_help=True, pretty_exceptions_enable=False)
     File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
     Named = Annotated[Optional[Path], typer.Argument(metavar="FILE", help="The same as --config.", show_default=False)]  # noqa: UP045
-    Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+    Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
     def option(text: str) -> Any:
         return typer.Option(help=text, show_default=False)
@@ -228,7 +228,7 @@ def build_app() -> Any:
         file: Named = None,
         config: File = None,
         json: Json = False,
-        strict: Annotated[bool, typer.Option("--strict", help="End with 1 where there are warnings.")] = False,
+        strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 if there are warnings.")] = False,
     ) -> None:
         """Say whether the daemon would start with this file, environment and flags, and what may not be meant."""
         _check_config(either(file, config), flags, json, strict)
@@ -241,8 +241,8 @@ def build_app() -> Any:
 
     @app.command()
     def token(
-        name: Annotated[str, option("What the audit log calls it.")] = "",
-        expires: Annotated[str | None, option("The last day on which it is good, YYYY-MM-DD.")] = None,
+        name: Annotated[str, option("Name of the token in the audit log.")] = "",
+        expires: Annotated[str | None, option("The last day on which it is valid, YYYY-MM-DD.")] = None,
     ) -> None:
         """Make a token, and its hash for the configuration."""
         _print_token(name, expires)

@@ -84,8 +84,8 @@ def session_expired() -> Refusal:
     return Refusal(
         Reason.SESSION_EXPIRED,
         "The session token names no live session: unknown or expired session.",
-        fix="Open a new session with NodeService.OpenSession; a session ends when it is closed or stays away longer "
-        "than its lease.",
+        fix="Open a new session with NodeService.OpenSession; a session ends when it is closed or is disconnected "
+        "for longer than its lease.",
     )
 
 
@@ -104,7 +104,7 @@ def device_not_found(ordinal: int, ordinals: Iterable[int]) -> Refusal:
     known = ", ".join(map(str, ordinals)) or "none"
     return Refusal(
         Reason.DEVICE_NOT_FOUND,
-        f"Device {ordinal} was asked for; this node has devices: {known}.",
+        f"Device {ordinal} was requested; this node has devices: {known}.",
         fix="Use an ordinal that NodeService.Describe lists.",
         details={"requested": ordinal, "allowed": known},
     )
@@ -113,8 +113,8 @@ def device_not_found(ordinal: int, ordinals: Iterable[int]) -> Refusal:
 def too_large(what: str, size: int, most: int, setting: str) -> Refusal:
     return Refusal(
         Reason.MESSAGE_TOO_LARGE,
-        f"{what} has {size} bytes; the most is {most}.",
-        fix=f"Send smaller messages; OpenSessionResponse.limits.{setting} says how large they may be.",
+        f"{what} has {size} bytes; the maximum is {most}.",
+        fix=f"Send smaller messages; OpenSessionResponse.limits.{setting} is the maximum size.",
         details={"requested": size, "allowed": most, "limit": setting},
     )
 

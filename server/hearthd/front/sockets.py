@@ -37,7 +37,7 @@ def listen_error(address: Address, setting: str, error: OSError) -> ListenError:
     if error.errno == errno.EADDRINUSE:
         return ListenError(
             f"listen.{setting}: port {address.port} on {address.host} is in use, perhaps by another hearthd; "
-            f"`ss -ltnp 'sport = :{address.port}'` says by whom; stop it or configure another port"
+            f"`ss -ltnp 'sport = :{address.port}'` shows which process uses it; stop it or configure another port"
         )
     return ListenError(f"listen.{setting}: {address} cannot be listened on: {error.strerror or error}")
 
@@ -115,7 +115,7 @@ class UnixSocket:
             return
         if not self.path.is_socket():
             raise ListenError(
-                f"{self._setting}: {self.path} exists and is no socket; remove it or configure another path"
+                f"{self._setting}: {self.path} exists and is not a socket; remove it or configure another path"
             )
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)

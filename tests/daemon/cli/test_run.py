@@ -178,7 +178,7 @@ def test_the_compilers_log_is_shown_in_full(run: Run, tmp_path: Path) -> None:
         ([], 2, "the following arguments are required: FILE"),
         (["saxpy.cu", "--device", "7"], 1, "no device 7; it has [0"),
         (["saxpy.cu", "f32=1"], 1, "1 argument is given; the kernel has 4 parameters"),
-        (["saxpy.cu", "--block", "5000"], 1, "block.x is 5000; the device's most is"),
+        (["saxpy.cu", "--block", "5000"], 1, "block.x is 5000; the device's maximum is"),
         (["several.cu", "--kernel", "beyond", "out:i32[4]", "--block", "4", "--mode", "validate"], 1, "beyond"),
         (["saxpy.cu", "--target", CLOSED], 1, "no daemon answers at"),
     ],

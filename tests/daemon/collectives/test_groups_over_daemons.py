@@ -415,12 +415,12 @@ def test_a_daemon_without_a_port(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "told"),
     [
-        ({"listen": "nowhere"}, "is no address"),
+        ({"listen": "nowhere"}, "is not an address"),
         ({"listen": "0.0.0.0:7424"}, "needs TLS"),
-        ({"listen": "127.0.0.1:7424", "advertise": ["gpu1"]}, "is no address"),
+        ({"listen": "127.0.0.1:7424", "advertise": ["gpu1"]}, "is not an address"),
         ({"listen": "127.0.0.1:7424", "advertise": ["0.0.0.0:7424"]}, "cannot be connected to"),
         ({"advertise": ["gpu1:7424"]}, "no fixed port"),
-        ({"peers": ["gpu*"]}, "is no peer"),
+        ({"peers": ["gpu*"]}, "is not a peer"),
         ({"lisen": "127.0.0.1:7424"}, "collectives.listen"),
     ],
     ids=str,

@@ -329,7 +329,7 @@ def test_what_an_update_replaces_is_let_go(gpu: hearth.Device) -> None:
     ("index", "grid", "arguments", "what"),
     [
         (1, None, 4, "copy or a fill"),
-        (2, None, 4, "no node of that number"),
+        (2, None, 4, "it has no such node"),
         (0, None, 3, "3 arguments are given; the kernel has 4 parameters"),
         (0, (1, 70_000), 4, "grid.y is 70000"),
     ],
@@ -445,7 +445,7 @@ def test_launches_in_which_the_host_takes_part_are_refused(gpu: hearth.Device) -
     for keywords, what in (
         ({"mode": "validate"}, "validate"),
         ({"timeout": 3.0}, "time limit"),
-        ({"iterations": 5000}, "the most is 4096"),
+        ({"iterations": 5000}, "the maximum is 4096"),
     ):
         with pytest.raises(hearth.LaunchError, match=what) as caught, gpu.graph():
             add_one((1,), (N,), (x, SIZE), **keywords)

@@ -137,7 +137,9 @@ def test_report_when_all_streams_are_withheld(start_daemon: StartDaemon) -> None
         gpu.flush()
         wait_until(lambda: daemon.gauge("streams_kept_back") == 2, "a second")
         refused = gpu.stream()
-        with pytest.raises(hearth.HearthError, match=r"all 2 of the device process are kept back.*endless") as caught:
+        with pytest.raises(
+            hearth.HearthError, match=r"all 2 streams of the device process are withheld.*endless"
+        ) as caught:
             gpu.flush()
         error = caught.value
         assert error.reason == "QUEUE_FULL" and error.details["max_streams"] == "1" and error.fix and error.retry_after
@@ -152,7 +154,7 @@ def test_report_when_all_streams_are_withheld(start_daemon: StartDaemon) -> None
 
 def says_so_whenever_it_is_used(refused: hearth.Stream) -> None:
     for use in (refused.synchronize, refused.synchronize, lambda: refused.record().synchronize()):
-        with pytest.raises(hearth.HearthError, match=r"stream \d+ was not made: .*all 2 .* are kept back") as caught:
+        with pytest.raises(hearth.HearthError, match=r"stream \d+ was not made: .*all 2 .* are withheld") as caught:
             use()
         assert caught.value.reason == "QUEUE_FULL" and caught.value.fix
         assert caught.value.retry_after is None, "that stream will not be there later either"

@@ -135,7 +135,7 @@ def test_a_grid_that_is_too_large_is_refused_when_it_is_known(gpu: hearth.Device
     hits = gpu.zeros(1, np.uint32)
     grid = gpu.asarray(np.array([1, 70000, 1], np.uint32))
     kernel(gpu, "count")(grid, (1,), (hits,))
-    with pytest.raises(hearth.LaunchError, match=r"grid\.y is 70000; the device's most is 65535"):
+    with pytest.raises(hearth.LaunchError, match=r"grid\.y is 70000; the device's maximum is 65535"):
         gpu.synchronize()
     assert hits.get().tolist() == [0]
 
@@ -250,10 +250,10 @@ extern "C" __global__ void ranks(unsigned* out) {
         blocks = np.arange(16)
         np.testing.assert_array_equal(out.get(), blocks // size * size + size - 1 - blocks % size)
     ranks((15,), (1,), (out,), cluster=(2,))
-    with pytest.raises(hearth.LaunchError, match=r"grid\.x is 15; it is no multiple of cluster\.x, which is 2"):
+    with pytest.raises(hearth.LaunchError, match=r"grid\.x is 15; it is not a multiple of cluster\.x, which is 2"):
         gpu.synchronize()
     ranks((32,), (1,), (out,), cluster=32)
-    with pytest.raises(hearth.LaunchError, match="a cluster of 32 blocks; the most is 16"):
+    with pytest.raises(hearth.LaunchError, match="a cluster of 32 blocks; the maximum is 16"):
         gpu.synchronize()
     assert ranks.occupancy(32, cluster=2).max_clusters > 0
 

@@ -178,7 +178,7 @@ def test_a_list_inside_a_graph_becomes_its_nodes(gpu: hearth.Device) -> None:
     graph.update(1, (x, np.int32(0)))
     graph.launch()
     assert x.get().tolist() == [54] * 8 + [33] * (N - 8)
-    with pytest.raises(hearth.LaunchError, match="the most is 4096"), gpu.graph():
+    with pytest.raises(hearth.LaunchError, match="the maximum is 4096"), gpu.graph():
         gpu.prepare([(add_one, 1, N, (x, SIZE))]).launch(2**63)
 
 
@@ -240,7 +240,7 @@ def test_launches_in_which_the_host_takes_part_are_refused(gpu: hearth.Device) -
     assert caught.value.reason == "CAPTURE_INVALID"
     assert 'launch 0: launch of add_one with mode="validate"' in caught.value.message
     assert "launch 1: launch of add_one with a grid from a buffer" in caught.value.message
-    with pytest.raises(hearth.ArgumentError, match="the most is 65536"), gpu.prepared():
+    with pytest.raises(hearth.ArgumentError, match="the maximum is 65536"), gpu.prepared():
         add_one((1,), (N,), (x, SIZE), iterations=65_537)
 
 

@@ -166,7 +166,7 @@ def test_watchers_are_limited_for_each_address_and_in_all(start_daemon: StartDae
         assert [watch(unix).get(timeout=20) for _ in range(2)] == [SERVING] * 2
         with pytest.raises(grpc.RpcError) as caught:
             next(unix.Watch(health_pb2.HealthCheckRequest(), timeout=20))
-        assert "the most here" in caught.value.details()  # type: ignore[attr-defined]
+        assert "which is the maximum" in caught.value.details()  # type: ignore[attr-defined]
         assert check(tcp) == check(unix) == SERVING  # a probe is never refused
         page = daemon.get("/metrics").body
         assert 'hearth_health_watcher_faults_total{why="address"} 4.0' in page

@@ -139,7 +139,7 @@ def test_nested_profiles_both_fail_and_the_error_is_raised_once(gpu: hearth.Devi
     bad_launch(gpu)
     with pytest.raises(hearth.LaunchError, match="add_one"):
         inner.__exit__(None, None, None)
-    with pytest.raises(hearth.HearthError, match="launch add_one failed in it") as caught:
+    with pytest.raises(hearth.HearthError, match="launch add_one failed while it was measured") as caught:
         outer.__exit__(None, None, None)
     assert caught.value.reason == "PROFILE_INVALID" and caught.value.details["cause"] == "LAUNCH_INVALID"
     gpu.synchronize()

@@ -78,11 +78,11 @@ def test_a_revoked_token_stops_working(running: Reloaded) -> None:
             node.device(0).synchronize()
         entry = running.change(tenants=everybody(tokens=[{"hash": token_hash(ALICE), "name": "mine"}]))
         assert entry["changed"] == "tenants" and entry["tenants"] == "alice (tokens)" and entry["sessions_ended"] == 1
-        with pytest.raises(hearth.SessionExpiredError, match=r"token ci.* is not known here") as caught:
+        with pytest.raises(hearth.SessionExpiredError, match=r"token ci.* is unknown") as caught:
             arrays[1].get()
         assert "operator" in str(caught.value.fix)
         assert (arrays[0].get() == 7).all() and (arrays[2].get() == 7).all()
-    with pytest.raises(hearth.AuthenticationError, match="not known here"):
+    with pytest.raises(hearth.AuthenticationError, match="token is unknown"):
         connect(running, CI)
     (revoked,) = audited(running, "session_revoked")
     assert revoked["tenant"] == "alice" and revoked["credential"] == "token ci"
@@ -239,7 +239,7 @@ def test_the_lease_and_the_limit_of_new_sessions(running: Reloaded) -> None:
     with connect(running, ALICE):
         running.change(sessions={"lease": "7s", "max": 2})
         with connect(running, BOB) as node:
-            with pytest.raises(hearth.HearthError, match="the most is 2"):
+            with pytest.raises(hearth.HearthError, match="the maximum is 2"):
                 connect(running, OPERATOR)
             leases = [session["lease_left_seconds"] for session in running.daemon.status()["sessions"]]
             assert min(leases) <= 7 < max(leases), node

@@ -488,7 +488,7 @@ def test_a_token_is_asked_for_once(browser: Browser, start_daemon: StartDaemon) 
     ):
         tab.until(visible)
         assert not [url for url in tab.requests if "status" in url], "it knows that it needs one"
-        for wrong, told in (("a b ä", "no spaces"), ("hearth_wrong", "not known here")):
+        for wrong, told in (("a b ä", "no spaces"), ("hearth_wrong", "token is unknown")):
             show(tab, wrong)
             tab.until(f"document.getElementById('ask-why').textContent.includes({told!r})")
             assert tab.js(visible) and tab.js("document.getElementById('data').hidden")

@@ -138,7 +138,7 @@ def test_commands_and_errors_by_operation(gpu: hearth.Device, raw: Raw, moved: C
     assert moved("commands_total", "fill") == 3 and moved("command_errors_total", "fill") == 0
     assert moved("commands_total", "free") >= 1 and moved("command_errors_total", "free") == 1
     assert moved("commands_total", "other") == moved("command_errors_total", "other") == 1
-    assert moved("command_errors_total", "sync") == 2, "they were answered with what failed before them"
+    assert moved("command_errors_total", "sync") == 2, "they were answered with an earlier error"
     assert moved("command_failures_total", "INVALID_HANDLE") == 1 and moved("command_failures_total", "LAUNCH_INVALID")
     assert moved("command_failures_total", "DEPENDENCY_FAILED") == 1
 

@@ -19,7 +19,7 @@ def test_as_many_sessions_as_are_allowed(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(**config)
     first = daemon.connect(token=tokens["small"])
     with daemon.connect(token=tokens["small"]):
-        with pytest.raises(hearth.QuotaExceededError, match="2 sessions open; the most is 2") as error:
+        with pytest.raises(hearth.QuotaExceededError, match="2 sessions open; the maximum is 2") as error:
             daemon.connect(token=tokens["small"])
         assert error.value.details == {"quota": "sessions", "used": "2", "allowed": "2"} and error.value.retry_after
         daemon.connect(token=tokens["other"]).close()

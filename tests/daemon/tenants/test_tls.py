@@ -159,7 +159,7 @@ def test_a_certificate_that_is_no_tenants(mutual: DaemonProcess, authority: Auth
 
 def test_a_certificate_does_not_help_a_wrong_token(mutual: DaemonProcess, authority: Authority) -> None:
     certificate, key = authority.issue("ci.example.org")
-    with pytest.raises(hearth.AuthenticationError, match="not known here"):
+    with pytest.raises(hearth.AuthenticationError, match="token is unknown"):
         hearth.connect(
             f"https://{mutual.grpc}", token="hearth_wrong", ca=authority.pem, certificate=certificate, key=key
         )
@@ -185,7 +185,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, authority: Authority) -> None
     readable.chmod(0o644)
     old, old_key = authority.issue("localhost", expired=True)
     for tls, told in (
-        ({"certificate": str(certificate), "key": str(readable)}, "everybody may read"),
+        ({"certificate": str(certificate), "key": str(readable)}, "every user may read"),
         ({"certificate": str(old), "key": str(old_key)}, "expired"),
         ({"certificate": str(certificate), "key": str(key), "client_ca": str(authority.pem)}, "belong together"),
     ):

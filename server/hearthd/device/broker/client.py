@@ -321,7 +321,7 @@ def _lost() -> Refusal:
     return Refusal(
         Reason.DEVICE_UNAVAILABLE,
         "The broker of this device process, which compiles for it, has ended and is being replaced.",
-        fix="Try again in a moment; a source under which it ends each time is not for this daemon: see its log.",
+        fix="Try again in a moment; if the same source ends it each time, change the source: see the daemon's log.",
         retry_after_s=1.0,
     )
 

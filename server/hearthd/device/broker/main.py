@@ -109,7 +109,7 @@ class _Keeper:
             delay = _DELAY_S if time.monotonic() - began > _CALM_S else min(2 * delay, _MOST_DELAY_S)
             if self._alone(delay):
                 return True
-            self._journal.warning("broker_lost", status=status, action="another one takes its place")
+            self._journal.warning("broker_lost", status=status, action="another process replaces it")
             ours, link = socket.socketpair()
             our_files, files = descriptors.pair()
             with ours, our_files:
@@ -243,7 +243,7 @@ class BrokerRequests:
                 return {**answer, "cached": cached}, code
             case "library":
                 return {}, [self._library(str(head.get("name", "")))]
-        raise Refusal(Reason.INTERNAL, f"a broker is not asked for {head.get('ask')!r}")
+        raise Refusal(Reason.INTERNAL, f"unknown request to the broker: {head.get('ask')!r}")
 
     def _library(self, name: str) -> bytes:
         from hearthd.device.cpu import libraries

@@ -46,7 +46,7 @@ class LaneLimits:
         """Returns the limits in a message of the front. Raises ValueError."""
         values = [body.get(name) for name in cls.__dataclass_fields__]
         if not all(isinstance(value, int) and value > 0 for value in values):
-            raise ValueError(f"the limits of a lane are no positive numbers: {values}")
+            raise ValueError(f"the limits of a lane are not positive numbers: {values}")
         return cls(*values)  # type: ignore[arg-type]
 
 
@@ -227,7 +227,8 @@ class LaneConnection:
                 self._ended("")
                 return
             if self._unread > self._limits.max_unread_hard:
-                self._why = f"{self._unread} bytes wait to be read; the most is {self._limits.max_unread_hard}"
+                most = self._limits.max_unread_hard
+                self._why = f"{self._unread} bytes are waiting to be read; the maximum is {most}"
         if self._why:
             self._ended(self._why)
         elif self._writing != bool(self._unread) or (self._begun and not self._reading):
@@ -316,11 +317,11 @@ class LaneConnection:
 
     def _frame(self, kind: int, flags: int, channel: int, seq: int, payload: bytes) -> None:
         if kind != BATCH or channel or flags:
-            raise LaneError(f"a frame of kind {kind} with flags {flags} for channel {channel} is none of a lane's")
+            raise LaneError(f"a frame of kind {kind} with flags {flags} for channel {channel} is not allowed on a lane")
         size = len(payload)
         if not seq:
             if size > MAX_RECEIVED:
-                raise LaneError(f"a message without a number has {size} bytes; the most is {MAX_RECEIVED}")
+                raise LaneError(f"a message without a number has {size} bytes; the maximum is {MAX_RECEIVED}")
             self._take(Frame(RECEIVED, 0, self.channel, 0, payload))
             return
         if seq == self._last + 1:
@@ -329,7 +330,7 @@ class LaneConnection:
             self._repeated.append(size)
             self._unacked += size
         else:
-            raise LaneError(f"batch {seq} has come; the next is {self._last + 1}")
+            raise LaneError(f"batch {seq} arrived; the expected batch is {self._last + 1}")
         self._take(Frame(BATCH, 0, self.channel, seq, payload))
 
     def came(self, seq: int, size: int) -> None:

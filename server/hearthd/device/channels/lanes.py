@@ -100,7 +100,7 @@ class LaneConnections:
         for surplus in files[1:]:
             os.close(surplus)
         if not files:
-            self._journal.warning("lane", error="it came without its socket")
+            self._journal.warning("lane", error="it arrived without its socket")
             return
         end = socket.socket(fileno=files[0])
         try:

@@ -247,7 +247,7 @@ class Stripe:
                 return granted.popleft()
             left = self._revoked.get(transfer, 0)
             if not left:
-                raise FrameError(f"a chunk of transfer {transfer} has come without a credit")
+                raise FrameError(f"a chunk of transfer {transfer} arrived without a credit")
             if left > 1:
                 self._revoked[transfer] = left - 1
             else:

@@ -33,7 +33,7 @@ class Guard:
         inside.do_handshake()
         length, kind, _, _, _ = HEADER.unpack(receive_within(inside, HEADER.size, deadline))
         if kind != Kind.TICKET or length != TICKET_BYTES - TICKET_NAME:
-            raise FrameError(f"a frame of kind {kind} with {length} bytes is no ticket")
+            raise FrameError(f"a frame of kind {kind} with {length} bytes is not a ticket")
         shown = hashlib.sha256(receive_within(inside, length, deadline)).digest()
         if not hmac.compare_digest(shown, self._secret):
             raise FrameError("the second half of the ticket is wrong")
@@ -55,7 +55,7 @@ class Guards:
         try:
             certificate, key, secret = str(body["certificate"]), str(body["key"]), bytes.fromhex(body["secret"])
         except (KeyError, TypeError) as error:
-            raise ValueError(f"what the front says of TLS cannot be read: {error!r}") from None
+            raise ValueError(f"the front's TLS message cannot be decoded: {error!r}") from None
         if len(secret) != hashlib.sha256().digest_size:
             raise ValueError(f"the hash of a ticket has {len(secret)} bytes")
         if self._context is None or self._certificate != certificate:

@@ -88,7 +88,7 @@ class CollectiveCommands:
         if place is None:
             raise Refusal(
                 Reason.INVALID_HANDLE,
-                f"group {group} is none of this session's, or has no rank on this device",
+                f"group {group} does not belong to this session, or has no rank on this device",
                 fix="create or join it first: NodeService.CreateGroup, JoinGroup",
                 details={"kind": "group", "handle": group},
             )
@@ -221,7 +221,7 @@ class CollectiveCommands:
                 if self._groups.pop((channel, group), None) is not None:
                     self._negotiation.leave(channel, group, session_of)
         except (KeyError, TypeError, ValueError) as error:
-            print(f"a collective frame was not understood: {error!r}: {payload[:200]!r}", file=sys.stderr)
+            print(f"a collective frame cannot be decoded: {error!r}: {payload[:200]!r}", file=sys.stderr)
 
     def _send(self, message: dict[str, Any]) -> None:
         self._negotiation.flush()

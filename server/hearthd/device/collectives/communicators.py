@@ -73,8 +73,9 @@ class Memberships:
         """Returns the refusal of an operation whose communicator is gone."""
         return self._gone.get(comm) or Refusal(
             Reason.COMMUNICATOR_FAILED,
-            "the communicator was given up before the operation could start",
-            fix="submit the operation again, with the next sequence number on every rank; a new one is made",
+            "the communicator was aborted before the operation could start",
+            fix="submit the operation again, with the next sequence number on every rank; a new communicator is "
+            "created",
         )
 
     # ---- operations ----
@@ -193,7 +194,7 @@ class Memberships:
         if not isinstance(error, Refusal):
             traceback.print_exception(error, file=sys.stderr)
             why = f"device {self._device.spec.ordinal} could not join: {error}"
-            error = Refusal(Reason.COMMUNICATOR_FAILED, why, fix="look at the daemon's log")
+            error = Refusal(Reason.COMMUNICATOR_FAILED, why, fix="see the daemon's log")
         self._send({"op": "join_failed", "comm": comm, "status": to_text(error)})
 
     def _forget_id(self, comm: str) -> None:
@@ -268,7 +269,7 @@ class Memberships:
             return
         overdue = member.flights.overdue(now)
         if overdue is not None:
-            self.broken(member, f"{overdue.what} was not done in time", overdue.sequence, timed_out=True)
+            self.broken(member, f"{overdue.what} did not complete in time", overdue.sequence, timed_out=True)
 
     def sleep(self, asleep: float | None) -> float | None:
         """Returns the longest time that the loop may sleep, at most `asleep`."""

@@ -66,7 +66,7 @@ class Negotiation:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
                 f"{key} was submitted before",
-                fix="count a group's operations from 1, each number once",
+                fix="number a group's operations from 1, and use each number once",
                 details={"sequence": key.sequence},
             )
         pending = self._pending[key] = PendingCollective(self, session, key, parts, seconds)
@@ -228,7 +228,7 @@ class Negotiation:
         """Reports an operation that this rank missed: the other ranks launch it, and would wait for this rank."""
         member = self._members.get(comm) if comm is not None else None
         if member is not None:
-            reason = f"device {self._device.spec.ordinal} has no part in {key}: {why}"
+            reason = f"device {self._device.spec.ordinal} cannot take part in {key}: {why}"
             self._members.broken(member, reason, key.sequence)
 
     # ---- messages of the front ----
@@ -256,7 +256,7 @@ class Negotiation:
             return  # recorded before
         if pending is None or not pending.made or pending.error is not None:
             if index:
-                self._missed(key, comm, "it was given up before")
+                self._missed(key, comm, "it was cancelled before")
         elif pending.comm is None:
             pending.comm, pending.index = comm, index
             self._going[pending] = None
@@ -303,7 +303,8 @@ class Negotiation:
         for pending in self._going:
             member = self._members.get(pending.comm) if pending.comm is not None else None
             if member is not None and pending.deadline <= now:
-                why = f"{pending.key} was told to go, and could not start in time on device {self._device.spec.ordinal}"
+                device = self._device.spec.ordinal
+                why = f"{pending.key} was allowed to start, but could not start in time on device {device}"
                 self._members.broken(member, why, pending.key.sequence, timed_out=True)
 
     def sleep(self, asleep: float | None) -> float | None:

@@ -158,7 +158,7 @@ def locate(parts: Iterable[CollectivePart]) -> list[CollectiveExchange]:
     if len(exchanges) > 1 and clash(reads, writes):
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            "two operations of one collective use the same memory, and one of them writes it: they run at once",
+            "two operations of one collective use the same memory, and one of them writes it: they run concurrently",
             fix="send them one after the other, or give each its own memory",
         )
     return exchanges

@@ -99,7 +99,7 @@ def describe(code: bytes) -> str:
             cubin = read_cubin(code)
         except Refusal:
             machine = int.from_bytes(code[18:20], "little")
-            return "a damaged CUBIN" if machine == EM_CUDA else "an ELF file of the host, or none that is whole"
+            return "a damaged CUBIN" if machine == EM_CUDA else "an ELF file of the host, or an incomplete one"
         return "a CUBIN" if cubin.architecture is None else f"a CUBIN for sm_{cubin.architecture}"
     if code.startswith(FATBIN_MAGIC):
         return "a fatbin"
@@ -147,7 +147,7 @@ def read_cubin(code: bytes) -> Cubin:
         if type_ != _SHT_NOBITS:
             _check_range(code, "a section", offset, size)
     if names >= section_count and names != 0xFFFF:  # SHN_XINDEX: the index is stored elsewhere
-        raise _invalid(f"Section {names} was to hold the names of its {section_count} sections.")
+        raise _invalid(f"Section {names} should contain the names of its {section_count} sections.")
     shift = {_ABI_V1: 0, _ABI_V2: 8}.get(ident[7])
     return Cubin(None if shift is None else flags >> shift & 0xFF, kind == _ET_REL)
 
@@ -235,13 +235,15 @@ def read_ptx(code: bytes) -> Ptx:
     head = _COMMENT.sub(b" ", code[:_PTX_HEAD])
     version = _VERSION.match(head)
     if version is None:
-        raise _invalid(f"It is no CUBIN and no fatbin, and does not begin with .version as PTX does: {code[:40]!r}.")
+        raise _invalid(
+            f"It is neither a CUBIN nor a fatbin, and does not begin with .version as PTX does: {code[:40]!r}."
+        )
     target = _TARGET.match(head, version.end() - 1)
     text = target[1].decode(errors="replace").strip() if target else ""
     architecture = _ARCHITECTURE.search(text)
     if architecture is None:
         raise _invalid(
-            f"It is PTX for {text or 'nothing'!r}; .target names an architecture, sm_80 for one.",
+            f"It is PTX for {text or 'nothing'!r}; .target names an architecture, e.g. sm_80.",
             details={"requested": text},
         )
     return Ptx((int(version[1]), int(version[2])), int(architecture[1]), architecture[2])
@@ -270,7 +272,7 @@ def _number(capability: Capability) -> int:
 def _truncated(kind: str, what: str, needed: int, size: int) -> Refusal:
     return _invalid(
         f"The {kind} is cut short: {what} would end at byte {needed}, and there are {size}.",
-        fix="send the whole file",
+        fix="send the complete file",
         details={"requested": needed, "size": size},
     )
 

@@ -92,8 +92,8 @@ def check(
         if "\n" in expression or "#" in expression:
             raise Refusal(
                 Reason.COMPILE_FAILED,
-                f"The name expression {expression!r} is no name.",
-                fix='write names as the source would, "scale<float>" for one',
+                f"The name expression {expression!r} is not a name.",
+                fix='write names as the source would, e.g. "scale<float>"',
                 details={"requested": expression, "log": ""},
             )
 
@@ -110,7 +110,7 @@ def check_name(name: str) -> None:
     if foreign(name) or not name or len(name) > MAX_NAME or any(sign in name for sign in '\0\n">'):
         raise Refusal(
             Reason.COMPILE_FAILED,
-            f"The header name {name[:MAX_NAME]!r} leads out of its directory, or is no name.",
+            f"The header name {name[:MAX_NAME]!r} leads out of its directory, or is not a name.",
             fix="name headers as the source includes them, relative and without '..'",
             details={"log": "", "header": name[:MAX_NAME]},
         )
@@ -269,11 +269,11 @@ def _defined(_file: str, reading: _Reading, defined: set[str]) -> Iterator[Inclu
 def _refusal(finding: IncludeFinding) -> Refusal:
     where = f"{finding.file}({finding.line})"
     if finding.name:
-        why = f"{finding.what} names a file of the host, and the compiler reads none"
+        why = f"{finding.what} names a file of the host, and the compiler does not read files of the host"
     elif finding.what.startswith(("#", "__has")):
-        why = f"{finding.what}: which file is meant cannot be seen, and the compiler reads none of the host's"
+        why = f"{finding.what}: the file cannot be determined, and the compiler does not read files of the host"
     else:
-        why = f"{finding.what} would read a file of the host, and the compiler reads none"
+        why = f"{finding.what} would read a file of the host, which the compiler does not do"
     return Refusal(
         Reason.COMPILE_FAILED,
         f"{where}: {why}.",

@@ -29,17 +29,19 @@ class CompileLimits:
     file_bytes: int = 256 << 20
 
     def out_of_time(self) -> Refusal:
-        return self._reached("time", self.seconds, f"took longer than its {self.seconds:g} s", "compile.timeout")
+        return self._reached(
+            "time", self.seconds, f"took longer than its limit of {self.seconds:g} s", "compile.timeout"
+        )
 
     def out_of_memory(self) -> Refusal:
-        what = f"needed more memory than its {self.memory} bytes"
+        what = f"needed more memory than its limit of {self.memory} bytes"
         return self._reached("memory", self.memory, what, "compile.memory")
 
     def too_large(self) -> Refusal:
         return Refusal(
             Reason.COMPILE_LIMIT,
-            f"The compile made a file of more than {self.file_bytes} bytes, and was stopped.",
-            fix="large tables belong into buffers, filled when the program runs",
+            f"The compile wrote a file of more than {self.file_bytes} bytes, and was stopped.",
+            fix="put large tables into buffers that are filled at run time",
             details={"limit": "file", "allowed": self.file_bytes, "log": ""},
         )
 
@@ -54,7 +56,7 @@ class CompileLimits:
         return Refusal(
             Reason.COMPILE_FAILED,
             f"The compiler crashed on this source ({name}); nothing else is affected.",
-            fix="change what is unusual in the source",
+            fix="simplify unusual constructs in the source",
             details={"signal": name, "log": said},
         )
 

@@ -148,7 +148,7 @@ class CompileWorkers:
     # ---- inside ----
 
     def _of(self) -> Compiler:
-        assert self._compiler is not None, "a job came before the compiler"
+        assert self._compiler is not None, "a job arrived before the compiler was set"
         return self._compiler
 
     def _assembler_identity(self) -> bytes:
@@ -170,7 +170,7 @@ class CompileWorkers:
         for _ in range(_TRIES):
             with contextlib.suppress(WorkerNotStarted), self._worker(job) as worker:
                 return self._asked(worker, head, parts)
-        raise _not_started("each was gone before it had begun")
+        raise _not_started("each ended before it was ready")
 
     def _asked(
         self, worker: CompileWorker, head: dict[str, Any], parts: list[bytes]
@@ -207,7 +207,7 @@ class CompileWorkers:
         return Refusal(
             Reason.COMPILE_FAILED,
             f"The compiler ended with status {died.status} and no answer; nothing else is affected.",
-            fix="change what is unusual in the source",
+            fix="simplify unusual constructs in the source",
             details={"status": died.status, "log": died.said},
         )
 
@@ -319,8 +319,8 @@ def _not_started(said: str) -> Refusal:
         return disk.temporary()
     return Refusal(
         Reason.INTERNAL,
-        "No compile worker could be started, or stayed.",
-        fix="look at the daemon's memory, its limits on processes, and its temporary directory",
+        "No compile worker could be started, or each ended at once.",
+        fix="check the daemon's memory, its limits on processes, and its temporary directory",
         details={"log": said},
     )
 

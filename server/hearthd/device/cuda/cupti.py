@@ -91,7 +91,7 @@ class KernelActivity:
         except Exception as error:
             if not self._warned:
                 self._warned = True
-                self._warn(f"CUPTI refused, traces go without kernels: {type(error).__name__}: {error}")
+                self._warn(f"CUPTI failed; traces will not contain kernels: {type(error).__name__}: {error}")
             return False
         return True
 

@@ -70,7 +70,7 @@ class CudaFunction:
                 error,
                 f"allowing {self.name} {size} bytes of dynamic shared memory",
                 Reason.LAUNCH_INVALID,
-                fix="ask for less: static and dynamic shared memory together may have the device's "
+                fix="request less: static and dynamic shared memory together may have the device's "
                 "shared_mem_per_block_optin",
                 details={
                     "requested": size,

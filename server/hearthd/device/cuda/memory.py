@@ -91,7 +91,9 @@ class Pool(ABC):
         Refusal(INVALID_ARGUMENT) for a negative size."""
         if size <= 0:
             if size < 0:
-                raise Refusal(Reason.INVALID_ARGUMENT, f"An allocation of {size} bytes was asked for; 0 is the least.")
+                raise Refusal(
+                    Reason.INVALID_ARGUMENT, f"An allocation of {size} bytes was requested; the minimum is 0."
+                )
             return CudaMemory(0, 0, 0)
         reserved = rounded(size)
         if self._limit:

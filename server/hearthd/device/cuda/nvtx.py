@@ -46,7 +46,7 @@ class Ranges:
         except Exception as error:
             if self.active:
                 self.active = False
-                self._warn(f"NVTX ranges are off from here on: {type(error).__name__}: {error}")
+                self._warn(f"NVTX ranges are now disabled: {type(error).__name__}: {error}")
             return False
         # nvtxRangePush returns the depth; a negative value means that there is no range
         return not (isinstance(depth, int) and depth < 0)

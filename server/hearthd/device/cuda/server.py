@@ -65,7 +65,8 @@ class CudaServer:
             if version < _OLDEST_DRIVER:
                 raise Refusal(
                     Reason.DEVICE_UNAVAILABLE,
-                    f"The NVIDIA driver supports CUDA {_version(version)}; {_version(_OLDEST_DRIVER)} is the least.",
+                    f"The NVIDIA driver supports CUDA {_version(version)}; {_version(_OLDEST_DRIVER)} is the "
+                    f"oldest supported version.",
                     fix="install driver 550 or newer",
                     details={"requested": _version(_OLDEST_DRIVER), "driver_version": _version(version)},
                 )
@@ -239,7 +240,7 @@ def _version(number: int) -> str:
 def _not_found(index: int, why: str) -> Refusal:
     return Refusal(
         Reason.DEVICE_NOT_FOUND,
-        f"CUDA device {index} was asked for; {why}.",
+        f"CUDA device {index} was requested; {why}.",
         fix="name a device that nvidia-smi lists, and check CUDA_VISIBLE_DEVICES",
         details={"requested": index},
     )

@@ -101,13 +101,15 @@ def read_bindings(
             transients.append(_transient(index, binding))
     iterations = command.iterations if command.HasField("iterations") else 1
     if not iterations:
-        failures.append(BindingFailure(Reason.LAUNCH_INVALID, "iterations is 0; a kernel is launched once or more"))
+        failures.append(
+            BindingFailure(Reason.LAUNCH_INVALID, "iterations is 0; a kernel must be launched at least once")
+        )
     inline = sum(slot.length for slot in transients if slot.returns and not slot.download)
     if inline > max_inline_bytes:
         failures.append(
             BindingFailure(
                 Reason.MESSAGE_TOO_LARGE,
-                f"the outputs that come back inline have {inline} bytes together; the most is {max_inline_bytes}: "
+                f"the outputs that come back inline have {inline} bytes together; the maximum is {max_inline_bytes}: "
                 "name a download for the large ones",
             )
         )
@@ -116,7 +118,7 @@ def read_bindings(
     if len(transfers) != len(set(transfers)):
         for number, times in Counter(transfers).items():
             if times > 1:
-                text = f"{times} transfers have the number {number}; each has its own"
+                text = f"{times} transfers have the number {number}; each transfer needs a separate number"
                 failures.append(BindingFailure(Reason.HANDLE_IN_USE, text))
     return plan, failures
 
@@ -161,7 +163,7 @@ def check_binding(index: int, binding: Binding, data: bytes) -> list[BindingFail
         role = str(binding.role)
     known = (Binding.ROLE_VALUE, Binding.ROLE_INPUT, Binding.ROLE_OUTPUT, Binding.ROLE_INPUT_OUTPUT)
     if binding.role not in known:
-        return [_invalid(index, f"has the role {role}; it is one of VALUE, INPUT, OUTPUT and INPUT_OUTPUT")]
+        return [_invalid(index, f"has the role {role}; it must be one of VALUE, INPUT, OUTPUT and INPUT_OUTPUT")]
     role = role.removeprefix("ROLE_")
     wrong: list[BindingFailure] = []
     for field in sorted(_given(binding, data) - _FIELDS[binding.role]):
@@ -179,7 +181,9 @@ def check_binding(index: int, binding: Binding, data: bytes) -> list[BindingFail
 
 def _check_input(index: int, binding: Binding, data: bytes) -> list[BindingFailure]:
     if data and binding.upload:
-        return [_invalid(index, f"brings its bytes inline and on upload {binding.upload}; it is one of them")]
+        return [
+            _invalid(index, f"brings its bytes inline and on upload {binding.upload}; it must use only one of them")
+        ]
     if not binding.upload and len(data) != binding.size:
         return [_invalid(index, f"has a buffer of {binding.size} bytes, and {len(data)} are given inline")]
     return []

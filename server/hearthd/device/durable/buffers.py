@@ -53,7 +53,8 @@ def never_granted(durable: DurableBuffer, refusal: Refusal) -> Refusal:
 def not_written(error: OSError) -> Refusal:
     return Refusal(
         Reason.OUT_OF_MEMORY,
-        f"the host's memory took no copy of a durable buffer: {error.strerror or error}; the copy before it stands",
+        f"a durable buffer could not be copied to host memory: {error.strerror or error}; the previous copy "
+        f"remains valid",
         fix="free host memory, or lower sessions.durable_bytes",
         details={"error": str(error)},
     )

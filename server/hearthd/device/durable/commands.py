@@ -125,19 +125,19 @@ class SnapshotCommands:
         """Raises Refusal for a buffer that could not be restored."""
         if not self._served:
             raise Refusal(
-                Reason.UNSUPPORTED, "this device process has no way to the front's files", fix="use hearthd serve"
+                Reason.UNSUPPORTED, "this device process cannot receive files from the front", fix="use hearthd serve"
             )
         if buffer.read_only is ATTACHED:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"buffer {buffer.handle} {ATTACHED.why}; it is its publisher who keeps it",
+                f"buffer {buffer.handle} {ATTACHED.why}; only its publisher can make it durable",
                 fix="attach it again after a loss, or make a copy of it durable",
                 details={"buffer": buffer.handle},
             )
         if buffer.module is not None:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"buffer {buffer.handle} is a module's variable, which is made anew with its module",
+                f"buffer {buffer.handle} is a module's variable, which is created again with its module",
                 fix="copy it into an array, and make that durable",
                 details={"buffer": buffer.handle},
             )

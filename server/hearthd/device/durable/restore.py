@@ -157,7 +157,7 @@ class BufferRestore:
             data = bytearray(size)
         chunk = RestoreChunk(self._asked, size, host, data)
         self._asked += size
-        assert self._areas.committed is not None, "only what is complete is brought back"
+        assert self._areas.committed is not None, "only complete copies are restored"
         place = self._areas.at(self._areas.committed) + chunk.at
         into = host.view[:size] if host is not None else memoryview(data)
         self._means.files.read(file, into, place, partial(self._arrived, chunk))
@@ -206,7 +206,7 @@ class BufferRestore:
         buffer = self._buffer
         buffer.lost = Refusal(
             Reason.BUFFER_LOST,
-            f"its device process was lost, and it could not be brought back: {refusal.message}",
+            f"its device process was lost, and it could not be restored: {refusal.message}",
             fix="upload or compute it again",
             details={**refusal.details, "cause": refusal.reason},
         )

@@ -44,7 +44,7 @@ class SnapshotAreas:
 
     def begin(self) -> Which:
         """Begins a new copy, and returns the area for it. Only allowed while `idle`."""
-        assert self._writing is None, "a copy is under way"
+        assert self._writing is None, "a copy is in progress"
         self._writing = 1 if self._committed == 0 else 0
         return self._writing
 
@@ -55,7 +55,7 @@ class SnapshotAreas:
 
     def commit(self) -> None:
         """Marks the copy as confirmed by the front, so that the area of the previous copy becomes free."""
-        assert self._sent, "the front was not told"
+        assert self._sent, "the front was not notified"
         self._committed, self._writing, self._sent = self._writing, None, False
 
     def fail(self) -> None:

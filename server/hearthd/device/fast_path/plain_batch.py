@@ -186,7 +186,7 @@ def answered(request: bytes, rest: bytes) -> bytes:
     Result, are encoded already. Raises ValueError if the Result is too large."""
     size = len(request) + len(rest) + 1
     if size >= _SHORT:
-        raise ValueError(f"a result of {size} bytes; the most is {_SHORT - 1}")
+        raise ValueError(f"a result of {size} bytes; the maximum is {_SHORT - 1}")
     return bytes((0x1A, size, 0x08)) + request + rest
 
 

@@ -27,11 +27,11 @@ def check_sealed(seals: int) -> None:
     """Raises Refusal(INVALID_ARGUMENT) unless the file is a memfd with a permanently fixed size. `seals` is the result
     of F_GET_SEALS; -1: the file cannot have seals."""
     if seals < 0:
-        raise Refusal(Reason.INVALID_ARGUMENT, "a segment's descriptor is no memfd", fix=_FIX)
+        raise Refusal(Reason.INVALID_ARGUMENT, "a segment's descriptor is not a memfd", fix=_FIX)
     if seals & SEALS != SEALS:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"a segment's memfd has the seals {seals:#x}; its size has to be sealed for ever ({SEALS:#x})",
+            f"a segment's memfd has the seals {seals:#x}; its size must be sealed permanently ({SEALS:#x})",
             fix=_FIX,
             details={"seals": seals, "needed": SEALS},
         )
@@ -63,14 +63,14 @@ def check_room(size: int, held: int, most: int, number: int) -> None:
     if number >= MOST:
         raise Refusal(
             Reason.QUOTA_EXCEEDED,
-            f"the session shares {number} segments with this device; the most is {MOST}",
+            f"the session shares {number} segments with this device; the maximum is {MOST}",
             fix="release some, or make them larger",
             details={"requested": number + 1, "allowed": MOST},
         )
     if held + size > most:
         raise Refusal(
             Reason.QUOTA_EXCEEDED,
-            f"a segment of {size} bytes beside {held} that are shared already; the most is {most}",
+            f"a segment of {size} bytes in addition to {held} that are shared already; the maximum is {most}",
             fix="release segments that are not needed, or have the operator raise lanes.segment_bytes, or the tenant's "
             "pinned_bytes",
             details={"requested": size, "held": held, "allowed": most},

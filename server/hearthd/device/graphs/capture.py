@@ -161,7 +161,7 @@ class Capture:
         if there + more > MAX_NODES:
             raise Refusal(
                 Reason.CAPTURE_INVALID,
-                f"{what} would bring {self.entry.name} to {there + more} nodes; the most is {MAX_NODES}",
+                f"{what} would bring {self.entry.name} to {there + more} nodes; the maximum is {MAX_NODES}",
                 fix="record fewer commands, and launch the graph several times",
                 details={"graph": self.entry.handle, "nodes": there + more, "max_nodes": MAX_NODES},
             )

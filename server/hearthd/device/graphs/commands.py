@@ -52,7 +52,7 @@ class GraphCommands:
         capture = stream.capture
         if capture is None:
             CaptureOrder(stream.handle).end(command.graph)
-            raise AssertionError("a stream without a capture has none to be ended")
+            raise AssertionError("no capture has begun on this stream")
         entry: GraphEntry = capture.entry
         entry.order.end(command.graph)
         stream.capture = None
@@ -161,10 +161,10 @@ class GraphCommands:
         node = entry.nodes[index] if index < len(entry.nodes) else None
         if not isinstance(node, KernelNode):
             kernels = [number for number, kernel in enumerate(entry.kernels) if kernel]
-            what = "no node of that number" if node is None else "a copy or a fill there"
+            what = "it has no such node" if node is None else "that node is a copy or a fill"
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"node {index} of {entry.name} is to be updated; it has {what}, and launches at {_listed(kernels)}",
+                f"node {index} of {entry.name} cannot be updated: {what}; its launches are nodes {_listed(kernels)}",
                 fix="name a node that is a launch; see GraphResult",
                 details={"graph": entry.handle, "node": index, "nodes": len(entry.nodes)},
             )

@@ -129,7 +129,7 @@ class PreparedCommands:
         if total > MAX_LAUNCHES:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"{entry.name} has {total} launches, iterations counted; the most is {MAX_LAUNCHES}",
+                f"{entry.name} has {total} launches, iterations counted; the maximum is {MAX_LAUNCHES}",
                 fix="prepare a shorter list, and launch it several times",
                 details={"prepared": entry.handle, "launches": total, "max_launches": MAX_LAUNCHES},
             )
@@ -235,8 +235,8 @@ def split_records(data: bytes) -> list[bytes]:
         if length < HEADER.size or length & 7 or length > left:
             raise Refusal(
                 Reason.MALFORMED_MESSAGE,
-                f"record {len(records)} of a prepared list says that it has {length} bytes; {left} are left",
-                fix="pack records as hearth_proto/launches.py says",
+                f"record {len(records)} of a prepared list has a length of {length} bytes; {left} are left",
+                fix="pack records as described in hearth_proto/launches.py",
                 details={"record": len(records)},
             )
         records.append(data[at : at + length])

@@ -152,8 +152,8 @@ class Publishing:
         self._take_in(place, number)
         place.join(shared, session)
         buffer.read_only = ReadOnly(
-            f"is published as {name!r}, or was and is still attached by others",
-            "unpublish it, and have those free it that attached it, or write to a copy",
+            f"is published as {name!r}, or was published and is still attached by other sessions",
+            "unpublish it and have the sessions that attached it free it, or write to a copy",
         )
         session.shares = True
         session.replay_cache.forget()  # forgets launches that write to the buffer

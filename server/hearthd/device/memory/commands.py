@@ -174,7 +174,7 @@ class MemoryCommands:
         else:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"{command.mode} is no allocation mode",
+                f"{command.mode} is not an allocation mode",
                 fix="ALLOCATION_MODE_PERSISTENT opens a window, ALLOCATION_MODE_AUTO closes one",
                 details={"mode": command.mode},
             )

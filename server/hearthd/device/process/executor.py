@@ -254,7 +254,7 @@ class Executor:
     def _cancel(self, session: DeviceSession, frame: Frame) -> None:
         """Cancels a call that its client no longer waits for. A call that has begun, or that peers depend on,
         continues."""
-        refusal = Refusal(Reason.CANCELLED, "the client does not wait for the call any more; it did not run")
+        refusal = Refusal(Reason.CANCELLED, "the client no longer waits for the call; the call was not executed")
         if self.sharing.cancel(session, frame.id):
             self._device.telemetry.cancelled += 1
             self.result(session, frame.id, commands_pb2.Result(error=refusal.to_status()))
@@ -302,7 +302,7 @@ class Executor:
             if handler is None:
                 raise Refusal(
                     Reason.UNSUPPORTED,
-                    f"a command of kind {kind or 'none'} is not served here",
+                    f"a command of kind {kind or 'none'} is not supported",
                     fix="use a client of this daemon's version; see NodeService.Describe",
                 )
             operation = handler(origin, getattr(command, kind))

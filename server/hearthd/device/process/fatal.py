@@ -44,7 +44,7 @@ def give_up(
     refusal = Refusal(
         Reason.DEVICE_LOST,
         f"device {spec.ordinal} was lost: {why}",
-        fix=fix or "look at the kernels named; what was on the device has to be made again",
+        fix=fix or "check the named kernels; allocate and upload everything that was on the device again",
         details={
             "device": spec.ordinal,
             "generation": spec.generation,

@@ -38,7 +38,7 @@ class ProfileCommands:
         if len(session.profiles) >= MAX_OPEN:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"{len(session.profiles)} profiles are open; the most is {MAX_OPEN}",
+                f"{len(session.profiles)} profiles are open; the maximum is {MAX_OPEN}",
                 fix="end some of them",
                 details={"open": len(session.profiles), "allowed": MAX_OPEN},
             )
@@ -132,7 +132,8 @@ def _void(profile: ProfileEntry) -> Refusal:
     more = len(stretch.failures) - 1 + stretch.more
     return Refusal(
         Reason.PROFILE_INVALID,
-        f"profile {profile.handle} measured nothing of use: {first.command} failed in it, which has been reported: "
+        f"profile {profile.handle} has no valid result: {first.command} failed while it was measured, which has "
+        f"been reported: "
         f"{first.cause.refusal.message}" + (f" (and {more} more)" if more else ""),
         fix="repair the command that failed, and profile again",
         details={

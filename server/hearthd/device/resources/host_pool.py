@@ -148,7 +148,7 @@ class HostPool:
             return None
         return Refusal(
             Reason.OUT_OF_MEMORY,
-            f"{size} bytes of page-locked host memory were asked for; the host refuses to lock more than the "
+            f"{size} bytes of page-locked host memory were requested; the host refuses to lock more than the "
             f"{self.pinned} bytes that this process has: {self._failure}",
             fix="raise the process's memory limit (ulimit -l, the container's memory), or lower staging_bytes",
             details={"requested": size, "pinned": self.pinned, "cap": self._cap},

@@ -65,19 +65,19 @@ def device_busy(what: str, waited: float, limit: float, found: RunningKernels) -
         fixes.append("let kernels of this session end (synchronize) before it loads")
     if found.others:
         fixes.append(
-            f"have it ended (hearth sessions end {next(iter(found.others))}: when the others have left its process; "
-            "hearth restart-device: at once)"
+            f"end it (hearth sessions end {next(iter(found.others))}: takes effect after the other sessions of its "
+            "process have closed; hearth restart-device: takes effect immediately)"
         )
     if found.strangers:
-        fixes.append('have a process for each tenant (devices.isolation = "tenant")')
+        fixes.append('use a process for each tenant (devices.isolation = "tenant")')
     fixes.append(
-        'use a dedicated session (isolation="dedicated"), have kernels limited (launch.timeout), or raise '
-        "launch.load_timeout; then use it again"
+        'use a dedicated session (isolation="dedicated"), limit kernels (launch.timeout), or raise '
+        "launch.load_timeout; then try again"
     )
     return Refusal(
         Reason.QUEUE_FULL,
-        f"{what} was not done within {waited:.3g} s: no code is loaded while a kernel runs, and this has not ended: "
-        f"{found.words}",
+        f"{what} could not be done within {waited:.3g} s: no code is loaded while a kernel runs, and this has not "
+        f"ended: {found.words}",
         fix=", ".join(fixes),
         details={
             "waited_s": f"{waited:.3f}",

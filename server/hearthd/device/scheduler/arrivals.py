@@ -162,11 +162,11 @@ class Arrivals:
         try:
             batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch if ahead is None else ahead.batch
         except DecodeError:
-            self._protocol_error(session, "it is no ExecuteRequest")
+            self._protocol_error(session, "it is not a valid ExecuteRequest")
             return None
         seq, number, last = batch.seq, frame.id, session.last_seq
         if number and seq != number:
-            self._protocol_error(session, f"its seq is {seq}; that of its frame {number}")
+            self._protocol_error(session, f"its seq is {seq}; its frame has {number}")
             return None
         if seq != last + 1:
             if 0 < seq <= last:
@@ -184,7 +184,7 @@ class Arrivals:
         try:
             command = commands_pb2.Command.FromString(frame.payload)
         except DecodeError:
-            refusal = Refusal(Reason.MALFORMED_MESSAGE, "the call's payload is no Command")
+            refusal = Refusal(Reason.MALFORMED_MESSAGE, "the call's payload is not a valid Command")
             self._commands.result(backlog.session, frame.id, commands_pb2.Result(error=refusal.to_status()))
             return
         kind = command.WhichOneof("kind") or ""
@@ -248,7 +248,7 @@ class Arrivals:
     def _protocol_error(self, session: DeviceSession, why: str) -> None:
         refusal = Refusal(
             Reason.MALFORMED_MESSAGE,
-            f"the message was no valid batch: {why}; nothing of it ran",
+            f"the message is not a valid batch: {why}; none of its commands was executed",
             fix="send ExecuteRequest messages with batches numbered from 1",
             details={"last_seq": session.last_seq},
         )

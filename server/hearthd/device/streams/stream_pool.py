@@ -138,10 +138,10 @@ class StreamPool:
         named = listed(kernels)
         return Refusal(
             Reason.QUEUE_FULL,
-            f"a stream was asked for, and all {len(self.all)} of the device process are kept back: streams that were "
-            f"destroyed, or whose session has ended, left work on them that does not end"
+            f"all {len(self.all)} streams of the device process are withheld from reuse: work of streams that were "
+            f"destroyed, or whose session has ended, is still running on them"
             + (f" (kernels: {named})" if kernels else ""),
-            fix="give such launches a timeout, let them end before their stream goes, use a dedicated session "
+            fix="give such launches a timeout, let them end before their stream is destroyed, use a dedicated session "
             '(isolation="dedicated"), or raise devices.max_streams',
             details={"streams": len(self.all), "max_streams": self._max, "kernels": named},
             retry_after_s=track_choice.PATIENCE_S,

@@ -89,7 +89,7 @@ class CopyCommands:
         if command.size > limit:
             raise Refusal(
                 Reason.MESSAGE_TOO_LARGE,
-                f"a read of {command.size} bytes inside a batch; the most is {limit}",
+                f"a read of {command.size} bytes inside a batch; the maximum is {limit}",
                 fix="name a transfer and open a Download stream for it",
                 details={"size": command.size, "max_inline_bytes": limit},
             )

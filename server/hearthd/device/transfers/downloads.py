@@ -42,7 +42,7 @@ class Downloads:
     def frame(self, session: DeviceSession, frame: Frame) -> None:
         """Opens a download after the front announced a client that waits for its chunks."""
         if frame.id in session.over:
-            self._context.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
+            self._context.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} has ended"))
             return
         download = session.downloads.setdefault(frame.id, DownloadFlow())
         download.unstripe()  # the client now receives the bytes over Download

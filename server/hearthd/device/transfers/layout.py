@@ -31,7 +31,7 @@ def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: 
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"{what}: {rows} rows of {width} bytes are {width * rows} bytes, the command says {size}",
-            fix="size is width x rows",
+            fix="size must be width x rows",
             details={"size": size, "width": width, "rows": rows},
         )
     check_pitch(what, width, rows, pitch)
@@ -44,7 +44,7 @@ def check_pitch(what: str, width: int, rows: int, pitch: int) -> None:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"{what}: rows of {width} bytes every {pitch} bytes run into each other",
-            fix="the pitch is at least the width",
+            fix="the pitch must be at least the width",
             details={"width": width, "rows": rows, "pitch": pitch},
         )
 

@@ -71,8 +71,8 @@ class Segments:
             raise Refusal(
                 Reason.INVALID_HANDLE,
                 f"segment {ident} is not shared by this session with this device process",
-                fix="send it (SEGMENT) on a connection that OpenBulk gave, and wait for the answer; it goes with its "
-                "connection, and with the device process",
+                fix="send it (SEGMENT) on a connection that OpenBulk gave, and wait for the answer; a segment is "
+                "released with its connection, and with the device process",
                 details={"kind": "segment", "handle": ident},
             )
         return segment

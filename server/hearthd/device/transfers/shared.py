@@ -101,7 +101,7 @@ class SharedDownloads:
         if download.aborted:
             raise Refusal(
                 Reason.TRANSFER_ABORTED,
-                "the download was given up before its last byte",
+                "the download was closed before its last byte",
                 fix=f"{origin.name.partition(' ')[0]} again",
             )
         _check_size(origin, "download", place, size)

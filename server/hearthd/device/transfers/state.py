@@ -91,13 +91,13 @@ def check_live(session: DeviceSession, transfer: int, other_way: Container[int])
     if transfer in session.over:
         raise Refusal(
             Reason.TRANSFER_ABORTED,
-            f"transfer {transfer} is over: it was given up, or used before",
+            f"transfer {transfer} has ended: it was cancelled, or its number was used before",
             fix="use a new transfer number",
         )
     if transfer in other_way:
         raise Refusal(
             Reason.HANDLE_IN_USE,
-            f"transfer {transfer} goes the other way already",
+            f"transfer {transfer} is already in use in the other direction",
             fix="mint a number for each upload and each download",
         )
 
@@ -141,6 +141,6 @@ def too_many(most: int, what: str, command: str) -> Refusal:
 def another_way(transfer: int) -> Refusal:
     return Refusal(
         Reason.HANDLE_IN_USE,
-        f"transfer {transfer} goes by Upload or Download already",
-        fix="choose one way for each transfer, or mint a new number",
+        f"transfer {transfer} already uses Upload or Download",
+        fix="choose one path for each transfer, or mint a new number",
     )

@@ -50,7 +50,7 @@ class Uploads:
         try:
             data = upload_data(frame.payload)
         except ValueError:
-            upload.error = Refusal(Reason.MALFORMED_MESSAGE, "a message of the upload is no UploadRequest")
+            upload.error = Refusal(Reason.MALFORMED_MESSAGE, "a message of the upload is not a valid UploadRequest")
             data = memoryview(b"")
         if data:
             upload.chunks.append(data)

@@ -67,7 +67,9 @@ def make(
         hasattr(_core, name) for name in ("_schedule_rpc_coro", "_ServicerContext")
     )
     if not known or "method_resolver" not in inspect.signature(_core._handle_rpc).parameters:
-        log.warning("grpc_unprotected", version=grpc.__version__, why="its accept loop ends at a path that is no UTF-8")
+        log.warning(
+            "grpc_unprotected", version=grpc.__version__, why="its accept loop ends if a path is not valid UTF-8"
+        )
         server: grpc.aio.Server = grpc.aio.server(options=channel_options)
         server.add_generic_rpc_handlers(services)
         return server
@@ -144,7 +146,8 @@ async def _unknown(account: UnauthenticatedBytes, _: Any, context: Context) -> N
     account.refused("unknown_method", context.peer(), "?")
     refusal = Refusal(
         Reason.UNSUPPORTED,
-        "There is no such method here.",
-        fix="Client and daemon are of different versions, or the address is another service's: see Describe.",
+        "This daemon does not have this method.",
+        fix="Check that the address is the daemon's, and compare the versions of client and daemon "
+        "(NodeService.Describe).",
     )
     await abort(context, refusal.to_status())

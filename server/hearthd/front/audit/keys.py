@@ -75,11 +75,11 @@ def load(path: str) -> Keyring:
     except (OSError, UnicodeDecodeError) as error:
         raise KeyFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
-        raise KeyFileError(f"others than its owner may read or write {path}; chmod 600 {path}")
+        raise KeyFileError(f"users other than its owner may read or write {path}; chmod 600 {path}")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     found = [_LINE.fullmatch(line) for line in lines]
     if not lines or not all(found):
-        raise KeyFileError(f"{path} holds no keys of an audit log; remove it, and a new key is made")
+        raise KeyFileError(f"{path} contains no audit log keys; remove it, and the daemon creates a new key")
     return Keyring([AuditKey(match[1], bytes.fromhex(match[2])) for match in found if match is not None])
 
 
@@ -92,7 +92,7 @@ def load_or_create(path: str) -> tuple[Keyring, bool]:
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             created = _create(path)
         except OSError as error:
-            raise KeyFileError(f"{path} cannot be made: {error.strerror or error}") from None
+            raise KeyFileError(f"{path} cannot be created: {error.strerror or error}") from None
     return load(path), created
 
 

@@ -158,7 +158,7 @@ class Authenticator:
         if self.certificates.revokes(shown):
             raise unauthenticated(
                 f"The client certificate (for {name}) was revoked by its authority.",
-                "Use another certificate, which the daemon's operator gives you.",
+                "Ask the daemon's operator for another certificate.",
             )
         return Caller(tenant, f"certificate {name}", peer, proof=tuple(names), certificate=shown)
 
@@ -166,7 +166,7 @@ class Authenticator:
         scheme, _, token = header.strip().partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise unauthenticated(
-                "What the call shows for authorization is no bearer token.", 'Send "authorization: Bearer <token>".'
+                "The authorization metadata of the call is not a bearer token.", 'Send "authorization: Bearer <token>".'
             )
         tenant, credential = self.directory.token(token.strip(), time.time())
         return Caller(tenant, f"token {credential.name}", peer, expires=credential.expires, proof=credential.key)
@@ -175,16 +175,16 @@ class Authenticator:
         user = self.redeem(ticket)
         if user is None:
             raise unauthenticated(
-                "The ticket is not known here: used before, or too old.",
-                "Connect to the identity socket again; a ticket is good for one call, for some seconds.",
+                "The ticket is unknown: it was used before, or it has expired.",
+                "Connect to the identity socket again; a ticket is valid for one call and for a few seconds.",
             )
         tenant, name = self.directory.user(user)
         return Caller(tenant, name, peer, uid=user.uid, proof=user)
 
     def _nothing(self) -> Refusal:
         return unauthenticated(
-            "This daemon serves its tenants only, and the call shows no credentials.",
-            f"Show {self.directory.accepts}: hearth.connect(token=...) or HEARTH_TOKEN, or "
+            "This daemon serves only its tenants, and the call has no credentials.",
+            f"Send {self.directory.accepts}: hearth.connect(token=...) or HEARTH_TOKEN, or "
             '"authorization: Bearer <token>" in the metadata of the call.',
         )
 
@@ -198,7 +198,9 @@ class Authenticator:
             self._audit.record("authentication_failed", peer=peer, method=method, why=refusal.message)
             return
         if count == self._failures.most + 1:
-            log.warning("authentication_failures", peer=host, count=count, action="answered late, logged no more")
+            log.warning(
+                "authentication_failures", peer=host, count=count, action="answered with a delay, not logged again"
+            )
             self._audit.record("authentication_failures", peer=host, count=count)
         refusal.retry_after_s = self._delay
         if wait and self._late < _MOST_LATE:

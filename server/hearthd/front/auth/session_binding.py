@@ -75,5 +75,5 @@ class Binding:
             raise Refusal(
                 Reason.UNAUTHENTICATED,
                 f"The session was opened with another credential ({owner.credential}), to which it is bound.",
-                fix="Show the credential that opened it, or open a session of your own.",
+                fix="Use the credential that opened it, or open another session.",
             )

@@ -122,7 +122,7 @@ class ServerCertificates:
         mode = self._key.stat().st_mode
         if mode & (stat.S_IROTH | stat.S_IWOTH):
             raise TlsError(
-                f"tls.key: everybody may read {self._key} (mode {stat.S_IMODE(mode):04o}); chmod 600 {self._key}"
+                f"tls.key: every user may read {self._key} (mode {stat.S_IMODE(mode):04o}); chmod 600 {self._key}"
             )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -190,7 +190,7 @@ def _no_password() -> str:
 def _explained(error: Exception) -> str:
     reason = getattr(error, "reason", None)
     if reason == "KEY_VALUES_MISMATCH":
-        return "the key is not that of the certificate"
+        return "the key does not belong to the certificate"
     if reason in ("NO_CERTIFICATE_OR_CRL_FOUND", "NO_START_LINE", "PEM_LIB", "PEM lib"):
-        return "it is no PEM file of the right kind"
+        return "it is not a PEM file of the required kind"
     return str(reason or getattr(error, "strerror", None) or error)

@@ -90,7 +90,7 @@ class Communicators:
             there = [each for each in self if place in each.places]
             idle = [each for each in there if each.idle]
             for each in idle[: max(0, len(there) - MAX_IDLE)]:
-                why = "others are used more"
+                why = "other communicators were used more recently"
                 sends += self._drop(each, why, errors.failed(each.key, why))
         return sends
 

@@ -97,7 +97,7 @@ class Presentation(NamedTuple):
         signature = body["signature"]
         operations = [signature] if isinstance(signature, dict) else list(signature)
         if not all(isinstance(operation, dict) for operation in operations):
-            raise TypeError("an operation is no object")
+            raise TypeError("an operation is not an object")
         return cls(place, int(body["channel"]), operations)
 
 

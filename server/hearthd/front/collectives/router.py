@@ -162,7 +162,7 @@ class CollectiveRouter:
     def give_up(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
         """Handles the end of a group or a session: waiting operations fail, the communicators of a group are aborted,
         and nothing of the owner is kept."""
-        self._send(self.coordinator.give_up(owner, Refusal(reason, why, fix="Go on with another group.")))
+        self._send(self.coordinator.give_up(owner, Refusal(reason, why, fix="Use another group.")))
         self._arm()
 
     def link(self, place: RankLocation) -> DeviceLink | None:
@@ -184,7 +184,7 @@ class CollectiveRouter:
         """Handles a session that is about to close on the devices."""
         for link in self._links.values():  # later messages of its processes are ignored
             self._closing.update(each for each in link.channels.values() if each.session_id == session)
-        self.give_up(session, "The session ended before all ranks had presented.", Reason.SESSION_EXPIRED)
+        self.give_up(session, "The session ended before all ranks had presented the operation.", Reason.SESSION_EXPIRED)
         if self.relay is not None:
             self.relay.session_closed(session)
 

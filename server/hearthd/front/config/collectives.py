@@ -40,7 +40,7 @@ class CollectiveSettings(Section):
     @classmethod
     def _reachable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(value) > MAX_ADVERTISED:
-            raise ValueError(f"{len(value)} addresses; the most is {MAX_ADVERTISED}")
+            raise ValueError(f"{len(value)} addresses; the maximum is {MAX_ADVERTISED}")
         for text in value:
             address = parse_address(text)
             if not address.port or address.wildcard:
@@ -51,7 +51,7 @@ class CollectiveSettings(Section):
     @classmethod
     def _meant(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(value) > MAX_PEERS:
-            raise ValueError(f"{len(value)} peers; the most is {MAX_PEERS}, and a network counts as one")
+            raise ValueError(f"{len(value)} peers; the maximum is {MAX_PEERS}, and a network counts as one")
         for text in value:
             if text != AUTO:
                 parse_peer(text)
@@ -73,7 +73,8 @@ def refuse_clear_tickets(section: CollectiveSettings, *, tls: bool, insecure: bo
     text = section.listen
     if text and not parse_address(text).loopback and not tls and not insecure:
         raise ValueError(
-            f"collectives.listen = {text!r} is reachable from other hosts, and the tickets of groups would travel in "
-            "clear: that needs TLS ([tls] certificate, key); set it, listen on 127.0.0.1, or set insecure = true on "
-            "a network that only trusted people reach"
+            f"collectives.listen = {text!r} is reachable from other hosts, and the tickets of groups would be sent "
+            f"unencrypted: this needs TLS ([tls] certificate, key); set it, listen on 127.0.0.1, or set insecure = "
+            f"true on "
+            "a network that only trusted users can reach"
         )

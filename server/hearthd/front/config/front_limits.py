@@ -66,5 +66,7 @@ class OverloadSettings(Section):
         for name in ("loop_lag", "memory", "group_memory", "descriptors"):
             first, second = getattr(self, name), getattr(self, f"{name}_critical")
             if second and first > second:
-                raise ValueError(f"{name} = {first} is above {name}_critical = {second}; the second is the higher one")
+                raise ValueError(
+                    f"{name} = {first} is above {name}_critical = {second}; it must not exceed {name}_critical"
+                )
         return self

@@ -32,7 +32,7 @@ from hearthd.front.tenancy.tenants import Caller, Directory
 from hearthd.shared import log
 from hearthd.shared.device_spec import DeviceSpec
 
-_FIX = "Open a new session with a credential that is good, which the daemon's operator gives you"
+_FIX = "Open a new session with a valid credential from the daemon's operator"
 _TOLD = ("log_level", "log_format", "launch_timeout", "load_timeout")
 """Fields of a specification that are sent to a running device process."""
 _PATIENCE = 2.0
@@ -144,12 +144,13 @@ def _again(directory: Directory, caller: Caller) -> Caller:
         now = directory.again(caller, time.time())
     except Refusal as refusal:
         raise _AccessRevoked(
-            f"the configuration of the daemon was changed, and its credential ({caller.credential}) is good no more: "
+            f"the configuration of the daemon was changed, and its credential ({caller.credential}) is no longer "
+            f"valid: "
             f"{refusal.message.rstrip('.')}"
         ) from None
     if now.tenant.name != caller.tenant.name:
         raise _AccessRevoked(
-            f"the configuration of the daemon was changed, and its credential ({caller.credential}) is now that of "
+            f"the configuration of the daemon was changed, and its credential ({caller.credential}) now belongs to "
             f"tenant {now.tenant.name!r}"
         )
     return now

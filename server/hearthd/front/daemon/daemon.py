@@ -132,13 +132,13 @@ class Daemon:
         heap_trimming = HeapTrimming()
         while True:
             for session in self.sessions.expired():
-                task = asyncio.create_task(self.sessions.close(session, "its lease ran out", cause=session.end))
+                task = asyncio.create_task(self.sessions.close(session, "its lease expired", cause=session.end))
                 closing.add(task)
                 task.add_done_callback(closing.discard)
             for session in self.access.revoked():
                 self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
                 why = "its certificate was revoked by its authority"
-                fix = "Open a new session with a credential that is good"
+                fix = "Open a new session with a valid credential"
                 close = self.sessions.close(session, why, revoked=fix, cause=SessionEnd.CREDENTIAL)
                 task = asyncio.create_task(close)
                 closing.add(task)
@@ -207,7 +207,7 @@ class Daemon:
         if self._signals and now - self._signalled < _SAME_SIGNAL:
             return
         self._signals, self._signalled = self._signals + 1, now
-        log.info("signal", name=number.name, action="drain" if self._signals == 1 else "stop at once")
+        log.info("signal", name=number.name, action="drain" if self._signals == 1 else "stop immediately")
         self._asked_to_stop.set()
         if self._signals > 1:
             self._asked_again.set()

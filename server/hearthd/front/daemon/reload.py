@@ -85,7 +85,7 @@ class Reloader:
         began = time.monotonic()
         await self._audit.reopen()
         if self._read is None:
-            log.info("reloaded", changed="nothing: there is no configuration to read again")
+            log.info("reloaded", changed="nothing: the daemon was started without a configuration to reload")
             return
         try:
             wanted, directory = await asyncio.to_thread(self._look)
@@ -94,7 +94,7 @@ class Reloader:
                 directory = await asyncio.to_thread(tenants, planned.config)
         except (ConfigError, ReloadError) as error:
             self.refused = str(error)
-            log.error("reload_refused", why=self.refused, action="everything stays as it was")
+            log.error("reload_refused", why=self.refused, action="the configuration is unchanged")
             self._audit.record("reload_refused", why=self.refused)
             return
         self.refused = ""

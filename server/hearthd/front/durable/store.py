@@ -141,7 +141,7 @@ class DurableStore:
             try:
                 place.index.commit((key, which) for key, which in body["commit"])
             except KeyError as error:
-                raise Refusal(Reason.INTERNAL, f"Copy {error} is not known here.") from None
+                raise Refusal(Reason.INTERNAL, f"Copy {error} is unknown.") from None
         else:
             self._drop(place, place.index.forget(body.get("forget", ())))
         return {}
@@ -288,7 +288,7 @@ def _no_file(error: OSError) -> Refusal:
     full = error.errno in (errno.EAGAIN, errno.EWOULDBLOCK)
     return Refusal(
         Reason.QUEUE_FULL if full else Reason.QUOTA_EXCEEDED,
-        f"A durable buffer needs a file in memory, which the system refuses: {error.strerror}.",
+        f"A durable buffer needs a memory file (memfd), which the system refuses: {error.strerror}.",
         fix="Try again." if full else "Raise the daemon's limit on open files (LimitNOFILE, ulimit -n).",
         retry_after_s=0.1 if full else None,
     )

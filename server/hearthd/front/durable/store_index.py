@@ -109,9 +109,10 @@ def check(requested: int, uses: Iterable[StoreUse]) -> None:
         if use.allowed and use.in_use + requested > use.allowed:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"Durable buffers that take {requested} bytes of host memory were asked for (two copies of each, in "
+                f"Durable buffers that take {requested} bytes of host memory were requested (two copies of each, in "
                 f"pages); {use.whose} has {use.in_use} of at most {use.allowed} in use.",
-                fix="Make fewer or smaller buffers durable, end it for others (gpu.durable(x, durable=False)), or have "
+                fix="Make fewer or smaller buffers durable, stop it for others (gpu.durable(x, durable=False)), or "
+                "have "
                 "the limit raised (durable_bytes).",
                 details={
                     "requested": requested,

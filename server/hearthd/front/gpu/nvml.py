@@ -30,12 +30,12 @@ def gpu_count() -> tuple[int, str]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return 0, f"NVML says: {error}"
+        return 0, f"NVML reports: {error}"
     try:
         count = int(pynvml.nvmlDeviceGetCount())
         return count, "" if count else "the driver has no GPU"
     except pynvml.NVMLError as error:
-        return 0, f"NVML says: {error}"
+        return 0, f"NVML reports: {error}"
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()

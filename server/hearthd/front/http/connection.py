@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
         self._received.clear()
         self.handler.connection_lost(exc)
         if self._flushed is not None and not self._flushed.done():
-            self._flushed.set_exception(ConnectionResetError("the client is gone"))
+            self._flushed.set_exception(ConnectionResetError("the client has disconnected"))
         self._transport = None
         self._owner.lost(self)
 

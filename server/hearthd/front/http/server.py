@@ -182,7 +182,7 @@ class HttpServer:
             return _cut()
         except Exception:
             log.exception("http_failed", path=request.path[:200])
-            response = _refused(500, "The daemon failed to answer.", "Look at the daemon's log.")
+            response = _refused(500, "The daemon failed to answer.", "See the daemon's log.")
         return await deliver(request, response, connection)
 
     async def _admit(self, request: web.Request, handler: Handler, connection: Connection) -> web.StreamResponse:
@@ -196,12 +196,14 @@ class HttpServer:
         if not self._for_us(host):
             self._refusals.add("host", peer)
             fix = "Use a name or an address of this host, or add the name to `hosts` in [http]."
-            return _refused(421, "The Host header is no name of this daemon.", fix)
+            return _refused(421, "The Host header does not name this daemon.", fix)
         if path in self._page.paths:
             return await handler(request)
         if not same_origin(host, request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")):
             self._refusals.add("origin", peer)
-            return _refused(403, "A page of another origin asks.", "Open the daemon's own page, at /.")
+            return _refused(
+                403, "The request comes from a page of another origin.", "Open the daemon's own page, at /."
+            )
         header = request.headers.get("Authorization")
         if self.guarded and not (path == _METRICS and self.open_metrics and header is None):
             try:
@@ -282,7 +284,7 @@ class HttpServer:
         viewer = _VIEWER.get()
         trace = self._status.traces.find(request.match_info["id"], viewer)
         if trace is None:
-            fix = "Look at `traces` in /status: the last ones are kept, for an hour."
+            fix = "See `traces` in /status; the latest traces are kept for one hour."
             return _refused(404, "There is no such trace.", fix)
         device = self._supervisor.find(trace.device)
         title, connection = f"device {trace.device}: {device.properties.name}", self.acceptor.of(request.protocol)
@@ -309,4 +311,4 @@ def _nothing_there(request: web.Request, error: web.HTTPNotFound | web.HTTPMetho
         message = f"{request.method[:20]} is not served at this path."
         return _refused(405, message, f"Use {allowed}.", {"Allow": allowed})
     paths = "/, /status, /metrics, /healthz and /readyz"
-    return _refused(404, "There is nothing at this path.", f"Look at {paths}.")
+    return _refused(404, "There is nothing at this path.", f"Use one of the paths {paths}.")

@@ -47,7 +47,10 @@ class TraceDownload:
         """Sends the whole file, or returns an error response. Raises `ConnectionError` if the client does not read the
         file."""
         if self.under_way[viewer.name] >= OF_TENANT:
-            body = {"error": f"{OF_TENANT} downloads of this tenant are under way.", "fix": "Wait until one is done."}
+            body = {
+                "error": f"{OF_TENANT} downloads of this tenant are in progress.",
+                "fix": "Wait until one has completed.",
+            }
             return web.json_response(body, status=429, headers={"Retry-After": "5"})
         self.under_way[viewer.name] += 1
         try:
@@ -77,7 +80,7 @@ class TraceDownload:
                 size = await _convert(title, trace.packed, file)
             if not size:
                 log.error("trace_conversion", trace=trace.id, device=trace.device)
-                body = {"error": "The trace could not be converted.", "fix": "Look at the daemon's log."}
+                body = {"error": "The trace could not be converted.", "fix": "See the daemon's log."}
                 return web.json_response(body, status=500)
             await response.prepare(request)
             try:

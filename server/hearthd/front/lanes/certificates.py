@@ -66,7 +66,7 @@ def make(name: str) -> ProcessCertificate:
     except ImportError:
         raise Refusal(
             Reason.UNSUPPORTED,
-            "This daemon cannot make the certificate that connections for bulk data need beside TLS.",
+            "This daemon cannot create the certificate that TLS connections for bulk data need.",
             fix="Use Upload and Download, or have the daemon's operator install the package cryptography.",
         ) from None
     key = ec.generate_private_key(ec.SECP256R1())

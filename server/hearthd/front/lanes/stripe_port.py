@@ -52,7 +52,7 @@ class StripePort(TicketPort):
         if self._address is None:
             raise Refusal(
                 Reason.UNSUPPORTED,
-                "This daemon takes no connections for bulk data over TCP.",
+                "This daemon accepts no connections for bulk data over TCP.",
                 fix='Use Upload and Download, or have the daemon\'s operator set listen.lanes, e.g. "127.0.0.1:7423".',
             )
         return reached_by(peer, self._address, self._beside)
@@ -72,7 +72,7 @@ def reached_by(peer: str, listening: Address, beside: str) -> Address:
     if listening.loopback and not _on_this_host(peer):
         raise Refusal(
             Reason.UNSUPPORTED,
-            "This daemon takes connections for bulk data over TCP from its own host only.",
+            "This daemon accepts connections for bulk data over TCP only from its own host.",
             fix="Use Upload and Download, or have the daemon's operator set listen.lanes to an address that other "
             "hosts reach.",
             details={"listen.lanes": str(listening)},

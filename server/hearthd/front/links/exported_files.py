@@ -52,7 +52,7 @@ class ExportedFiles:
             del self._arriving[link, number]
         if not arriving.done():
             raise link.loss or Refusal(
-                Reason.INTERNAL, f"the memory of {what} did not come", fix="report it with the log"
+                Reason.INTERNAL, f"the memory of {what} did not arrive", fix="report it with the log"
             )
         return answer, arriving.result()
 

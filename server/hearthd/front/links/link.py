@@ -184,7 +184,7 @@ class DeviceLink(FrameSocket):
         """Hands a client's connection over, with the data in `body`, for the purpose named by `kind`. Raises OSError if
         that is not possible at the moment."""
         if self.loss is not None or self.descriptors is None:
-            raise ConnectionError("the device process is gone")
+            raise ConnectionError("the device process has ended")
         self.descriptors.send(kind, body, [connection])
 
     async def end_lane(self, channel: int) -> int:

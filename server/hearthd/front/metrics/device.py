@@ -136,7 +136,7 @@ def families(
 ) -> Iterator[Metric]:
     """Yields the families of every device and tenant: totals, and the gauges of the processes that answered. `taken`:
     names of other families."""
-    failed = "Commands that failed, were skipped, or were answered with what failed before them"
+    failed = "Commands that failed, were skipped, or were answered with an earlier error"
     commands = {place: counts.operations for place, counts in totals.items()}
     yield _labelled("commands", "Commands that arrived.", ["operation"], commands)
     errors = {place: counts.errors for place, counts in totals.items()}

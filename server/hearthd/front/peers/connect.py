@@ -94,7 +94,7 @@ class PeerReach:
             except PeerLost as lost:
                 told = {"address": str(address), "at": str(where), "why": str(lost)}
                 log.warning("peer_unreachable", group=hello["group"], **told)
-        raise PeerLost("the coordinator is at none of its addresses")
+        raise PeerLost("the coordinator answers at none of its addresses")
 
     async def _greet(self, address: Address, pin: bytes, hello: Body, patience: float) -> PeerLink:
         """Connects and sends the greeting. Raises `PeerLost`, or the coordinator's refusal."""
@@ -107,13 +107,13 @@ class PeerReach:
             if answer.get("t") == "refused":
                 raise refusal_in(encoded(answer["status"]))
             if answer.get("t") != "welcome":
-                raise PeerLost("what answers there is no hearthd")
+                raise PeerLost("the server at this address is not hearthd")
         except TimeoutError:
             link.cut("it did not answer")
             raise PeerLost(f"it did not answer within {patience:.3g} s") from None
         except (KeyError, TypeError, ValueError):
-            link.cut("what answers there is no hearthd")
-            raise PeerLost("what answers there is no hearthd") from None
+            link.cut("the server at this address is not hearthd")
+            raise PeerLost("the server at this address is not hearthd") from None
         except BaseException:
             link.close()
             raise

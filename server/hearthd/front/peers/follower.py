@@ -241,7 +241,7 @@ class Follower(GroupMembership):
             Reason.COLLECTIVE_TIMEOUT,
             f"Operation {key[2]} of group {self.id[:8]} was not answered in time by the daemon of node 0, which "
             "coordinates the group.",
-            fix=f"See what keeps that daemon. {REBUILD}",
+            fix=f"Find out what delays that daemon. {REBUILD}",
             details={"group": self.id, "sequence": key[2]},
         )
         self._record.failed(key[2], refusal.message)

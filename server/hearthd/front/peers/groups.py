@@ -122,7 +122,7 @@ class PeerGroups:
             raise Refusal(
                 Reason.HANDLE_IN_USE,
                 f"This session takes part in the group {group.hex()[:8]} already.",
-                fix="Join with another session; one session has one node's part of a group.",
+                fix="Join with another session; a session can take only one node's part in a group.",
                 details={"group": group.hex()},
             )
         self._check_room(session)
@@ -154,7 +154,7 @@ class PeerGroups:
                 details={"group": group.hex()[:64]},
             )
         part.exit()
-        self._remove(part, "its client gave it up")
+        self._remove(part, "its client left it")
 
     def _check_room(self, session: Session) -> None:
         parts = self._parts.get(session.id, {})
@@ -162,7 +162,7 @@ class PeerGroups:
         if count >= MAX_GROUPS:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"The session has {count} groups over daemons; the most is {MAX_GROUPS}.",
+                f"The session has {count} groups over daemons; the maximum is {MAX_GROUPS}.",
                 fix="Leave groups that are no longer used with LeaveGroup.",
                 details={"requested": count + 1, "allowed": MAX_GROUPS},
             )

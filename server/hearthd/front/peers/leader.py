@@ -123,9 +123,9 @@ class Leader(GroupMembership):
         if missing and self.over is None:
             refusal = Refusal(
                 Reason.COLLECTIVE_TIMEOUT,
-                f"The group {self.id[:8]} over several daemons is over: nodes {missing} did not join it within "
+                f"The group {self.id[:8]} over several daemons has ended: nodes {missing} did not join it within "
                 f"{timeout:g} s.",
-                fix="Create it anew, and have every daemon join with JoinGroup; a longer timeout leaves more time.",
+                fix="Create it again, and have every daemon join with JoinGroup; a longer timeout leaves more time.",
                 details={"group": self.id, "missing": missing},
             )
             self._router.give_up(self._owner, refusal.message, refusal.reason)
@@ -170,7 +170,7 @@ class Leader(GroupMembership):
             waiting = self._unanswered[rank]
             weight = len(part["signature"])
             if waiting.operations and waiting.operations + weight > MAX_PRESENTED:
-                raise ValueError(f"rank {rank} has presented {len(waiting)} times and not waited for an answer")
+                raise ValueError(f"rank {rank} has presented {len(waiting)} operations without waiting for an answer")
             waiting.add(part["sequence"], max(1, weight))
             self._present(rank, place, part)
         elif body["body"]["op"] == "withdraw":
@@ -201,7 +201,7 @@ class Leader(GroupMembership):
         try:
             link.send({"t": "send", "device": place.device, "process": place.process, "body": body})
         except PeerFrameError as error:
-            link.cut_soon(f"what it was to be told does not fit a frame: {error}")
+            link.cut_soon(f"a message for it does not fit into a frame: {error}")
 
     # ---- ranks of this daemon ----
 

@@ -87,7 +87,7 @@ class PeerLink(asyncio.Protocol):
         try:
             bodies = self._reader.feed(data)
         except PeerFrameError as error:
-            self.cut(f"it sent what cannot be read: {error}")
+            self.cut(f"it sent a message that cannot be decoded: {error}")
             return
         for body in bodies:
             self._take(body)
@@ -168,7 +168,7 @@ class PeerLink(asyncio.Protocol):
         if transport is None or self.over:
             return
         if transport.get_write_buffer_size() + len(frame) > MAX_UNSENT:
-            self.cut_soon(f"it takes nothing any more: {transport.get_write_buffer_size()} bytes wait for it")
+            self.cut_soon(f"it has stopped reading: {transport.get_write_buffer_size()} bytes are waiting to be sent")
             return
         transport.write(frame)
 
@@ -185,13 +185,13 @@ class PeerLink(asyncio.Protocol):
         try:
             self._on_message(body)
         except (KeyError, TypeError, ValueError) as error:
-            self.cut(f"it sent a message that means nothing: {error!r}")
+            self.cut(f"it sent an invalid message: {error!r}")
 
     def _tick(self) -> None:
         now = self._loop.time()
         late = now - self._due  # delay of this daemon itself, during which it has not read the peer's messages
         if now - self._heard - late > self._silence:
-            self.cut(f"nothing was heard of it for {self._silence:g} s")
+            self.cut(f"no message arrived from it for {self._silence:g} s")
             return
         self._write(ALIVE)
         if not self.over:
@@ -220,7 +220,7 @@ class PeerLink(asyncio.Protocol):
         transport, speaks = self._transport, last is not None and not self.over
         if last is not None:
             self.send(last)
-        self._end("it was closed here")
+        self._end("it was closed by this daemon")
         if transport is None or self.gone.done():
             return
         if not speaks:

@@ -122,7 +122,7 @@ class PeerPort:
             connection.close()
             self.on_refused(host, "strangers" if self.strangers >= MAX_STRANGERS else "address")
             counts = f"{self.strangers} others, {self._from[host]} of them from {host},"
-            self._not_accepted("strangers", f"{counts} have not said who they are yet")
+            self._not_accepted("strangers", f"{counts} have not identified themselves yet")
             return
         self.strangers += 1
         self._from[host] += 1
@@ -149,7 +149,7 @@ class PeerPort:
                 await asyncio.wait([link.gone])
         except TimeoutError:
             self.on_refused(host, "silent")
-            link.cut(f"it did not say who it is within {self._handshake:g} s")
+            link.cut(f"it did not identify itself within {self._handshake:g} s")
         except PeerLost as lost:
             log.info("peer_gone", peer=link.peer, why=str(lost))
         except ValueError as error:
@@ -199,10 +199,10 @@ async def connect(address: Address, pin: bytes, patience: float, make: Callable[
         link.cut("it could not be reached")
         raise PeerLost(_explained(error, bool(pin))) from None
     except BaseException:
-        link.cut("it is not awaited any more")
+        link.cut("the request that needed it has ended")
         raise
     if pin and hashlib.sha256(link.certificate()).digest() != pin:
-        link.cut("its certificate is another one")
+        link.cut("its certificate is not the one that the ticket names")
         raise PeerLost("its certificate is not the one that the ticket names")
     return link
 
@@ -213,5 +213,9 @@ def _explained(error: Exception, tls: bool) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there"
     if isinstance(error, ConnectionError):
-        return "it hung up while TLS was set up; perhaps it speaks none" if tls else "it hung up"
+        return (
+            "it closed the connection during the TLS handshake; perhaps it does not use TLS"
+            if tls
+            else "it closed the connection"
+        )
     return str(getattr(error, "strerror", "") or error) or type(error).__name__

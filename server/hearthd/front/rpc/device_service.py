@@ -357,6 +357,6 @@ def _check_carried(call: str, command: Message) -> None:
     if command.HasField("shared"):
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"The single call {call} carries its bytes itself, and names shared memory.",
+            f"The single call {call} carries its bytes inline, and also names shared memory.",
             fix=f"Leave Shared out, or send the {call} in a batch of Execute.",
         )

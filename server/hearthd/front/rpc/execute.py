@@ -110,7 +110,7 @@ class ExecuteAttachment:
             self.on_lost(
                 Refusal(
                     Reason.QUEUE_FULL,
-                    f"{self._intake.unread} bytes of responses wait to be read; the most is "
+                    f"{self._intake.unread} bytes of responses are waiting to be read; the maximum is "
                     f"{self._window.max_queued_hard}.",
                     fix="Read the stream while sending, or use transfers for large reads.",
                 ),
@@ -172,8 +172,8 @@ class ExecuteAttachment:
         self.on_lost(
             Refusal(
                 Reason.HANDLE_IN_USE,
-                f"Session {self.session.id} has another Execute stream now.",
-                fix="Use one Execute stream a session and device.",
+                f"Session {self.session.id} has opened another Execute stream.",
+                fix="Use one Execute stream per session and device.",
                 details={"session": self.session.id},
             ),
             b"",
@@ -242,9 +242,9 @@ class ExecuteAttachment:
         await self._rest()
         channel = self._channel
         if self._end is not None or channel.sink is not self or self._half_closed:
-            raise ConnectionError("the stream is not at rest")
+            raise ConnectionError("the stream is not idle")
         if self._batched:  # the answers would wait for a lane that the client does not have
-            raise ConnectionError("the client has sent work by its stream")
+            raise ConnectionError("the client has sent work on its stream")
         check_open(connection)
         channel.open_lane(self._window.of_a_lane(), connection)
 

@@ -222,8 +222,8 @@ class FramedCall(asyncio.Protocol):
         self._put(
             Refusal(
                 Reason.DEADLINE_EXCEEDED,
-                f"A message of the call came with less than {self._settings.request_rate} bytes a second.",
-                fix="Send it faster; admission.request_rate says how fast at least.",
+                f"A message of the call arrived with less than {self._settings.request_rate} bytes a second.",
+                fix="Send it faster; admission.request_rate is the minimum rate.",
                 details={"limit": "admission.request_rate", "allowed": self._settings.request_rate},
             )
         )
@@ -243,7 +243,7 @@ class FramedCall(asyncio.Protocol):
         elif frame.kind == Kind.PING:
             self._send(Kind.PONG, b"")
         elif frame.kind != Kind.PONG:
-            raise FrameError(f"frame {frame.kind} came in a call")
+            raise FrameError(f"frame {frame.kind} arrived in a call")
 
     def _put(self, message: Any) -> None:
         self._inbox.append(message)

@@ -191,7 +191,7 @@ class CallServer:
 def unknown(method: str) -> Refusal:
     return Refusal(
         Reason.UNSUPPORTED,
-        f"There is no {method[:128]} here.",
-        fix="Client and daemon are of different versions: see Describe.",
+        f"This daemon has no method {method[:128]}.",
+        fix="Compare the versions of client and daemon (NodeService.Describe).",
         details={"requested": method[:128]},
     )

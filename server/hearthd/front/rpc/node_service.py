@@ -221,7 +221,7 @@ def _dedicated(isolation: int) -> bool:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"OpenSession.isolation is {isolation}; there are {', '.join(node_pb2.Isolation.keys())}.",
-            fix="Leave it out for the daemon's default.",
+            fix="Omit it for the daemon's default.",
             details={"requested": isolation},
         )
     return isolation == node_pb2.ISOLATION_DEDICATED

@@ -77,7 +77,7 @@ def decoder(message: type[Message]) -> Callable[[bytes], Message | UndecodableRe
             return message.FromString(data)
         except DecodeError as error:
             name = message.DESCRIPTOR.name
-            return UndecodableRequest(malformed(f"The message is no {name}: {error}.", f"Send a {name}."))
+            return UndecodableRequest(malformed(f"The message is not a valid {name}: {error}.", f"Send a {name}."))
 
     decode.message = message  # type: ignore[attr-defined]  # for the gate, which counts the message's fields first
     return decode

@@ -38,7 +38,7 @@ def check_transfer(transfer: int) -> None:
     if not 0 < transfer < FRONT_TRANSFERS:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"Transfer {transfer} was asked for; clients number transfers from 1 to {FRONT_TRANSFERS - 1}.",
+            f"Transfer {transfer} was requested; clients number transfers from 1 to {FRONT_TRANSFERS - 1}.",
             fix="Use the number that the Write or Read command named.",
             details={"requested": transfer, "allowed": f"1 to {FRONT_TRANSFERS - 1}"},
         )
@@ -48,7 +48,9 @@ def parse_upload(message: bytes) -> device_pb2.UploadRequest:
     try:
         return device_pb2.UploadRequest.FromString(message)
     except DecodeError as error:
-        raise errors.malformed(f"A message of Upload is no UploadRequest: {error}.", "Send UploadRequest.") from None
+        raise errors.malformed(
+            f"A message of Upload is not a valid UploadRequest: {error}.", "Send UploadRequest."
+        ) from None
 
 
 def data_length(message: bytes) -> int:
@@ -133,7 +135,7 @@ def _incomplete(flow: Upload) -> Refusal:
     if flow.passed > flow.size:
         return Refusal(
             Reason.INVALID_ARGUMENT,
-            f"The upload announces {flow.size} bytes, and brought {flow.passed}.",
+            f"The upload announces {flow.size} bytes, but sent {flow.passed}.",
             fix="Set UploadRequest.size, in the first message, to the bytes of the whole transfer.",
             details={"requested": flow.passed, "allowed": flow.size},
         )

@@ -57,7 +57,7 @@ def parse(message: object) -> device_pb2.Attach:
         request = device_pb2.ExecuteRequest.FromString(message)
     except DecodeError as error:
         raise errors.malformed(
-            f"The first message of Execute is no ExecuteRequest: {error}.", "Send ExecuteRequest.attach first."
+            f"The first message of Execute is not a valid ExecuteRequest: {error}.", "Send ExecuteRequest.attach first."
         ) from None
     if request.WhichOneof("kind") != "attach":
         raise errors.malformed(
@@ -104,7 +104,7 @@ def _check_free(session: Session, ordinal: int, channel: Channel, resumable: boo
         raise Refusal(
             Reason.HANDLE_IN_USE,
             f"Session {session.id} already has an Execute stream on device {ordinal}.",
-            fix="Use one Execute stream a session and device; end the other one first.",
+            fix="Use one Execute stream per session and device; end the other stream first.",
             details={"session": session.id, "device": ordinal},
         )
 
@@ -149,7 +149,7 @@ def _find(session: Session, attach: device_pb2.Attach) -> Channel:
 def _not_resumable(session: Session, attach: device_pb2.Attach) -> Refusal:
     return Refusal(
         Reason.INVALID_ARGUMENT,
-        f"Session {session.id} has no attachment to device {attach.device} that could be resumed.",
+        f"Session {session.id} has no attachment to device {attach.device} that can be resumed.",
         fix="Attach without `resume`; only what was attached with `resumable` can be resumed, and only until the "
         "next Attach without `resume`.",
         details={"session": session.id, "device": attach.device, "generation": attach.generation},

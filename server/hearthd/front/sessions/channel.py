@@ -24,7 +24,7 @@ EVENT_TAG = 0x22
 """First byte of an ExecuteResponse that carries an event: field 4, length-delimited."""
 _LOGGED_CHARACTERS = 16 << 10
 _LANE_FIX = (
-    "While there is a lane, send batches there only: ExecuteRequest.batch in BATCH frames whose id is its seq, "
+    "While a lane is open, send batches only on it: ExecuteRequest.batch in BATCH frames whose id is its seq, "
     "ExecuteRequest.received in those with id 0."
 )
 
@@ -151,10 +151,10 @@ class Channel:
         try:
             request = device_pb2.ExecuteRequest.FromString(payload)
             if request.WhichOneof("kind") != "received":
-                raise malformed("A lane carried what is neither a batch nor received.", _LANE_FIX)
+                raise malformed("A message on a lane is neither `batch` nor `received`.", _LANE_FIX)
             self.came(request.received)
         except DecodeError as error:
-            self._lose_sink(malformed(f"A lane carried what is no ExecuteRequest: {error}.", _LANE_FIX))
+            self._lose_sink(malformed(f"A message on a lane is not a valid ExecuteRequest: {error}.", _LANE_FIX))
         except Refusal as refusal:
             self._lose_sink(refusal)
 
@@ -249,7 +249,7 @@ class Channel:
         if self.loss is not None:
             raise self.loss
         if used:
-            raise malformed("A batch came on the Execute stream of a client that has a lane.", _LANE_FIX)
+            raise malformed("A batch arrived on the Execute stream of a client that has a lane.", _LANE_FIX)
         if lane is None or self.lane is not lane:  # another stream has the channel
             return []
         self.leave_lane()

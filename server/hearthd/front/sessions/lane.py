@@ -121,5 +121,7 @@ class UnusedLanes:
         self._untold += 1
         now = self._clock()
         if now - self._told >= self.EVERY_S:
-            log.warning("lane_unused", session=session, why=why or "its client has hung up", lanes=self._untold)
+            log.warning(
+                "lane_unused", session=session, why=why or "its client has closed the connection", lanes=self._untold
+            )
             self._told, self._untold = now, 0

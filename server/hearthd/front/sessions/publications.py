@@ -134,11 +134,11 @@ class PublicationRegistry:
             check_name(grant, "a tenant")
         if len(grants) > MAX_GRANTS:
             raise _invalid(
-                f"{len(grants)} tenants are granted a buffer; the most is {MAX_GRANTS}", f'grant it to "{ANYBODY}"'
+                f"{len(grants)} tenants are granted a buffer; the maximum is {MAX_GRANTS}", f'grant it to "{ANYBODY}"'
             )
         if len(description) > MAX_DESCRIPTION:
             raise _invalid(
-                f"a description of {len(description)} bytes; the most is {MAX_DESCRIPTION}",
+                f"a description of {len(description)} bytes; the maximum is {MAX_DESCRIPTION}",
                 "put it in a separate buffer",
             )
         key = (tenant, device, name)
@@ -152,7 +152,7 @@ class PublicationRegistry:
         if most and sum(one.tenant == tenant and one.device == device for one in self._names.values()) >= most:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"{most} buffers of tenant {tenant} are published on device {device}, which is the most",
+                f"{most} buffers of tenant {tenant} are published on device {device}, which is the maximum",
                 fix="unpublish some, or have the quota raised (published)",
                 details={"quota": "published", "requested": most + 1, "allowed": most},
             )
@@ -267,7 +267,8 @@ def check_name(name: str, what: str) -> None:
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
         shown = name if len(name) <= MAX_NAME else f"{name[:20]}... ({len(name)} characters)"
         raise _invalid(
-            f"{shown!r} is no name of {what}", f"use 1 to {MAX_NAME} characters, none of them a control character"
+            f"{shown!r} is not a valid name of {what}",
+            f"use 1 to {MAX_NAME} characters, none of them a control character",
         )
 
 

@@ -78,9 +78,10 @@ class ResumeBuffer:
         if self.bytes > self._hard or number > self._most_hard:
             self.overrun = Refusal(
                 Reason.QUEUE_FULL,
-                f"{number} results and events ({self.bytes} bytes) wait for the client to say that they came; the most "
-                f"is {self._hard} bytes.",
-                fix="Read the stream while sending, say what came (ExecuteRequest.received), and use transfers for "
+                f"{number} results and events ({self.bytes} bytes) wait for the client's acknowledgement; the "
+                f"maximum is {self._hard} bytes.",
+                fix="Read the stream while sending, acknowledge what arrived (ExecuteRequest.received), and use "
+                "transfers for "
                 "large reads.",
                 details={"requested": self.bytes, "allowed": self._hard},
             )
@@ -104,7 +105,8 @@ class ResumeBuffer:
         if not self.received <= received <= self.number:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"{received} results and events are said to have come; {self.received} to {self.number} can have.",
+                f"{received} results and events were acknowledged; {self.received} to {self.number} can be "
+                f"acknowledged.",
                 fix="Count the results and events, not the acks, of the whole attachment.",
                 details={"requested": received, "allowed": f"{self.received} to {self.number}"},
             )

@@ -95,7 +95,7 @@ class SessionTable:
         if len(self._sessions) >= self.limit:
             raise Refusal(
                 Reason.SESSION_LIMIT,
-                f"{len(self._sessions)} sessions are open; the most is {self.limit}.",
+                f"{len(self._sessions)} sessions are open; the maximum is {self.limit}.",
                 fix="Close sessions that are no longer used, or raise sessions.max in the daemon's configuration.",
                 details={"requested": len(self._sessions) + 1, "allowed": self.limit},
                 retry_after_s=1.0,
@@ -240,7 +240,9 @@ class SessionTable:
 
 def _ended(session: str, why: str, fix: str) -> Refusal:
     return Refusal(
-        Reason.SESSION_EXPIRED, f"Session {session} has ended: {why}.", fix=f"{fix}; what the old one held is gone."
+        Reason.SESSION_EXPIRED,
+        f"Session {session} has ended: {why}.",
+        fix=f"{fix}; the resources of the old session were released.",
     )
 
 

@@ -71,9 +71,9 @@ class TenantAccount:
         used, allowed = self.device_ns / 1e9, self.tenant.quotas.gpu_seconds
         return Refusal(
             Reason.QUOTA_EXCEEDED,
-            f"Tenant {self.tenant.name!r} has used {used:.3f} GPU seconds; the most is {allowed:g}.",
+            f"Tenant {self.tenant.name!r} has used {used:.3f} GPU seconds; the maximum is {allowed:g}.",
             fix="Read what you need and free the rest; ask the daemon's operator for a larger quota (gpu_seconds) or "
-            "wait until the count begins anew, with the daemon's next start.",
+            "wait for the daemon's next start, which resets the count.",
             details={"quota": "gpu_seconds", "used": f"{used:.3f}", "allowed": f"{allowed:g}"},
         )
 
@@ -84,7 +84,7 @@ class TenantAccount:
             self.refused["sessions"] += 1
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"Tenant {self.tenant.name!r} has {len(self.sessions)} sessions open; the most is {allowed}.",
+                f"Tenant {self.tenant.name!r} has {len(self.sessions)} sessions open; the maximum is {allowed}.",
                 fix="Close sessions that are no longer used; one whose client has gone ends with its lease.",
                 details={"quota": "sessions", "used": len(self.sessions), "allowed": allowed},
                 retry_after_s=1.0,
@@ -153,7 +153,7 @@ class TenantAccounts:
             log.warning("session_share_taken", tenant=tenant.name, sessions=mine, limit=limit)
         raise Refusal(
             Reason.SESSION_LIMIT,
-            f"Tenant {tenant.name!r} has {mine} sessions open, which is its share of the daemon's {limit} just now.",
+            f"Tenant {tenant.name!r} has {mine} sessions open, which is its share of the daemon's {limit} at present.",
             fix="Close sessions that are no longer used; the daemon's operator may raise sessions.max or the weight of "
             f"{tenant.name!r}.",
             details={"requested": mine + 1, "allowed": mine, "guaranteed": shares.guarantee(tenant.name)},

@@ -81,7 +81,7 @@ class TransferTable:
         if offset and transfer not in self._aborted and self.loss is None:
             raise Refusal(
                 Reason.TRANSFER_ABORTED,
-                f"Transfer {transfer} is to go on from byte {offset}, and is not known: it is over, or never began.",
+                f"Transfer {transfer} cannot be resumed at byte {offset}: it has ended or was never started.",
                 fix="Start it again under a new transfer number.",
                 details={"transfer": transfer, "requested": offset},
             )
@@ -118,7 +118,7 @@ class TransferTable:
 
     def give_up(self, transfer: int) -> None:
         """Ends a transfer that its client does not continue."""
-        why = Refusal(Reason.TRANSFER_ABORTED, "The client gave the transfer up.", fix="Start it again.")
+        why = Refusal(Reason.TRANSFER_ABORTED, "The client cancelled the transfer.", fix="Start it again.")
         flow = self._flows.get(transfer)
         if flow is not None:
             flow.take_up()

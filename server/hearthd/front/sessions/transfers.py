@@ -121,7 +121,7 @@ class Transfer:
             if self._task is not task:
                 raise Refusal(
                     Reason.HANDLE_IN_USE,
-                    f"Transfer {self._transfer} is under way in another stream.",
+                    f"Transfer {self._transfer} is in progress on another stream.",
                     fix="Use one stream at a time for a transfer.",
                     details={"transfer": self._transfer},
                 )
@@ -172,8 +172,9 @@ class Transfer:
     def _no_such_offset(self, offset: int, lowest: int, highest: int) -> Refusal:
         return Refusal(
             Reason.INVALID_ARGUMENT,
-            f"Transfer {self._transfer} cannot go on from byte {offset}; it can from bytes {lowest} to {highest}.",
-            fix="Go on from the byte behind the last one that arrived; TransferStatus says how much of an upload has.",
+            f"Transfer {self._transfer} cannot be resumed at byte {offset}; it can be resumed at bytes {lowest} to "
+            f"{highest}.",
+            fix="Continue after the last byte that arrived; TransferStatus returns how much of an upload has arrived.",
             details={"requested": offset, "allowed": f"{lowest} to {highest}"},
         )
 
@@ -307,7 +308,7 @@ class Download(Transfer):
             self._written = max(self._written, chunk.number + 1)
         self._grant()
         if self.parked and self._complete:
-            self.close(Refusal(Reason.TRANSFER_ABORTED, "The download is over."))
+            self.close(Refusal(Reason.TRANSFER_ABORTED, "The download has ended."))
 
     def _grant(self) -> None:
         """Grants the device as many chunks as the client has taken, unless too many bytes are kept."""

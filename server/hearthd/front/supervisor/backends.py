@@ -57,7 +57,7 @@ def check_cpu_tenants(config: Config) -> None:
     if not config.tenants or config.devices.cpu_tenants == "trusted":
         return
     names = ", ".join(repr(tenant.name) for tenant in config.tenants)
-    trusted = 'or set devices.cpu_tenants = "trusted", which lets each tenant reach all that the others have here'
+    trusted = 'or set devices.cpu_tenants = "trusted", which lets each tenant access the data of the other tenants'
     if config.devices.isolation == "shared":
         raise ConfigError(
             f"tenants {names} would share one process of the CPU backend, whose kernels read each other's memory: set "
@@ -102,7 +102,7 @@ def _cache_key(config: Config) -> str:
         if path:
             secret_file.ensure(path)
     except OSError as error:
-        log.warning("compile_cache", off=f"its key cannot be had: {error}", key=path)
+        log.warning("compile_cache", off=f"its key cannot be read: {error}", key=path)
         return ""
     return path
 

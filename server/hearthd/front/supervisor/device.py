@@ -193,7 +193,7 @@ class Device(DeviceStatus):
             raise Refusal(
                 Reason.DEVICE_UNAVAILABLE,
                 f"Tenant {key.tenant!r} has {used[key.tenant]} processes on device {self.ordinal}, which is its share "
-                f"of {self.policy.max_processes} just now.",
+                f"of {self.policy.max_processes} at present.",
                 fix="Try again when another session has ended, use fewer sessions with isolation='dedicated', or have "
                 "devices.max_processes raised.",
                 details={"device": self.ordinal, "allowed": used[key.tenant]},
@@ -211,7 +211,7 @@ class Device(DeviceStatus):
             if idle is None:
                 raise Refusal(
                     Reason.DEVICE_UNAVAILABLE,
-                    f"Device {self.ordinal} has {len(self.workers)} processes, each in use; the most is "
+                    f"Device {self.ordinal} has {len(self.workers)} processes, each in use; the maximum is "
                     f"{self.policy.max_processes}.",
                     fix="Try again when another session has ended, or raise devices.max_processes.",
                     details={"device": self.ordinal, "allowed": self.policy.max_processes},
@@ -396,7 +396,7 @@ class Device(DeviceStatus):
     async def stop(self, at_once: bool = False) -> None:
         """Asks all processes of the device to end, and kills those that do not end in time."""
         self._stopping = Refusal(
-            Reason.DRAINING, "The daemon is stopping.", fix="Try again when it runs.", retry_after_s=1.0
+            Reason.DRAINING, "The daemon is stopping.", fix="Try again when the daemon is running.", retry_after_s=1.0
         )
         await asyncio.gather(*(worker.retire(at_once, self._stopping) for worker in self.workers), *self._ends)
         self._grants.stop()

@@ -77,7 +77,7 @@ async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> Ex
         return ExitCause("link", why)
     await asyncio.wait({exited}, timeout=EXIT_GRACE)
     if not exited.done():
-        return ExitCause("link", "it closed its link and went on")
+        return ExitCause("link", "it closed its link but did not exit")
     code = exited.result()
     if code is None:
         return ExitCause("unknown", "its process vanished")

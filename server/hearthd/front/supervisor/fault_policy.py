@@ -64,9 +64,10 @@ class FaultQuarantine:
         return Refusal(
             Reason.SESSION_BARRED,
             f"Session {session} has ended {faults} device processes within {self._window:g} s; "
-            f"the most is {self._most}. It may share none with others any more, and what it held is free.",
+            f"the maximum is {self._most}. It may no longer share a process with other sessions, and its resources "
+            f"were released.",
             fix='Connect with isolation="dedicated", which gives a session separate processes, or correct its '
-            "kernels: the errors named them.",
+            "kernels, which the errors named.",
             details={
                 "faults": faults,
                 "allowed": self._most,

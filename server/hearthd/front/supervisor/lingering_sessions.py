@@ -51,7 +51,7 @@ class LingeringSession:
     def what(self) -> str:
         """Describes the work that does not end, for people."""
         if not self.busy:
-            return f"what session {self.session} held"
+            return f"the resources of session {self.session}"
         names = ", ".join(self.kernels[:NAMES]) + (", ..." if len(self.kernels) > NAMES else "")
         return f"{f'kernel {names}' if names else 'work'} of session {self.session}"
 

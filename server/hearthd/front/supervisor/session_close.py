@@ -133,7 +133,8 @@ class SessionClose:
             tenant=straggler.tenant,
             kernels=list(straggler.kernels),
             closed_unix=round(time.time() - (now - straggler.since), 3),
-            why="others use its process, which ends when they have left; until then it keeps what it held",
+            why="other sessions use its process, which ends after they have closed; until then its resources stay "
+            "allocated",
         )
 
 

@@ -314,7 +314,7 @@ class Worker:
 
     def waits_for_memory(self) -> None:
         """Notes that no process can be started yet, because there is no device memory for it."""
-        self.detail = "there is no device memory left for one more process; others have to give some back"
+        self.detail = "there is no device memory left for one more process; other processes have to free some"
 
     def fence(self, why: str) -> None:
         """Starts no further process."""

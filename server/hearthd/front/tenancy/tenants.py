@@ -185,20 +185,20 @@ class Directory:
         fault of the token except its form and its expiry."""
         if not tokens.well_formed(token):
             raise unauthenticated(
-                f'The token is not known here: it has not the form of a token, "{tokens.PREFIX}" and at least '
+                f'The token is unknown: it does not have the form of a token, "{tokens.PREFIX}" and at least '
                 f"{tokens.MIN_RANDOM} letters, digits, - and _.",
-                "Use the token that the daemon's operator gave you; `hearthd token` makes one.",
+                "Use the token that the daemon's operator gave you; `hearthd token` creates one.",
             )
         return self._token(token_key(token), now)
 
     def _token(self, key: bytes, now: float) -> tuple[Tenant, Credential]:
         found = self._tokens.get(key)
         if found is None:
-            raise unauthenticated("The token is not known here.", "Use the token that the daemon's operator gave you.")
+            raise unauthenticated("The token is unknown.", "Use the token that the daemon's operator gave you.")
         credential, tenant = found
         if credential.expires <= now:
             raise unauthenticated(
-                "The token has expired.", "Ask the daemon's operator for a new one (`hearthd token` makes one)."
+                "The token has expired.", "Ask the daemon's operator for a new one (`hearthd token` creates one)."
             )
         return tenant, credential
 
@@ -209,7 +209,7 @@ class Directory:
         found = {self._certificates[name].name: (self._certificates[name], name) for name in names
                  if name in self._certificates}  # fmt: skip
         if len(found) != 1:
-            what = "is no tenant's" if not found else f"is that of several tenants ({', '.join(sorted(found))})"
+            what = "belongs to no tenant" if not found else f"belongs to several tenants ({', '.join(sorted(found))})"
             raise unauthenticated(
                 f"The client certificate (for {', '.join(names) or 'no name'}) {what}.",
                 "Use another certificate, or have its name added to `certificates` of a tenant.",
@@ -226,7 +226,7 @@ class Directory:
             if gid in user.gids:
                 return tenant, f"user {user.uid} of group {gid}"
         raise unauthenticated(
-            f"User {user.uid} of this host is no tenant's.",
+            f"User {user.uid} of this host belongs to no tenant.",
             "Use a token, or have the user or one of its groups added to `users` or `groups` of a tenant.",
         )
 

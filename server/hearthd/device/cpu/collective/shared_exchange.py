@@ -83,7 +83,7 @@ class SharedExchange:
     def attach(cls, descriptor: bytes, rank: int, ranks: int, toolchain: LibraryMaker | None = None) -> SharedExchange:
         """Joins the segment as `rank` of `ranks`. Raises `Refusal` as `shared_segment.attach` does."""
         if not 0 <= rank < ranks:
-            raise Refusal(Reason.INVALID_ARGUMENT, f"Rank {rank} of {ranks} ranks was asked for.")
+            raise Refusal(Reason.INVALID_ARGUMENT, f"Rank {rank} of {ranks} ranks was requested.")
         memory = shared_segment.attach(descriptor, ranks, toolchain)
         return cls(memory, rank, ranks, descriptor, toolchain)
 
@@ -103,7 +103,7 @@ class SharedExchange:
             ):
                 raise Refusal(
                     Reason.INVALID_ARGUMENT,
-                    f"{_asked(each)} was asked for in a group of {self.ranks} ranks.",
+                    f"{_asked(each)} was requested in a group of {self.ranks} ranks.",
                     fix=f"Operations: {', '.join(KINDS)}. Types: {', '.join(DTYPES)}. Reductions: {', '.join(OPS)}.",
                     details={"kind": each.kind, "dtype": each.dtype, "op": each.op, "count": each.count},
                 )
@@ -142,7 +142,9 @@ class SharedExchange:
             raise self._timed_out(call.operations[report.operation], report.missing, timeout_s or 0)
         if status == _MISMATCH:
             raise self._mismatch(call.operations[report.operation], report)
-        raise self._failed("was aborted" if status == _ABORTED else "has another size than this rank knows")
+        raise self._failed(
+            "was aborted" if status == _ABORTED else "has a different size from the one that this rank expects"
+        )
 
     def _load(self, call: ExchangeCall) -> None:
         """Loads the arithmetic of the call, compiled first if this machine has not used it before."""
@@ -197,7 +199,7 @@ class SharedExchange:
         theirs = CollectiveExchange(KINDS[report.kind], 0, 0, report.count, DTYPES[report.dtype], op, root, self.rank)
         return Refusal(
             Reason.COLLECTIVE_MISMATCH,
-            f"Rank {self.rank} asked for {_asked(mine)}, rank {report.rank} for {_asked(theirs)}.",
+            f"Rank {self.rank} called {_asked(mine)}, rank {report.rank} for {_asked(theirs)}.",
             fix="Call the collective with the same kind, count, dtype, reduction and root on every rank.",
             details={"rank": self.rank, "odd_rank": report.rank, "mine": _asked(mine), "theirs": _asked(theirs)},
         )

@@ -87,7 +87,7 @@ def create(ranks: int, toolchain: LibraryMaker | None = None) -> bytes:
     if not 1 <= ranks <= MAX_RANKS:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"{ranks} ranks were asked for; a communicator has 1 to {MAX_RANKS}.",
+            f"{ranks} ranks were requested; a communicator has 1 to {MAX_RANKS}.",
             details={"ranks": ranks, "max_ranks": MAX_RANKS},
         )
     code = library(toolchain)
