@@ -230,7 +230,7 @@ def test_memory_that_is_too_small_for_a_size(start_daemon: StartDaemon) -> None:
     # Further memory, and therefore the message, depends on the backend and the machine.
     named = [name for line in lines for name in line.partition(": ")[0].split(", ")]
     assert sorted(named) == [f"download {size}", f"upload {size}"], done.stderr
-    assert all("device memory were asked for" in line for line in lines), done.stderr
+    assert all("device memory were requested" in line for line in lines), done.stderr
     for way in ("upload", "download"):
         assert f"\n{way} {size}  " in done.stdout
         (row,) = (line for line in done.stdout.splitlines() if line.startswith(f"{way} {size}"))

@@ -61,10 +61,10 @@ MISTAKES = (
     Mistake("no CA", "status {strict}", 1, ("is not trusted", "HEARTH_CA")),
     Mistake("a CA without TLS", "status {plain} --ca {ca}", 2, ("only with TLS", "https://")),
     Mistake(
-        "no token", "status {strict} --ca {ca}", 1, ("shows no credentials", "HEARTH_TOKEN", "credentials sent: none")
+        "no token", "status {strict} --ca {ca}", 1, ("has no credentials", "HEARTH_TOKEN", "credentials sent: none")
     ),
     Mistake(
-        "a wrong token", "sessions {strict} --ca {ca}", 1, ("not known here", "a token from HEARTH_TOKEN"),
+        "a wrong token", "sessions {strict} --ca {ca}", 1, ("token is unknown", "a token from HEARTH_TOKEN"),
         {"HEARTH_TOKEN": "{wrong}"},
     ),
     Mistake(

@@ -103,7 +103,7 @@ def over_quota(size: int, quota: int, in_use: int, granted: int | None = None, g
         fix = f"raise the tenant's quota to {pieces} bytes: memory of this device is taken in pieces of {grain}"
     return Refusal(
         Reason.QUOTA_EXCEEDED,
-        f"{size} bytes of device memory were asked for; the tenant may have {quota} on a device, of which {in_use} are "
+        f"{size} bytes of device memory were requested; the tenant may have {quota} on a device, of which {in_use} are "
         "in use",
         fix=fix,
         details={
@@ -137,13 +137,13 @@ def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | Non
     if size > most:
         return Refusal(
             Reason.OUT_OF_MEMORY,
-            f"{asked} can never fit: the most is {offered} ({numbers})",
+            f"{asked} can never fit: the maximum is {offered} ({numbers})",
             fix="ask for less, or split the data over several devices",
             details={**details, "fits": "never"},
         )
     return Refusal(
         Reason.OUT_OF_MEMORY,
-        f"{asked} do not fit now: {_readable(largest)} of {offered} could be had ({numbers})",
+        f"{asked} do not fit now: {_readable(largest)} of {offered} are available ({numbers})",
         fix="free buffers that are no longer needed (their memory is reused once their streams are done), or wait",
         details={**details, "fits": "not now"},
     )

@@ -102,7 +102,7 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
     if channel.calls >= MAX_CALLS:
         raise Refusal(
             Reason.QUEUE_FULL,
-            f"{channel.calls} calls of the session are under way on this device; the most is {MAX_CALLS}.",
+            f"{channel.calls} calls of the session are under way on this device; the maximum is {MAX_CALLS}.",
             fix="Wait for some, or send the commands in batches on Execute.",
             details={"requested": channel.calls + 1, "allowed": MAX_CALLS},
             retry_after_s=0.05,

@@ -68,7 +68,7 @@ def test_a_refusal_has_all_the_numbers() -> None:
     assert never.details["fits"] == "never" and "can never fit" in never.message and "801" in never.message
     assert "wait" not in never.fix
     large = out_of_memory(3 << 40, info(1 << 30, 1 << 31), 0).message
-    assert "3 TiB (3298534883328 bytes) can never fit: the most is 2 GiB (2147483648 bytes)" in large
+    assert "3 TiB (3298534883328 bytes) can never fit: the maximum is 2 GiB (2147483648 bytes)" in large
 
 
 @given(
