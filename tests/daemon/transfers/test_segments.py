@@ -254,7 +254,7 @@ def test_what_is_no_memfd_with_its_size_sealed(daemon: DaemonProcess, sharing: S
         file.truncate(4096)
         in_memory.truncate(4096)
         wrong = {
-            "no memfd": [pipe[0], pipe[1], plain[0].detach(), plain[1].detach(), os.dup(file.fileno())],
+            "not a memfd": [pipe[0], pipe[1], plain[0].detach(), plain[1].detach(), os.dup(file.fileno())],
             "seals": [os.dup(in_memory.fileno()), sealed(4096, 0), sealed(4096, fcntl.F_SEAL_SHRINK),
                       sealed(4096, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)],
             "against writing": [sealed(4096, SEALS | fcntl.F_SEAL_WRITE)],
