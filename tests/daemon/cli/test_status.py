@@ -63,7 +63,8 @@ def test_status(daemon: DaemonProcess, run: Command, road: str) -> None:
     assert (done.status, done.err) == (0, "")
     lines = done.out.splitlines()
     assert lines[0].endswith(": ready") and f"at {target}" in lines[1] and lines[2].startswith("sessions: ")
-    assert [line.split()[0] for line in lines[4:7]] == ["DEVICE", "0", "1"] and "serving" in lines[5]
+    words = [line.split()[0] for line in lines[4:10]]
+    assert words == ["DEVICE", "QUEUED", "0", lines[7].split()[0], "1", lines[9].split()[0]] and "serving" in lines[6]
     found = run("status", target, "--json").document
     page = daemon.status()
     assert found["target"] == target and found["ready"] and not found["draining"]
@@ -100,7 +101,7 @@ def test_published(start_daemon: StartDaemon, run: Command) -> None:
         )
         assert found["published"][0] == {
             "name": "weights", "tenant": "default", "device": 0, "bytes": 24, "shape": [2, 3], "dtype": "float32",
-            "session": session, "attached": 1,
+            "session": session, "attached": 1, "grants": [],
         }  # fmt: skip
         del attached
 

@@ -88,7 +88,9 @@ def test_no_sample_s_token_is_accepted(tmp_path: Path) -> None:
     for path in (DEPLOY / "kubernetes" / "base" / "hearth.toml", *EXAMPLES):
         if "tokens" in path.read_text():
             done = hearthd("check-config", str(path))
-            assert done.returncode == 2 and "hash: a placeholder" in done.stderr and "hearthd token" in done.stderr
+            assert (
+                done.returncode == 2 and "hash: this is a placeholder" in done.stderr and "hearthd token" in done.stderr
+            )
     path = tmp_path / "hearth.toml"
     for word in ("foo", "test", "hearth_changeme", ""):
         path.write_text(f'[[tenants]]\nname = "a"\ntokens = ["{token_hash(word)}"]\n')

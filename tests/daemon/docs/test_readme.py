@@ -40,6 +40,6 @@ def test_the_demo(tmp_path: Path) -> None:
     assert "mean over 2 devices" in done.stdout
     assert "failed" not in done.stdout
     after = done.stdout.partition("\nNext:\n")[2]
-    for command in re.findall(r"^  (\S+)", after, re.MULTILINE):
+    for command in re.findall(r"^  (\S.*?/bin/\w+)", after, re.MULTILINE):
         assert Path(command).exists(), command
     assert "http://127.0.0.1:7422/" in after

@@ -32,7 +32,8 @@ def test_a_daemon_with_the_certificate_is_reached(start_daemon: StartDaemon, tmp
     for name in ("127.0.0.1", "localhost"):
         with hearth.connect(f"https://{name}:{port}", ca=tmp_path / "new" / "ca.pem") as node:
             assert node.device(0).zeros(2).get().tolist() == [0, 0]
-    with pytest.raises(hearth.AuthenticationError, match=r"is not trusted: [\w ]+\. Fix: pass ca="):
+    message = r"is not trusted: [\w ]+\. Fix: pass the authority that issued it as ca="
+    with pytest.raises(hearth.AuthenticationError, match=message):
         hearth.connect(f"https://127.0.0.1:{port}", timeout=3)
 
 

@@ -128,7 +128,7 @@ DIFFERENCES = [
     ),
     Differs(
         "headers of the C++ standard library",
-        "NVRTC has no such option",
+        "NVRTC has none",
         "`<vector>`, `<algorithm>` and the others are the compiler's own, and compile",
         "`cuda/std`, or headers that are sent along",
         "std::vector<int> v(3, 2); if (threadIdx.x == 0) out[0] = v[0] + v.size();",

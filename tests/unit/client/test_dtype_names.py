@@ -28,6 +28,6 @@ def test_dtype_of_ml_dtypes_names_the_package_where_it_is_missing() -> None:
 
 
 def test_other_names_have_a_dtype_of_numpy_as_the_fix() -> None:
-    with pytest.raises(hearth.DtypeError, match="'flota32' is no dtype") as caught:
+    with pytest.raises(hearth.DtypeError, match="'flota32' is not a dtype") as caught:
         shapes.dtype_of("flota32")
     assert caught.value.fix == "use a dtype of NumPy, e.g. np.float32."
