@@ -8,7 +8,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Generator
+import warnings
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,17 @@ def _settled() -> None:
     """Freezes all objects again if a test has unfrozen them."""
     if not gc.get_freeze_count():
         settle()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_current_stream(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Restores the default stream if a test has left another one current, which changes the path of later launches in
+    this process. A warning names the module."""
+    yield
+    base_stream = sys.modules.get("hearth.base_stream")
+    if base_stream is not None and base_stream.current_streams.get() is not None:
+        base_stream.current_streams.set(None)
+        warnings.warn(f"{request.node.nodeid} has left a stream current", stacklevel=1)
 
 
 _FREE = ("PYTEST_CURRENT_TEST", "GRPC_VERBOSITY", "PYDANTIC_DISABLE_PLUGINS")

@@ -36,13 +36,13 @@ class _Scope(NamedTuple):
     outer: _Scope | None
 
 
-_current: ContextVar[_Scope | None] = ContextVar("hearth_current_streams", default=None)
+current_streams: ContextVar[_Scope | None] = ContextVar("hearth_current_streams", default=None)
 
 
 def current(connection: Connection) -> BaseStream | None:
     """Returns the stream that a ``with`` block made current in this thread or task for the connection's device; None:
     the default stream."""
-    scope = _current.get()
+    scope = current_streams.get()
     return None if scope is None else scope.streams.get(id(connection))
 
 
@@ -260,17 +260,17 @@ class BaseStream:
         return event, True
 
     def __enter__(self) -> Self:
-        outer = _current.get()
+        outer = current_streams.get()
         streams = {} if outer is None else dict(outer.streams)
         streams[id(self._connection)] = self
-        _current.set(_Scope(streams, outer))
+        current_streams.set(_Scope(streams, outer))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        scope = _current.get()
-        _current.set(None if scope is None else scope.outer)
+        scope = current_streams.get()
+        current_streams.set(None if scope is None else scope.outer)
 
     def __repr__(self) -> str:
         if self._default and self._recorder is not None:

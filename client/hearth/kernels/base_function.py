@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hearth import base_stream as streams
-from hearth.base_stream import _current
+from hearth.base_stream import current_streams
 from hearth.codec import encode
 from hearth.errors import HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
@@ -142,7 +142,7 @@ class BaseFunction:
         attachment = connection._attachment
         if attachment is None or not attachment.alive:
             attachment = connection.attachment()
-        if stream is None and _current.get() is None:
+        if stream is None and current_streams.get() is None:
             on, space, same_grid, same_block, same_shared_mem, same_mode, head, pack = self._recent
             if (
                 grid is same_grid and block is same_block and on is attachment and mode is same_mode
@@ -160,7 +160,7 @@ class BaseFunction:
             attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
         )
         target = stream
-        if target is None and _current.get() is not None:
+        if target is None and current_streams.get() is not None:
             target = streams.current(connection)
         if target is None or target._recorder is None:
             attachment.launch(record)
@@ -193,7 +193,7 @@ class BaseFunction:
         bound = self._bound
         if bound.attachment is not attachment:
             bound = self._bind(attachment)
-        plain = stream is None and _current.get() is None
+        plain = stream is None and current_streams.get() is None
         on = 0 if plain else streams.resolve(stream, connection, attachment, work=False)
         heads = bound.heads
         key: tuple[Any, ...]

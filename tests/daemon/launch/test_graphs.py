@@ -621,6 +621,7 @@ def test_a_session_that_closes_with_graphs_leaves_nothing(lossy: DaemonProcess) 
         assert gpu.memory_usage().bytes_in_use >= 4 << 20
         assert lossy.gauge("graphs") == graphs + 2
     wait_until(lambda: lossy.gauge("memory_in_use_bytes") == before and lossy.gauge("graphs") == graphs, "its end")
+    open_one.__exit__(ValueError, ValueError(), None)  # its stream is no longer the current one
     with lossy.connect() as node:
         saxpy_works(node.device(0))
 
