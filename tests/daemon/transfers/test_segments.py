@@ -24,6 +24,7 @@ from hearth_proto.frames import Kind, encode
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, wait_until
+from tests.support.daemon.kernels import saxpy_works
 from tests.support.daemon.raw import Raw, refused
 from tests.support.daemon.segment_cases import ANY_SIZE, MIB, PART, Gate, gated, gone, mappings, noise
 from tests.support.daemon.segments import SEALS, Shared, Sharing, open_bulk, read, sealed, write
@@ -31,8 +32,15 @@ from tests.support.daemon.tenants import tenant, tenants
 from tests.support.folders import ROOT
 
 
+@pytest.fixture(scope="module")
+def warm(daemon: DaemonProcess) -> None:
+    """Runs a kernel: the first one of a device process opens descriptors that stay."""
+    with daemon.connect() as node:
+        saxpy_works(node.device(0))
+
+
 @pytest.fixture
-def tidy(daemon: DaemonProcess) -> Iterator[None]:
+def tidy(daemon: DaemonProcess, warm: None) -> Iterator[None]:
     """Checks that everything that the test shares is gone afterwards: memory, mappings, descriptors."""
     gone(daemon)
     before = descriptors(daemon)
