@@ -120,15 +120,15 @@ def named(name: str) -> np.dtype[Any] | None:
         return None
 
 
-def check_range(host: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
-    """Raises `OverflowError` if the integer `dtype` cannot hold an integer of `host`. NumPy 2 raises it for Python
-    ints, NumPy 1 keeps the low bits of the value."""
-    if host.size and host.dtype.kind in "iu" and dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        least, most = int(host.min()), int(host.max())
-        if least < limits.min or most > limits.max:
-            value = least if least < limits.min else most
-            raise OverflowError(f"{value} is outside of {dtype}'s range, {limits.min} to {limits.max}")
+def check_range(least: int, most: int, dtype: np.dtype[Any]) -> None:
+    """Raises `OverflowError` if the integer `dtype` cannot hold the integers from `least` to `most`. NumPy 2 raises it
+    for Python ints, NumPy 1 keeps the low bits of the value."""
+    if dtype.kind not in "iu":
+        return
+    bits = 8 * dtype.itemsize
+    low, high = (0, (1 << bits) - 1) if dtype.kind == "u" else (-1 << bits - 1, (1 << bits - 1) - 1)
+    if least < low or most > high:
+        raise OverflowError(f"{least if least < low else most} is outside of {dtype}'s range, {low} to {high}")
 
 
 def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -147,7 +147,7 @@ def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """
     try:
         if isinstance(value, int):
-            check_range(np.asarray(value), dtype)
+            check_range(value, value, dtype)
         element = np.asarray(value).astype(dtype) if not isinstance(value, int | tuple) else np.array(value, dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise DtypeError(

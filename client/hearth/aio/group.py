@@ -10,6 +10,7 @@ from hearth.aio.array import DeviceArray
 from hearth.aio.awaited import AsyncWith
 from hearth.aio.device import Device
 from hearth.collectives.base_group import BaseGroup
+from hearth.collectives.group_members import remaining
 from hearth.errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         Raises:
             HearthError: An error that the `Group` constructor raises; this group then stays as it is.
         """
-        fresh = await Group(self._remaining(without), timeout=self._timeout)
+        fresh = await Group(remaining(self, self.devices, without), timeout=self._timeout)
         await self.close()
         return fresh
 

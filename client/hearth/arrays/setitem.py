@@ -54,7 +54,8 @@ def _cast(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     try:
         host = value if isinstance(value, np.ndarray) else np.asarray(value)
         if host.dtype.kind in "iub" and not isinstance(value, np.ndarray):
-            shapes.check_range(host, dtype)
+            if host.size and host.dtype.kind != "b":
+                shapes.check_range(int(host.min()), int(host.max()), dtype)
             return np.asarray(value, dtype)
         return host.astype(dtype, copy=False)
     except (TypeError, ValueError, OverflowError) as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hearth.blocking.array import DeviceArray
 from hearth.blocking.device import Device
 from hearth.collectives.base_group import BaseGroup
+from hearth.collectives.group_members import remaining
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -80,7 +81,7 @@ class Group(BaseGroup[Device, DeviceArray]):
         Raises:
             HearthError: An error that the `Group` constructor raises; this group then stays as it is.
         """
-        fresh = Group(self._remaining(without), timeout=self._timeout)
+        fresh = Group(remaining(self, self.devices, without), timeout=self._timeout)
         self.close()
         return fresh
 

@@ -19,7 +19,7 @@ from hearth.collectives.batch import Batch, check_none_open, opened
 from hearth.collectives.commands import present
 from hearth.collectives.flight_recorder import FlightRecord, records
 from hearth.collectives.formations import Formations, abandon
-from hearth.collectives.group_members import checked, rank_of, remaining
+from hearth.collectives.group_members import checked, rank_of
 from hearth.collectives.operands import (
     Operands,
     check_array,
@@ -38,7 +38,6 @@ from hearth_proto.v1 import commands_pb2, node_pb2
 
 if TYPE_CHECKING:
     from hearth.base_stream import BaseStream
-    from hearth.collectives.group_members import Named
     from hearth.session.lease import NodeSession
 
 TIMEOUT_S = 30.0
@@ -501,9 +500,6 @@ class BaseGroup(Generic[D, A]):
     def _chosen(self, ranks: Iterable[int]) -> list[D]:
         self._check_open()
         return [self.devices[check_rank("rank", rank, len(self))] for rank in ranks]
-
-    def _remaining(self, without: Iterable[Named] | Named) -> list[D]:
-        return remaining(self, self.devices, without)
 
     def _flight_records(self) -> list[FlightRecord]:
         formed = self._formations.formed

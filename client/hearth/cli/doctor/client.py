@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import platform
 import re
@@ -14,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from hearth.cli.doctor.check import Check
+from hearth.keywords import closest
 from hearth.version import __version__
 
 DISTRIBUTION = "hearth-gpu"
@@ -84,8 +84,8 @@ def environment(environ: Mapping[str, str] = os.environ, *, loopback: bool = Tru
     checks.append(Check("environment", "ok", ", ".join(shown) or "no HEARTH_ variable is set"))
     for name in environ:
         if name.startswith("HEARTH_") and name not in VARIABLES and not name.startswith(_DAEMONS) and "__" not in name:
-            close = difflib.get_close_matches(name, VARIABLES, 1)
-            meant = f"; did you mean {close[0]}?" if close else ""
+            close = closest(name, VARIABLES)
+            meant = f"; did you mean {close}?" if close else ""
             checks.append(
                 Check(
                     "environment", "warning", f"{name} is not a variable that the client reads{meant}", f"unset {name}"

@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from hearth.keywords import closest
+
 Number = bool | int | float | complex
 
 NUMPY_TYPES = (
@@ -140,7 +142,5 @@ def _fits(dtype: str, part: float, value: Number, at: int, kind: str) -> Number:
 
 def near(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
     """Returns the suggestion of a similar name, for an error message; empty: there is none."""
-    import difflib
-
-    close = difflib.get_close_matches(name.strip(), known, 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    close = closest(name.strip(), known)
+    return f" (did you mean {close!r}?)" if close else ""
