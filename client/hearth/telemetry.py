@@ -263,10 +263,10 @@ def _find_tracer() -> Any:
         provider = api.get_tracer_provider()
         known, tracer = _tracer
         if known is not provider:
-            from hearth.version import __version__
+            from hearth_proto import VERSION
 
             inactive = isinstance(provider, (api.ProxyTracerProvider, api.NoOpTracerProvider))
-            tracer = None if inactive else provider.get_tracer("hearth", __version__)
+            tracer = None if inactive else provider.get_tracer("hearth", VERSION)
             _tracer = provider, tracer
         return tracer
     except Exception:  # half imported by another thread, or configured wrongly, which is not for Hearth to report

@@ -22,7 +22,7 @@ from hearth.cli.run import command as run
 from hearth.cli.top import command as top
 from hearth.cli.trace import command as trace
 from hearth.errors import ArgumentError, HearthError
-from hearth.version import __version__
+from hearth_proto import VERSION
 
 RUNTIME_ERROR = 1
 USAGE_ERROR = 2
@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"hearth {__version__}")
+    parser.add_argument("--version", action="version", version=f"hearth {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Command)
     for command in _COMMANDS:
         command.add_to(commands)

@@ -174,7 +174,7 @@ class Asker:
 
     def _older(self, method: str, error: UnsupportedError) -> UnsupportedError:
         """Builds the error for a daemon that does not implement the call."""
-        from hearth.version import __version__
+        from hearth_proto import VERSION
 
         try:
             found = self._asked("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse)
@@ -182,7 +182,7 @@ class Asker:
             return error
         return UnsupportedError(
             f"the daemon at {self.target.address} is hearthd {found.server_version}, which does not "
-            f"support {method}; this client is {__version__}.",
+            f"support {method}; this client is {VERSION}.",
             reason="UNSUPPORTED",
             fix="install the same version on both sides.",
         )

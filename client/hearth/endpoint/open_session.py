@@ -67,7 +67,7 @@ def open_session(
         ConnectError: No daemon answers; the error says what was tried.
         HearthError: The error that the daemon answered.
     """
-    from hearth.version import __version__
+    from hearth_proto import VERSION
 
     name = client_name or default_name()
     if not isinstance(name, str) or not encode.encodable(name):
@@ -78,7 +78,7 @@ def open_session(
         )
     request = encode.open_session(
         (PROTOCOL_MIN, PROTOCOL_MAX),
-        __version__,
+        VERSION,
         name,
         encode.ISOLATION[dedicated],
         int(launch_timeout * 1e9),

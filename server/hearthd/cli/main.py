@@ -196,9 +196,9 @@ def build_app() -> Any:
 
     def show_version(asked: bool) -> None:
         if asked:
-            import hearthd
+            from hearth_proto import VERSION
 
-            print(f"hearthd {hearthd.version()}")
+            print(f"hearthd {VERSION}")
             raise typer.Exit
 
     @app.callback()

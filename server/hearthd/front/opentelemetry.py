@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
+from hearth_proto import VERSION
 from hearth_proto.reasons import Code
-from hearthd import version
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -107,7 +107,7 @@ def _provider(names: list[str]) -> Any:
             "install the extra hearth-gpu[otel] (in a clone: pip install '.[otel]'), or set OTEL_SDK_DISABLED=true",
         ) from None
     asked = OTELResourceDetector().detect().attributes  # OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME
-    ours = {"service.name": "hearthd", "service.version": version(), "host.name": socket.gethostname()}
+    ours = {"service.name": "hearthd", "service.version": VERSION, "host.name": socket.gethostname()}
     provider = TracerProvider(resource=Resource.create({**ours, **asked}), shutdown_on_exit=False)
     for name in names:
         provider.add_span_processor(BatchSpanProcessor(_exporter(name)))
@@ -141,7 +141,7 @@ class _Tracing:
         self.provider = provider
         self.ours = ours
         self.api: Any = trace
-        self.tracer: Any = provider.get_tracer("hearthd", version())
+        self.tracer: Any = provider.get_tracer("hearthd", VERSION)
         self.w3c = TraceContextTextMapPropagator()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hearth.cli.format.complaint import one_line
 from hearth.cli.format.table import number, table
-from hearth.version import __version__
+from hearth_proto import VERSION
 
 if TYPE_CHECKING:
     from hearth.cli.bench.figures import Figure, Series
@@ -54,7 +54,7 @@ class BenchReport:
                 "system": f"{platform.system()} {platform.machine()}",
                 "cores": os.cpu_count(),
                 "python": platform.python_version(),
-                "version": __version__,
+                "version": VERSION,
             },
             "floors": {"over": self.floors_over, "event_loop": self.loop},
             "quick": self.quick,

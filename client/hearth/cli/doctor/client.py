@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hearth.cli.doctor.check import Check
 from hearth.keywords import closest
-from hearth.version import __version__
+from hearth_proto import VERSION
 
 DISTRIBUTION = "hearth-gpu"
 REQUIRED = {"grpcio": ">=1.84", "protobuf": ">=6.33.5,<8", "numpy": ">=1.26"}
@@ -35,9 +35,9 @@ def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
     """Checks the versions of the client, of Python and of the client's dependencies."""
     python = platform.python_version()
     checks = [
-        Check("client", "ok", f"hearth {__version__}, Python {python}")
+        Check("client", "ok", f"hearth {VERSION}, Python {python}")
         if sys.version_info >= PYTHON
-        else Check("client", "failed", f"hearth {__version__}, Python {python}", "use Python 3.11 or newer")
+        else Check("client", "failed", f"hearth {VERSION}, Python {python}", "use Python 3.11 or newer")
     ]
     required = _required()
     for name in REQUIRED:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hearth.cli.doctor.check import Check, of_error
 from hearth.errors import AuthenticationError, HearthError
-from hearth.version import __version__
-from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, VERSION
 
 if TYPE_CHECKING:
     from hearth.blocking.device import Device
@@ -51,8 +50,8 @@ def version(info: NodeInfo) -> Check:
     )
     if newest < PROTOCOL_MIN or oldest > PROTOCOL_MAX:
         return Check("daemon", "failed", detail, "install the same version of the client and the daemon")
-    if info.server_version.split(".")[:2] != __version__.split(".")[:2]:
-        detail = f"{detail}; the client is version {__version__}"
+    if info.server_version.split(".")[:2] != VERSION.split(".")[:2]:
+        detail = f"{detail}; the client is version {VERSION}"
         return Check("daemon", "warning", detail, "install the same version on both sides")
     return Check("daemon", "ok", detail)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import structlog
 
-from hearthd import version
+from hearth_proto import VERSION
 from hearthd.front.addresses import Addresses
 from hearthd.front.config import exposure
 from hearthd.front.config.loader import Config
@@ -190,7 +190,7 @@ class Daemon:
             signal.signal(signal.SIGHUP, self._hangup.note)
 
     def _announce_ready(self) -> None:
-        log.info("ready", version=version(), devices=len(self.supervisor.devices), pid=os.getpid())
+        log.info("ready", version=VERSION, devices=len(self.supervisor.devices), pid=os.getpid())
         print(f"hearthd ready {self.addresses}", flush=True)
         self._running = True
         self.supervisor.watch(self._tell_status)

@@ -10,11 +10,10 @@ from typing import Any
 import grpc
 import structlog
 
-from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, VERSION
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import node_pb2
-from hearthd import version
 from hearthd.front import errors
 from hearthd.front.admission.gate import AdmissionGate, GatedService
 from hearthd.front.admission.gate import caller as admitted_caller
@@ -91,7 +90,7 @@ class NodeService:
         caller = admitted_caller()
         return node_pb2.DescribeResponse(
             node=self._node,
-            server_version=version(),
+            server_version=VERSION,
             protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
             devices=self._devices(caller.tenant),
             features=FEATURES,
@@ -120,7 +119,7 @@ class NodeService:
             session_id=session.id,
             session_token=token,
             protocol=protocol,
-            server_version=version(),
+            server_version=VERSION,
             lease_ns=_ns(session.lease),
             limits=self._limits.message(),
             devices=self._devices(caller.tenant),

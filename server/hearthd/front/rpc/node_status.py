@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hearthd import version
+from hearth_proto import VERSION
 from hearthd.front.connections.descriptors import DescriptorBudget
 from hearthd.front.counters import Counts
 from hearthd.front.gpu.nvml import GpuReading, Nvml
@@ -98,7 +98,7 @@ class NodeStatus:
         ordinals = {device.ordinal for device in visible}
         return {
             "node": socket.gethostname(),
-            "version": version(),
+            "version": VERSION,
             "started_unix": self._started,
             "uptime_seconds": round(time.time() - self._started, 3),
             "ready": ready(self._supervisor, self._sessions.refuses_new),

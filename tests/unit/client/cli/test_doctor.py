@@ -18,7 +18,7 @@ from hearth.cli.doctor.check import Check, Findings, bounded
 from hearth.endpoint.target import resolve
 from hearth.errors import ConnectError
 from hearth.types import DeviceInfo, DeviceProperties, NodeInfo
-from hearth.version import __version__
+from hearth_proto import VERSION
 from hearth_proto.v1 import node_pb2
 from tests.support.folders import ROOT
 
@@ -191,7 +191,7 @@ def test_certificates_that_end_soon() -> None:
 # ---- the daemon ----
 
 DEVICE = DeviceInfo(0, "serving", 1, DeviceProperties.of(node_pb2.DeviceProperties(name="x", backend="cuda")), 1, "")
-NODE = NodeInfo("box", __version__, (1, 1), (DEVICE,), frozenset(), False)
+NODE = NodeInfo("box", VERSION, (1, 1), (DEVICE,), frozenset(), False)
 
 
 def test_versions_of_the_daemon() -> None:
