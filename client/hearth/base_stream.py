@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 
 class _Scope(NamedTuple):
-    """Streams that a ``with`` block made current, by device; `outer` is restored when the block ends. Immutable, so
-    that several threads may enter a stream at the same time."""
+    """Streams that a ``with`` block made current, by device; `outer` is restored when the block ends.
+
+    Immutable, so that several threads may enter a stream at the same time.
+    """
 
     streams: dict[int, BaseStream]
     outer: _Scope | None
@@ -41,7 +43,8 @@ current_streams: ContextVar[_Scope | None] = ContextVar("hearth_current_streams"
 
 def current(connection: Connection) -> BaseStream | None:
     """Returns the stream that a ``with`` block made current in this thread or task for the connection's device; None:
-    the default stream."""
+    the default stream.
+    """
     scope = current_streams.get()
     return None if scope is None else scope.streams.get(id(connection))
 
@@ -189,7 +192,8 @@ class BaseStream:
 
     def _handle_on(self, attachment: Attachment) -> int:
         """Returns the stream's handle on the attachment that is about to be used; creates the stream again after a
-        loss."""
+        loss.
+        """
         if self._default or self._attachment is attachment:
             return self._handle
         if self._recorder is not None:
@@ -248,8 +252,10 @@ class BaseStream:
         attachment.submit(command)
 
     def _probing(self) -> tuple[BaseEvent, bool]:
-        """Returns an event behind all work submitted so far, and True if it was recorded just now. A fresh event is to
-        be queried twice, because even an idle stream needs a moment to complete the record itself."""
+        """Returns an event behind all work submitted so far, and True if it was recorded just now.
+
+        A fresh event is to be queried twice, because even an idle stream needs a moment to complete the record itself.
+        """
         attachment = self._connection.attachment()
         probe = self._probe
         if probe is not None and probe[0] == (attachment, attachment.session.queue.submitted):

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 
 class Element:
-    """An element type that is known without NumPy. There is one instance of each type, so compare instances with
-    ``is``."""
+    """An element type that is known without NumPy.
+
+    There is one instance of each type, so compare instances with ``is``.
+    """
 
     __slots__ = ("code", "itemsize", "kind", "name", "str")
 
@@ -75,7 +77,8 @@ _KINDS = {"?": "b", **dict.fromkeys("bhilq", "i"), **dict.fromkeys("BHILQ", "u")
 
 def named(value: object) -> Element | None:
     """Returns the element that `np.dtype(value)` is, if `value` is an element, an element's name or a Python number
-    type; otherwise None."""
+    type; otherwise None.
+    """
     if isinstance(value, Element):
         return value
     return _BY_NAME.get(value) if isinstance(value, str | type) else None
@@ -91,9 +94,11 @@ class Host(NamedTuple):
 
 
 def host(obj: object) -> Host | None:
-    """Returns the buffer of an object such as `array.array`, bytearray, memoryview or mmap. Returns None for an object
-    without a buffer, for a buffer that only NumPy can interpret, and for `bytes`, because NumPy makes one string of
-    them and not numbers."""
+    """Returns the buffer of an object such as `array.array`, bytearray, memoryview or mmap.
+
+    Returns None for an object without a buffer, for a buffer that only NumPy can interpret, and for `bytes`, because
+    NumPy makes one string of them and not numbers.
+    """
     if isinstance(obj, bytes):
         return None
     try:

@@ -20,8 +20,10 @@ _ML_DTYPE = r"(b?float|b?complex|u?int)[0-9][0-9a-z_]{0,20}"
 
 
 def shape_of(value: Shape) -> tuple[int, ...]:
-    """Converts an int or a sequence of ints to a shape. Raises `ArgumentError` for a negative axis, `DtypeError` for an
-    axis that is not a whole number."""
+    """Converts an int or a sequence of ints to a shape.
+
+    Raises `ArgumentError` for a negative axis, `DtypeError` for an axis that is not a whole number.
+    """
     axes: Sequence[Any] = value if isinstance(value, Sequence) else (value,)
     try:
         shape = tuple(operator.index(axis) for axis in axes)
@@ -40,7 +42,8 @@ def shape_of(value: Shape) -> tuple[int, ...]:
 
 def type_of(value: Any) -> Dtype:
     """Returns the type that `value` names: an `Element` if NumPy is not imported and a matching one exists, otherwise
-    the result of `dtype_of`."""
+    the result of `dtype_of`.
+    """
     return (None if np.here() else dtypes.named(value)) or dtype_of(value)
 
 
@@ -53,8 +56,10 @@ def type_of_value(value: Any) -> Dtype:
 
 
 def dtype_of(value: Any) -> np.dtype[Any]:
-    """Returns a dtype that device memory can hold, in native byte order. Raises `DtypeError` for other values, e.g.
-    dtypes of Python objects."""
+    """Returns a dtype that device memory can hold, in native byte order.
+
+    Raises `DtypeError` for other values, e.g. dtypes of Python objects.
+    """
     try:
         dtype = np.dtype(value)
     except TypeError as error:
@@ -88,8 +93,11 @@ def _fix(value: Any) -> str:
 
 
 def reinterpreted(value: Any) -> Dtype:
-    """Returns a dtype with which the bytes of a device array can be viewed. Raises `DtypeError` as `dtype_of` does, and
-    for a byte order other than this machine's, because a view converts nothing."""
+    """Returns a dtype with which the bytes of a device array can be viewed.
+
+    Raises `DtypeError` as `dtype_of` does, and for a byte order other than this machine's, because a view converts
+    nothing.
+    """
     dtype = type_of(value)
     if isinstance(dtype, dtypes.Element):
         return dtype
@@ -104,7 +112,8 @@ def reinterpreted(value: Any) -> Dtype:
 
 def named(name: str) -> np.dtype[Any] | None:
     """Returns a dtype of `ml_dtypes` (bfloat16, float8_e4m3fn, ...) by its name; None if there is none or the package
-    is not installed."""
+    is not installed.
+    """
     import re  # imported here: rarely needed, and the import takes as long as a dozen modules
 
     if re.fullmatch(_ML_DTYPE, name) is None:
@@ -121,8 +130,10 @@ def named(name: str) -> np.dtype[Any] | None:
 
 
 def check_range(least: int, most: int, dtype: np.dtype[Any]) -> None:
-    """Raises `OverflowError` if the integer `dtype` cannot hold the integers from `least` to `most`. NumPy 2 raises it
-    for Python ints, NumPy 1 keeps the low bits of the value."""
+    """Raises `OverflowError` if the integer `dtype` cannot hold the integers from `least` to `most`.
+
+    NumPy 2 raises it for Python ints, NumPy 1 keeps the low bits of the value.
+    """
     if dtype.kind not in "iu":
         return
     bits = 8 * dtype.itemsize

@@ -42,8 +42,10 @@ def socket_path(path: str) -> str:
 
 
 def pack_head(method: str, metadata: Iterable[tuple[str, str]]) -> bytes:
-    """Returns METHOD's payload. Raises `FrameError` for a name or value that contains a NUL, or if the payload is too
-    long."""
+    """Returns METHOD's payload.
+
+    Raises `FrameError` for a name or value that contains a NUL, or if the payload is too long.
+    """
     parts = [method]
     for name, value in metadata:
         parts += (name, value)

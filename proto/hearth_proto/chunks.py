@@ -26,9 +26,11 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(view: memoryview | bytes, at: int) -> tuple[int, int]:
-    """Returns the number encoded at index `at`, and the index after it. Raises `ValueError` if the message ends inside
-    the number, or if it has more than the ten bytes that 64 bits take: decoding time would grow with the square of its
-    length."""
+    """Returns the number encoded at index `at`, and the index after it.
+
+    Raises `ValueError` if the message ends inside the number, or if it has more than the ten bytes that 64 bits take:
+    decoding time would grow with the square of its length.
+    """
     value = shift = 0
     end = min(len(view), at + 10)
     while at < end:
@@ -47,8 +49,10 @@ def upload_request(head: bytes, data: memoryview) -> bytes:
 
 
 def upload_data(message: bytes) -> memoryview:
-    """Returns the `data` of a serialized `UploadRequest`, without a copy if it is the only field. Raises `ValueError`
-    for any other message."""
+    """Returns the `data` of a serialized `UploadRequest`, without a copy if it is the only field.
+
+    Raises `ValueError` for any other message.
+    """
     view = memoryview(message)
     if view and view[0] == _UPLOAD_DATA:
         size, at = read_varint(view, 1)
@@ -68,8 +72,10 @@ def download_head(offset: int, size: int) -> bytes:
 
 
 def download_response(message: bytes) -> tuple[int, memoryview]:
-    """Returns offset and data of a serialized `DownloadResponse`, the data without a copy. Raises `ValueError` for any
-    other message."""
+    """Returns offset and data of a serialized `DownloadResponse`, the data without a copy.
+
+    Raises `ValueError` for any other message.
+    """
     view = memoryview(message)
     offset, data, at = 0, view[:0], 0
     while at < len(view):

@@ -24,8 +24,10 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(end: socket.socket, body: dict[str, Any], files: Sequence[int]) -> None:
-    """Sends one message with the descriptors `files`. Raises `OSError` (`BlockingIOError` if a non-blocking socket is
-    full), or `ValueError` if the message is too large."""
+    """Sends one message with the descriptors `files`.
+
+    Raises `OSError` (`BlockingIOError` if a non-blocking socket is full), or `ValueError` if the message is too large.
+    """
     message = json.dumps(body, separators=(",", ":")).encode()
     if len(message) > MAX_MESSAGE or len(files) > MAX_DESCRIPTORS:
         raise ValueError(

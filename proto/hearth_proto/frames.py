@@ -123,8 +123,7 @@ class FrameError(ValueError):
 
 
 class FrameTooLarge(FrameError):
-    """Raised for a frame that is longer than the reader accepts; `size` and `limit` are sizes of its payload in
-    bytes."""
+    """Raised for a frame that is longer than the reader accepts; `size` and `limit` of its payload in bytes."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"a frame of {size} bytes is announced; the maximum is {limit}")
@@ -153,8 +152,10 @@ def header(kind: int, length: int, *, channel: int = 0, id: int = 0, flags: int 
 
 
 class FrameReader:
-    """Splits a byte stream, received in arbitrary pieces, into frames. Each payload is copied once, in however many
-    pieces it arrived."""
+    """Splits a byte stream, received in arbitrary pieces, into frames.
+
+    Each payload is copied once, in however many pieces it arrived.
+    """
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_payload = max_payload

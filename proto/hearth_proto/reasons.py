@@ -221,8 +221,10 @@ def _rebuild(
 
 
 def from_status(status: status_pb2.Status) -> Refusal:
-    """Returns the refusal that a wire status describes. For a status without an `ErrorInfo`, the reason follows from
-    its code."""
+    """Returns the refusal that a wire status describes.
+
+    For a status without an `ErrorInfo`, the reason follows from its code.
+    """
     reason = _reason_of_code(status.code)
     fix = ""
     details: dict[str, str] = {}

@@ -117,8 +117,10 @@ OF_COMMANDS: frozenset[Right] = frozenset(right for needed in COMMANDS.values() 
 
 
 def allowed(rights: Collection[str]) -> frozenset[str]:
-    """Returns the commands that a tenant with these rights may send. Commands that are not in the table are never
-    allowed."""
+    """Returns the commands that a tenant with these rights may send.
+
+    Commands that are not in the table are never allowed.
+    """
     return frozenset(kind for kind, needed in COMMANDS.items() if all(right in rights for right in needed))
 
 
@@ -128,8 +130,10 @@ def missing(needed: Collection[Right], rights: Collection[str]) -> list[Right]:
 
 
 def permission_denied(operation: str, lacking: Collection[str], tenant: str) -> Refusal:
-    """Returns the refusal of `operation` (for example "launch" or "Drain") for the tenant. `lacking`: the rights that
-    would allow the operation; empty: no right would."""
+    """Returns the refusal of `operation` (for example "launch" or "Drain") for the tenant.
+
+    `lacking`: the rights that would allow the operation; empty: no right would.
+    """
     names = ", ".join(lacking)
     why = f"it requires the right {names}" if names else "no right allows it"
     return Refusal(

@@ -57,15 +57,18 @@ class LoopAttachment(Attachment):
         self._opened = threading.Event()
 
     def wait_opened(self) -> None:
-        """Blocks until the device is attached; not for the event loop's thread. Raises the error for which the device
-        cannot be attached."""
+        """Blocks until the device is attached; not for the event loop's thread.
+
+        Raises the error for which the device cannot be attached.
+        """
         self._opened.wait()
         if self.session.error is not None:
             raise self.session.error.again()
 
     def open_patiently(self, transport: Transport, token: str, device: int, lease: float, again: AttachBackoff) -> None:
-        """Attaches, with the same retries as `BlockingConnection`; commands queued meanwhile are kept. Blocks; called
-        in a thread of the pool.
+        """Attaches, with the same retries as `BlockingConnection`; commands queued meanwhile are kept.
+
+        Blocks; called in a thread of the pool.
 
         Args:
             transport: Transport of the session.
@@ -142,7 +145,8 @@ class LoopAttachment(Attachment):
 
 class LoopConnection(Connection):
     """The connection to one device for the event loop of `home`; in other threads its calls block like those of
-    `hearth`."""
+    `hearth`.
+    """
 
     def __init__(
         self, home: Home, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
@@ -236,16 +240,17 @@ class LoopConnection(Connection):
             opening.result()
 
     async def until_attached(self) -> None:
-        """Returns when the device is attached and its generation is known. Raises the error for which it cannot be
-        attached."""
+        """Returns when the device is attached and its generation is known.
+
+        Raises the error for which it cannot be attached.
+        """
         self.home.check()
         opening = self._begin()
         await self.home.over(opening)
         opening.result()
 
     async def ready(self) -> None:
-        """Returns when the device is attached, the queue has room, and at most `UPLOADS_SOFT` bytes are being
-        uploaded."""
+        """Returns when the device is attached, the queue has room at most `UPLOADS_SOFT` bytes are uploading."""
         await self.until_attached()
         while self.uploading > self.uploads_soft or not self._roomy():  # noqa: ASYNC110 - there is no notification of room
             await asyncio.sleep(_POLL_S)

@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 
 class PendingDispatch(BasePendingDispatch):
-    """The asyncio counterpart of `hearth.PendingDispatch`: any number of tasks may await `result`. Cancelling such an
-    await does not cancel the dispatch."""
+    """The asyncio counterpart of `hearth.PendingDispatch`: any number of tasks may await `result`.
+
+    Cancelling such an await does not cancel the dispatch.
+    """
 
     def __init__(self, job: Job, *, take: bool = False) -> None:
-        """Starts the transfers of the dispatch. `take`: its large inputs still lie in the caller's memory, and a thread
-        copies them."""
+        """Starts the transfers of the dispatch.
+
+        `take`: its large inputs still lie in the caller's memory, and a thread copies them.
+        """
         self._home = cast("LoopConnection", job.connection).home
         self._over: asyncio.Task[None] | None = None
         self._take = take
@@ -70,8 +74,10 @@ class PendingDispatch(BasePendingDispatch):
             )
 
     async def _run(self) -> list[np.ndarray[Any, Any]]:
-        """Returns the result. If the await is cancelled, the dispatch continues, but no longer reads or writes the
-        caller's arrays."""
+        """Returns the result.
+
+        If the await is cancelled, the dispatch continues, but no longer reads or writes the caller's arrays.
+        """
         try:
             return await self.result()
         except BaseException as error:
@@ -89,8 +95,10 @@ class _Carrying:
     """
 
     def __init__(self, home: Home, job: Job, taken: Work[None] | None) -> None:
-        """Prepares the transfer. `taken` is the task that copies the inputs in another thread; None: no copy is
-        needed."""
+        """Prepares the transfer.
+
+        `taken` is the task that copies the inputs in another thread; None: no copy is needed.
+        """
         self.over: Work[None] = Work(lambda: None)
         self._home = home
         self._job = job

@@ -73,8 +73,9 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         return self
 
     async def pair(self, rank: int, peer: int) -> None:
-        """Prepares two ranks on different daemons to send to each other outside of a batch. One call for each pair is
-        enough.
+        """Prepares two ranks on different daemons to send to each other outside of a batch.
+
+        One call for each pair is enough.
 
         Ranks of one session need no preparation.
 
@@ -129,8 +130,10 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         return await self._home.call(self._flight_records)
 
     async def close(self) -> None:
-        """Closes the group: see `hearth.Group.close`. If the await is cancelled, the close continues in the
-        background."""
+        """Closes the group: see `hearth.Group.close`.
+
+        If the await is cancelled, the close continues in the background.
+        """
         self._home.check()
         closing = self._home.calls.run(self._close)
         await self._home.over(closing)

@@ -24,8 +24,9 @@ _FIX = "use a kernel for the operation on the device (gpu.RawKernel), or operate
 
 
 def refuse_operators(array_type: type[T]) -> type[T]:
-    """Class decorator that adds operators which raise an error. Type checkers do not see these methods, so they report
-    the operands as wrong.
+    """Class decorator that adds operators which raise an error.
+
+    Type checkers do not see these methods, so they report the operands as wrong.
 
     Arrays remain hashable by identity, whatever their contents.
     """
@@ -67,7 +68,8 @@ def _refusing(symbol: str) -> Callable[..., NoReturn]:
 
 def _comparing(symbol: str) -> Callable[[object, object], Any]:
     """Makes a comparison that raises an error for numbers and arrays, with which NumPy would compare each element;
-    objects of other types compare as unequal."""
+    objects of other types compare as unequal.
+    """
 
     def compare(self: object, other: object) -> Any:
         if isinstance(other, int | float | complex) or hasattr(other, "__array__"):

@@ -203,8 +203,9 @@ class BaseArray(DeviceOperand):
         return (self[row] for row in range(self._shape[0]))
 
     def __getitem__(self, index: Any) -> Self:
-        """Returns a view of the selected elements. Integers, slices, `...` and None work as in NumPy, if the selected
-        elements lie in rows at a constant distance.
+        """Returns a view of the selected elements.
+
+        Integers, slices, `...` and None work as in NumPy, if the selected elements lie in rows at a constant distance.
 
         This holds for contiguous memory and for one cut axis: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]``. A
         single element is a view without axes: ``x[3].item()`` reads it.
@@ -273,8 +274,10 @@ class BaseArray(DeviceOperand):
         return self.transpose()
 
     def transpose(self, *axes: int | Sequence[int] | None) -> Self:
-        """Returns a view with the axes in another order. This is possible if the elements still lie in rows at a
-        constant distance: for an array with one axis, or if only axes of length 1 change places.
+        """Returns a view with the axes in another order.
+
+        This is possible if the elements still lie in rows at a constant distance: for an array with one axis, or if
+        only axes of length 1 change places.
 
         Args:
             *axes: The order, as one tuple or several ints; none: reverse order.
@@ -563,8 +566,7 @@ class BaseArray(DeviceOperand):
         dtype: Dtype,
         strides: tuple[int, ...] | None = None,
     ) -> Self:
-        """Returns an array in the same memory that starts `offset` bytes after this one; without strides, in C
-        order."""
+        """Returns an array in the same memory that starts `offset` bytes after this one; C order without strides."""
         made: Self = self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
         return made
 
@@ -578,8 +580,10 @@ class BaseArray(DeviceOperand):
         blocking: bool,
         shared: bool,
     ) -> PinnedCopy | None:
-        """Writes host memory to the device; returns the copy if it can be repeated, otherwise None. `shared`: the
-        device may read the memory itself."""
+        """Writes host memory to the device; returns the copy if it can be repeated, otherwise None.
+
+        `shared`: the device may read the memory itself.
+        """
 
     # ---- refused ----
 

@@ -24,8 +24,10 @@ _REGISTERED = 2
 
 @dataclass(frozen=True)
 class PublishedArray:
-    """A published array that can be attached. `shape` and `dtype` are None if the publisher gives none, or invalid
-    ones."""
+    """A published array that can be attached.
+
+    `shape` and `dtype` are None if the publisher gives none, or invalid ones.
+    """
 
     name: str
     tenant: str
@@ -61,8 +63,7 @@ def describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 def parse(description: bytes) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """Returns shape and dtype from a description; None if it describes no valid array, because any program may
-    publish."""
+    """Returns shape and dtype from a description; None if it describes no valid array (any program may publish)."""
     try:
         said = json.loads(description)
         shape, name = said["shape"], said["dtype"]
@@ -84,8 +85,7 @@ def valid(shape: object, name: object) -> tuple[tuple[int, ...], np.dtype[Any]] 
 
 
 def _dtype_named(name: str) -> np.dtype[Any] | None:
-    """Returns the dtype that a name describes, if its elements are plain: no fields, no Python objects; otherwise
-    None."""
+    """Returns the dtype that a name describes; None if its elements have fields or are Python objects."""
     plain = _PLAIN.fullmatch(name) is not None
     if not plain and _NAMED.fullmatch(name) is None:
         return None

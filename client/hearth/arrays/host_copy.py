@@ -320,8 +320,10 @@ def _check_out(array: ArrayLike, out: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 
 
 def _recorded(array: ArrayLike, given: BaseStream | None) -> bool:
-    """Returns True if the stream is being recorded. Such a stream accepts no copy from or to the host; the daemon
-    refuses one at once if no memory is shared."""
+    """Returns True if the stream is being recorded.
+
+    Such a stream accepts no copy from or to the host; the daemon refuses one at once if no memory is shared.
+    """
     on = given if given is not None else streams.current(array._connection)
     return on is not None and on._recorder is not None
 

@@ -177,8 +177,10 @@ def _seen_as(
     described: tuple[tuple[int, ...], np.dtype[Any]] | None,
     given: tuple[tuple[int, ...] | None, np.dtype[Any] | None],
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Returns shape and dtype for `size` bytes: those that the caller gave, otherwise those of the description. Raises
-    `ArgumentError` if they do not match the size."""
+    """Returns shape and dtype for `size` bytes: those that the caller gave, otherwise those of the description.
+
+    Raises `ArgumentError` if they do not match the size.
+    """
     shape, dtype = given
     if dtype is None:
         if described is None:

@@ -113,7 +113,8 @@ def _range(array: ArrayLike) -> layouts.RowLayout:
 
 def _spread(target: ArrayLike, ahead: int, write: Callable[[ArrayLike], None]) -> None:
     """Fills `target`: `write` fills the first block behind the first `ahead` axes, and copies on the device repeat it,
-    doubling the filled part each time."""
+    doubling the filled part each time.
+    """
     if not target.size:
         return
     write(target[(0,) * ahead])

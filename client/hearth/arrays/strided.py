@@ -176,7 +176,8 @@ def moves(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
 
 def _fine(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
     """Generates the copies into rows that are shorter than those of the source: `each` of them make one row of the
-    source."""
+    source.
+    """
     width = to.width
     each = since.width // width
     if since.rows <= each:

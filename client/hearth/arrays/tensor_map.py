@@ -91,7 +91,8 @@ class Options(TypedDict, total=False):
 
 class _Handle(Memory):
     """The handle of a tensor map, which keeps the array's memory; the map is destroyed when nothing refers to it any
-    more."""
+    more.
+    """
 
     __slots__ = ()
 
@@ -103,8 +104,9 @@ class _Handle(Memory):
 
 
 class TensorMap(DeviceOperand, Generic[A]):
-    """A descriptor of an array for TMA, passed to kernels as an argument. Keeps the array's memory, even after the
-    array has been freed.
+    """A descriptor of an array for TMA, passed to kernels as an argument.
+
+    Keeps the array's memory, even after the array has been freed.
 
     In the kernel, a copy must start at a multiple of 16 bytes along the innermost axis: otherwise an H200 ends the
     kernel with an illegal instruction (measured). A map that violates the device's rules is reported by the next sync,
@@ -207,7 +209,8 @@ def _region(
     array: ArrayLike, shape: Sequence[int] | None, strides: Sequence[int] | None, dtype: Any
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """Returns the type's name (the driver's or NumPy's), the size of each axis in elements and the strides in bytes, in
-    NumPy's order."""
+    NumPy's order.
+    """
     name = array.dtype.name if dtype is None else dtype if isinstance(dtype, str) else np.dtype(dtype).name
     size = array.itemsize
     if _size_of(name, size) != size:
@@ -242,7 +245,8 @@ def _region(
 
 def _size_of(name: str, otherwise: int) -> int:
     """Returns the bytes of an element of a type; 1 for packed types, whose arrays have elements of one byte;
-    `otherwise` for an unknown type."""
+    `otherwise` for an unknown type.
+    """
     if name in _PER_BYTE:
         return 1
     if name in ("float32_ftz", "tfloat32", "tfloat32_ftz"):

@@ -52,8 +52,9 @@ class DeviceArray(BaseArray):
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> np.ndarray[Any, Any]:
-        """Copies the array to host memory, after the earlier work on `stream` and on the array. Blocks until the
-        contents have arrived.
+        """Copies the array to host memory, after the earlier work on `stream` and on the array.
+
+        Blocks until the contents have arrived.
 
         Args:
             out: Host array of the same shape and dtype to fill; None: a new one.
@@ -238,8 +239,9 @@ class DeviceArray(BaseArray):
         return ipc.export(self)
 
     def publish(self, name: str, tenants: Sequence[str] = ()) -> None:
-        """Lets other sessions attach the array under a name, read-only: see `Device.publish`. Blocks until it is
-        published.
+        """Lets other sessions attach the array under a name, read-only: see `Device.publish`.
+
+        Blocks until it is published.
 
         Args:
             name: Name within this tenant.
@@ -251,8 +253,10 @@ class DeviceArray(BaseArray):
         self._device.publish(name, self, tenants)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Returns DLPack's type and number of the device, as numbered in this process. Raises `BufferError` if this
-        process does not have that device."""
+        """Returns DLPack's type and number of the device, as numbered in this process.
+
+        Raises `BufferError` if this process does not have that device.
+        """
         from hearth.arrays import exchange
 
         return exchange.device_number(self)
@@ -266,6 +270,7 @@ class DeviceArray(BaseArray):
         copy: bool | None = None,
     ) -> Any:
         """Returns a DLPack capsule of the array's memory, mapped as by `ipc`, with the same rules for synchronization.
+
         The mapping ends with the object that the consumer makes of the capsule. ``copy=True`` shares a copy on the
         device. ``dl_device=(1, 0)`` asks for host memory, which is a copy unless the device is of the CPU backend.
 

@@ -66,8 +66,9 @@ class Group(BaseGroup[Device, DeviceArray]):
         return Group(self._chosen(ranks), timeout=self._timeout)
 
     def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:
-        """Makes a new group without lost members, in the same order, and closes this one. Blocks until the new group is
-        formed, if it is over several sessions.
+        """Makes a new group without lost members, in the same order, and closes this one.
+
+        Blocks until the new group is formed, if it is over several sessions.
 
         To be called after a `CommunicatorError`. No request is sent to the nodes in `without`, so they may be
         unreachable.

@@ -85,8 +85,10 @@ def _option(action: argparse.Action, prog: str = "hearth") -> Option:
 
 
 def _taken(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
-    """Returns the options and positional arguments of a command. For a command with parts, they are the names of the
-    parts and the options of all parts."""
+    """Returns the options and positional arguments of a command.
+
+    For a command with parts, they are the names of the parts and the options of all parts.
+    """
     options: list[Option] = []
     positionals: list[Option] = []
     for action in parser._actions:

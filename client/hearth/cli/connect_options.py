@@ -56,8 +56,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def connect(arguments: argparse.Namespace, **options: Any) -> Node:
-    """Opens a session on the daemon that the arguments name. `options` are further keywords of `hearth.connect`, whose
-    errors are raised."""
+    """Opens a session on the daemon that the arguments name.
+
+    `options` are further keywords of `hearth.connect`, whose errors are raised.
+    """
     from hearth.blocking.node import connect as connect_to
 
     return connect_to(
@@ -73,9 +75,11 @@ def connect(arguments: argparse.Namespace, **options: Any) -> Node:
 
 
 def ask(arguments: argparse.Namespace, timeout: float | None = None) -> Asker:
-    """Returns an `Asker` for calls to the target daemon without a session. `timeout`, in seconds per call, defaults to
-    that of the arguments. Raises `ArgumentError`, or `AuthenticationError` for a token that would be sent
-    unencrypted."""
+    """Returns an `Asker` for calls to the target daemon without a session.
+
+    `timeout`, in seconds per call, defaults to that of the arguments. Raises `ArgumentError`, or `AuthenticationError`
+    for a token that would be sent unencrypted.
+    """
     from hearth.endpoint import credentials
     from hearth.endpoint import target as targets
     from hearth.endpoint.admin import Asker

@@ -53,8 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> int | None:
-    """Returns N, or None for all devices. Because both arguments are optional, a single word that is not a number is
-    taken as TARGET. Raises `ArgumentError`."""
+    """Returns N, or None for all devices.
+
+    Because both arguments are optional, a single word that is not a number is taken as TARGET. Raises `ArgumentError`.
+    """
     word: str | None = arguments.device
     if word is None:
         return None

@@ -49,7 +49,8 @@ class _Parser(argparse.ArgumentParser):
 
 class _Command(_Parser):
     """Parser that accepts options and positional arguments in any order. argparse alone treats an optional TARGET as
-    omitted if an option precedes it."""
+    omitted if an option precedes it.
+    """
 
     _within = False
 

@@ -55,8 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ready(asker: Asker, seconds: float) -> Document:
-    """Returns the first document of a ready daemon, or the last document before the timeout. Raises the last error if
-    no daemon answered in time: one may be starting."""
+    """Returns the first document of a ready daemon, or the last document before the timeout.
+
+    Raises the last error if no daemon answered in time: one may be starting.
+    """
     from hearth.errors import ConnectError, TimeoutError
 
     deadline = time.monotonic() + seconds

@@ -33,8 +33,10 @@ class Plain:
 
 
 def _count(tag: int, value: int) -> bytes:
-    """Encodes a number field, which takes no bytes for 0. Raises ValueError for a number that does not fit, as the
-    generated classes do."""
+    """Encodes a number field, which takes no bytes for 0.
+
+    Raises ValueError for a number that does not fit, as the generated classes do.
+    """
     if not value:
         return b""
     if not 0 < value < _LONGEST:
@@ -48,8 +50,7 @@ def _bytes(tag: int, *parts: bytes | memoryview) -> bytes:
 
 
 def encodable(text: str) -> bool:
-    """Returns True if `text` can be encoded in UTF-8, the encoding of text in messages: it contains no lone
-    surrogate."""
+    """Returns True if `text` can be encoded in UTF-8, as messages need: it has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

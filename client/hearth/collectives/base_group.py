@@ -286,8 +286,9 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Stores on rank r the r-th share of every array, in the group's order: a transposition of the shares. The
-        shares are taken along the first dimension, which must be divisible by the number of ranks. Never in place.
+        """Stores on rank r the r-th share of every array, in the group's order: a transposition of the shares.
+
+        The shares are taken along the first dimension, which must be divisible by the number of ranks. Never in place.
 
         Args:
             arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
@@ -460,7 +461,9 @@ class BaseGroup(Generic[D, A]):
 
     def synchronize(self) -> None:
         """Makes later work on each device's current stream wait, on the device, for all collectives submitted so far.
-        Sent one way."""
+
+        Sent one way.
+        """
         self._check_open()
         for connection in self._connections.values():
             attachment = connection.attachment()
@@ -570,15 +573,18 @@ class BaseGroup(Generic[D, A]):
         present(self._connections, self._given, parts, timeout_ns, on)
 
     def _pair(self, rank: int, peer: int) -> RankOrder:
-        """Returns the rank order of a send between two ranks. The first time, forms a group of the two over their
-        daemons, which blocks."""
+        """Returns the rank order of a send between two ranks.
+
+        The first time, forms a group of the two over their daemons, which blocks.
+        """
         order = self._formations.pair(rank, peer)
         self._check_open()
         return order
 
     def _ranks_of(self, session: NodeSession, info: node_pb2.GroupInfo) -> tuple[int, ...] | None:
         """Returns this group's ranks in the order of `info`, a group of a session; None if it is not part of this
-        group."""
+        group.
+        """
         if info.group:
             return self._formations.members(info.group, session)
         name = tuple(member.device for member in info.members)

@@ -42,7 +42,8 @@ def check_none_open(owner: object) -> None:
 
 class Batch:
     """Operations of a ``with`` block, submitted at its end as one NCCL group: no operation waits for another one, so
-    each rank may send and receive in any order. See `Group.batch`."""
+    each rank may send and receive in any order. See `Group.batch`.
+    """
 
     def __init__(self, owner: object, connections: Mapping[int, Connection], timeout_ns: int, present: Present) -> None:
         self.owner = owner

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FlightRecord:
-    """An operation of a group: see `Group.flight_recorder`. Times are Unix times in nanoseconds by the daemon's clock;
-    0: not yet."""
+    """An operation of a group: see `Group.flight_recorder`.
+
+    Times are Unix times in nanoseconds by the daemon's clock; 0: not yet.
+    """
 
     what: str
     """Description, e.g. ``all_reduce 1024 float32 sum``; the operations of a batch are separated by commas."""

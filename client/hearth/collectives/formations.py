@@ -18,8 +18,10 @@ class Formations:
     """The group of all ranks, and groups of two ranks for sends between them. Thread-safe."""
 
     def __init__(self, sessions: Sequence[NodeSession], ordinals: Sequence[int], timeout: float) -> None:
-        """Forms nothing. `sessions` and `ordinals` describe the device of each rank; `timeout`: seconds for forming one
-        group."""
+        """Forms nothing.
+
+        `sessions` and `ordinals` describe the device of each rank; `timeout`: seconds for forming one group.
+        """
         self.formed: list[Formed] = []
         self._sessions = sessions
         self._ordinals = ordinals
@@ -40,8 +42,10 @@ class Formations:
         return order
 
     def pair(self, rank: int, peer: int) -> RankOrder:
-        """Returns the rank order of a send between two ranks. Blocks while it forms a group of the two, if `paired` is
-        False."""
+        """Returns the rank order of a send between two ranks.
+
+        Blocks while it forms a group of the two, if `paired` is False.
+        """
         if self._sessions[rank] is self._sessions[peer]:
             return sorted_order(self._ordinals, (rank, peer))
         pair = _pair(rank, peer)

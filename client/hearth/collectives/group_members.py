@@ -84,8 +84,10 @@ def _named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
 
 
 def remaining(group: object, devices: Sequence[D], without: Iterable[Named] | Named) -> list[D]:
-    """Returns the devices of `group` that remain without the named members. Raises `ArgumentError` if none remains, or
-    if a named member is not in the group."""
+    """Returns the devices of `group` that remain without the named members.
+
+    Raises `ArgumentError` if none remains, or if a named member is not in the group.
+    """
     gone = _named(devices, without)
     left = [device for rank, device in enumerate(devices) if rank not in gone]
     if not left:

@@ -25,7 +25,8 @@ A = TypeVar("A", bound=BaseArray)
 
 class Operands(Generic[A]):
     """Checks the arrays of a group's operation, one for each device, and allocates arrays that the caller does not
-    give."""
+    give.
+    """
 
     def __init__(self, devices: Sequence[BaseDevice[A, Any]]) -> None:
         self._devices = devices
@@ -152,8 +153,10 @@ def reduction(op: str) -> commands_pb2.ReduceOp:
 
 
 def nanoseconds(timeout: float | None) -> int:
-    """Converts a timeout from seconds to nanoseconds; 0: the daemon's default. Raises `ArgumentError` for a timeout out
-    of range."""
+    """Converts a timeout from seconds to nanoseconds; 0: the daemon's default.
+
+    Raises `ArgumentError` for a timeout out of range.
+    """
     if timeout is None:
         return 0
     if not isinstance(timeout, int | float) or not 0 < timeout < 2**63 / 1e9:

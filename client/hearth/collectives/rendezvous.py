@@ -44,8 +44,10 @@ class Formed:
         return self._left.is_set()
 
     def leave(self) -> None:
-        """Leaves the group at all daemons that answer. Blocks for `LEAVE_S` seconds at most. A second call does
-        nothing."""
+        """Leaves the group at all daemons that answer.
+
+        Blocks for `LEAVE_S` seconds at most. A second call does nothing.
+        """
         if self.left:
             return
         self._left.set()

@@ -200,8 +200,10 @@ def _token(argument: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _checked(token: str, origin: str) -> str:
-    """Returns the token without surrounding white space, e.g. the newline of a file. The token itself never appears in
-    an error."""
+    """Returns the token without surrounding white space, e.g. the newline of a file.
+
+    The token itself never appears in an error.
+    """
     token = token.strip()
     if not token or not token.isascii() or any(character.isspace() or ord(character) < 32 for character in token):
         what = (

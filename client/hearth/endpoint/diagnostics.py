@@ -34,8 +34,9 @@ WANTS_CERTIFICATE = "wants certificate"
 
 
 def explain(error: HearthError, target: Target, credentials: Credentials) -> HearthError:
-    """Converts an error of opening a session into one that explains the cause. May probe the address, which blocks for
-    up to a few seconds.
+    """Converts an error of opening a session into one that explains the cause.
+
+    May probe the address, which blocks for up to a few seconds.
 
     Args:
         error: The error.
@@ -72,7 +73,8 @@ def _unreached(error: HearthError, target: Target, credentials: Credentials) -> 
 
 def _misunderstood(target: Target, where: str, credentials: Credentials) -> HearthError | None:
     """Returns the error for a peer that uses another protocol than the client tried; None if the peer uses the same
-    protocol or does not answer."""
+    protocol or does not answer.
+    """
     spoken = _probe(target)
     if spoken == PLAIN and _speaks_http(target):
         return ConnectError(

@@ -101,8 +101,11 @@ def open_session(
 def _by_frames(
     target: Target, credentials: Credentials, request: Plain, timeout: float, meanwhile: Callable[[], object]
 ) -> Opened | None:
-    """Opens a session with frames. Returns None if the daemon does not accept frames or does not answer; gRPC is then
-    tried, and can explain the failure. Raises the daemon's error."""
+    """Opens a session with frames.
+
+    Returns None if the daemon does not accept frames or does not answer; gRPC is then tried, and can explain the
+    failure. Raises the daemon's error.
+    """
     if target.address[:5] != "unix:" or target.tls:
         return None
     from hearth.transport.framed import FramedTransport

@@ -57,8 +57,10 @@ def resolve(
 
 
 def is_socket(path: str) -> bool:
-    """Returns True if there is a Unix socket at `path`, like `Path.is_socket`. Does not use `pathlib`, whose import
-    takes longer than all other steps of finding the daemon."""
+    """Returns True if there is a Unix socket at `path`, like `Path.is_socket`.
+
+    Does not use `pathlib`, whose import takes longer than all other steps of finding the daemon.
+    """
     try:
         return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
     except (OSError, ValueError):  # missing, not accessible, or no valid path

@@ -233,8 +233,11 @@ class CudaMapping:
 
 
 def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
-    """Loads this process's CUDA driver. Raises `UnsupportedError` if there is no driver, the driver is too old, or it
-    cannot be used in this process: it sees no GPU, does not match the kernel module, or was used before a fork."""
+    """Loads this process's CUDA driver.
+
+    Raises `UnsupportedError` if there is no driver, the driver is too old, or it cannot be used in this process: it
+    sees no GPU, does not match the kernel module, or was used before a fork.
+    """
     why = ""
     for name in names:
         try:

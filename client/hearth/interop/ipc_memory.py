@@ -1,5 +1,6 @@
 """Mappings of exported memory in this process: GPU memory by calls of the CUDA driver, memory of the CPU backend as a
-shared file."""
+shared file.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +52,10 @@ class MappableDevice(Protocol):
 
 
 def device_of(properties: DeviceProperties) -> MappableDevice:
-    """Returns the device as this process sees it. Raises `UnsupportedError` if this process does not have the
-    device."""
+    """Returns the device as this process sees it.
+
+    Raises `UnsupportedError` if this process does not have the device.
+    """
     if properties.backend == "cpu":
         return HostDevice()
     from hearth.interop.cuda_driver import device_of_uuid
@@ -92,7 +95,8 @@ class HostDevice:
 
 class HostMapping:
     """Host memory that stays mapped until nothing refers to it, because an access through a NumPy array to unmapped
-    memory would end the process."""
+    memory would end the process.
+    """
 
     cuda = False
     dlpack_device = (1, 0)

@@ -205,7 +205,8 @@ class BaseGraph(Program):
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
         """The recorded launches, copies and fills, in order; a launch with `iterations` makes one node for each
-        iteration."""
+        iteration.
+        """
         return self._nodes
 
     def __len__(self) -> int:
@@ -220,8 +221,10 @@ class BaseGraph(Program):
 
 
 class _GraphLaunch:
-    """The launch of one graph on one stream. The object identifies the command while repeated launches are merged into
-    it."""
+    """The launch of one graph on one stream.
+
+    The object identifies the command while repeated launches are merged into it.
+    """
 
     def __init__(self, graph: int, on: int, timeout: float | None) -> None:
         self.on = on

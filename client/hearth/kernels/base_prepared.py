@@ -109,8 +109,10 @@ class BasePrepared(Program):
 
 
 def launch_all(launches: Iterable[Sequence[Any]]) -> None:
-    """Calls each kernel of `launches` with its arguments; see `Device.prepare`. Raises `ArgumentError` for a malformed
-    entry."""
+    """Calls each kernel of `launches` with its arguments; see `Device.prepare`.
+
+    Raises `ArgumentError` for a malformed entry.
+    """
     for index, launch in enumerate(launches):
         if not isinstance(launch, tuple | list) or not 4 <= len(launch) <= 5:
             raise ArgumentError(
@@ -123,8 +125,10 @@ def launch_all(launches: Iterable[Sequence[Any]]) -> None:
 
 
 class _PreparedLaunch:
-    """The launch of one prepared list on one stream. The object identifies the command while repeated launches are
-    merged into it."""
+    """The launch of one prepared list on one stream.
+
+    The object identifies the command while repeated launches are merged into it.
+    """
 
     def __init__(self, prepared: int, on: int) -> None:
         self.on = on

@@ -325,8 +325,10 @@ def _fitting(sizes: Sequence[int], room: int) -> list[bool]:
 
 
 def _host(array: Any) -> Array:
-    """Returns a C-contiguous array in native byte order. Raises `DtypeError` for objects that device memory cannot
-    hold."""
+    """Returns a C-contiguous array in native byte order.
+
+    Raises `DtypeError` for objects that device memory cannot hold.
+    """
     if isinstance(array, DeviceOperand):
         raise LaunchTypeError(
             f"{array!r} is already on the device.", reason="LAUNCH_INVALID", fix="pass it directly, without In."
@@ -347,8 +349,10 @@ def _like(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _rows(range: slice | None, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Returns start and stop along the first axis. Raises `ArgumentError` for a range outside of the axis instead of
-    clipping it."""
+    """Returns start and stop along the first axis.
+
+    Raises `ArgumentError` for a range outside of the axis instead of clipping it.
+    """
     if range is None:
         return None
     if not isinstance(range, slice) or range.step not in (None, 1) or not shape:

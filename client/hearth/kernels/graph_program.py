@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 
 class Program(ABC):
-    """Abstract base of graphs and prepared launches: a handle of the device process, which is lost with that
-    process."""
+    """Abstract base of graphs and prepared launches: a handle of the device process, lost with it."""
 
     _stream_type: ClassVar[type[BaseStream]]
     """The class of the stream that is current inside the ``with`` block."""
@@ -39,8 +38,10 @@ class Program(ABC):
         self._closed = False
 
     def close(self) -> None:
-        """Frees the graph or list on the device now; launches that were submitted earlier still run. A second call does
-        nothing."""
+        """Frees the graph or list on the device now; launches that were submitted earlier still run.
+
+        A second call does nothing.
+        """
         if not self._closed:
             self._closed = True
             if self._space is not None and not self._space.lost:

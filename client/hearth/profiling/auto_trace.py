@@ -91,8 +91,10 @@ class SessionTraces:
             self._start(connection, attachment)
 
     def finish(self) -> None:
-        """Ends the traces and writes the file, before the session closes. Blocks until the devices' work is done, up to
-        `END_S` for each. Never raises."""
+        """Ends the traces and writes the file, before the session closes.
+
+        Blocks until the devices' work is done, up to `END_S` for each. Never raises.
+        """
         if os.getpid() != self._pid:
             return
         running = list(self._running.items())
@@ -161,8 +163,9 @@ class TraceFile:
             self._dirty = True
 
     def write(self, *, last: bool = False) -> None:
-        """Writes the file, unless the last write was recent and slow. Warns if the file cannot be written, and does not
-        raise, because the program's own work is done.
+        """Writes the file, unless the last write was recent and slow.
+
+        Warns if the file cannot be written, and does not raise, because the program's own work is done.
 
         Args:
             last: Writes in any case: there will be no further write.
@@ -245,7 +248,8 @@ def check(file: Path, path: str) -> None:
 
 class _Exit:
     """Closes sessions and writes files when Python exits, or when a process of `multiprocessing` ends, which does not
-    run Python's exit functions."""
+    run Python's exit functions.
+    """
 
     process = 0
 

@@ -64,7 +64,8 @@ class BaseTrace:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the trace in Chrome's Trace Event Format, which Perfetto reads; see
-        `hearth_proto.traces.chrome_trace`."""
+        `hearth_proto.traces.chrome_trace`.
+        """
         return document(self._name, self._done())
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -66,15 +66,19 @@ class StreamDriver(Protocol):
         """Called when a lane is offered: nothing is sent for a while."""
 
     def quiet(self) -> bool:
-        """True if the lane may be opened now, because the daemon has sent all pending responses on this stream. If
-        True, nothing is sent until `carry`."""
+        """True if the lane may be opened now, because the daemon has sent all pending responses on this stream.
+
+        If True, nothing is sent until `carry`.
+        """
 
     def at_rest(self) -> bool:
         """True if nothing is queued or in flight."""
 
     def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
-        """Continues over `lane`, or over the stream if it is None. The lane's thread calls `on_end` as its last
-        step."""
+        """Continues over `lane`, or over the stream if it is None.
+
+        The lane's thread calls `on_end` as its last step.
+        """
 
 
 class ExecuteStream:
@@ -214,8 +218,10 @@ class ExecuteStream:
         return broken("the stream was closed so that a new one can get a lane.")
 
     def _early(self, response: bytes) -> bool:
-        """Processes a serialized response early if it completes a request and no lane is in use or being opened. Called
-        by the transport's thread, after all responses before it were delivered."""
+        """Processes a serialized response early if it completes a request and no lane is in use or being opened.
+
+        Called by the transport's thread, after all responses before it were delivered.
+        """
         return self._channel is None and self._offer is None and self._driver.early(response)
 
     def _open_lane(self, offer: device_pb2.LaneOffer) -> None:
@@ -242,8 +248,10 @@ class ExecuteStream:
         return ended
 
     def _again(self, broken: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
-        """Attaches another stream, with repeated attempts. Raises the daemon's refusal, or `ConnectError` after the
-        lease."""
+        """Attaches another stream, with repeated attempts.
+
+        Raises the daemon's refusal, or `ConnectError` after the lease.
+        """
         driver, patience, began = self._driver, Backoff(self._lease), time.monotonic()
         driver.suspend(broken)
         there = began  # monotonic time at which the daemon last existed, or may have existed
@@ -294,7 +302,9 @@ class ExecuteStream:
 
 
 def _may_come_beside(response: device_pb2.ExecuteResponse) -> bool:
-    """True if a response may arrive over the stream while a lane is in use. An ack is valid at any time, and the loss
-    of the device ends the attachment."""
+    """True if a response may arrive over the stream while a lane is in use.
+
+    An ack is valid at any time, and the loss of the device ends the attachment.
+    """
     kind: str | None = response.WhichOneof("kind")
     return kind == "ack" or (kind == "event" and response.event.WhichOneof("kind") == "device_lost")

@@ -42,7 +42,8 @@ class KernelOutput:
 
     def deliver(self) -> None:
         """Writes all queued text to the callback or to ``sys.stdout``, preceded by a note of the number of characters
-        that were discarded, if any. May block."""
+        that were discarded, if any. May block.
+        """
         while self._kept:
             try:
                 text = self._kept.popleft()

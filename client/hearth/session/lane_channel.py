@@ -237,8 +237,10 @@ class LaneChannel:
     # ---- in: threads that wait ----
 
     def take_role(self, thread: int) -> bool:
-        """Makes `thread`, which waits for an answer and then calls `receive_for`, the receiver. Returns False if
-        another thread receives or the lane has ended."""
+        """Makes `thread`, which waits for an answer and then calls `receive_for`, the receiver.
+
+        Returns False if another thread receives or the lane has ended.
+        """
         if self.over:
             return False
         role = self.role
@@ -252,8 +254,10 @@ class LaneChannel:
         return True
 
     def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
-        """Receives until `reply` is answered, `deadline` (monotonic time) has passed, or the lane has ended. Called
-        without the lock by the thread that holds the role; leaves the role."""
+        """Receives until `reply` is answered, `deadline` (monotonic time) has passed, or the lane has ended.
+
+        Called without the lock by the thread that holds the role; leaves the role.
+        """
         lane, lock = self.lane, self._lock
         signals = self._owner.signals if reply.foretold is not None else None
         try:
@@ -287,8 +291,10 @@ class LaneChannel:
                 self._leave_role(thread)
 
     def _signalled(self, reply: Reply, began: float, thread: int) -> None:
-        """Completes a reply whose completion the device has signalled. Responses that the device sent before the signal
-        have arrived, and are delivered first."""
+        """Completes a reply whose completion the device has signalled.
+
+        Responses that the device sent before the signal have arrived, and are delivered first.
+        """
         lane, now = self.lane, time.monotonic()
         lane.lookout.came(now - began)
         lane.lookout.signalled(now)
@@ -306,7 +312,8 @@ class LaneChannel:
 
     def interrupted(self, thread: int) -> None:
         """Gives back the role after the thread left `receive_for` by an exception such as KeyboardInterrupt, or never
-        entered it."""
+        entered it.
+        """
         if self.role.holder == thread:
             if self._taking:
                 self._break(lane_broke("receiving was interrupted"))  # it comes again over the next lane
@@ -314,8 +321,10 @@ class LaneChannel:
         self.role.summon()  # also where it came while the role was left: perhaps no thread was called
 
     def pass_role(self) -> None:
-        """Called when a thread has stopped sleeping. It may have been woken to receive, so another thread is woken
-        instead."""
+        """Called when a thread has stopped sleeping.
+
+        It may have been woken to receive, so another thread is woken instead.
+        """
         if self.role.parked and not self.role.holder:
             self.role.call()
 

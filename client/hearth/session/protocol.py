@@ -32,8 +32,10 @@ second time, which takes longer for such responses."""
 
 
 class Session:
-    """Protocol state of one attachment. Requests with numbers below `first_request` belong to an earlier attachment,
-    whose answers may still arrive."""
+    """Protocol state of one attachment.
+
+    Requests with numbers below `first_request` belong to an earlier attachment, whose answers may still arrive.
+    """
 
     def __init__(self, limits: Limits, first_request: int = 0, receipts: Receipts | None = None) -> None:
         self.limits = limits
@@ -164,9 +166,11 @@ class Session:
         return self.acked >= self._had and self._owed.isdisjoint(self._replies)
 
     def next_request(self, idle: bool = False) -> bytes | None:
-        """Returns the next serialized request: a receipt if one is due, otherwise a batch. Returns None if there is
-        nothing to send or the window is full. With `idle` (nothing was sent for a while), a receipt that is not urgent
-        may be returned too."""
+        """Returns the next serialized request: a receipt if one is due, otherwise a batch.
+
+        Returns None if there is nothing to send or the window is full. With `idle` (nothing was sent for a while), a
+        receipt that is not urgent may be returned too.
+        """
         return None if (numbered := self.next_numbered(idle)) is None else numbered[1]
 
     def next_numbered(self, idle: bool = False) -> tuple[int, bytes] | None:
@@ -180,7 +184,8 @@ class Session:
 
     def next_with(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> tuple[int, bytes] | None:
         """Combines `add` and `next_numbered` for the usual case: only launches are queued, they fit one batch together
-        with `command`, and the window is open. Otherwise changes nothing and returns None."""
+        with `command`, and the window is open. Otherwise changes nothing and returns None.
+        """
         queue, unacked_bytes, limits = self.queue, self._unacked_bytes, self.limits
         run, size = queue.run, queue.run_bytes
         if (
@@ -213,7 +218,8 @@ class Session:
 
     def add_ready(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> bool:
         """Adds a command like `add`, and builds its batch immediately if `next_with` can, so that the sender only has
-        to take it. Returns False, with nothing added, if other work has to be sent first."""
+        to take it. Returns False, with nothing added, if other work has to be sent first.
+        """
         before = self.next_seq
         try:
             numbered = self.next_with(command, request, reply, barrier)
@@ -257,8 +263,11 @@ class Session:
         self._moving = None
 
     def interrupted(self) -> None:
-        """Completes `next_numbered` after a Ctrl-C interrupted it. The request that it was about to return counts as
-        sent, so the caller has to drop the stream or lane, after which the request is sent again."""
+        """Completes `next_numbered` after a Ctrl-C interrupted it.
+
+        The request that it was about to return counts as sent, so the caller has to drop the stream or lane, after
+        which the request is sent again.
+        """
         if self._moving is not None:
             self._move(*self._moving)
 
@@ -361,8 +370,10 @@ class Session:
             self.acked = seq
 
     def receive_serialized(self, data: bytes) -> None:
-        """Processes one serialized response. The most frequent ones, an empty or an expected result, are read without
-        building a protobuf message."""
+        """Processes one serialized response.
+
+        The most frequent ones, an empty or an expected result, are read without building a protobuf message.
+        """
         if not self.receive_done(data):
             self.receive_other(data)
 
@@ -376,8 +387,10 @@ class Session:
             self._complete(answer)
 
     def receive_done(self, data: bytes) -> bool:
-        """Processes an empty or an expected result of a pending request. Returns False, with nothing done, for any
-        other response."""
+        """Processes an empty or an expected result of a pending request.
+
+        Returns False, with nothing done, for any other response.
+        """
         request, rest = batch.answered(data)
         reply = self._replies.get(request)
         if reply is None or self.error is not None:
@@ -410,8 +423,10 @@ class Session:
         self.receipts.response()
 
     def _complete(self, result: commands_pb2.Result) -> None:
-        """Delivers a result. Counts the response last: after an interrupt, the daemon sends it again, and each step may
-        be repeated."""
+        """Delivers a result.
+
+        Counts the response last: after an interrupt, the daemon sends it again, and each step may be repeated.
+        """
         request = result.request
         reply = self._replies.get(request)
         if reply is None:

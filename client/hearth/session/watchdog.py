@@ -53,7 +53,8 @@ class DaemonPosition(Protocol):
 
 def missing(here: ClientPosition, there: DaemonPosition) -> str:
     """Returns the reason why the attachment has to be resumed, or an empty string if nothing is missing and its work
-    continues."""
+    continues.
+    """
     if not there.known:
         return "the daemon has no stream for this attachment"
     if there.lane != here.lane:
@@ -115,8 +116,11 @@ class Watchdog:
             self._asking = False
 
     def check(self, point: ClientPosition) -> None:
-        """Asks the daemon for its position. Resumes the attachment if something is missing now and was missing at the
-        previous call, at the same client position `point`."""
+        """Asks the daemon for its position.
+
+        Resumes the attachment if something is missing now and was missing at the previous call, at the same client
+        position `point`.
+        """
         why = ""
         try:
             why = missing(point, self._ask())

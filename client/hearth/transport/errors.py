@@ -17,8 +17,10 @@ _ABSENT = (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def absent(target: str) -> bool:
-    """True if no process listens at the daemon's address, so that the daemon and its sessions have ended. Known only
-    for Unix sockets, which are local to this host."""
+    """True if no process listens at the daemon's address, so that the daemon and its sessions have ended.
+
+    Known only for Unix sockets, which are local to this host.
+    """
     path = target.removeprefix(UNIX)
     if path == target:
         return False

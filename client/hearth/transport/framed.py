@@ -76,8 +76,10 @@ class FramedTransport:
                     raise
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """Asks how many bytes of an upload the daemon has. Raises `HearthError`; a timeout is treated as a broken
-        connection."""
+        """Asks how many bytes of an upload the daemon has.
+
+        Raises `HearthError`; a timeout is treated as a broken connection.
+        """
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
                 _DEVICE, "TransferStatus", request, device_pb2.TransferStatusResponse, transport_errors.STATUS_S
@@ -87,8 +89,10 @@ class FramedTransport:
         return answer
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Reports the abort of a transfer to the daemon, repeatedly for up to `seconds`. Does not block, and never
-        fails."""
+        """Reports the abort of a transfer to the daemon, repeatedly for up to `seconds`.
+
+        Does not block, and never fails.
+        """
         self._giving_up.add(request, seconds)
 
     # ---- streams ----
@@ -117,8 +121,10 @@ class FramedTransport:
         return _Upload(self, call, device_pb2.UploadResponse)
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Chunks:
-        """Opens a Download stream, which is cut short after `timeout` seconds (None: never). Its messages stay
-        serialized."""
+        """Opens a Download stream, which is cut short after `timeout` seconds (None: never).
+
+        Its messages stay serialized.
+        """
         call = self._start(
             _DEVICE + "Download", request.SerializeToString(), timeout, self.metadata + telemetry.context()
         )

@@ -31,12 +31,16 @@ _open: weakref.WeakSet[FramedExchange] = weakref.WeakSet()
 
 
 class FramedExchange:
-    """Framed call with one receiving thread. Sends hold a lock, because the receiving thread also sends, to ask whether
-    the peer is alive."""
+    """Framed call with one receiving thread.
+
+    Sends hold a lock, because the receiving thread also sends, to ask whether the peer is alive.
+    """
 
     def __init__(self, target: str, path: str, timeout: float | None, keepalive: Keepalive = KEEPALIVE) -> None:
-        """Connects to `path`; `timeout` in seconds applies to the whole call. Raises `OSError`, or `ValueError` for an
-        invalid path."""
+        """Connects to `path`; `timeout` in seconds applies to the whole call.
+
+        Raises `OSError`, or `ValueError` for an invalid path.
+        """
         self.left = False
         """True once the client has ended the call."""
         self._target = target
@@ -53,8 +57,10 @@ class FramedExchange:
     # ---- output ----
 
     def start(self, method: str, metadata: Iterable[tuple[str, str]], message: bytes, *, more: bool = False) -> None:
-        """Sends the method, its metadata and the first message; with `more`, other messages follow. Raises
-        `ArgumentError` for metadata that cannot be sent."""
+        """Sends the method, its metadata and the first message; with `more`, other messages follow.
+
+        Raises `ArgumentError` for metadata that cannot be sent.
+        """
         try:
             head = calls.pack_head(method, metadata)
         except FrameError as error:
@@ -83,8 +89,10 @@ class FramedExchange:
     # ---- input ----
 
     def messages(self) -> Iterator[bytes]:
-        """Yields the responses. Raises the `HearthError` with which the daemon ended the call, or one for a broken
-        connection."""
+        """Yields the responses.
+
+        Raises the `HearthError` with which the daemon ended the call, or one for a broken connection.
+        """
         try:
             while True:
                 came, self._came = self._came, []
@@ -132,9 +140,11 @@ class FramedExchange:
                 asked = self._say(Kind.PING)
 
     def _say(self, kind: Kind) -> bool:
-        """Sends an empty frame, and returns True. Returns False if the frame was not sent because another frame still
-        waits for the daemon to read it. If the daemon has hung up, the receiver finds the reason: the daemon may have
-        answered."""
+        """Sends an empty frame, and returns True.
+
+        Returns False if the frame was not sent because another frame still waits for the daemon to read it. If the
+        daemon has hung up, the receiver finds the reason: the daemon may have answered.
+        """
         if not self._sending.acquire(timeout=self._keepalive.answer):
             return False
         try:

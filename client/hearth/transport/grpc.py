@@ -50,8 +50,10 @@ def _identity(message: bytes) -> bytes:
 
 
 def _read_early(early: Early, message: bytes) -> device_pb2.ExecuteResponse | object:
-    """Deserializes a response in gRPC's thread, before that thread wakes the iterating thread. A result that `early`
-    accepts here reaches its waiting thread without a switch to the iterating thread."""
+    """Deserializes a response in gRPC's thread, before that thread wakes the iterating thread.
+
+    A result that `early` accepts here reaches its waiting thread without a switch to the iterating thread.
+    """
     if message[:1] == _RESULT and early(message):
         return _TAKEN
     return device_pb2.ExecuteResponse.FromString(message)
@@ -105,8 +107,10 @@ class GrpcTransport:
         return self._unary(self.line, _DEVICE + method, request, response_type, timeout, tries)
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """Asks how many bytes of an upload the daemon has. Raises `HearthError`; a timeout is treated as a broken
-        connection."""
+        """Asks how many bytes of an upload the daemon has.
+
+        Raises `HearthError`; a timeout is treated as a broken connection.
+        """
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
                 self._bulk,
@@ -180,8 +184,10 @@ class GrpcTransport:
         )
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Stream[bytes]:
-        """Opens a Download stream, which is cut short after `timeout` seconds (None: never). Its messages stay
-        serialized."""
+        """Opens a Download stream, which is cut short after `timeout` seconds (None: never).
+
+        Its messages stay serialized.
+        """
         channel = self._bulk.channel()
         stub: Callable[..., Any] = channel.unary_stream(
             _DEVICE + "Download",
@@ -193,8 +199,10 @@ class GrpcTransport:
         )
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Reports the abort of a transfer to the daemon, repeatedly for up to `seconds`. Does not block, and never
-        fails."""
+        """Reports the abort of a transfer to the daemon, repeatedly for up to `seconds`.
+
+        Does not block, and never fails.
+        """
         self._giving_up.add(request, seconds)
 
     def absent(self) -> bool:

@@ -163,8 +163,7 @@ def _lines(files: list[Path]) -> Any:
 
 
 def _anchors(paths: list[Path], settings: Any) -> list[Any]:
-    """Returns the anchors of the given files; without files, those of the default file, or none if it cannot be
-    read."""
+    """Returns the anchors of the given files; without files, of the default file if it can be read."""
     from hearthd.front.audit.anchors import read
 
     found: list[Any] = []

@@ -30,8 +30,10 @@ class LintAdvice(NamedTuple):
 
 
 def advise(config: Config, path: Path | None = None, now: float | None = None) -> list[LintAdvice]:
-    """Returns all warnings that apply on this host for the calling user. Raises `ConfigError` if the daemon would not
-    start."""
+    """Returns all warnings that apply on this host for the calling user.
+
+    Raises `ConfigError` if the daemon would not start.
+    """
     now = time.time() if now is None else now
     return [
         *_file(path),
@@ -100,7 +102,8 @@ def _reach(config: Config) -> Iterator[LintAdvice]:
 
 def _descriptors(config: Config, devices: int) -> Iterator[LintAdvice]:
     """Yields warnings about the daemon's budget of open files under this shell's limit; `devices`: the number of
-    devices that the daemon would serve."""
+    devices that the daemon would serve.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = descriptors.MOST if hard == resource.RLIM_INFINITY else min(hard, descriptors.MOST)
     processes = devices * min(config.devices.max_processes, max(1, len(config.tenants)))

@@ -136,8 +136,10 @@ class DemoSteps:
 
 
 def run_client(target: str) -> int:
-    """Runs every step once against the daemon at `target` and prints the results as tables. Returns the number of
-    failed steps."""
+    """Runs every step once against the daemon at `target` and prints the results as tables.
+
+    Returns the number of failed steps.
+    """
     import hearth
 
     failed = 0

@@ -61,7 +61,6 @@ def listed() -> str:
 
 
 def deploy_file(name: str) -> Path:
-    """Returns the path of a file of `deploy/`: in the package if it was installed from a wheel, otherwise in the
-    clone."""
+    """Returns the path of a file of `deploy/`: in the package of a wheel, else in the clone."""
     packaged = _PACKAGE / "deploy" / name
     return packaged if packaged.exists() else _PACKAGE.parents[1] / "deploy" / name

@@ -63,12 +63,16 @@ class Unhealthy(Exception):
 
 class NothingToAsk(Exception):
     """The configuration has no listener that can be queried from this host; the exception's text is one line with
-    advice."""
+    advice.
+    """
 
 
 def check(config: Config, service: str, timeout: float, *, live: bool) -> str:
-    """Returns the answer about `service`, "SERVING". With `live`, any answer is returned, because it shows that the
-    daemon's event loop runs. Raises `Unhealthy` and `NothingToAsk`."""
+    """Returns the answer about `service`, "SERVING".
+
+    With `live`, any answer is returned, because it shows that the daemon's event loop runs. Raises `Unhealthy` and
+    `NothingToAsk`.
+    """
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -115,7 +119,8 @@ def _channel(config: Config) -> tuple[grpc.Channel, str]:
 
 def _reached(address: Address) -> Address:
     """Returns the address under which this host reaches a listener on all interfaces; other addresses are returned
-    unchanged."""
+    unchanged.
+    """
     if not address.wildcard:
         return address
     return Address("::1" if ":" in address.host else "127.0.0.1", address.port)

@@ -75,7 +75,8 @@ def add_to(app: typer.Typer) -> None:
 
 def program() -> list[str]:
     """Returns the command of this installation: the script `hearthd` beside the interpreter, or the interpreter with
-    ``-m hearthd`` if there is no script."""
+    ``-m hearthd`` if there is no script.
+    """
     interpreter = Path(sys.executable)
     script = interpreter.with_name("hearthd")
     return [str(script)] if script.exists() else [str(interpreter), "-m", "hearthd"]
@@ -110,8 +111,10 @@ def unit(command: list[str], *, user: bool, account: str = "hearth", config: str
 
 
 def write(text: str, path: Path) -> bool:
-    """Writes the unit. Returns False if the file has this text already. Raises `OSError`, also if the file has another
-    text."""
+    """Writes the unit.
+
+    Returns False if the file has this text already. Raises `OSError`, also if the file has another text.
+    """
     if path.exists():
         if path.read_text() == text:
             return False

@@ -77,7 +77,8 @@ def parse_address(text: str) -> Address:
 
 def default_unix_path(environ: Mapping[str, str]) -> str:
     """Returns `/run/hearth/hearth.sock` if that directory is writable or can be created, otherwise
-    `$XDG_RUNTIME_DIR/hearth/hearth.sock`, otherwise `~/.cache/hearth/hearth.sock`. Clients search the same places."""
+    `$XDG_RUNTIME_DIR/hearth/hearth.sock`, otherwise `~/.cache/hearth/hearth.sock`. Clients search the same places.
+    """
     run = Path("/run/hearth")
     if os.access(run, os.W_OK | os.X_OK) or (not run.exists() and os.access(run.parent, os.W_OK | os.X_OK)):
         return str(run / "hearth.sock")

@@ -42,7 +42,8 @@ async def abort(context: Context, status: status_pb2.Status) -> NoReturn:
 
 def fitted(status: status_pb2.Status) -> status_pb2.Status:
     """Returns `status`, truncated to fit the trailing metadata: first the message, then the longest values, then the
-    later failures of a stream."""
+    later failures of a stream.
+    """
     if len(status.message) <= MAX_MESSAGE and status.ByteSize() <= MAX_MESSAGE + MAX_DETAILS:
         return status
     refusal = from_status(status)
@@ -91,7 +92,8 @@ def session_expired() -> Refusal:
 
 def session_not_found(session_id: str) -> Refusal:
     """Returns the refusal of a session's public id, with the same message if the session belongs to another tenant or
-    does not exist."""
+    does not exist.
+    """
     return Refusal(
         Reason.INVALID_HANDLE,
         f"There is no session {session_id[:64]!r} here.",

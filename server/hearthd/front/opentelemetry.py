@@ -63,7 +63,8 @@ def exporters(environ: Mapping[str, str]) -> list[str]:
 
 def switch_on(environ: Mapping[str, str] = os.environ) -> None:
     """Starts tracing if the environment asks for traces, or the process already has a provider
-    (`opentelemetry-instrument`, an embedder). An error is logged, and the daemon serves without traces."""
+    (`opentelemetry-instrument`, an embedder). An error is logged, and the daemon serves without traces.
+    """
     try:
         provider = _configured()
         ours = provider is None
@@ -225,8 +226,11 @@ class CallSpan:
 
 
 def _carried(context: Context) -> dict[str, str]:
-    """Returns the text entries of the metadata. The metadata of a framed call (`FramedCall`) are read directly: asking
-    the call for them would identify its caller, which is left to the code that needs it."""
+    """Returns the text entries of the metadata.
+
+    The metadata of a framed call (`FramedCall`) are read directly: asking the call for them would identify its caller,
+    which is left to the code that needs it.
+    """
     shown: Any = getattr(context, "metadata", None)
     if shown is None:
         shown = context.invocation_metadata()

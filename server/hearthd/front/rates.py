@@ -53,8 +53,10 @@ class Rates:
             samples.popleft()
 
     def per_second(self, now: float) -> dict[str, float]:
-        """Returns each counter's rate per second; empty until there are two samples. A counter that appeared later is
-        assumed to have started from 0."""
+        """Returns each counter's rate per second; empty until there are two samples.
+
+        A counter that appeared later is assumed to have started from 0.
+        """
         if len(self._samples) < 2:
             return {}
         (since, before), (until, after) = self._samples[0], self._samples[-1]
@@ -65,8 +67,11 @@ class Rates:
 
 
 class RateHistory:
-    """The rates of the last minutes. It has no timer: an entry is added with a report of a device process, which comes
-    every two seconds, or more often while a status page is open. The number of entries is bounded."""
+    """The rates of the last minutes.
+
+    It has no timer: an entry is added with a report of a device process, which comes every two seconds, or more often
+    while a status page is open. The number of entries is bounded.
+    """
 
     def __init__(self) -> None:
         self._entries: deque[tuple[float, dict[str, float]]] = deque(maxlen=int(HISTORY_S / HISTORY_STEP_S))

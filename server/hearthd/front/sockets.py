@@ -46,8 +46,10 @@ class UnixSocket:
     """The claim to the path of a Unix socket, held by a lock file beside the path while the daemon runs."""
 
     def __init__(self, path: str, *, public: bool = False, setting: str = "listen.unix") -> None:
-        """Creates the object. With `public`, other users of the host may connect. `setting`: the setting that has the
-        path."""
+        """Creates the object.
+
+        With `public`, other users of the host may connect. `setting`: the setting that has the path.
+        """
         self.path = Path(path)
         self._setting = setting
         self._public = public
@@ -58,8 +60,10 @@ class UnixSocket:
         self._made: Path | None = None
 
     def claim(self) -> None:
-        """Claims the path: creates its directory, and removes a socket that a daemon left behind. Raises `ListenError`
-        if another daemon uses the path."""
+        """Claims the path: creates its directory, and removes a socket that a daemon left behind.
+
+        Raises `ListenError` if another daemon uses the path.
+        """
         directory = self.path.parent
         try:
             if not directory.exists():

@@ -44,8 +44,10 @@ def without_room(path: str) -> bool:
 
 
 def refusal(path: str, purpose: str, setting: str) -> Refusal:
-    """Returns the refusal DISK_FULL. `purpose`: the data to be written at `path`; `setting`: the name of the setting
-    that chooses the path."""
+    """Returns the refusal DISK_FULL.
+
+    `purpose`: the data to be written at `path`; `setting`: the name of the setting that chooses the path.
+    """
     return Refusal(
         Reason.DISK_FULL,
         f"The disk is full that holds {path}: there is no room for {purpose}.",

@@ -14,8 +14,11 @@ SIZE = 32
 
 
 def ensure(path: str) -> None:
-    """Creates the file if it does not exist. Several processes may call it at the same time. Raises OSError, also if
-    other users can read the file or it contains no key."""
+    """Creates the file if it does not exist.
+
+    Several processes may call it at the same time. Raises OSError, also if other users can read the file or it contains
+    no key.
+    """
     place = Path(path)
     if not place.exists():
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -53,8 +53,10 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and prints; returns 1 if a figure could not be measured. Raises `HearthError` if no figure could be
-    measured."""
+    """Measures and prints; returns 1 if a figure could not be measured.
+
+    Raises `HearthError` if no figure could be measured.
+    """
     report = _measured(arguments)
     if arguments.json:
         import json
@@ -152,8 +154,10 @@ def sizes(arguments: argparse.Namespace) -> list[int]:
 
 
 def _max_size(text: str) -> int:
-    """Parses the maximum size. A copy of that size needs an array on each side, so the limit is a quarter of the
-    memory."""
+    """Parses the maximum size.
+
+    A copy of that size needs an array on each side, so the limit is a quarter of the memory.
+    """
     try:
         size = parse_size(text)
     except ValueError as error:

@@ -50,7 +50,8 @@ class Probes:
 
     def connection(self) -> Measurement:
         """Returns the measurement of a new session, an upload, a kernel that is already compiled, and the download of
-        its result."""
+        its result.
+        """
         return Measurement("first_result", "new connection to first result", "ms", self._connecting)
 
     def upload(self, size: int) -> Measurement:

@@ -69,8 +69,11 @@ def planned(probes: Probes, floors: Floors, sizes: Sequence[int], effort: Effort
 
 
 def run(figures: Sequence[Figure], effort: Effort, settle: Callable[[], None], say: Callable[[str], None]) -> None:
-    """Measures all figures. An error of one figure is stored in the figure, and the others are still measured. Raises
-    errors that affect all figures, such as `UnavailableError` and `FloorError`."""
+    """Measures all figures.
+
+    An error of one figure is stored in the figure, and the others are still measured. Raises errors that affect all
+    figures, such as `UnavailableError` and `FloorError`.
+    """
     for round_ in range(1, effort.rounds + 1):
         measured: set[str] = set()
         for figure in figures:

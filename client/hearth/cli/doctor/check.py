@@ -61,8 +61,11 @@ class Findings:
 
 
 def bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> list[Check]:
-    """Returns the results of `work`. If `work` raises or takes longer than `seconds`, returns a failed check instead.
-    Late work continues in a separate thread and blocks nothing."""
+    """Returns the results of `work`.
+
+    If `work` raises or takes longer than `seconds`, returns a failed check instead. Late work continues in a separate
+    thread and blocks nothing.
+    """
     found: list[Check] = []
     done = threading.Event()
 

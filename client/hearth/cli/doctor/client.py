@@ -77,7 +77,8 @@ def in_range(version: str, wanted: str) -> bool:
 
 def environment(environ: Mapping[str, str] = os.environ, *, loopback: bool = True) -> list[Check]:
     """Checks the environment: the variables that the client reads, unknown variables that begin with HEARTH_, and
-    proxies in the way."""
+    proxies in the way.
+    """
     checks = []
     set_here = [name for name in VARIABLES if environ.get(name)]
     shown = [f"{name}={environ[name]}" if name != "HEARTH_TOKEN" else f"{name} (not shown)" for name in set_here]

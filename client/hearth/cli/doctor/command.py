@@ -52,8 +52,10 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs and prints the checks; returns 1 if one failed. Never raises for a problem of the daemon or of the path to
-    it."""
+    """Runs and prints the checks; returns 1 if one failed.
+
+    Never raises for a problem of the daemon or of the path to it.
+    """
     from hearth.cli.doctor.check import Findings
 
     findings = Findings() if arguments.json else Findings(_print)
@@ -117,8 +119,10 @@ def _credentials(arguments: argparse.Namespace, findings: Findings, target: Targ
 
 
 def _way(arguments: argparse.Namespace, findings: Findings, target: Target, shown: Credentials | None) -> bool:
-    """Checks each step of the path to the daemon, each of which requires the previous one. Returns True if none
-    failed."""
+    """Checks each step of the path to the daemon, each of which requires the previous one.
+
+    Returns True if none failed.
+    """
     from hearth.cli.doctor import network
 
     seconds = arguments.timeout
@@ -210,8 +214,10 @@ def _asked(
 
 
 def _print(checks: Sequence[Check]) -> None:
-    """Prints a line for each check, and another one with the remedy. Checks that are skipped together share one
-    line."""
+    """Prints a line for each check, and another one with the remedy.
+
+    Checks that are skipped together share one line.
+    """
     if len(checks) > 1 and len({(check.status, check.detail) for check in checks}) == 1:
         names = ", ".join(check.name for check in checks)
         print(f"{checks[0].status:<8} {f'{len(checks)} checks':<{_WIDTH}} {names}: {checks[0].detail}")

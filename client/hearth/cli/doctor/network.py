@@ -194,8 +194,10 @@ def _protocol(target: Target, seconds: float) -> str:
 
 
 def certificate(target: Target, credentials: Credentials, files: tuple[str, str] | None, seconds: float) -> Check:
-    """Checks that the daemon's certificate is trusted for this name, and how long it remains valid. `files`: the
-    client's certificate and key."""
+    """Checks that the daemon's certificate is trusted for this name, and how long it remains valid.
+
+    `files`: the client's certificate and key.
+    """
     import ssl
 
     host, _ = host_and_port(target)

@@ -28,7 +28,8 @@ def value_of(spec: Scalar) -> Any:
 
 def host_array(spec: Array) -> Host | None:
     """Returns the array's initial contents, C-contiguous and in native byte order; None for a result, which is
-    initially zero on the device. Raises `ArgumentError`."""
+    initially zero on the device. Raises `ArgumentError`.
+    """
     if spec.direction == "out":
         return None
     return _load(spec.source.path) if isinstance(spec.source, FromFile) else _make(spec.source)
@@ -49,8 +50,10 @@ def refuse_too_much(specs: list[Spec]) -> None:
 
 
 def refuse_existing(specs: list[Spec], force: bool) -> None:
-    """Checks the result files before anything runs. Raises `ArgumentError` for one that cannot be written, or that
-    exists unless `force`."""
+    """Checks the result files before anything runs.
+
+    Raises `ArgumentError` for one that cannot be written, or that exists unless `force`.
+    """
     for spec in specs:
         if not isinstance(spec, Array) or spec.result is None:
             continue
@@ -71,8 +74,10 @@ def refuse_existing(specs: list[Spec], force: bool) -> None:
 
 
 def write(path: str, array: Host, force: bool) -> None:
-    """Writes the array to a file, completely or not at all. Raises `OSError`, or `ArgumentError` if the file has been
-    created meanwhile."""
+    """Writes the array to a file, completely or not at all.
+
+    Raises `OSError`, or `ArgumentError` if the file has been created meanwhile.
+    """
     target = Path(path)
     if force and target.is_symlink():
         target = target.resolve()
@@ -108,7 +113,8 @@ def shown(array: Host) -> str:
 
 def listed(array: Host) -> Any:
     """Returns nested lists for a JSON document, which has neither NaN nor complex numbers; None if the array is too
-    long."""
+    long.
+    """
     if array.size > SHOWN:
         return None
     return _plain(array.tolist())

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 def compiled(
     arguments: argparse.Namespace, device: Device, code: bytes, headers: dict[str, str]
 ) -> tuple[RawModule, Function]:
-    """Returns the module and its kernel. Waits for the compile, and prints the compiler's warnings on stderr. Raises
-    `ArgumentError` if the kernel is missing or ambiguous."""
+    """Returns the module and its kernel.
+
+    Waits for the compile, and prints the compiler's warnings on stderr. Raises `ArgumentError` if the kernel is missing
+    or ambiguous.
+    """
     options = [f"-D{define}" for define in arguments.define] + arguments.option
     name: str | None = arguments.kernel
     templated = name is not None and not name.isidentifier()

@@ -106,8 +106,10 @@ def integer(text: str) -> int:
 
 
 def dimensions(text: str) -> tuple[int, int, int]:
-    """Parses a grid or a block: ``1024``, ``32,32`` or ``8x8x4``. Raises `ValueError`, whose text describes the
-    problem."""
+    """Parses a grid or a block: ``1024``, ``32,32`` or ``8x8x4``.
+
+    Raises `ValueError`, whose text describes the problem.
+    """
     parts = re.split(r"[,x]", text) if not text.strip().lower().startswith("0x") else text.split(",")
     try:
         sizes = [integer(part) for part in parts]

@@ -27,8 +27,10 @@ def read_code(path: str) -> bytes:
 
 
 def headers_of(path: str, code: bytes, folders: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the headers that the source includes and that exist here, by the names in its includes. `given` headers
-    take precedence. Raises `ArgumentError` for a missing folder, or a header that cannot be read."""
+    """Returns the headers that the source includes and that exist here, by the names in its includes.
+
+    `given` headers take precedence. Raises `ArgumentError` for a missing folder, or a header that cannot be read.
+    """
     for folder in folders:
         if not Path(folder).is_dir():
             raise _wrong(
@@ -64,7 +66,8 @@ def headers_of(path: str, code: bytes, folders: Sequence[str], given: Mapping[st
 
 def given_headers(texts: Sequence[str]) -> dict[str, str]:
     """Returns the headers of the options ``--header FILE``, named by the file name without folders, and ``--header
-    NAME=FILE``. Raises `ArgumentError`."""
+    NAME=FILE``. Raises `ArgumentError`.
+    """
     found: dict[str, str] = {}
     for text in texts:
         name, equals, path = text.partition("=")

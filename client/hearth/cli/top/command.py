@@ -61,8 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class View:
-    """The last two documents, and the time since which no new ones have arrived. Pure, except for the clock values that
-    are passed in."""
+    """The last two documents, and the time since which no new ones have arrived.
+
+    Pure, except for the clock values that are passed in.
+    """
 
     def __init__(self, first: Document, at: float) -> None:
         self.before: Document | None = None

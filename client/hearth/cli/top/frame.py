@@ -36,8 +36,11 @@ def frame(
     columns: int,
     rows: int | None = None,
 ) -> list[ScreenLine]:
-    """Returns the lines for the time since `before`, sorted by device time. `at`: this machine's time, in seconds since
-    1970; `columns`: width of a line; `rows`: maximum number of lines (None: no limit)."""
+    """Returns the lines for the time since `before`, sorted by device time.
+
+    `at`: this machine's time, in seconds since 1970; `columns`: width of a line; `rows`: maximum number of lines (None:
+    no limit).
+    """
     of_devices, of_sessions = rates.of_devices(before, now), rates.of_sessions(before, now)
     shown = rates.busiest_first(now, of_devices, of_sessions)
     devices, sessions = lines.devices(shown, of_devices, columns), lines.sessions(shown, of_sessions)

@@ -87,7 +87,9 @@ def sessions_counted(document: Document) -> str:
 
 def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> list[ScreenLine]:
     """Returns the headings and the lines of each device, in the order of the document: two lines if one is too wide.
-    Below a device that does not serve, another line shows the reason."""
+
+    Below a device that does not serve, another line shows the reason.
+    """
     found = document.get("devices", ())
     if not found:
         return [ScreenLine("no devices")]
@@ -105,8 +107,7 @@ def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> lis
 
 
 def _loads(device: Mapping[str, Any]) -> str:
-    """Describes the modules that wait to be loaded; returns an empty string if none has waited for a noticeable
-    time."""
+    """Describes the modules that wait to be loaded; an empty string if none has waited noticeably."""
     gauges = device.get("gauges") or {}
     count, longest = int(gauges.get("loads_waiting", 0)), gauges.get("load_wait_longest_ns", 0) / 1e9
     if not count or longest < _LOAD_S:
@@ -168,8 +169,10 @@ def _device(device: Mapping[str, Any], rates: Rates, name_most: int, gpu: bool) 
 
 
 def sessions(document: Document, used: Mapping[str, float | None]) -> list[ScreenLine]:
-    """Returns a heading and a line for each session, in the document's order. `used`: device seconds per second, by
-    session id."""
+    """Returns a heading and a line for each session, in the document's order.
+
+    `used`: device seconds per second, by session id.
+    """
     found = document.get("sessions", ())
     if not found:
         return [ScreenLine("no sessions")]
@@ -199,7 +202,9 @@ def lease(connected: bool, left: float | None) -> str:
 
 def client(name: str, dedicated: bool, process: str = "") -> str:
     """Returns the name that the client declared, with `process`, its host and pid, unless the name begins with them.
-    They distinguish clients of one name."""
+
+    They distinguish clients of one name.
+    """
     shown = printable(name) or units.NONE
     if process and not name.startswith(process):
         shown += f" ({printable(process)})"

@@ -125,7 +125,8 @@ def _load(path: str) -> Any:
 
 def _refuse(output: Path, force: bool) -> None:
     """Raises `ArgumentError` if the output cannot be written, or would overwrite a file other than a trace without
-    `force`."""
+    `force`.
+    """
     if output.is_dir():
         raise _wrong(f"the output {str(output)!r} is a directory", "specify a file")
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK):

@@ -182,7 +182,8 @@ def _devices(
 
 def _union(work: Sequence[_Span]) -> tuple[float, list[tuple[float, float, str, str]]]:
     """Returns the time in which any of the work ran, and the gaps in between: start, length, name of the work before,
-    name of the work after."""
+    name of the work after.
+    """
     busy, gaps = 0.0, []
     end, latest = work[0].start, work[0]
     for span in work:

@@ -27,7 +27,8 @@ def product(dim: Dim) -> int:
 def thread_bound(limits: LaunchLimits, threads: int) -> int:
     """Returns the number of blocks of `threads` threads that the device holds if only threads are counted:
     floor(threads of a multiprocessor / threads of a block), limited to the blocks of a multiprocessor if that is known,
-    times the number of multiprocessors. Returns 0 if the limits are unknown."""
+    times the number of multiprocessors. Returns 0 if the limits are unknown.
+    """
     if threads < 1:
         return 0
     blocks = limits.max_threads_per_multiprocessor // threads
@@ -37,8 +38,10 @@ def thread_bound(limits: LaunchLimits, threads: int) -> int:
 
 
 def check_cooperative(limits: LaunchLimits, grid: Dim, block: Dim, occupancy: int | None) -> list[str]:
-    """Returns the reasons why the grid cannot be resident as a whole. `occupancy` is the number of blocks of the loaded
-    function that fit one multiprocessor; None: not known yet."""
+    """Returns the reasons why the grid cannot be resident as a whole.
+
+    `occupancy` is the number of blocks of the loaded function that fit one multiprocessor; None: not known yet.
+    """
     if "cooperative_launch" not in limits.features:
         return ["the device has no cooperative launches"]
     blocks = product(grid)

@@ -55,8 +55,9 @@ class LaneError(Exception):
 
 
 class LaneConnection:
-    """The device process's end of a lane. Device-handle thread only. Accepts no frames before `begin`, and none beyond
-    the client's window.
+    """The device process's end of a lane.
+
+    Device-handle thread only. Accepts no frames before `begin`, and none beyond the client's window.
 
     `take` receives the frames of the channel; before that, `inline_path` may take a batch that arrives while no other
     batch is queued on the lane, see `hearthd.device.fast_path.inline_path`. `crowded` returns True if the front has too
@@ -147,9 +148,11 @@ class LaneConnection:
         self._unread += len(head) + len(payload)
 
     def acknowledge(self, seq: int) -> bool:
-        """Records that every batch up to `seq` has been executed. The ack is sent with the next frame, or as soon as it
-        covers an eighth of the client's window. Returns True if `settle` has work to do: sending the ack, or resuming
-        to read."""
+        """Records that every batch up to `seq` has been executed.
+
+        The ack is sent with the next frame, or as soon as it covers an eighth of the client's window. Returns True if
+        `settle` has work to do: sending the ack, or resuming to read.
+        """
         self._acked = seq
         sizes = self._sizes
         for _ in range(len(sizes) - max(self._last - seq, 0)):
@@ -160,8 +163,10 @@ class LaneConnection:
         return not self._reading
 
     def answer(self, seq: int, payload: bytes) -> bool:
-        """Sends a response immediately, together with the ack of the last batch that has arrived. Returns False, with
-        no effect, if other frames must be sent first."""
+        """Sends a response immediately, together with the ack of the last batch that has arrived.
+
+        Returns False, with no effect, if other frames must be sent first.
+        """
         if self._unread or self._why or not self._open:
             return False
         self._acked = self._told = seq
@@ -176,8 +181,10 @@ class LaneConnection:
         return not self._unread and self._open
 
     def respond(self, payload: bytes) -> bool:
-        """Sends a response immediately, after the ack of executed batches. Returns False, with no effect, if other
-        frames must be sent first."""
+        """Sends a response immediately, after the ack of executed batches.
+
+        Returns False, with no effect, if other frames must be sent first.
+        """
         if self._unread or self._why or not self._open:
             return False
         head = HEADER.pack(len(payload), RESPONSE, 0, 0, 0)
@@ -217,7 +224,8 @@ class LaneConnection:
 
     def settle(self) -> None:
         """Completes an iteration of the loop: sends as much as the socket accepts, and resumes reading if there is
-        room."""
+        room.
+        """
         if not self._open:
             return
         if self._unread:
@@ -293,8 +301,10 @@ class LaneConnection:
             self._ended(str(error))
 
     def _whole(self, data: bytes) -> int:
-        """Handles the frames that arrived complete (one or a few, if a client waits for an answer). Returns the end of
-        the last one in `data`."""
+        """Handles the frames that arrived complete (one or a few, if a client waits for an answer).
+
+        Returns the end of the last one in `data`.
+        """
         at, size = 0, len(data)
         while size - at >= HEAD:
             length, kind, flags, channel, seq = HEADER.unpack_from(data, at)

@@ -72,8 +72,11 @@ class DescriptorCloser:
 
 
 class SegmentConnection:
-    """The device process's end of the socket. Device-handle thread only. `over` is called once, when the client has
-    disconnected (with an empty string) or has violated the protocol (with the reason)."""
+    """The device process's end of the socket.
+
+    Device-handle thread only. `over` is called once, when the client has disconnected (with an empty string) or has
+    violated the protocol (with the reason).
+    """
 
     def __init__(
         self,
@@ -263,8 +266,10 @@ def _descriptors(beside: Iterable[tuple[int, int, bytes]]) -> list[int]:
 
 
 def _read(payload: bytes) -> tuple[object, bool]:
-    """Returns the size in a SEGMENT frame, and True if the segment is for signals. Raises
-    Refusal(MALFORMED_MESSAGE)."""
+    """Returns the size in a SEGMENT frame, and True if the segment is for signals.
+
+    Raises Refusal(MALFORMED_MESSAGE).
+    """
     try:
         body: Any = json.loads(payload)
         return body["size"], body.get("signals") is True

@@ -26,8 +26,10 @@ class Guard:
         self._secret = secret
 
     def open(self, end: socket.socket, deadline: float) -> ssl.SSLSocket:
-        """Returns the same connection, inside TLS. Raises OSError, or FrameError if the client does not show the
-        ticket."""
+        """Returns the same connection, inside TLS.
+
+        Raises OSError, or FrameError if the client does not show the ticket.
+        """
         end.settimeout(max(0.001, deadline - time.monotonic()))
         inside = self._context.wrap_socket(end, server_side=True, do_handshake_on_connect=False)
         inside.do_handshake()
@@ -48,8 +50,10 @@ class Guards:
         self._certificate = ""
 
     def make(self, body: Any) -> Guard | None:
-        """Returns the guard that a message of the front describes; None: no TLS. Raises ValueError, ssl.SSLError,
-        OSError."""
+        """Returns the guard that a message of the front describes; None: no TLS.
+
+        Raises ValueError, ssl.SSLError, OSError.
+        """
         if body is None:
             return None
         try:

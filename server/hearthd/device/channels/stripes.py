@@ -66,7 +66,8 @@ class Stripes:
 
     def sleep(self, asleep: float | None) -> float | None:
         """Returns the longest time that the loop may sleep, at most `asleep`; closes stripes whose channel was not
-        opened in time."""
+        opened in time.
+        """
         if not self._waiting:
             return asleep
         now = time.monotonic()

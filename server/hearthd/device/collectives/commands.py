@@ -203,8 +203,10 @@ class CollectiveCommands:
     # ---- the front's messages ----
 
     def message(self, payload: bytes, session_of: SessionOf) -> None:
-        """Handles one COLLECTIVE frame; see hearthd/front/collectives/matcher.py for the protocol. Some frames come
-        from other daemons: invalid ones are ignored."""
+        """Handles one COLLECTIVE frame; see hearthd/front/collectives/matcher.py for the protocol.
+
+        Some frames come from other daemons: invalid ones are ignored.
+        """
         try:
             message = json.loads(payload)
             what = message["op"]
@@ -237,8 +239,10 @@ class CollectiveCommands:
     # ---- the end of a session, and the loop ----
 
     def close(self, session: DeviceSession) -> None:
-        """Forgets the session's groups and operations. Its commands have been abandoned; launched operations run to
-        their end."""
+        """Forgets the session's groups and operations.
+
+        Its commands have been abandoned; launched operations run to their end.
+        """
         for channel, group in [each for each in self._groups if each[0] == session.channel]:
             del self._groups[channel, group]
         self._negotiation.close(session)

@@ -82,7 +82,8 @@ class Memberships:
 
     def enqueue(self, member: Membership, exchanges: Sequence[CollectiveExchange]) -> None:
         """Enqueues a communicator's next operation on its track, which has been fenced behind all work that it depends
-        on. Raises Refusal."""
+        on. Raises Refusal.
+        """
         if exchanges:
             try:
                 member.communicator.enqueue(exchanges, member.track.stream)
@@ -206,7 +207,8 @@ class Memberships:
 
     def broken(self, member: Membership, reason: str, sequence: int = 0, *, timed_out: bool = False) -> None:
         """Reports to the front that this rank cannot continue in the communicator; `sequence` is the number of the
-        operation that is the cause."""
+        operation that is the cause.
+        """
         if member.failing:
             return
         member.refusal = partial(given_up, reason, sequence if timed_out else 0)
@@ -221,8 +223,10 @@ class Memberships:
     def _end(
         self, member: Membership, refusal: Callable[[InFlightCollective], Refusal], gone: Refusal | None = None
     ) -> None:
-        """Abandons a communicator. Its running operations have failed, which is recorded before the abort releases
-        them."""
+        """Abandons a communicator.
+
+        Its running operations have failed, which is recorded before the abort releases them.
+        """
         del self._live[member.comm]
         self._busy.pop(member, None)
         if gone is not None:
@@ -240,8 +244,10 @@ class Memberships:
     # ---- the loop ----
 
     def check(self) -> None:
-        """Checks for failures and overdue operations, and reports the progress. Cheap to call often, because it does
-        work only at intervals."""
+        """Checks for failures and overdue operations, and reports the progress.
+
+        Cheap to call often, because it does work only at intervals.
+        """
         now = time.monotonic()
         if now < self._next_check or not (self._live or self.aborts.watching):
             return

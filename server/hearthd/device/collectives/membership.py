@@ -1,5 +1,4 @@
-"""Membership: this rank's part in one communicator, and the refusals of operations that failed with the
-communicator."""
+"""Membership: this rank's part in one communicator, and refusals of operations that failed with it."""
 
 from __future__ import annotations
 
@@ -51,7 +50,8 @@ class Membership:
 
 def given_up(why: str, late: int, flight: InFlightCollective) -> Refusal:
     """Returns the refusal of an operation that was in flight when its communicator failed; `late` is the number of the
-    operation that missed its deadline, or 0."""
+    operation that missed its deadline, or 0.
+    """
     if late and flight.sequence == late:
         return Refusal(
             Reason.COLLECTIVE_TIMEOUT,
@@ -70,7 +70,8 @@ def given_up(why: str, late: int, flight: InFlightCollective) -> Refusal:
 
 def not_started(why: str, timed_out: bool) -> Refusal:
     """Returns the refusal of an operation that could not start on a failed communicator; `timed_out`: the failure is a
-    timeout of this operation or of one that it waits for."""
+    timeout of this operation or of one that it waits for.
+    """
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT if timed_out else Reason.COMMUNICATOR_FAILED,
         f"the communicator was aborted before the operation could start: {why}",

@@ -76,7 +76,8 @@ class Negotiation:
 
     def ask(self, pending: PendingCollective, ahead: list[PendingCollective]) -> None:
         """Presents the operation, or queues it until there is room, after the operations `ahead`, which have been
-        presented or queued. Raises the same errors as `locate`."""
+        presented or queued. Raises the same errors as `locate`.
+        """
         group = pending.key.group
         # A group over several daemons has a separate order and track, and may wait for anything. If an operation of a
         # group of this daemon's devices could be launched while it waits for such a group, it would block all other
@@ -95,8 +96,10 @@ class Negotiation:
             self._present(pending)
 
     def present(self, pending: PendingCollective) -> bool:
-        """Presents an operation whose turn has come, with no earlier one left. Returns False if there is no room even
-        within `MOST_AT_ALL`."""
+        """Presents an operation whose turn has come, with no earlier one left.
+
+        Returns False if there is no room even within `MOST_AT_ALL`.
+        """
         if self._crowded(pending, MOST_AT_ALL):
             return False
         pending.behind = []
@@ -129,7 +132,8 @@ class Negotiation:
 
     def _make_room(self, session: DeviceSession, weight: int) -> None:
         """Subtracts `weight` from the weight of the session's presented operations, and presents queued ones that now
-        have room."""
+        have room.
+        """
         left = self._weights.get(session, 0) - weight
         if left > 0:
             self._weights[session] = left

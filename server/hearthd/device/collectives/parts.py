@@ -23,8 +23,10 @@ class BufferRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CollectivePart:
-    """The part of one rank in an operation. Fields that the operation's kind does not use are empty and need not
-    match."""
+    """The part of one rank in an operation.
+
+    Fields that the operation's kind does not use are empty and need not match.
+    """
 
     kind: str
     count: int

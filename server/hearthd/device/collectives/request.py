@@ -27,8 +27,10 @@ def parse(
     ranks: int,
     check: Check,
 ) -> list[CollectivePart]:
-    """Returns the parts of `rank` among `ranks`. Raises Refusal for operations that no rank could do, whatever the
-    other ranks present."""
+    """Returns the parts of `rank` among `ranks`.
+
+    Raises Refusal for operations that no rank could do, whatever the other ranks present.
+    """
     if len(operations) > MAX_OPERATIONS:
         raise Refusal(
             Reason.INVALID_ARGUMENT,

@@ -56,7 +56,8 @@ _LONGEST_COMMENT = 4096
 
 class IncludeFinding(NamedTuple):
     """A directive that reads, or may read, a file of the host: `what` is the text of the directive, `name` the file's
-    name, or empty."""
+    name, or empty.
+    """
 
     file: str
     line: int
@@ -122,8 +123,7 @@ def foreign(name: str) -> bool:
 
 
 class _Reading(NamedTuple):
-    """A source with its spliced lines joined; `cuts` are the positions of the joins, which are needed to count
-    lines."""
+    """A source with its spliced lines joined; `cuts` are the positions of the joins."""
 
     text: str
     cuts: list[int]
@@ -152,7 +152,8 @@ def _readings(text: str) -> Iterator[_Reading]:
 
 def _blanked(match: re.Match[str]) -> str:
     """Returns an empty string for a line that is a comment in every reading of the source, otherwise the line
-    unchanged."""
+    unchanged.
+    """
     line = match[0].rstrip("\r")
     before = match.string[max(0, match.start() - 256) : max(0, match.start() - 1)].rstrip(" \t\v\f\r")
     ends_block = "*/" in line
@@ -193,8 +194,10 @@ def _findings(file: str, reading: _Reading, defined: set[str]) -> Iterator[Inclu
 
 
 def _queries(file: str, reading: _Reading, at: int, line: str, defined: set[str]) -> Iterator[IncludeFinding]:
-    """Yields the findings of `__has_include(...)` in the line that starts at `at`. The bare word without parentheses
-    names no file."""
+    """Yields the findings of `__has_include(...)` in the line that starts at `at`.
+
+    The bare word without parentheses names no file.
+    """
     for match in _QUERY.finditer(line):
         after = _skip(reading.text, at + match.end())
         if reading.text.startswith("(", after):
@@ -226,7 +229,8 @@ def _named(
 
 def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[IncludeFinding]:
     """Yields the findings of `#line 1 "file"`, with or without the word `line`: a compiler may quote the named file, or
-    treat the lines after the directive as part of it."""
+    treat the lines after the directive as part of it.
+    """
     text = reading.text
     number = _NUMBER.match(text, _skip(text, match.end()))
     after = _skip(text, number.end() if number else match.end())
@@ -239,8 +243,10 @@ def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[Inc
 
 
 def _skip(text: str, position: int) -> int:
-    """Returns the position after blanks and comments; a directive may continue after a comment of several lines. Raises
-    `_Hidden`."""
+    """Returns the position after blanks and comments; a directive may continue after a comment of several lines.
+
+    Raises `_Hidden`.
+    """
     while True:
         blank = _BLANK.match(text, position)
         assert blank is not None

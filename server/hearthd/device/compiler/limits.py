@@ -22,7 +22,8 @@ class CompilerEnded(Exception):
 @dataclass(frozen=True)
 class CompileLimits:
     """Limits of one compile: wall-clock seconds, bytes of address space, bytes of the largest file that the compile
-    writes."""
+    writes.
+    """
 
     seconds: float
     memory: int
@@ -47,7 +48,8 @@ class CompileLimits:
 
     def ended(self, number: int, said: str = "") -> Refusal:
         """Returns the refusal of a compile whose compiler was ended by the signal `number`; `said` is the compiler's
-        last output."""
+        last output.
+        """
         if number == signal.SIGXCPU:
             return self.out_of_time()
         if number == signal.SIGXFSZ:

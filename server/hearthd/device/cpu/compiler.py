@@ -58,7 +58,8 @@ _SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_sig
 
 class CpuCompiler:
     """The system's C++ compiler, or that of the ziglang package; it produces the same image for every virtual device of
-    the node."""
+    the node.
+    """
 
     light = True
 
@@ -84,8 +85,11 @@ class CpuCompiler:
         return find_toolchain(place)
 
     def recipe(self) -> Mapping[str, Any]:
-        """Returns the recipe of the compiler. It changes when the directory of preludes has been deleted and created
-        again, because a worker's sandbox allows access only to the directory that existed when the worker started."""
+        """Returns the recipe of the compiler.
+
+        It changes when the directory of preludes has been deleted and created again, because a worker's sandbox allows
+        access only to the directory that existed when the worker started.
+        """
         toolchain = self.toolchain()
         with self._renewing:
             path = toolchain.preludes()
@@ -228,7 +232,8 @@ def _linked(toolchain: Toolchain, room: Path, timeout_s: float | None) -> bytes:
 
 def _without_include(prelude: Sequence[str], own: Sequence[str]) -> list[str]:
     """Returns the options for gcc's second step, without those that include the prelude: the preprocessed text names
-    it."""
+    it.
+    """
     kept = list(prelude)
     at = kept.index("-include")
     del kept[at : at + 2]
@@ -241,7 +246,9 @@ def _left(deadline: float | None) -> float | None:
 
 def _inside(name: str) -> str:
     """Returns the relative path of a header or directory, checked to stay within the directory that it is written to.
-    Raises Refusal."""
+
+    Raises Refusal.
+    """
     path = PurePosixPath(name)
     if path.is_absolute():
         path = path.relative_to("/")

@@ -59,8 +59,10 @@ class PointerTarget(NamedTuple):
 
 
 class DispatchPlan(NamedTuple):
-    """The checked bindings of a dispatch. `arguments` are for the parameter block; the argument of a transient buffer
-    names no buffer yet."""
+    """The checked bindings of a dispatch.
+
+    `arguments` are for the parameter block; the argument of a transient buffer names no buffer yet.
+    """
 
     arguments: list[commands_pb2.Argument]
     transients: list[TransientBuffer]
@@ -77,8 +79,10 @@ class DispatchPlan(NamedTuple):
 def read_bindings(
     command: commands_pb2.Dispatch, inputs: Sequence[bytes], max_inline_bytes: int
 ) -> tuple[DispatchPlan, list[BindingFailure]]:
-    """Returns the plan and the faults of the command; a plan with faults must not run. `inputs` has the `data` of each
-    binding, because each access to the message would copy the bytes."""
+    """Returns the plan and the faults of the command; a plan with faults must not run.
+
+    `inputs` has the `data` of each binding, because each access to the message would copy the bytes.
+    """
     failures: list[BindingFailure] = []
     arguments: list[commands_pb2.Argument] = []
     transients: list[TransientBuffer] = []
@@ -125,13 +129,13 @@ def read_bindings(
 
 def named_transfers(command: commands_pb2.Dispatch) -> list[int]:
     """Returns every transfer that a command names, including those of invalid bindings, because a client may wait at
-    the other end."""
+    the other end.
+    """
     return [number for binding in command.bindings for number in (binding.upload, binding.download) if number]
 
 
 def refuse(kernel: str, failures: Sequence[BindingFailure], details: dict[str, object] | None = None) -> Refusal:
-    """Returns the refusal of a dispatch: the first failure determines the reason, and the message lists all
-    failures."""
+    """Returns the refusal of a dispatch: the first failure gives the reason, the message lists all."""
     return Refusal(
         failures[0].reason,
         f"dispatch of {kernel}: " + "; ".join(failure.text for failure in failures),

@@ -34,8 +34,10 @@ class DurableBuffer:
         self._on_end = on_end
 
     def end(self) -> None:
-        """Ends the durability of the buffer, because it is freed or should no longer be durable. A second call has no
-        effect."""
+        """Ends the durability of the buffer, because it is freed or should no longer be durable.
+
+        A second call has no effect.
+        """
         if not self.ended:
             self.ended = True
             self._on_end(self)

@@ -1,5 +1,6 @@
 """Durable buffers: the commands SetDurable and Checkpoint, and the messages between the device process and the front's
-store of copies."""
+store of copies.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +74,7 @@ class SnapshotCommands:
     # ---- commands ----
 
     def set_durable(self, origin: Origin, command: commands_pb2.SetDurable) -> Operation | None:
-        """Makes buffers durable and takes their first copies at this position of the stream, or ends their
-        durability."""
+        """Makes buffers durable and takes their first copies at this point of the stream, or ends their durability."""
         session = origin.session
         buffers = list({handle: session.buffers.find(handle) for handle in command.buffers}.values())
         if not buffers:
@@ -231,7 +231,8 @@ class SnapshotCommands:
 
     def restore(self, session: DeviceSession, frame: Frame) -> None:
         """Restores the buffers that the session had in a lost process; answered when all of them are restored or have
-        failed."""
+        failed.
+        """
         copies = [
             (self._durable(session, key, handle, size), SnapshotAreas(offset, span, which))
             for key, handle, size, offset, span, which in json.loads(frame.payload)["copies"]

@@ -182,7 +182,8 @@ def uses_of(bound: BoundLaunch) -> Uses:
 
 def check_record(parsed: ResolvedRecord) -> None:
     """Raises Refusal(CAPTURE_INVALID) for a launch in which the host takes part, because it cannot be stored and
-    repeated."""
+    repeated.
+    """
     record = parsed.record
     what = (
         'mode="validate"'

@@ -95,8 +95,10 @@ class CaptureOrder:
         return graph
 
     def records(self, kind: str) -> bool:
-        """Returns True if a command of this kind is recorded now, and False if it is executed. Raises
-        Refusal(CAPTURE_INVALID) for any other command."""
+        """Returns True if a command of this kind is recorded now, and False if it is executed.
+
+        Raises Refusal(CAPTURE_INVALID) for any other command.
+        """
         if not self.recording or kind in BESIDE or kind in TRANSITIONS:
             return False
         if kind in RECORDED:

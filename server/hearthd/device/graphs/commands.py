@@ -100,7 +100,8 @@ class GraphCommands:
         self, origin: Origin, entry: GraphEntry, *recording: LogicalStream, answer: commands_pb2.Result | None = None
     ) -> Operation:
         """Returns the operation that releases a graph, behind earlier commands of the graph and of the stream that
-        records it."""
+        records it.
+        """
 
         def run() -> bool:
             self._release(entry)
@@ -203,8 +204,10 @@ class GraphCommands:
             self._release(entry)
 
     def _release(self, entry: GraphEntry) -> None:
-        """Releases the graph, with its buffers and modules, behind the launches that use them. A second call has no
-        effect."""
+        """Releases the graph, with its buffers and modules, behind the launches that use them.
+
+        A second call has no effect.
+        """
         entry.holdings.release()
         entry.nodes.clear()
         entry.kernels.clear()
@@ -216,8 +219,7 @@ class GraphCommands:
 
 
 def _check_same(entry: GraphEntry, index: int, node: KernelNode, bound: BoundLaunch) -> None:
-    """Raises Refusal(INVALID_ARGUMENT) if an update changes a node's function or attributes, which must stay the
-    same."""
+    """Raises Refusal(INVALID_ARGUMENT) if an update changes a node's function or attributes."""
     plan = bound.plan
     wrong = []
     if plan.function is not node.function:

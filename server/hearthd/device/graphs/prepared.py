@@ -68,8 +68,10 @@ class PreparedCommands:
         self._keepers = keepers
 
     def prepare(self, origin: Origin, command: commands_pb2.Prepare) -> Operation:
-        """Prepares a list. A list that cannot be prepared keeps its handle, with the reason, until the handle is
-        destroyed."""
+        """Prepares a list.
+
+        A list that cannot be prepared keeps its handle, with the reason, until the handle is destroyed.
+        """
         session = origin.session
         session.prepared.check_new(command.prepared)
         entry = PreparedEntry(command.prepared, Holdings(session, self._keepers))
@@ -246,7 +248,8 @@ def split_records(data: bytes) -> list[bytes]:
 
 def _refusal(entry: PreparedEntry, records: int, wrong: dict[int, Refusal]) -> Refusal:
     """Returns the refusal of a list with all its faults, by the index of each launch; the first fault determines the
-    reason."""
+    reason.
+    """
     index, first = next(iter(wrong.items()))
     listed = "; ".join(f"launch {number}: {refusal.message}" for number, refusal in list(wrong.items())[:LISTED])
     more = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""

@@ -126,8 +126,10 @@ class Exporting:
                 self._refuse(call, refusal)
 
     def _follow(self, session: DeviceSession, buffer: Buffer, place: MappedAllocation) -> bool:
-        """Moves a buffer to the copy, behind its work under way. A buffer that a graph holds is not moved, because the
-        graph contains its address."""
+        """Moves a buffer to the copy, behind its work under way.
+
+        A buffer that a graph holds is not moved, because the graph contains its address.
+        """
         old: SharedAllocation = buffer.place
         if place.holders and buffer in old.holders and not buffer.holders and old is not place:
             buffer.place, buffer.address, buffer.usage = place, place.address, place.usage

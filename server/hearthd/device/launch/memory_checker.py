@@ -58,8 +58,10 @@ class Validation:
             self._buffers.append(pointer)
 
     def run(self) -> bool:
-        """Submits the whole launch, which is answered when it is done. Returns False if there is no staging memory for
-        the zones."""
+        """Submits the whole launch, which is answered when it is done.
+
+        Returns False if there is no staging memory for the zones.
+        """
         device = self._device
         track = self._origin.stream.track
         plans = {buffer: shadow(buffer.size) for buffer in self._bound.buffers}

@@ -100,13 +100,15 @@ class Executor:
 
     def _tenant_of(self, ident: str) -> str | None:
         """Returns the tenant of a session by its id, while the session is open or its work runs; None if there is no
-        such session."""
+        such session.
+        """
         each = (*self._sessions.values(), *self._leaving.values())
         return next((session.tenant for session in each if session.id == ident), None)
 
     def kick(self, session: DeviceSession | None) -> None:
         """Schedules the deferred commands of the session (None: of all sessions) to be tried again before the loop
-        sleeps."""
+        sleeps.
+        """
         if session is None:
             for channel, each in self._sessions.items():
                 if each.deferred:
@@ -157,7 +159,8 @@ class Executor:
 
     def snapshot(self) -> dict[str, Any]:
         """Returns counters, gauges and histograms for the metrics, memory in use by tenant and by channel, the running
-        kernels, and the closed sessions whose work is still running."""
+        kernels, and the closed sessions whose work is still running.
+        """
         info = self._device.server.memory_info()
         sessions = self._sessions.values()
         gauges = {
@@ -195,7 +198,8 @@ class Executor:
 
     def _rest_of(self, session: DeviceSession) -> dict[str, Any]:
         """Returns the state of a closed session whose work is still running: its kernels in flight, and `busy`, which
-        is False if only frees that can run are left."""
+        is False if only frees that can run are left.
+        """
         free_queue = self.memory.deferred_free.latest(session)
         return {
             "busy": free_queue is None or self.memory.deferred_free.blocked(session),
@@ -252,8 +256,10 @@ class Executor:
             self.transfers.uploads.frame(session, frame)
 
     def _cancel(self, session: DeviceSession, frame: Frame) -> None:
-        """Cancels a call that its client no longer waits for. A call that has begun, or that peers depend on,
-        continues."""
+        """Cancels a call that its client no longer waits for.
+
+        A call that has begun, or that peers depend on, continues.
+        """
         refusal = Refusal(Reason.CANCELLED, "the client no longer waits for the call; the call was not executed")
         if self.sharing.cancel(session, frame.id):
             self._device.telemetry.cancelled += 1
@@ -332,7 +338,8 @@ class Executor:
 
     def _close(self, session: DeviceSession, _frame: Frame) -> None:
         """Abandons the session's waiting commands, frees everything that it holds behind its work under way, and then
-        sends CLOSED to the front."""
+        sends CLOSED to the front.
+        """
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         for operation in session.deferred.clear():
             operation.abandon(gone)

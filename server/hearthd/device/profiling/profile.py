@@ -32,8 +32,10 @@ class ProfileCommands:
         self._device = device
 
     def start(self, origin: Origin, command: commands_pb2.StartProfile) -> Operation:
-        """Opens a profile. Its device clock starts with the stream's next work, so that a compile in between is not
-        counted."""
+        """Opens a profile.
+
+        Its device clock starts with the stream's next work, so that a compile in between is not counted.
+        """
         session = origin.session
         if len(session.profiles) >= MAX_OPEN:
             raise Refusal(
@@ -54,8 +56,10 @@ class ProfileCommands:
         return Operation(origin, run, writes=(origin.stream, profile))
 
     def end(self, origin: Origin, command: commands_pb2.EndProfile) -> Operation:
-        """Ends a profile. The answer, with the times or the failures, is sent when the stream's earlier work is
-        done."""
+        """Ends a profile.
+
+        The answer, with the times or the failures, is sent when the stream's earlier work is done.
+        """
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, "a profile end needs a request number", fix="set Command.request")
         session = origin.session

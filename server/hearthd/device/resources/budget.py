@@ -24,14 +24,18 @@ def rounded(size: int) -> int:
 
 
 def ceiling(info: MemoryInfo, limit: int) -> int:
-    """Returns the largest number of bytes that this process may ever hold. `limit` 0: only the device's memory limits
-    it."""
+    """Returns the largest number of bytes that this process may ever hold.
+
+    `limit` 0: only the device's memory limits it.
+    """
     return min(limit, info.total) if limit else info.total
 
 
 def available(info: MemoryInfo, limit: int) -> int:
-    """Returns the size of the largest allocation that could succeed now. An upper bound, because memory may be
-    fragmented."""
+    """Returns the size of the largest allocation that could succeed now.
+
+    An upper bound, because memory may be fragmented.
+    """
     unused = max(0, info.reserved - info.in_use)
     return max(0, min(info.free + unused, ceiling(info, limit) - info.in_use))
 
@@ -58,7 +62,8 @@ def check_budget(required: int, info: MemoryInfo, limit: int) -> None:
 
 def not_granted(size: int, info: MemoryInfo, granted: int, limit: int) -> Refusal:
     """Returns the refusal of `size` bytes that the process may not hold now, because it shares the device with other
-    processes."""
+    processes.
+    """
     most = ceiling(info, limit)
     if size > most:
         return out_of_memory(size, info, limit)
@@ -118,8 +123,10 @@ def over_quota(size: int, quota: int, in_use: int, granted: int | None = None, g
 
 
 def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | None = None) -> Refusal:
-    """Returns the refusal of `size` bytes that can never be allocated, or not now, with all numbers. `largest` is the
-    largest allocation that could succeed; by default that of `available`."""
+    """Returns the refusal of `size` bytes that can never be allocated, or not now, with all numbers.
+
+    `largest` is the largest allocation that could succeed; by default that of `available`.
+    """
     most = ceiling(info, limit)
     if largest is None:
         largest = available(info, limit)

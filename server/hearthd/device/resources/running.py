@@ -41,8 +41,10 @@ class RunningKernels(NamedTuple):
 
 
 def running(tracks: StreamPool, asking: DeviceSession, tenant_of: Callable[[str], str | None]) -> RunningKernels:
-    """Returns the kernels that are running, by owner as seen by the session `asking`. `tenant_of` returns the tenant of
-    a session by its id, or None if unknown."""
+    """Returns the kernels that are running, by owner as seen by the session `asking`.
+
+    `tenant_of` returns the tenant of a session by its id, or None if unknown.
+    """
     own: list[str] = []
     others: dict[str, list[str]] = {}
     strangers = False
@@ -58,8 +60,10 @@ def running(tracks: StreamPool, asking: DeviceSession, tenant_of: Callable[[str]
 
 
 def device_busy(what: str, waited: float, limit: float, found: RunningKernels) -> Refusal:
-    """Returns the refusal for a client that waited for an idle device for the whole time limit. `what` names the
-    load."""
+    """Returns the refusal for a client that waited for an idle device for the whole time limit.
+
+    `what` names the load.
+    """
     fixes = []
     if found.own:
         fixes.append("let kernels of this session end (synchronize) before it loads")

@@ -50,8 +50,10 @@ class CommandRunner(Protocol):
         index: int = 0,
         call: int = 0,
     ) -> None:
-        """Runs the command, or defers it until its inputs are available. `kind` is the command's kind; "" if it has
-        none."""
+        """Runs the command, or defers it until its inputs are available.
+
+        `kind` is the command's kind; "" if it has none.
+        """
         ...
 
     def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None: ...
@@ -156,7 +158,8 @@ class Arrivals:
 
     def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
         """Returns the batch and the indices of its commands that have already been answered; None if there is nothing
-        to run."""
+        to run.
+        """
         session = backlog.session
         ahead = backlog.ahead.pop(id(frame), None) if backlog.ahead else None
         try:
@@ -228,8 +231,10 @@ class Arrivals:
         backlog.ahead[id(frame)] = PeekedBatch(batch, changes, frozenset(answered))
 
     def _answer(self, backlog: Backlog, command: commands_pb2.Command, before: list[Changes]) -> bool:
-        """Answers an event query now, or registers it to be answered when the event is recorded. Returns False if
-        neither is possible yet. `before` lists the changes that earlier commands make to events."""
+        """Answers an event query now, or registers it to be answered when the event is recorded.
+
+        Returns False if neither is possible yet. `before` lists the changes that earlier commands make to events.
+        """
         session = backlog.session
         stream = session.streams.get(command.stream)
         if stream is None or stream.capture is not None:

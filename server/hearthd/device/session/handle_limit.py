@@ -60,7 +60,8 @@ class HandleLimits:
 
 def _divide(tables: Sequence[HandleCount], allowed: int, more: int, whose: str, setting: str) -> int:
     """Returns how many handles each of the tables may have in addition to its present ones and the `more` requested
-    ones."""
+    ones.
+    """
     held = sum(map(len, tables))
     left = allowed - held - more
     grant = max(0, min(STEP, left // (2 * len(tables))))

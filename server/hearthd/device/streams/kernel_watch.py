@@ -27,7 +27,8 @@ class KernelWatch:
 
     def report(self, tracks: Iterable[PooledStream]) -> list[dict[str, Any]]:
         """Returns an entry for each track that has a kernel in flight, longest first: the oldest kernel, its session,
-        the seconds for which it has been running at least, and the number of launches known to be queued behind it."""
+        the seconds for which it has been running at least, and the number of launches known to be queued behind it.
+        """
         now = time.perf_counter()
         seen: dict[PooledStream, tuple[tuple[int, str, str], float]] = {}
         found: list[dict[str, Any]] = []

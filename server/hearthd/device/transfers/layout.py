@@ -14,8 +14,10 @@ from hearth_proto.reasons import Reason, Refusal
 
 
 class Piece(NamedTuple):
-    """Part of a copy that is one driver call: `rows` rows of `width` bytes. `host` is the offset on the host's side,
-    `device` the offset from the address of the first row; all in bytes."""
+    """Part of a copy that is one driver call: `rows` rows of `width` bytes.
+
+    `host` is the offset on the host's side, `device` the offset from the address of the first row; all in bytes.
+    """
 
     host: int
     device: int
@@ -25,8 +27,10 @@ class Piece(NamedTuple):
 
 
 def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: int) -> RowLayout:
-    """Returns the rows that a command refers to. Raises Refusal(INVALID_ARGUMENT) if the numbers contradict each
-    other."""
+    """Returns the rows that a command refers to.
+
+    Raises Refusal(INVALID_ARGUMENT) if the numbers contradict each other.
+    """
     if width * rows != size:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
@@ -66,7 +70,8 @@ def check_apart(buffer: int, destination: RowLayout, source: RowLayout) -> None:
 
 def pieces(rows: RowLayout, start: int, size: int) -> Iterator[Piece]:
     """Divides `size` bytes of the rows, starting at byte `start`, into the rest of a row, whole rows, and the beginning
-    of a row. Yields a single piece if the rows are dense."""
+    of a row. Yields a single piece if the rows are dense.
+    """
     if not size:
         return
     if rows.dense:

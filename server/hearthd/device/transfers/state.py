@@ -63,7 +63,8 @@ class TransferContext:
         arrived: Callable[[], None],
     ) -> None:
         """Calls `arrived` for a chunk whose contents depended on `outcomes`, or refuses the read if one of the outcomes
-        is a failure."""
+        is a failure.
+        """
         if not download.refused and not refused_read(origin, buffer, outcomes):
             arrived()
             return
@@ -87,7 +88,8 @@ class TransferContext:
 
 def check_live(session: DeviceSession, transfer: int, other_way: Container[int]) -> None:
     """Raises Refusal(TRANSFER_ABORTED) if the transfer is over, and Refusal(HANDLE_IN_USE) if the number is used in the
-    other direction."""
+    other direction.
+    """
     if transfer in session.over:
         raise Refusal(
             Reason.TRANSFER_ABORTED,
@@ -103,8 +105,10 @@ def check_live(session: DeviceSession, transfer: int, other_way: Container[int])
 
 
 def claim(flow: UploadFlow | DownloadFlow, transfer: int, what: str) -> None:
-    """Claims the transfer for a command; `what` names the command. Raises Refusal(HANDLE_IN_USE) if another command has
-    claimed it."""
+    """Claims the transfer for a command; `what` names the command.
+
+    Raises Refusal(HANDLE_IN_USE) if another command has claimed it.
+    """
     if flow.claimed:
         raise Refusal(
             Reason.HANDLE_IN_USE,
@@ -115,8 +119,10 @@ def claim(flow: UploadFlow | DownloadFlow, transfer: int, what: str) -> None:
 
 
 def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: str) -> Flow:
-    """Returns the transfer with this number, or creates it if its `command` has not arrived. Raises
-    Refusal(QUOTA_EXCEEDED) if too many transfers wait for their command."""
+    """Returns the transfer with this number, or creates it if its `command` has not arrived.
+
+    Raises Refusal(QUOTA_EXCEEDED) if too many transfers wait for their command.
+    """
     flow = flows.get(transfer)
     if flow is None:
         if unclaimed(flows) >= MAX_ANNOUNCED:

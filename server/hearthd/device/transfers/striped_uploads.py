@@ -48,8 +48,10 @@ class StripedUploads:
         host: HostBuffer,
         seconds: float,
     ) -> bool:
-        """Records the arrival of a chunk. Returns True if the chunk's memory was taken over and the chunk need not be
-        sent again."""
+        """Records the arrival of a chunk.
+
+        Returns True if the chunk's memory was taken over and the chunk need not be sent again.
+        """
         upload = session.uploads.get(transfer)
         if upload is None or upload.striped is None:
             return False

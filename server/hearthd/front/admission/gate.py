@@ -85,14 +85,17 @@ class AdmissionGate:
 
     def service(self, name: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> GatedService:
         """Returns a service with these handlers as streaming handlers, each guarded by its method gate (see
-        `server_call.guarded`)."""
+        `server_call.guarded`).
+        """
         return GatedService(name, {method: _streaming(handler) for method, handler in handlers.items()})
 
     def open_service(
         self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, MethodGate], Any]
     ) -> GatedService:
-        """Returns a service with the handlers of another package, for callers without a credential. `guard` creates a
-        behaviour from a method's name, the coroutine that serves it, and its method gate."""
+        """Returns a service with the handlers of another package, for callers without a credential.
+
+        `guard` creates a behaviour from a method's name, the coroutine that serves it, and its method gate.
+        """
         limit = MethodLimit(CredentialSource.NONE, MAX_STRANGER_BYTES)
         made = {}
         for method, handler in handlers.items():
@@ -131,8 +134,10 @@ class MethodGate:
         self._seconds = gate.limits.seconds(limit)
 
     async def enter(self, context: Context) -> Any:
-        """Admits a call whose headers have arrived, and returns its first message; None if a stream has none. Raises
-        the refusal of a call that is not admitted."""
+        """Admits a call whose headers have arrived, and returns its first message; None if a stream has none.
+
+        Raises the refusal of a call that is not admitted.
+        """
         enter_call(context)
         admitted: Any = getattr(context, "admitted", None)  # for framed calls the decision was made when METHOD arrived
         try:
@@ -240,8 +245,10 @@ class MethodGate:
 
 
 def _streaming(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns `handler` as a streaming handler, which is called before its first message is read. Its method gate
-    decodes."""
+    """Returns `handler` as a streaming handler, which is called before its first message is read.
+
+    Its method gate decodes.
+    """
     behaviour = _behaviour(handler)
     method_gate: MethodGate = behaviour.method_gate
     method_gate.decode, method_gate.unary = handler.request_deserializer, not handler.request_streaming
@@ -263,8 +270,10 @@ def _remade(handler: Any, behaviour: Any) -> Any:
 
 
 def _served(handler: Any) -> Any:
-    """Returns the coroutine that serves a method. It is called with the first message, and reads further messages of a
-    stream."""
+    """Returns the coroutine that serves a method.
+
+    It is called with the first message, and reads further messages of a stream.
+    """
     behaviour = _behaviour(handler)
 
     async def serve(first: Any, context: Context) -> Any:

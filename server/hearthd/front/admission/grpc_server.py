@@ -58,8 +58,11 @@ def make(
     channel_options: Options,
     admits: Callable[[str], bool] = lambda peer: True,
 ) -> grpc.aio.Server:
-    """Returns a server of these services that has not been started. `admits` returns whether a call of a peer (gRPC's
-    name) may be processed; a call that may not is dropped before Python objects are created from its metadata."""
+    """Returns a server of these services that has not been started.
+
+    `admits` returns whether a call of a peer (gRPC's name) may be processed; a call that may not is dropped before
+    Python objects are created from its metadata.
+    """
     _UNDECODABLE.install()
     names = ("_request_call", "_request_registered_call", "_make_request_call_future", "add_registered_method_handlers")
     core = _core.AioServer

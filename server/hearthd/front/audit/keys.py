@@ -67,8 +67,10 @@ class Keyring:
 
 
 def load(path: str) -> Keyring:
-    """Returns the keys of a file. Raises `KeyFileError` if there are none, or if other users may read or write the
-    file."""
+    """Returns the keys of a file.
+
+    Raises `KeyFileError` if there are none, or if other users may read or write the file.
+    """
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116
         text = Path(path).read_text()
@@ -84,8 +86,10 @@ def load(path: str) -> Keyring:
 
 
 def load_or_create(path: str) -> tuple[Keyring, bool]:
-    """Returns the keys of a file, and True if the file did not exist and was created with a first key. Raises
-    `KeyFileError`."""
+    """Returns the keys of a file, and True if the file did not exist and was created with a first key.
+
+    Raises `KeyFileError`.
+    """
     created = False
     if not os.path.lexists(path):
         try:
@@ -97,8 +101,10 @@ def load_or_create(path: str) -> tuple[Keyring, bool]:
 
 
 def rotate(path: str) -> AuditKey:
-    """Adds a key, which signs from the daemon's next reload or start on. Earlier keys stay, to verify what they signed.
-    Raises `KeyFileError`."""
+    """Adds a key, which signs from the daemon's next reload or start on.
+
+    Earlier keys stay, to verify what they signed. Raises `KeyFileError`.
+    """
     load(path)
     key = _make()
     try:

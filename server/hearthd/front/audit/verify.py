@@ -64,8 +64,11 @@ class Verification:
 def verify(
     lines: Iterable[bytes], keys: Keyring | None = None, anchors: Sequence[Anchor] = (), *, strict: bool = True
 ) -> Verification:
-    """Verifies the lines of a log, or of several consecutive files. `strict`: from the first signed line on, every line
-    has to be signed by one of `keys`. Otherwise unknown keys are only listed."""
+    """Verifies the lines of a log, or of several consecutive files.
+
+    `strict`: from the first signed line on, every line has to be signed by one of `keys`. Otherwise unknown keys are
+    only listed.
+    """
     return _Check(keys, anchors, strict).run(lines)
 
 

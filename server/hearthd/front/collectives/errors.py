@@ -67,8 +67,11 @@ def twice(key: MatchKey, rank: int) -> Refusal:
 
 
 def mismatch(key: MatchKey, found: Mismatch) -> Refusal:
-    """Returns the refusal of operations that do not match. Its details name the difference: `odd_rank`, `requested`
-    (values of those ranks) and `expected` (value of the other ranks); see `signature`."""
+    """Returns the refusal of operations that do not match.
+
+    Its details name the difference: `odd_rank`, `requested` (values of those ranks) and `expected` (value of the other
+    ranks); see `signature`.
+    """
     which = f", operation {found.position} of the batch" if found.position else ""
     details: dict[str, object] = {
         "field": found.field,
@@ -179,8 +182,10 @@ def lost_before(key: MatchKey, where: RankLocation | int, why: str) -> Refusal:
 
 
 def not_finished(key: MatchKey, missing: Iterable[int], sequence: int | None) -> Refusal:
-    """Returns the refusal of an operation that ranks have not finished. `sequence`: its number, if all recipients may
-    know it."""
+    """Returns the refusal of an operation that ranks have not finished.
+
+    `sequence`: its number, if all recipients may know it.
+    """
     missing = list(missing)
     which = f"Operation {sequence}" if sequence is not None else "An operation"
     return Refusal(
@@ -193,8 +198,10 @@ def not_finished(key: MatchKey, missing: Iterable[int], sequence: int | None) ->
 
 
 def failed(key: MatchKey, why: str, rank: int | None = None) -> Refusal:
-    """Returns the refusal after a communicator failed. `rank`: the rank at which it failed, if there is one such
-    rank."""
+    """Returns the refusal after a communicator failed.
+
+    `rank`: the rank at which it failed, if there is one such rank.
+    """
     at = {} if rank is None else {"failed": key.numbers([rank])}
     return Refusal(
         Reason.COMMUNICATOR_FAILED,

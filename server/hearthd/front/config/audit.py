@@ -17,8 +17,10 @@ LOG, SYSLOG = "log", "syslog"
 
 def state_folder() -> Path:
     """Returns the directory for files that outlive the daemon: systemd's StateDirectory, otherwise that of the user.
+
     For root it is the directory that systemd gives to a service, so that root can verify a service's log without
-    further options."""
+    further options.
+    """
     systemd = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     if systemd:
         return Path(systemd)

@@ -1,5 +1,6 @@
 """The `[collectives]` section: the time that ranks wait for each other, and the addresses by which daemons of a group
-connect."""
+connect.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +69,10 @@ class CollectiveSettings(Section):
 
 
 def refuse_clear_tickets(section: CollectiveSettings, *, tls: bool, insecure: bool) -> None:
-    """Raises `ValueError` if the tickets of groups would be sent unencrypted to other hosts. Peers authenticate with a
-    group's ticket, so tenants are not necessary, but only TLS keeps the ticket secret."""
+    """Raises `ValueError` if the tickets of groups would be sent unencrypted to other hosts.
+
+    Peers authenticate with a group's ticket, so tenants are not necessary, but only TLS keeps the ticket secret.
+    """
     text = section.listen
     if text and not parse_address(text).loopback and not tls and not insecure:
         raise ValueError(

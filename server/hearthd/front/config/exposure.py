@@ -19,7 +19,8 @@ UNIX = "unix"
 
 def unguarded(config: Config) -> str:
     """Returns the address of a listener that needs no credential, if the daemon has no tenants: that of gRPC over TCP,
-    or "unix" if all users may connect to the Unix socket. Empty: there is none."""
+    or "unix" if all users may connect to the Unix socket. Empty: there is none.
+    """
     if config.tenants:
         return ""
     return config.listen.grpc or (UNIX if config.listen.unix_access == "all" and config.unix_path else "")

@@ -50,8 +50,10 @@ class ConfigError(Exception):
 
 
 def check_exposure(config: Config, backend: str) -> None:
-    """Raises `ConfigError` if the CPU backend was chosen at the start (`auto`) and is exposed to other hosts. A
-    configured CPU backend is checked with the settings."""
+    """Raises `ConfigError` if the CPU backend was chosen at the start (`auto`) and is exposed to other hosts.
+
+    A configured CPU backend is checked with the settings.
+    """
     if backend != "cpu":
         return
     for name in ("grpc", "http", "lanes"):
@@ -180,7 +182,8 @@ def _variable(where: tuple[str, ...]) -> str:
 
 def _nearest(where: tuple[str, ...], known: set[tuple[str, ...]]) -> str:
     """Returns the valid name nearest to a wrong one: by the whole path, or by the key alone, which finds the right
-    section."""
+    section.
+    """
     wrong = ".".join(where)
     sections = {path[0] for path in known}
     candidates = {".".join(path): ".".join(path) for path in known} | {name: f"[{name}]" for name in sections}
@@ -212,8 +215,10 @@ def _explain(error: ValidationError, origins: Mapping[tuple[str, ...], str]) -> 
 
 
 def _explain_tenant(item: Mapping[str, Any], origin: str) -> str:
-    """Explains an error in one of the tenants' tables. Values are not shown, because a value may be a misplaced
-    token."""
+    """Explains an error in one of the tenants' tables.
+
+    Values are not shown, because a value may be a misplaced token.
+    """
     location = [part for part in item["loc"] if part not in ("str", "int", "float")]
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
     message = item["msg"].removeprefix("Value error, ")

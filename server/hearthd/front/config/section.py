@@ -16,8 +16,10 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_seconds(value: object) -> float:
-    """Parses a duration such as "30s", "500ms", "500us", "2m" or "1h", and returns it in seconds. Plain numbers are
-    seconds."""
+    """Parses a duration such as "30s", "500ms", "500us", "2m" or "1h", and returns it in seconds.
+
+    Plain numbers are seconds.
+    """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None

@@ -99,7 +99,8 @@ class SessionSettings(Section):
 
 class LaneSettings(Section):
     """Connections that lead directly to the device process: over a Unix socket for clients on this host, and over
-    `listen.lanes` for bulk data."""
+    `listen.lanes` for bulk data.
+    """
 
     enabled: bool = True
     path: str = "auto"  # Unix socket; "auto": the path of gRPC's with ".lane" appended
@@ -288,8 +289,10 @@ class Config(Section):
 
     @property
     def lane_path(self) -> str:
-        """The path of the Unix socket for lanes. Empty: there is none. Only clients of gRPC's Unix socket are offered a
-        lane."""
+        """The path of the Unix socket for lanes.
+
+        Empty: there is none. Only clients of gRPC's Unix socket are offered a lane.
+        """
         if not self.lanes.enabled or not self.unix_path:
             return ""
         return f"{self.unix_path}.lane" if self.lanes.path == "auto" else self.lanes.path
@@ -319,8 +322,10 @@ class Config(Section):
 
 
 def refuse_cpu_exposed(config: Config, name: str, address: str) -> None:
-    """Raises `ValueError` if the CPU backend would be exposed to other hosts and that is not explicitly allowed. Its
-    kernels are native code that can do everything the daemon can."""
+    """Raises `ValueError` if the CPU backend would be exposed to other hosts and that is not explicitly allowed.
+
+    Its kernels are native code that can do everything the daemon can.
+    """
     if not config.devices.cpu_on_network:
         raise ValueError(
             f"listen.{name} = {address!r} would serve the CPU backend to other hosts: its kernels are native code that "

@@ -26,7 +26,8 @@ _NEVER = "never"
 
 def _expiry(value: Any) -> Any:
     """Returns the Unix time of a date (valid until the end of that day, UTC) or of a time (UTC unless it has a time
-    zone)."""
+    zone).
+    """
     if isinstance(value, str) and value != _NEVER:
         with contextlib.suppress(ValueError):
             value = datetime.date.fromisoformat(value) if len(value) <= 10 else datetime.datetime.fromisoformat(value)
@@ -130,8 +131,10 @@ class TenantSettings(Section):
         return self
 
     def tenant(self, means: HostCapacity) -> Tenant:
-        """Returns the tenant that the daemon uses. `means`: the capacities that are divided among tenants for quotas
-        that are left out."""
+        """Returns the tenant that the daemon uses.
+
+        `means`: the capacities that are divided among tenants for quotas that are left out.
+        """
         return Tenant(
             name=self.name,
             weight=self.weight,
@@ -159,8 +162,10 @@ def check_distinct(tenants: Iterable[TenantSettings]) -> None:
 
 
 def directory(tenants: Iterable[TenantSettings], means: HostCapacity | None = None) -> Directory:
-    """Returns the directory of these tenants, with the names of users and groups looked up on this host. Raises
-    `ValueError` for a name that the host does not have."""
+    """Returns the directory of these tenants, with the names of users and groups looked up on this host.
+
+    Raises `ValueError` for a name that the host does not have.
+    """
     tenants = list(tenants)
     means = replace(means or HostCapacity(), several=len(tenants) > 1)
     made: list[Tenant] = []

@@ -61,8 +61,10 @@ class ConfigChanges:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def make(self, plan: ReloadPlan, directory: Directory) -> int:
-        """Applies all changes of a plan. Returns the number of sessions that were closed. Does not wait for the work of
-        sessions that continue."""
+        """Applies all changes of a plan.
+
+        Returns the number of sessions that were closed. Does not wait for the work of sessions that continue.
+        """
         config, changed = plan.config, frozenset(plan.changed)
         self._access.change(config)
         self._sessions.lease, self._sessions.limit = config.sessions.lease, config.sessions.max
@@ -78,8 +80,10 @@ class ConfigChanges:
         return await self._change_tenants(directory) if "tenants" in changed else 0
 
     def _tell_processes(self, config: Config) -> None:
-        """Sends the changed fields of their specification to running device processes. Later processes start with
-        them."""
+        """Sends the changed fields of their specification to running device processes.
+
+        Later processes start with them.
+        """
         for spec in self._specify(config):
             device = self._supervisor.devices[spec.ordinal]
             news: dict[str, Any] = {name: getattr(spec, name) for name in _TOLD}
@@ -115,8 +119,10 @@ class ConfigChanges:
         return ended
 
     def _change_session(self, session: Session, caller: Caller) -> Iterator[Coroutine[Any, Any, None]]:
-        """Applies the caller's present state to a session. Yields coroutines that close its channels on devices that
-        the tenant no longer has."""
+        """Applies the caller's present state to a session.
+
+        Yields coroutines that close its channels on devices that the tenant no longer has.
+        """
         before = session.tenant
         self._sessions.renew(session, caller)
         for ordinal in [*session.channels, *session.ended]:

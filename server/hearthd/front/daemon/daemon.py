@@ -40,8 +40,11 @@ _LAST_WORDS = 0.5
 
 
 class Daemon:
-    """The daemon of a node. Tests and embedders replace `launcher`. `read` reads the configuration again for a reload.
-    `hangup` has handled SIGHUP until now."""
+    """The daemon of a node.
+
+    Tests and embedders replace `launcher`. `read` reads the configuration again for a reload. `hangup` has handled
+    SIGHUP until now.
+    """
 
     def __init__(
         self,
@@ -76,8 +79,10 @@ class Daemon:
         return self.reloader.config
 
     async def start(self) -> None:
-        """Starts to listen and starts the devices. Returns after each device serves or has failed. Raises
-        `ListenError`."""
+        """Starts to listen and starts the devices.
+
+        Returns after each device serves or has failed. Raises `ListenError`.
+        """
         self._notifier.starting("Starting")
         try:
             self.access.open()
@@ -120,14 +125,17 @@ class Daemon:
 
     def healthy(self) -> bool:
         """Returns True if the watchdog may be notified: every serving or stalled device has answered a ping recently
-        enough."""
+        enough.
+        """
         most = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
         now = time.monotonic()
         return all(now - device.last_pong < most for device in self.supervisor if device.state in (SERVING, STALLED))
 
     async def _reap(self) -> None:
-        """Closes sessions whose lease has run out or whose certificate was revoked. Also returns free memory to the
-        system."""
+        """Closes sessions whose lease has run out or whose certificate was revoked.
+
+        Also returns free memory to the system.
+        """
         closing: set[asyncio.Task[list[int]]] = set()
         heap_trimming = HeapTrimming()
         while True:
@@ -227,13 +235,17 @@ class Daemon:
         self._drain.begin()
 
     async def drain(self) -> None:
-        """Waits up to `drain_timeout` seconds for running sessions to end. Returns earlier if all have ended, or at a
-        second signal."""
+        """Waits up to `drain_timeout` seconds for running sessions to end.
+
+        Returns earlier if all have ended, or at a second signal.
+        """
         await self._drain.run(self.config.drain_timeout)
 
     async def stop(self, at_once: bool = False) -> None:
-        """Ends sessions, devices and listeners, and removes the files that were created. A second signal ends what this
-        still waits for. Further calls do nothing."""
+        """Ends sessions, devices and listeners, and removes the files that were created.
+
+        A second signal ends what this still waits for. Further calls do nothing.
+        """
         if self._stopped:
             return
         self._stopped = True

@@ -109,8 +109,10 @@ class Reloader:
         self._audit.record("reload", **told)
 
     def _look(self) -> tuple[Config, Directory]:
-        """Reads configuration and tenants. Runs in a thread, because files and the user databases of some hosts may be
-        slow."""
+        """Reads configuration and tenants.
+
+        Runs in a thread, because files and the user databases of some hosts may be slow.
+        """
         assert self._read is not None
         wanted = self._read()
         return wanted, tenants(wanted)

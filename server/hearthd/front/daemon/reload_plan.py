@@ -98,8 +98,10 @@ FIRST_USER = "users and groups of tenants (the first ones: until now only the ow
 
 
 class ReloadError(Exception):
-    """The reloadable settings cannot be used without others that need a restart. The text is one line for the
-    operator."""
+    """The reloadable settings cannot be used without others that need a restart.
+
+    The text is one line for the operator.
+    """
 
 
 @dataclass(frozen=True)

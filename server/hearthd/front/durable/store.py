@@ -59,8 +59,10 @@ class SessionCopies:
         self._closed = False
 
     def hand_over(self, link: DeviceLink, channel: Channel) -> None:
-        """Sends the file to the channel's device process, if that does not have it. Raises OSError if it cannot be sent
-        at the moment."""
+        """Sends the file to the channel's device process, if that does not have it.
+
+        Raises OSError if it cannot be sent at the moment.
+        """
         if self.channel is not channel and link.descriptors is not None:
             link.descriptors.send("snapshot", {"channel": channel.number}, [self.file])
             self.channel = channel
@@ -147,8 +149,10 @@ class DurableStore:
         return {}
 
     def _reserve(self, link: DeviceLink, channel: Channel, wanted: list[list[int]]) -> dict[str, Any]:
-        """Reserves areas for buffers, all or none; each is given as [key, handle, size]. Raises
-        Refusal(QUOTA_EXCEEDED)."""
+        """Reserves areas for buffers, all or none; each is given as [key, handle, size].
+
+        Raises Refusal(QUOTA_EXCEEDED).
+        """
         known = self._places.get((channel.session_id, link.ordinal))
         session = known.session if known is not None else self._find(channel.session_id)
         tenant = session.tenant
@@ -193,8 +197,11 @@ class DurableStore:
     # ---- restore ----
 
     async def restore(self, link: DeviceLink) -> None:
-        """Restores, in a process that is ready, the durable buffers of its sessions. Returns when they are restored, or
-        cannot be. If the process ends meanwhile, the next process is restored from the same copies."""
+        """Restores, in a process that is ready, the durable buffers of its sessions.
+
+        Returns when they are restored, or cannot be. If the process ends meanwhile, the next process is restored from
+        the same copies.
+        """
         self.attach(link)
         room = asyncio.Semaphore(AT_ONCE)
 

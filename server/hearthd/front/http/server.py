@@ -76,8 +76,10 @@ class HttpServer:
         settings: HttpSettings | None = None,
         refusals: Refusals | None = None,
     ) -> None:
-        """Creates the server. `open_metrics`: /metrics shows all tenants without a token, even if the server is
-        guarded."""
+        """Creates the server.
+
+        `open_metrics`: /metrics shows all tenants without a token, even if the server is guarded.
+        """
         self._auth = auth
         self._limiter = limiter
         self.guarded = guarded
@@ -131,8 +133,10 @@ class HttpServer:
         return app
 
     async def start(self, address: Address | None, unix: UnixSocket | None = None) -> Address | None:
-        """Starts to listen on TCP, on a Unix socket, or on both. Returns the TCP address with its port. Raises
-        `ListenError`."""
+        """Starts to listen on TCP, on a Unix socket, or on both.
+
+        Returns the TCP address with its port. Raises `ListenError`.
+        """
         _NO_REQUESTS.install()
         self._listens = address.host if address is not None else ""
         self._runner = web.AppRunner(
@@ -219,7 +223,8 @@ class HttpServer:
 
     def _for_us(self, host: str) -> bool:
         """Returns True if a Host header is a name of this daemon: from `http.hosts`, from its certificate, of this
-        host, or the address on which it listens."""
+        host, or the address on which it listens.
+        """
         certificate = self.certificates.names if self.certificates is not None else ()
         names = (*self.hosts, *certificate)
         if names != self._names:
@@ -266,8 +271,10 @@ class HttpServer:
         return web.json_response(self._status.history(_VIEWER.get()))
 
     async def _document(self, viewer: Tenant, max_age: float) -> bytes:
-        """Returns the status document for a tenant. It is created at most once in `max_age` seconds, however many pages
-        the tenant has open."""
+        """Returns the status document for a tenant.
+
+        It is created at most once in `max_age` seconds, however many pages the tenant has open.
+        """
         for other in [other for other, answer in self._documents.items() if answer.age > _MAX_AGE]:
             del self._documents[other]
         answer = self._documents.get(viewer)

@@ -44,8 +44,10 @@ class TraceDownload:
     async def answer(
         self, request: web.Request, trace: RecentTrace, title: str, connection: Connection, viewer: Tenant
     ) -> web.StreamResponse:
-        """Sends the whole file, or returns an error response. Raises `ConnectionError` if the client does not read the
-        file."""
+        """Sends the whole file, or returns an error response.
+
+        Raises `ConnectionError` if the client does not read the file.
+        """
         if self.under_way[viewer.name] >= OF_TENANT:
             body = {
                 "error": f"{OF_TENANT} downloads of this tenant are in progress.",
@@ -146,8 +148,11 @@ async def _converter(title: str, packed: bytes) -> AsyncIterator[asyncio.StreamR
 
 
 def _start(title: str, packed: bytes) -> subprocess.Popen[bytes]:
-    """Starts the process through vfork, which `Popen` uses and uvloop does not. A forked copy of this process, even if
-    it executes another program at once, runs gRPC's fork handlers, which crash if other threads are inside gRPC."""
+    """Starts the process through vfork, which `Popen` uses and uvloop does not.
+
+    A forked copy of this process, even if it executes another program at once, runs gRPC's fork handlers, which crash
+    if other threads are inside gRPC.
+    """
     with os.fdopen(os.memfd_create("hearth-trace"), "w+b") as file:
         file.write(packed)
         file.seek(0)

@@ -32,7 +32,8 @@ class ProcessCertificate(NamedTuple):
 
     def proof(self) -> tuple[bytes, dict[str, Any]]:
         """Returns the secret second half of a ticket, and the data that the device process needs to check it, which are
-        sent together with the connection."""
+        sent together with the connection.
+        """
         secret = secrets.token_bytes(SECRET_BYTES)
         return secret, {
             "certificate": self.pem,
@@ -48,8 +49,10 @@ class ProcessCertificates:
         self._of: WeakKeyDictionary[Link, ProcessCertificate] = WeakKeyDictionary()
 
     def of(self, link: Link) -> ProcessCertificate:
-        """Returns the certificate of a device process. Raises `UNSUPPORTED` if the package that creates certificates is
-        missing."""
+        """Returns the certificate of a device process.
+
+        Raises `UNSUPPORTED` if the package that creates certificates is missing.
+        """
         certificate = self._of.get(link)
         if certificate is None:
             certificate = self._of[link] = make(f"hearth device process, generation {link.generation}")

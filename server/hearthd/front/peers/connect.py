@@ -79,8 +79,10 @@ class PeerReach:
         raise errors.not_reached(addresses, forbidden, patience if window < self._handshake else None)
 
     async def _try(self, address: Address, pin: bytes, hello: Body, until: float) -> PeerLink:
-        """Tries one address of a ticket, at all IP addresses to which it resolves. Raises `PeerLost`, `PeerNotAllowed`,
-        or the refusal of a daemon."""
+        """Tries one address of a ticket, at all IP addresses to which it resolves.
+
+        Raises `PeerLost`, `PeerNotAllowed`, or the refusal of a daemon.
+        """
         clock = asyncio.get_running_loop().time
         found: list[Address] = []
         with contextlib.suppress(TimeoutError):

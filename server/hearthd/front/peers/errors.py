@@ -1,5 +1,7 @@
-"""Refusals for a session whose daemon did not reach a group's coordinator. They reveal only what the session needs; see
-`PeerReach`."""
+"""Refusals for a session whose daemon did not reach a group's coordinator.
+
+They reveal only what the session needs; see `PeerReach`.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,11 @@ def not_allowed(addresses: Sequence[Address]) -> Refusal:
 
 
 def not_reached(addresses: Sequence[Address], forbidden: Sequence[Address], patience: float | None) -> Refusal:
-    """Returns the refusal if no address was reached. `patience`: the request's time limit in seconds, if it was too
-    short to try each address for the usual time; otherwise None."""
+    """Returns the refusal if no address was reached.
+
+    `patience`: the request's time limit in seconds, if it was too short to try each address for the usual time;
+    otherwise None.
+    """
     named = ", ".join(map(str, addresses))
     details: dict[str, object] = {"addresses": named}
     within = f" within {patience:g} s" if patience is not None else ""

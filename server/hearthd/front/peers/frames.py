@@ -42,8 +42,10 @@ class PeerFrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Body]:
-        """Returns the objects that `data` completes, in order. Raises `PeerFrameError`; the stream cannot be read
-        afterwards."""
+        """Returns the objects that `data` completes, in order.
+
+        Raises `PeerFrameError`; the stream cannot be read afterwards.
+        """
         self._buffer += data
         bodies: list[Body] = []
         position = 0

@@ -1,5 +1,6 @@
-"""Leader: a group over daemons in the front that coordinates it. It admits the other daemons, and lets their ranks take
-part.
+"""Leader: a group over daemons in the front that coordinates it.
+
+It admits the other daemons, and lets their ranks take part.
 
 To the router, a remote rank is a location like any other. Messages of a remote rank affect its own group only: a peer
 names the device that sends a message, and nothing else of its identity is taken from the message.
@@ -58,8 +59,10 @@ class Router(Protocol):
 
 
 class _Unanswered:
-    """The presentations of a remote rank that have not been answered. Their total is kept, so that a rank that presents
-    without end costs no additional time."""
+    """The presentations of a remote rank that have not been answered.
+
+    Their total is kept, so that a rank that presents without end costs no additional time.
+    """
 
     def __init__(self) -> None:
         self._by_sequence: dict[int, int] = {}
@@ -218,8 +221,11 @@ class Leader(GroupMembership):
             self._withdraw(self.ranks[link.ordinal], dict(body))
 
     def process_lost(self, link: DeviceLink, why: str) -> None:
-        """Notes the loss of a local process. The router has failed the operations that the process had presented; the
-        session's rank there can present no more."""
+        """Notes the loss of a local process.
+
+        The router has failed the operations that the process had presented; the session's rank there can present no
+        more.
+        """
         channel = self.session.channels.get(link.ordinal)
         if self.over is None and link.ordinal in self.ranks and channel is not None and channel.link is link:
             self._router.lost(RankLocation(0, link.ordinal, link.generation), why, (self._owner,))

@@ -1,5 +1,7 @@
-"""Membership of a session in a group over daemons: the ranks that this daemon has in the group. Base class of `Leader`
-and `Follower`."""
+"""Membership of a session in a group over daemons: the ranks that this daemon has in the group.
+
+Base class of `Leader` and `Follower`.
+"""
 
 from __future__ import annotations
 
@@ -93,8 +95,10 @@ class GroupMembership(ABC):
         """Ends the group, on this daemon and all others."""
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
-        """Returns the history of the group's last operations. `recorder` has the groups that this daemon
-        coordinates."""
+        """Returns the history of the group's last operations.
+
+        `recorder` has the groups that this daemon coordinates.
+        """
         return next((ring for _, ring in recorder.rings(GROUP + self.id)), None)
 
     def info(self) -> node_pb2.GroupInfo:
@@ -152,8 +156,10 @@ def refusal_in(status: str) -> Refusal:
 
 
 def presented(group: str, body: Mapping[str, Any]) -> Body:
-    """Checks and returns a rank's `present` message. The channel is not taken from it, because only the rank's own
-    daemon knows it."""
+    """Checks and returns a rank's `present` message.
+
+    The channel is not taken from it, because only the rank's own daemon knows it.
+    """
     signature = body["signature"]
     if not isinstance(signature, list):
         raise ValueError("the signature is not a list")

@@ -55,8 +55,11 @@ class PeerPort:
         make: Callable[[], PeerLink] = PeerLink,
         handshake: float = HANDSHAKE,
     ) -> None:
-        """Creates the port. `address` is the value of `[collectives] listen`. `host` is this machine's name, which is
-        advertised if the address is a wildcard."""
+        """Creates the port.
+
+        `address` is the value of `[collectives] listen`. `host` is this machine's name, which is advertised if the
+        address is a wildcard.
+        """
         self.addresses: tuple[str, ...] = ()
         """The addresses for tickets, once the port is open."""
         self.strangers = 0
@@ -74,8 +77,10 @@ class PeerPort:
         self._accepting = AcceptLoop("peers", self._accepted, self._short)
 
     async def open(self) -> None:
-        """Starts to listen, if the port is not open yet. Raises `UNSUPPORTED` if no address is configured, and
-        `COMMUNICATOR_FAILED` if the address cannot be used."""
+        """Starts to listen, if the port is not open yet.
+
+        Raises `UNSUPPORTED` if no address is configured, and `COMMUNICATOR_FAILED` if the address cannot be used.
+        """
         if not self._address:
             raise Refusal(
                 Reason.UNSUPPORTED,
@@ -178,8 +183,11 @@ async def _listening(address: Address) -> socket.socket:
 
 
 async def connect(address: Address, pin: bytes, patience: float, make: Callable[[], PeerLink] = PeerLink) -> PeerLink:
-    """Connects to a coordinator. `address` must be numeric: names are not looked up here; see `PeerTargets.find`. `pin`
-    is the SHA-256 of the coordinator's certificate; empty: no TLS. Raises `PeerLost` with the reason."""
+    """Connects to a coordinator.
+
+    `address` must be numeric: names are not looked up here; see `PeerTargets.find`. `pin` is the SHA-256 of the
+    coordinator's certificate; empty: no TLS. Raises `PeerLost` with the reason.
+    """
     context: Any = None
     if pin:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,5 +1,7 @@
 """Groups over daemons: their members, their tickets, and the greeting by which a daemon shows that it has a ticket.
-Pure."""
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def members_of(members: Sequence[node_pb2.GroupMember]) -> Members:
 
 def check_members(members: Iterable[GroupMember]) -> Members:
     """Returns `members` if they make a group: each device of a node once, and nodes numbered from 0 without a gap.
-    Raises `INVALID_ARGUMENT` otherwise."""
+
+    Raises `INVALID_ARGUMENT` otherwise.
+    """
     found = tuple(members)
     seen: set[GroupMember] = set()
     for rank, member in enumerate(found):
@@ -116,8 +120,10 @@ def check_group(group: bytes) -> bytes:
 
 
 def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
-    """Returns the coordinator's addresses without duplicates, in the order in which they are tried. Raises
-    `INVALID_ARGUMENT` for a ticket that was not made by CreateGroup."""
+    """Returns the coordinator's addresses without duplicates, in the order in which they are tried.
+
+    Raises `INVALID_ARGUMENT` for a ticket that was not made by CreateGroup.
+    """
     fix = "Pass on the ticket that CreateGroup returned, unchanged."
     if not SECRET_BYTES <= len(ticket.secret) <= MAX_SECRET:
         raise Refusal(
@@ -193,8 +199,10 @@ def natural(value: Any, most: int = (1 << 64) - 1) -> int:
 
 
 def same_secret(shown: bytes, secret: bytes | None) -> bool:
-    """Returns True if `shown` is the secret of the group. `secret` is None if there is no such group; the comparison
-    takes the same time then."""
+    """Returns True if `shown` is the secret of the group.
+
+    `secret` is None if there is no such group; the comparison takes the same time then.
+    """
     return hmac.compare_digest(shown, secret if secret is not None else bytes(SECRET_BYTES)) and secret is not None
 
 
@@ -209,8 +217,11 @@ def stranger() -> Refusal:
 
 
 def check_hello(hello: PeerHello, members: Members, taken: Iterable[int]) -> None:
-    """Checks whether a daemon that has the secret may join as the node that it names. `taken`: nodes that have joined.
-    Raises `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH` or `HANDLE_IN_USE`."""
+    """Checks whether a daemon that has the secret may join as the node that it names.
+
+    `taken`: nodes that have joined. Raises `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH` or
+    `HANDLE_IN_USE`.
+    """
     if hello.protocol != PROTOCOL:
         raise Refusal(
             Reason.VERSION_UNSUPPORTED,

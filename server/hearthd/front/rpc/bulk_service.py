@@ -159,8 +159,10 @@ class BulkService:
 
 
 def _attached(session: Session, ordinal: int, generation: int) -> Channel:
-    """Returns the channel to which the session is attached. Raises `DEVICE_LOST` if that channel has ended, and
-    `INVALID_ARGUMENT` if the session was never attached."""
+    """Returns the channel to which the session is attached.
+
+    Raises `DEVICE_LOST` if that channel has ended, and `INVALID_ARGUMENT` if the session was never attached.
+    """
     channel = session.channels.get(ordinal)
     last = session.ended.get(ordinal)
     if channel is not None and channel.link.generation == generation and channel.alive:

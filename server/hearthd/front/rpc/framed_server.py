@@ -50,8 +50,10 @@ class CallServer:
         gate: AdmissionGate,
         limiter: ConnectionLimiter,
     ) -> None:
-        """Creates the server. `ticket` returns a ticket for the user at the other end of a socket; empty if none is
-        needed."""
+        """Creates the server.
+
+        `ticket` returns a ticket for the user at the other end of a socket; empty if none is needed.
+        """
         self._services = services
         self._gate = gate
         self._ticket = ticket

@@ -122,8 +122,10 @@ class Health:
         )
 
     async def watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
-        """Sends the status now and after each change, until the client ends the call. Of several changes only the
-        latest may be sent."""
+        """Sends the status now and after each change, until the client ends the call.
+
+        Of several changes only the latest may be sent.
+        """
         peer = context.peer()  # read now, because a call whose connection has ended has no peer
         refused = self.watchers.enter(peer)
         if refused:

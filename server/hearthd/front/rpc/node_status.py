@@ -158,7 +158,8 @@ class NodeStatus:
 
     def history(self, viewer: Tenant) -> dict[str, Any]:
         """Returns the throughput of each device over the last minutes as a JSON document: for each entry its age in
-        seconds, and the rates with the names of `throughput`. Without devices for a viewer that is no observer."""
+        seconds, and the rates with the names of `throughput`. Without devices for a viewer that is no observer.
+        """
         now = time.monotonic()
         devices = self._supervisor.visible(viewer) if viewer.observes else ()
         return {"seconds": HISTORY_S, "devices": [_history(device, now) for device in devices]}

@@ -97,8 +97,10 @@ def build_command(kind: str, message: Message | None, stream: int) -> commands_p
 
 
 async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb2.Result:
-    """Sends a command and returns its result. Raises `StatusError` with the device's own status if the command
-    failed."""
+    """Sends a command and returns its result.
+
+    Raises `StatusError` with the device's own status if the command failed.
+    """
     if channel.calls >= MAX_CALLS:
         raise Refusal(
             Reason.QUEUE_FULL,

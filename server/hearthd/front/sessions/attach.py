@@ -68,8 +68,9 @@ def parse(message: object) -> device_pb2.Attach:
 
 
 async def begin(session: Session, ordinal: int, channel: Channel, resumable: bool, window: ExecuteWindow) -> None:
-    """Begins a new attachment to `channel`, and drops the responses kept for an earlier attachment. Raises
-    `HANDLE_IN_USE` if the channel already has a stream, or the loss of the device process.
+    """Begins a new attachment to `channel`, and drops the responses kept for an earlier attachment.
+
+    Raises `HANDLE_IN_USE` if the channel already has a stream, or the loss of the device process.
 
     A client whose first stream broke before the answer to its Attach arrived begins again. Its first stream is
     therefore displaced.
@@ -110,9 +111,11 @@ def _check_free(session: Session, ordinal: int, channel: Channel, resumable: boo
 
 
 async def take_up(session: Session, attach: device_pb2.Attach) -> Channel:
-    """Returns the channel of the attachment to resume, whether or not its device process still runs. Ends a stream and
-    a lane that the channel still has. Raises if there is no such attachment, or if answers that would have to be sent
-    again are gone."""
+    """Returns the channel of the attachment to resume, whether or not its device process still runs.
+
+    Ends a stream and a lane that the channel still has. Raises if there is no such attachment, or if answers that would
+    have to be sent again are gone.
+    """
     channel = _find(session, attach)
     await channel.lane_ended()
     _check_open(session)

@@ -79,7 +79,8 @@ class Publication:
     @cached_property
     def array(self) -> tuple[list[int], str] | None:
         """Shape and name of the dtype, from the publisher's description; None if it describes no array, because any
-        program may publish."""
+        program may publish.
+        """
         try:
             found = json.loads(self.description)
             shape, dtype = found["shape"], found["dtype"]
@@ -167,15 +168,20 @@ class PublicationRegistry:
         return self._names.get((tenant, device, name))
 
     def confirm(self, publication: Publication, size: int, now: float = 0.0) -> None:
-        """Marks a publication as published at the time `now`, in seconds since 1970. If its name has ended in the
-        meantime, `find` still does not return it."""
+        """Marks a publication as published at the time `now`, in seconds since 1970.
+
+        If its name has ended in the meantime, `find` still does not return it.
+        """
         publication.size = size
         publication.since_unix = now
         publication.confirmed = True
 
     def find(self, caller: str, tenant: str, device: int, name: str) -> Publication:
-        """Returns the tenant's publication of this name, for a session of `caller`. Raises NOT_PUBLISHED, with the same
-        message if there is no such publication and if the caller may not know of it."""
+        """Returns the tenant's publication of this name, for a session of `caller`.
+
+        Raises NOT_PUBLISHED, with the same message if there is no such publication and if the caller may not know of
+        it.
+        """
         publication = self._names.get((tenant, device, name))
         if publication is None or not publication.confirmed or not publication.open_to(caller):
             raise not_published(tenant, device, name)
@@ -183,7 +189,8 @@ class PublicationRegistry:
 
     def visible(self, caller: str, device: int) -> list[Publication]:
         """Returns the publications that a session of `caller` may attach: the caller's own first, then by tenant and
-        name."""
+        name.
+        """
         found = (one for one in self._names.values() if one.confirmed and one.device == device and one.open_to(caller))
         return sorted(found, key=lambda one: (one.tenant != caller, one.tenant, one.name))
 
@@ -210,16 +217,20 @@ class PublicationRegistry:
         self._settle(publication)
 
     def attach(self, publication: Publication, session: str, process: Process) -> BufferAttachment:
-        """Adds an attachment. It counts at once, before the process has mapped the memory, so that the memory cannot be
-        freed in between."""
+        """Adds an attachment.
+
+        It counts at once, before the process has mapped the memory, so that the memory cannot be freed in between.
+        """
         attachment = BufferAttachment(next(self._numbers), session, process)
         publication.attachments[attachment.number] = attachment
         self._attachments[attachment.number] = publication
         return attachment
 
     def detach(self, number: int, process: Process) -> Publication | None:
-        """Removes an attachment that has ended or was never made. Returns its publication; None if `process` has no
-        such attachment."""
+        """Removes an attachment that has ended or was never made.
+
+        Returns its publication; None if `process` has no such attachment.
+        """
         publication = self._attachments.get(number)
         if publication is None or publication.attachments[number].process is not process:
             return None
@@ -228,8 +239,10 @@ class PublicationRegistry:
         return publication
 
     def ended(self, numbers: Iterable[int], process: Process) -> list[Publication]:
-        """Ends the publications with these numbers whose home is `process`, because their publishers have gone. Returns
-        them."""
+        """Ends the publications with these numbers whose home is `process`, because their publishers have gone.
+
+        Returns them.
+        """
         found = [self._publications.get(number) for number in numbers]
         ended = [one for one in found if one is not None and one.home is process]
         for publication in ended:
@@ -237,8 +250,10 @@ class PublicationRegistry:
         return ended
 
     def left(self, number: int, process: Process) -> Publication | None:
-        """Notes that the process no longer maps the memory of a publication. Returns the publication if another process
-        bears it from now on, else None."""
+        """Notes that the process no longer maps the memory of a publication.
+
+        Returns the publication if another process bears it from now on, else None.
+        """
         publication = self._publications.get(number)
         if publication is None or publication.bearer is not process:
             return None
@@ -247,8 +262,10 @@ class PublicationRegistry:
         return publication if publication.bearer is not None else None
 
     def lost(self, process: Process) -> list[Publication]:
-        """Ends the names and attachments of a process that has ended. Returns the publications that other processes
-        bear from now on."""
+        """Ends the names and attachments of a process that has ended.
+
+        Returns the publications that other processes bear from now on.
+        """
         for publication in self:
             for number in [one.number for one in publication.attachments.values() if one.process is process]:
                 self.detach(number, process)

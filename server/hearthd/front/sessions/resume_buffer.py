@@ -60,8 +60,10 @@ class ResumeBuffer:
         self._take(self._kept, payload)
 
     def put_aside(self, payload: bytes) -> None:
-        """Adds a response without a number. Until `join`, other responses that the client may already have get numbers
-        before it."""
+        """Adds a response without a number.
+
+        Until `join`, other responses that the client may already have get numbers before it.
+        """
         self._take(self._aside, payload)
 
     def join(self) -> None:
@@ -90,8 +92,9 @@ class ResumeBuffer:
             self.bytes = 0
 
     def release(self, received: int, *, lossy: bool = False) -> None:
-        """Drops the responses up to number `received`, which have reached the client. Raises `INVALID_ARGUMENT` for an
-        impossible number.
+        """Drops the responses up to number `received`, which have reached the client.
+
+        Raises `INVALID_ARGUMENT` for an impossible number.
 
         With `lossy` the client may have received more responses than are known here, all before those that were put
         aside.

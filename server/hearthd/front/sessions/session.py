@@ -87,6 +87,8 @@ class Session:
 
     @property
     def deadline(self) -> float:
-        """Monotonic time at which the session expires. A session in use expires only with the credential that opened
-        it."""
+        """Monotonic time at which the session expires.
+
+        A session in use expires only with the credential that opened it.
+        """
         return self.until if self.connections else min(self.until, self.touched + self.lease)

@@ -1,5 +1,7 @@
-"""The table of sessions and their leases. Times are those of the `clock` that is passed in. Only `close` and
-`close_all` wait."""
+"""The table of sessions and their leases.
+
+Times are those of the `clock` that is passed in. Only `close` and `close_all` wait.
+"""
 
 from __future__ import annotations
 
@@ -128,15 +130,19 @@ class SessionTable:
         return session, token
 
     def find(self, token: str) -> Session:
-        """Returns the session of a token for the running call, and renews its lease. Raises `SESSION_EXPIRED`, or
-        `UNAUTHENTICATED` if the session is bound to another credential than the call shows."""
+        """Returns the session of a token for the running call, and renews its lease.
+
+        Raises `SESSION_EXPIRED`, or `UNAUTHENTICATED` if the session is bound to another credential than the call
+        shows.
+        """
         session = self.owner(token)
         self.check_use(session)
         return session
 
     def owner(self, token: str) -> Session:
-        """Returns the session of a token and renews its lease, whatever credential the call shows. Raises
-        `SESSION_EXPIRED`.
+        """Returns the session of a token and renews its lease, whatever credential the call shows.
+
+        Raises `SESSION_EXPIRED`.
 
         The table is keyed by a hash of the token, so that the time of a look-up reveals nothing about live tokens.
         """
@@ -247,8 +253,10 @@ def _ended(session: str, why: str, fix: str) -> Refusal:
 
 
 def negotiate(minimum: int, maximum: int) -> int:
-    """Returns the newest protocol version that both sides support. 0 and 0 (a plain gRPC tool) select the daemon's
-    newest."""
+    """Returns the newest protocol version that both sides support.
+
+    0 and 0 (a plain gRPC tool) select the daemon's newest.
+    """
     if not minimum and not maximum:
         return PROTOCOL_MAX
     chosen = min(maximum, PROTOCOL_MAX)

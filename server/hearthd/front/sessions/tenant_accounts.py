@@ -116,8 +116,10 @@ class TenantAccounts:
         return account
 
     def change(self, tenants: Mapping[str, Tenant]) -> None:
-        """Applies a changed configuration of tenants, by name. Tenants that it does not name keep their accounts, which
-        record what they used."""
+        """Applies a changed configuration of tenants, by name.
+
+        Tenants that it does not name keep their accounts, which record what they used.
+        """
         self.weights = {name: tenant.weight for name, tenant in tenants.items()}
         for name, account in self._accounts.items():
             if name in tenants:
@@ -139,7 +141,8 @@ class TenantAccounts:
 
     def check_share(self, account: TenantAccount, limit: int) -> None:
         """Raises `SESSION_LIMIT` if the tenant has used up its share of the daemon's sessions; see
-        `hearthd.front.tenancy.shares`."""
+        `hearthd.front.tenancy.shares`.
+        """
         tenant = account.tenant
         if not self.weights:
             return
@@ -202,8 +205,10 @@ class TenantAccounts:
 
 
 def end_streams(account: TenantAccount) -> None:
-    """Ends the Execute streams of a tenant whose device time is used up. Its sessions keep their objects, which can be
-    read by single calls until the sessions end."""
+    """Ends the Execute streams of a tenant whose device time is used up.
+
+    Its sessions keep their objects, which can be read by single calls until the sessions end.
+    """
     refusal = account.out_of_time()
     for session in account.sessions.values():
         for channel in session.channels.values():

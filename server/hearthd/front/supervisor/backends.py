@@ -17,8 +17,10 @@ log = structlog.get_logger("hearthd.backends")
 
 
 def choose(config: Config) -> tuple[Backend, list[int]]:
-    """Returns the backend and the indices of the devices to serve. Raises `ConfigError` if the configured backend or
-    devices do not exist here."""
+    """Returns the backend and the indices of the devices to serve.
+
+    Raises `ConfigError` if the configured backend or devices do not exist here.
+    """
     wanted = config.devices.backend
     gpus, why = (0, "") if wanted == "cpu" else nvml.gpu_count()
     count = nvml.cuda_count(gpus, os.environ)
@@ -52,8 +54,10 @@ def choose(config: Config) -> tuple[Backend, list[int]]:
 
 
 def check_cpu_tenants(config: Config) -> None:
-    """Raises `ConfigError` if tenants cannot be separated on the CPU backend. Its kernels are native code, so that
-    tenants are separated only as far as this Linux kernel can confine processes."""
+    """Raises `ConfigError` if tenants cannot be separated on the CPU backend.
+
+    Its kernels are native code, so that tenants are separated only as far as this Linux kernel can confine processes.
+    """
     if not config.tenants or config.devices.cpu_tenants == "trusted":
         return
     names = ", ".join(repr(tenant.name) for tenant in config.tenants)
@@ -72,8 +76,10 @@ def check_cpu_tenants(config: Config) -> None:
 
 
 def check_compiling_tenants(config: Config) -> None:
-    """Raises `ConfigError` if compile workers cannot be confined. They read the tenants' sources, and run with the
-    daemon's rights unless they are confined."""
+    """Raises `ConfigError` if compile workers cannot be confined.
+
+    They read the tenants' sources, and run with the daemon's rights unless they are confined.
+    """
     if config.tenants and config.compile.tenants == "confined" and not support().landlock:
         names = ", ".join(repr(tenant.name) for tenant in config.tenants)
         raise ConfigError(
@@ -95,8 +101,10 @@ def _confinement(config: Config, backend: Backend) -> Confinement:
 
 
 def _cache_key(config: Config) -> str:
-    """Returns the path of the file with the key of the compile cache, and creates the file if it is missing. Empty: the
-    cache is not used."""
+    """Returns the path of the file with the key of the compile cache, and creates the file if it is missing.
+
+    Empty: the cache is not used.
+    """
     path = config.cache_key
     try:
         if path:

@@ -76,8 +76,10 @@ class DeviceOwner(Protocol):
         """Notes that a process has ended. The channels of its link are still known."""
 
     async def before_serving(self, link: DeviceLink) -> None:
-        """Restores the state that sessions expect in a process. Called when the process is ready, before any session
-        uses it."""
+        """Restores the state that sessions expect in a process.
+
+        Called when the process is ready, before any session uses it.
+        """
 
 
 class Device(DeviceStatus):
@@ -113,9 +115,10 @@ class Device(DeviceStatus):
         return WorkerKey(session.tenant.name) if self.policy.by_tenant else EVERYBODY
 
     async def channel(self, session: Session, attaching: bool = False) -> Channel:
-        """Returns the session's channel to the process that serves it now. Opens the channel and starts a process if
-        necessary. Waits at most `serving_wait` seconds for a process that is being replaced, then raises
-        `DEVICE_UNAVAILABLE`.
+        """Returns the session's channel to the process that serves it now.
+
+        Opens the channel and starts a process if necessary. Waits at most `serving_wait` seconds for a process that is
+        being replaced, then raises `DEVICE_UNAVAILABLE`.
 
         Raises `DEVICE_LOST`, once, if the session's last process was lost and the session has not been notified. An
         Execute stream (`attaching`) sees the loss from the generation that it attaches to.
@@ -180,8 +183,10 @@ class Device(DeviceStatus):
         return self.spec.memory_limit or (self.properties.total_memory if self.known else 0)
 
     def _check_share(self, key: WorkerKey) -> None:
-        """Raises `DEVICE_UNAVAILABLE` if the tenant has used up its share of the device's processes. Processes that
-        serve no session are not counted, because they are ended when another process needs their place."""
+        """Raises `DEVICE_UNAVAILABLE` if the tenant has used up its share of the device's processes.
+
+        Processes that serve no session are not counted, because they are ended when another process needs their place.
+        """
         if not key.tenant or not self.policy.weights:
             return
         used = Counter(other.tenant for other, worker in self.workers.serving.items() if not worker.holds_nothing)
@@ -201,8 +206,10 @@ class Device(DeviceStatus):
             )
 
     async def _room(self, key: WorkerKey) -> bool:
-        """Makes room for one more process, if necessary by ending an idle process. Returns True if it had to wait.
-        Raises `DEVICE_UNAVAILABLE` if there is no room."""
+        """Makes room for one more process, if necessary by ending an idle process.
+
+        Returns True if it had to wait. Raises `DEVICE_UNAVAILABLE` if there is no room.
+        """
         self._check_share(key)
         if len(self.workers) < self.policy.max_processes:
             return False
@@ -228,8 +235,10 @@ class Device(DeviceStatus):
             self._end(worker)
 
     def change_quotas(self, quotas: Mapping[str, Quotas]) -> None:
-        """Sets the quotas of tenants, by name. If a tenant is not named, each of its processes that serves no session
-        is ended."""
+        """Sets the quotas of tenants, by name.
+
+        If a tenant is not named, each of its processes that serves no session is ended.
+        """
         for key, worker in list(self.workers.serving.items()):
             if key.tenant in quotas:
                 worker.quota = quotas[key.tenant].on_device(self.memory_total)
@@ -315,8 +324,10 @@ class Device(DeviceStatus):
         return blamed
 
     def _involved(self, cause: ExitCause) -> dict[str, str]:
-        """Returns the sessions whose kernels were in flight when a process was lost, with their tenants. The tenant of
-        an unknown session is ""."""
+        """Returns the sessions whose kernels were in flight when a process was lost, with their tenants.
+
+        The tenant of an unknown session is "".
+        """
         known = {session.id: session.tenant.name for session in self._owner.sessions}
         return {session: known.get(session, "") for session in sorted(named(dict(cause.details)))}
 
@@ -327,8 +338,10 @@ class Device(DeviceStatus):
         return replaced
 
     def _failed_to_start(self, worker: Worker, cause: ExitCause) -> None:
-        """Counts a process that failed to start while no other process serves. After too many such failures the device
-        is fenced."""
+        """Counts a process that failed to start while no other process serves.
+
+        After too many such failures the device is fenced.
+        """
         now = time.monotonic()
         if self.running:
             return
@@ -367,7 +380,8 @@ class Device(DeviceStatus):
 
     def start(self) -> None:
         """Starts the first process: the shared process or, with a process for each tenant, a vacant process for the
-        first tenant."""
+        first tenant.
+        """
         if self.policy.by_tenant:
             self.workers.vacant = Worker(self, None)
         else:
@@ -375,8 +389,10 @@ class Device(DeviceStatus):
             self._refill()
 
     def fence(self, why: str) -> None:
-        """Fences the device because its hardware has a fault. Sessions on it may read their data, but no new session is
-        accepted until an operator restarts the device."""
+        """Fences the device because its hardware has a fault.
+
+        Sessions on it may read their data, but no new session is accepted until an operator restarts the device.
+        """
         if not self.sick:
             log.error("device_fenced", device=self.ordinal, generation=self.generation, why=why)
             self.sick = why

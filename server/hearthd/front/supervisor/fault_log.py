@@ -39,8 +39,11 @@ class Fault:
     """The sessions whose kernels were in flight, each with its tenant; "" if that is unknown."""
 
     def seen_by(self, viewer: Tenant) -> dict[str, Any] | None:
-        """Returns the entry for JSON; None if the viewer may not see the fault. Each tenant of a shared process sees
-        the loss, but neither the names of other tenants' kernels nor their sessions."""
+        """Returns the entry for JSON; None if the viewer may not see the fault.
+
+        Each tenant of a shared process sees the loss, but neither the names of other tenants' kernels nor their
+        sessions.
+        """
         if not sees_tenant(viewer, self.tenant):
             return None
         tenants = {tenant for _, tenant in self.involved}

@@ -49,7 +49,8 @@ class SessionClose:
     @property
     def must_drain(self) -> bool:
         """True if new sessions must not use the process, because only closed sessions are left in it, with running
-        work."""
+        work.
+        """
         return self._lingering.must_drain(self._link.channels)
 
     def wait(self) -> None:

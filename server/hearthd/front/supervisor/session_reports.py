@@ -58,8 +58,10 @@ class SessionReports:
         return self._memory.get(generation, {}).get(channel, 0)
 
     def running(self, generation: int, sessions: Collection[str]) -> list[KernelInFlight]:
-        """Returns the running kernels of a process, longest first. `sessions`: ids of the sessions that use the
-        process; kernels of other sessions are left out."""
+        """Returns the running kernels of a process, longest first.
+
+        `sessions`: ids of the sessions that use the process; kernels of other sessions are left out.
+        """
         return [each for each in self._running.get(generation, ()) if each.session in sessions]
 
 

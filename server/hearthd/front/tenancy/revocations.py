@@ -65,8 +65,10 @@ class Revocations:
         return len(self._revoked)
 
     def look(self) -> None:
-        """Reads the file again if it has changed; `changes` counts that. A file that cannot be used is logged and
-        changes nothing."""
+        """Reads the file again if it has changed; `changes` counts that.
+
+        A file that cannot be used is logged and changes nothing.
+        """
         now = self._clock()
         if not self.path or now - self._looked < _LOOK_AGAIN:
             return

@@ -69,7 +69,8 @@ class Tenant:
     @property
     def observes(self) -> bool:
         """True if the tenant may see other tenants' sessions and totals of all tenants: it has the right `observe` or
-        `admin`."""
+        `admin`.
+        """
         return not self.rights.isdisjoint(rights.OPERATING)
 
     def require(self, needed: Collection[Right], operation: str) -> None:
@@ -85,7 +86,8 @@ class Tenant:
 
 def sees_tenant(viewer: Tenant, name: str) -> bool:
     """Returns True if `viewer` may see sessions and processes of the tenant `name`: its own, or all if it is an
-    observer. An empty name stands for processes that all tenants share."""
+    observer. An empty name stands for processes that all tenants share.
+    """
     return name in ("", viewer.name) or viewer.observes
 
 
@@ -181,8 +183,10 @@ class Directory:
         return " or ".join(name for known, name in kinds if known)
 
     def token(self, token: str, now: float) -> tuple[Tenant, Credential]:
-        """Returns the tenant and the credential of a token. Raises `UNAUTHENTICATED`, with the same message for every
-        fault of the token except its form and its expiry."""
+        """Returns the tenant and the credential of a token.
+
+        Raises `UNAUTHENTICATED`, with the same message for every fault of the token except its form and its expiry.
+        """
         if not tokens.well_formed(token):
             raise unauthenticated(
                 f'The token is unknown: it does not have the form of a token, "{tokens.PREFIX}" and at least '
@@ -203,8 +207,10 @@ class Directory:
         return tenant, credential
 
     def certificate(self, names: Iterable[str]) -> tuple[Tenant, str]:
-        """Returns the tenant that a client certificate identifies, and the name that matched. The TLS layer has
-        verified the certificate. Raises `UNAUTHENTICATED`."""
+        """Returns the tenant that a client certificate identifies, and the name that matched.
+
+        The TLS layer has verified the certificate. Raises `UNAUTHENTICATED`.
+        """
         names = list(names)
         found = {self._certificates[name].name: (self._certificates[name], name) for name in names
                  if name in self._certificates}  # fmt: skip
@@ -218,7 +224,8 @@ class Directory:
 
     def user(self, user: User) -> tuple[Tenant, str]:
         """Returns the tenant that a user identifies, and a description: by user, otherwise by the first matching group
-        in the order of the configuration. Raises `UNAUTHENTICATED`."""
+        in the order of the configuration. Raises `UNAUTHENTICATED`.
+        """
         tenant = self._users.get(user.uid)
         if tenant is not None:
             return tenant, f"user {user.uid}"

@@ -88,8 +88,10 @@ class SharedExchange:
         return cls(memory, rank, ranks, descriptor, toolchain)
 
     def prepare(self, operations: Sequence[CollectiveExchange]) -> ExchangeCall:
-        """Checks operations for `run`. Raises `Refusal` (INVALID_ARGUMENT) for operations that no segment with this
-        number of ranks supports."""
+        """Checks operations for `run`.
+
+        Raises `Refusal` (INVALID_ARGUMENT) for operations that no segment with this number of ranks supports.
+        """
         for each in operations:
             size = NUMBERS.get(each.dtype, -1)
             rank = each.root if each.kind in ROOTED else each.peer if each.kind in PEERED else 0
@@ -166,8 +168,11 @@ class SharedExchange:
                 self._code.hearth_segment_abort(self._base)
 
     def close(self) -> None:
-        """Leaves the segment. A waiting call of this rank fails; the other ranks continue to wait for this rank, as
-        ranks on GPUs do, and learn the reason from the front."""
+        """Leaves the segment.
+
+        A waiting call of this rank fails; the other ranks continue to wait for this rank, as ranks on GPUs do, and
+        learn the reason from the front.
+        """
         if not self._busy.acquire(blocking=False):
             with self._state:
                 if not self._closed:
@@ -214,8 +219,10 @@ class SharedExchange:
 
 
 def _operation(each: CollectiveExchange) -> _Operation:
-    """Returns the C structure of an operation. Fields that its kind does not use are 0, so that ranks need not agree on
-    them."""
+    """Returns the C structure of an operation.
+
+    Fields that its kind does not use are 0, so that ranks need not agree on them.
+    """
     kind = each.kind
     return _Operation(
         each.source,

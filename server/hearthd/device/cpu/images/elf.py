@@ -45,8 +45,7 @@ class _Symbol:
 
 
 def static_shared_bytes(code: bytes) -> list[int]:
-    """Returns the bytes of static shared memory of each kernel of an object file, in the order of its table of
-    kernels."""
+    """Returns the bytes of static shared memory of each kernel of an object file, in its table's order."""
     references = _Object(code)
     return [references.shared_by(kernel) for kernel in references.kernels()]
 
