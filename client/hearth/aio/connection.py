@@ -144,8 +144,9 @@ class LoopAttachment(Attachment):
 
 
 class LoopConnection(Connection):
-    """The connection to one device for the event loop of `home`; in other threads its calls block like those of
-    `hearth`.
+    """The connection to one device for the event loop of `home`.
+
+    In threads without an event loop, its calls block like those of `hearth`.
     """
 
     def __init__(
@@ -166,6 +167,10 @@ class LoopConnection(Connection):
     # ---- attachments ----
 
     def attachment(self) -> Attachment:
+        """Returns the current attachment. In the event loop, never blocks: attaching continues in a thread.
+
+        Raises `UnsupportedError` in another event loop, and `UnavailableError` while arrays are being restored.
+        """
         self.home.check()
         return super().attachment()
 

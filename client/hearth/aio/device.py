@@ -48,7 +48,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
     if TYPE_CHECKING:
 
         @property
-        def node(self) -> Node: ...
+        def node(self) -> Node:
+            """The node that the device belongs to."""
+            ...
 
     async def ready(self) -> None:
         """Returns when plain calls succeed: the device is attached, also after a loss, and its queue has room.
@@ -140,10 +142,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.publish", telemetry.of_name)
     async def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
-        """Lets other sessions attach an array under a name, after the earlier work is done; see
-        `hearth.Device.publish`.
+        """Lets other sessions attach an array under a name, after the earlier work is done.
 
-        If the await is cancelled, the array may be published nevertheless.
+        See `hearth.Device.publish`. If the await is cancelled, the array may be published nevertheless.
 
         Args:
             name: Name within this tenant.
@@ -403,8 +404,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Event(self._connection)
 
     def graph(self) -> Graph:
-        """Makes a graph: an ``async with gpu.graph() as g:`` block records launches, copies and fills; ``g.launch(n)``
-        then runs them.
+        """Makes a graph, which records launches, copies and fills: ``async with gpu.graph() as g:``.
+
+        After the block, ``g.launch(n)`` runs them.
 
         Returns:
             The graph, to be entered by ``async with``.
@@ -414,8 +416,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
-        """Makes prepared launches: an ``async with gpu.prepared() as p:`` block collects and checks them;
-        ``p.launch(n)`` then runs them.
+        """Makes prepared launches, which the block collects and checks: ``async with gpu.prepared() as p:``.
+
+        After the block, ``p.launch(n)`` runs them.
 
         Returns:
             The prepared launches, to be entered by ``async with``.
