@@ -45,7 +45,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
     if TYPE_CHECKING:
 
         @property
-        def node(self) -> Node: ...
+        def node(self) -> Node:
+            """The node that the device belongs to."""
+            ...
 
     @property
     def state(self) -> str:
@@ -140,8 +142,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Stream(self._connection, priority)
 
     def graph(self) -> Graph:
-        """Makes a graph: a ``with gpu.graph() as g:`` block records launches, copies and fills; ``g.launch(n)`` then
-        runs them.
+        """Makes a graph, which records launches, copies and fills: ``with gpu.graph() as g:``.
+
+        After the block, ``g.launch(n)`` runs them.
 
         Returns:
             The graph, to be entered by ``with``.
@@ -151,8 +154,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
-        """Makes prepared launches: a ``with gpu.prepared() as p:`` block collects and checks them; ``p.launch(n)`` then
-        runs them.
+        """Makes prepared launches, which the block collects and checks: ``with gpu.prepared() as p:``.
+
+        After the block, ``p.launch(n)`` runs them.
 
         Returns:
             The prepared launches, to be entered by ``with``.

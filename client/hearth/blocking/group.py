@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 
 class Group(BaseGroup[Device, DeviceArray]):
-    """Devices that compute collectives together: ``Group(node.devices)``, or ``Group([a.device(0), b.device(0)])`` with
-    `a` and `b` connected to two daemons, or to one. A group may consist of a single device.
+    """Devices that compute collectives together: ``Group(node.devices)``.
+
+    The devices may belong to several sessions, on one daemon or on several: ``Group([a.device(0), b.device(0)])`` with
+    nodes `a` and `b`. A group may consist of a single device.
 
     A device's rank is its position in the list. A group of devices of one session is made without any request. A group
     over several sessions is formed in the constructor by all their daemons, of which the first device's daemon
@@ -87,10 +89,10 @@ class Group(BaseGroup[Device, DeviceArray]):
         return fresh
 
     def flight_recorder(self) -> list[FlightRecord]:
-        """Returns the group's last operations, oldest first, as recorded by the daemon of its first device; the number
-        is bounded. Blocks for one request to that daemon.
+        """Returns the group's last operations, oldest first, as recorded by the daemon of its first device.
 
-        Groups of one session that have the same devices share one record.
+        Blocks for one request to that daemon. The number of operations is bounded. Groups of one session that have the
+        same devices share one record.
 
         Raises:
             ConnectError: That daemon is unreachable.
@@ -98,10 +100,9 @@ class Group(BaseGroup[Device, DeviceArray]):
         return self._flight_records()
 
     def close(self) -> None:
-        """Closes the group: no more operations can be submitted, and operations in progress fail if the group is over
-        several sessions.
+        """Closes the group, to which no more operations can be submitted then. Blocks for a few seconds at most.
 
-        Blocks for a few seconds at most. A second call does nothing.
+        Operations in progress fail if the group is over several sessions. A second call does nothing.
         """
         self._close()
 
