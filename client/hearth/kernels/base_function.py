@@ -253,8 +253,9 @@ class BaseFunction:
         entry: tuple[bytes, arguments.Signature],
         types: tuple[type, ...],
     ) -> None:
-        """Caches a launch that occurred twice in this form: a repetition with the identical grid and block objects
-        needs only its arguments packed.
+        """Caches a launch that occurred twice in this form.
+
+        A repetition with the identical grid and block objects needs only its arguments packed.
         """
         if type(grid) in _CONSTANTS and type(block) in _CONSTANTS and attachment.space is not None:
             pack = arguments.typed(types, entry[1])
@@ -267,8 +268,9 @@ class BaseFunction:
                 self._refuse(f"argument {index}", args[index], index)
 
     def __getitem__(self, geometry: Any) -> Callable[..., None]:
-        """Binds a launch geometry, in Numba's form: ``f[grid, block]``, ``f[grid, block, stream]`` or ``f[grid, block,
-        stream, shared_mem]``.
+        """Binds a launch geometry, in Numba's form: ``f[grid, block](x, n)``.
+
+        ``f[grid, block, stream]`` and ``f[grid, block, stream, shared_mem]`` are possible, too.
 
         Raises:
             LaunchError: The index is not such a tuple.

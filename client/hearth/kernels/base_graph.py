@@ -204,8 +204,9 @@ class BaseGraph(Program):
 
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
-        """The recorded launches, copies and fills, in order; a launch with `iterations` makes one node for each
-        iteration.
+        """The recorded launches, copies and fills, in order.
+
+        A launch with `iterations` makes one node for each iteration.
         """
         return self._nodes
 

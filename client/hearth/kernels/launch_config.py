@@ -112,8 +112,9 @@ def nanoseconds(timeout: float | None) -> int:
 
 
 def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
-    """Packs the fields that few launches have (cluster, iterations, grid in device memory); returns None for other
-    launches.
+    """Packs the fields that few launches have; returns None for a launch without any of them.
+
+    They are the cluster, the iterations and a grid in device memory.
     """
     check_iterations(iterations)
     blocks = (0, 0, 0) if cluster is None else arguments.dimensions("cluster", cluster)
