@@ -239,11 +239,10 @@ class BaseDevice(ABC, Generic[A, S]):
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream)
 
     def empty_pitched(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
-        """Makes an array with arbitrary contents and padded rows: rows (along the last axis) start `x.pitch` bytes
-        apart.
+        """Makes an array with arbitrary contents whose rows, along the last axis, are padded to start aligned.
 
-        The pitch follows CubeCL: the size of a row is rounded up to a multiple of a power of two from 16 to 512 bytes,
-        which grows with the row, so that every row is aligned for vector loads.
+        Rows start `x.pitch` bytes apart. The pitch follows CubeCL: the size of a row is rounded up to a multiple of a
+        power of two from 16 to 512 bytes, which grows with the row, so that every row is aligned for vector loads.
 
         Args:
             shape: Elements along each axis: an int or a sequence.
@@ -279,12 +278,11 @@ class BaseDevice(ABC, Generic[A, S]):
 
     @contextmanager
     def persistent_memory(self) -> Iterator[None]:
-        """Keeps memory that is allocated in the ``with`` block reserved for this session after it is freed, for later
-        allocations of the same size by this session.
+        """Keeps memory that is allocated in the ``with`` block reserved for this session after it is freed.
 
-        No other session gets that memory, even if the device runs out of memory, until `memory_cleanup` or the end of
-        the session. The block applies to all of the session's work on the device, from every thread; blocks may be
-        nested.
+        The session's later allocations of the same size use it. No other session gets it, even if the device runs out
+        of memory, until `memory_cleanup` or the end of the session. The block applies to all of the session's work on
+        the device, from every thread; blocks may be nested.
         """
         connection = self._connection
         attachment = connection.attachment()
