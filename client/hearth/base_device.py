@@ -119,9 +119,10 @@ class BaseDevice(ABC, Generic[A, S]):
     ) -> A:
         """Returns `a` as an array on this device: `a` itself if it is on this device already and has that dtype.
 
-        Host arrays are uploaded. An array of another device of the session is copied, as by `DeviceArray.copy_from`; an
-        array of this session with another dtype is converted, as by `DeviceArray.astype`. An array in GPU memory of
-        this process (CuPy, PyTorch) is copied on the GPU, if the daemon serves that GPU on this host.
+        Host arrays are uploaded as by `DeviceArray.set`, which says when that blocks. An array of another device of the
+        session is copied, as by `DeviceArray.copy_from`; an array of this session with another dtype is converted, as
+        by `DeviceArray.astype`. An array in GPU memory of this process (CuPy, PyTorch) is copied on the GPU, if the
+        daemon serves that GPU on this host; `hearth` blocks until that copy is complete.
 
         Args:
             a: Any object that `np.asarray` accepts or that supports DLPack; an array in this process's GPU memory; a
@@ -163,6 +164,9 @@ class BaseDevice(ABC, Generic[A, S]):
         progress: bool | Progress | None = None,
     ) -> A:
         """Copies `obj` to new memory on this device; otherwise like `asarray`.
+
+        An array of another session, or of a dtype that the device does not convert, is copied through the host:
+        `hearth` blocks for that, and `hearth.aio` raises `UnsupportedError`.
 
         Args:
             obj: Any object that `asarray` accepts.
@@ -477,6 +481,9 @@ class BaseDevice(ABC, Generic[A, S]):
             The array, or a list of the arrays.
 
         Raises:
+            ArgumentError: There is no array.
+            DtypeError: An argument is no device array.
+            UnsupportedError: An array belongs to another device or session.
             QuotaExceededError: The copies exceed a limit. Like every failure of a copy, it is raised by the next
                 `synchronize`, `flush` or `get`.
         """

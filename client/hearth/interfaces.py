@@ -171,7 +171,7 @@ class ArrayLike(Connected, Protocol):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes from one element to the next along each axis, never None: see `_strides`."""
+        """Bytes from one element to the next along each axis, also if the array is in C order."""
         ...
 
     def __getitem__(self, index: Any) -> Self: ...

@@ -112,9 +112,9 @@ def reinterpreted(value: Any) -> Dtype:
 
 
 def named(name: str) -> np.dtype[Any] | None:
-    """Returns a dtype of `ml_dtypes` (bfloat16, float8_e4m3fn, ...) by its name; None if it does not exist.
+    """Returns a dtype of `ml_dtypes` (bfloat16, float8_e4m3fn, ...) by its name; None if it is not available.
 
-    It does not exist either if that package is not installed.
+    It is not available if that package has no such dtype, or is not installed.
     """
     import re  # imported here: rarely needed, and the import takes as long as a dozen modules
 

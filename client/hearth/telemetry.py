@@ -275,9 +275,9 @@ def _said(describe: Callable[..., Attributes | None], args: Any, keywords: Any) 
 
 
 def _find_tracer() -> Any:
-    """Returns the tracer of the application's provider; None if there is none.
+    """Returns the tracer of the application's provider; None if there is no active provider.
 
-    There is none either if OpenTelemetry is not completely imported.
+    While OpenTelemetry is not completely imported, no provider is active.
     """
     global _tracer  # noqa: PLW0603 - replaced as a whole
     try:

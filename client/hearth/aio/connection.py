@@ -255,7 +255,7 @@ class LoopConnection(Connection):
         opening.result()
 
     async def ready(self) -> None:
-        """Returns when the device is attached, the queue has room at most `UPLOADS_SOFT` bytes are uploading."""
+        """Returns when the device is attached, the queue has room and at most `UPLOADS_SOFT` bytes are uploading."""
         await self.until_attached()
         while self.uploading > self.uploads_soft or not self._roomy():  # noqa: ASYNC110 - there is no notification of room
             await asyncio.sleep(_POLL_S)

@@ -154,7 +154,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         Raises:
             InvalidHandleError: The name is in use (``NAME_IN_USE``).
             ArgumentError: The array cannot be published, e.g. because it is part of a buffer, or the name is invalid.
-            UnsupportedError: The daemon does not publish arrays, or the array belongs to another device or session.
+            DtypeError: `array` is no device array.
+            UnsupportedError: The daemon does not publish arrays, the array belongs to another device or session, or its
+                dtype cannot be described by a name.
         """
         await self._connection.opened()
         await self._connection.home.call(partial(self._publications.publish, name, array, tenants))
@@ -351,7 +353,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
             ArgumentError: Neither or both of `code` and `path` are given, or the code is larger than the daemon
                 accepts.
             DtypeError: `code` or `options` has a wrong type.
-            UnsupportedError: A keyword of CuPy's asks for a feature that Hearth does not have.
+            OSError: The file `path` cannot be read.
+            UnsupportedError: A keyword of CuPy's asks for a feature that Hearth does not have, or is unknown.
         """
         return RawModule(
             self,

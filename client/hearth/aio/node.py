@@ -64,7 +64,7 @@ def connect(
         launch_timeout: Time limit in seconds of launches that have no timeout; 0: the daemon's default.
         lanes: Uses direct connections to the device processes if the daemon offers them.
         wait_for_ready: Tries again for `timeout` seconds in total while no daemon is ready. By default the first
-            failure is raised at once.
+            failure is raised at once, except that of an overloaded daemon, which says when to try again.
         **unknown: No other keyword is accepted.
 
     Returns:

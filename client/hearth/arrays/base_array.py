@@ -53,9 +53,7 @@ _NUMPYS = frozenset({
 class BaseArray(DeviceOperand):
     """Abstract array in a device's memory: shape, dtype, views and the commands that do not wait.
 
-    Views (slices, `reshape`, `view`) share one buffer, which is freed when neither the array nor any view of it exists
-    any more. A kernel receives the address of an array's first element, whatever its strides: pass `x.pitch` or
-    `x.strides` as a further argument. Commands are ordered on a stream and sent one way.
+    See `hearth.DeviceArray` for the buffer that views share, and for arrays as arguments of kernels.
     """
 
     __slots__ = (
@@ -323,7 +321,10 @@ class BaseArray(DeviceOperand):
         blocking: bool = False,
         progress: bool | Progress | None = None,
     ) -> None:
-        """Overwrites the array with a host array. Sent one way: does not block, unless `blocking` is True.
+        """Overwrites the array with a host array.
+
+        Sent one way. Above the daemon's `max_inline_bytes` (1 MiB by default), `hearth` blocks until the bytes have been
+        transferred, possibly after earlier work, and raises errors of the transfer; `hearth.aio` never blocks.
 
         Args:
             a: An array of the same shape and dtype.
@@ -370,7 +371,7 @@ class BaseArray(DeviceOperand):
     def __setitem__(self, index: Any, value: Any) -> None:
         """Sets ``x[index]`` to a number, a host array or a device array, converted and broadcast as in NumPy.
 
-        Sent one way; a device array is copied on the device and not through the host.
+        Sent one way, a host array as by `set`; a device array is copied on the device and not through the host.
 
         Raises:
             IndexError: The index is out of range.
@@ -577,7 +578,7 @@ class BaseArray(DeviceOperand):
         blocking: bool,
         shared: bool,
     ) -> PinnedCopy | None:
-        """Writes host memory, which the device may read itself if `shared`; returns a copy that can be repeated."""
+        """Writes host memory, which the device may read itself if `shared`; returns the copy if it can be repeated."""
 
     # ---- refused ----
 

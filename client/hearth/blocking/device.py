@@ -35,8 +35,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
     Returned by `Node.device` and `Node.devices`; keeps its node open.
 
     The client checks the sizes of new arrays, but the daemon allocates the memory: `OutOfMemoryError` is raised by the
-    next sync, read or flush. Calls are asynchronous unless their documentation says that they block. Safe from any
-    thread.
+    next sync, read or flush. Calls are asynchronous unless their documentation says that they block. An asynchronous
+    call waits only while the device is being attached, at its first use and after a loss, and while the queue of
+    commands is full. Safe from any thread.
     """
 
     _array_type = DeviceArray
@@ -92,7 +93,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
             ArgumentError: Neither or both of `code` and `path` are given, or the code is larger than the daemon
                 accepts.
             DtypeError: `code` or `options` has a wrong type.
-            UnsupportedError: A keyword of CuPy's asks for a feature that Hearth does not have.
+            OSError: The file `path` cannot be read.
+            UnsupportedError: A keyword of CuPy's asks for a feature that Hearth does not have, or is unknown.
         """
         # Imported late: the lane of an attached device is opened during the import.
         from hearth.blocking.module import RawModule
@@ -405,7 +407,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         Raises:
             InvalidHandleError: The name is in use (``NAME_IN_USE``).
             ArgumentError: The array cannot be published, e.g. because it is part of a buffer, or the name is invalid.
-            UnsupportedError: The daemon does not publish arrays, or the array belongs to another device or session.
+            DtypeError: `array` is no device array.
+            UnsupportedError: The daemon does not publish arrays, the array belongs to another device or session, or its
+                dtype cannot be described by a name.
         """
         self._publications.publish(name, array, tenants)
 

@@ -30,15 +30,17 @@ class Group(BaseGroup[Device, DeviceArray]):
     Operations are sent one way, each device's part on its current stream. A part starts after the earlier work on the
     stream is done and all ranks have reached the operation; later work on the arrays waits for it. Errors of an
     operation (`CommunicatorError`, `BufferLostError`) are raised by the next sync, and by reading an array that the
-    operation was to write.
+    operation was to write. Only the first `send` or `recv` between two ranks of different sessions outside of a batch
+    blocks, while their daemons connect.
 
     `arrays` has one array for each device, in the group's order, all contiguous and of one shape and dtype; the same
     applies to `outs`, which may be the same arrays if the operation's documentation says so. Operations return the
-    arrays that they write. `timeout`, in seconds, limits the time until all ranks have arrived and finished; None: the
-    daemon's default. Reductions support NCCL's dtypes (integers, float16 to float64, and of ml_dtypes bfloat16 and the
-    float8 types that the device has), other operations every dtype. All operations raise `ArgumentError` or
-    `DtypeError` if shapes, dtypes, ranks or devices do not match, and `ClosedError` after the group is closed; in these
-    cases no command is sent.
+    arrays that they write. `timeout`, in seconds above 0, limits the time until all ranks have arrived and finished;
+    None: the daemon's default; a batch has one `timeout` for all its operations. Reductions support NCCL's dtypes
+    (integers, float16 to float64, and of ml_dtypes bfloat16 and the float8 types that the device has), other operations
+    every dtype. All operations raise `ArgumentError` or `DtypeError` if shapes, dtypes, ranks or devices do not match,
+    `LaunchError` if a stream is being recorded in a graph, and `ClosedError` after the group is closed; in these cases
+    no command is sent.
 
     Args:
         devices: Devices of one or several sessions, in rank order.
@@ -89,13 +91,14 @@ class Group(BaseGroup[Device, DeviceArray]):
         return fresh
 
     def flight_recorder(self) -> list[FlightRecord]:
-        """Returns the group's last operations, oldest first, as recorded by the daemon of its first device.
+        """Returns the group's last operations, oldest first, as its daemons recorded them.
 
-        Blocks for one request to that daemon. The number of operations is bounded. Groups of one session that have the
-        same devices share one record.
+        Blocks for one request to each daemon that coordinates the group or a send between two of its ranks, or that
+        has several of its devices. The number of operations is bounded. Groups of one session that have the same
+        devices share one record.
 
         Raises:
-            ConnectError: That daemon is unreachable.
+            ConnectError: One of these daemons is unreachable.
         """
         return self._flight_records()
 

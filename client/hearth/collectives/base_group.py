@@ -57,11 +57,12 @@ class BaseGroup(Generic[D, A]):
 
     `arrays` has one array for each device, in the group's order, all contiguous and of one shape and dtype; the same
     applies to `outs`, which may be the same arrays if the operation's documentation says so. Operations return the
-    arrays that they write. `timeout`, in seconds, limits the time until all ranks have arrived and finished; None: the
-    daemon's default. Reductions support NCCL's dtypes (integers, float16 to float64, and of ml_dtypes bfloat16 and the
-    float8 types that the device has), other operations every dtype. All operations raise `ArgumentError` or
-    `DtypeError` if shapes, dtypes, ranks or devices do not match, and `ClosedError` after the group is closed; in these
-    cases no command is sent.
+    arrays that they write. `timeout`, in seconds above 0, limits the time until all ranks have arrived and finished;
+    None: the daemon's default; a batch has one `timeout` for all its operations. Reductions support NCCL's dtypes
+    (integers, float16 to float64, and of ml_dtypes bfloat16 and the float8 types that the device has), other operations
+    every dtype. All operations raise `ArgumentError` or `DtypeError` if shapes, dtypes, ranks or devices do not match,
+    `LaunchError` if a stream is being recorded in a graph, and `ClosedError` after the group is closed; in these cases
+    no command is sent.
     """
 
     def __init__(self, devices: Sequence[D], *, timeout: float | None = None) -> None:
@@ -579,7 +580,7 @@ class BaseGroup(Generic[D, A]):
         return order
 
     def _ranks_of(self, session: NodeSession, info: node_pb2.GroupInfo) -> tuple[int, ...] | None:
-        """Returns this group's ranks in the order of `info`, a group of a session; None if it is no part of this."""
+        """Returns the ranks here of the members of `info`, a group of a session; None if it is unrelated."""
         if info.group:
             return self._formations.members(info.group, session)
         name = tuple(member.device for member in info.members)

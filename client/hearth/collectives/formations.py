@@ -82,7 +82,7 @@ class Formations:
         """Returns the ranks of one of these groups; None if there is no such group.
 
         Args:
-            id: The group's id, which its coordinator chose.
+            id: The group's id, which the coordinator's daemon chose.
             coordinator: The session of the group's first rank.
         """
         if not any(each.id == id and each.coordinator is coordinator for each in self.formed):

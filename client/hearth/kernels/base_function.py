@@ -135,6 +135,7 @@ class BaseFunction:
                 flush.
             LaunchTypeError: `args` is no tuple or list, an argument has a type that no kernel takes, or a keyword is
                 unknown.
+            ArgumentError: `timeout` or `mode` is invalid, or `stream` belongs to another device or session.
         """
         if unknown:
             from hearth.keywords import unknown_keyword
@@ -270,7 +271,8 @@ class BaseFunction:
     def __getitem__(self, geometry: Any) -> Callable[..., None]:
         """Binds a launch geometry, in Numba's form: ``f[grid, block](x, n)``.
 
-        ``f[grid, block, stream]`` and ``f[grid, block, stream, shared_mem]`` are possible, too.
+        ``f[grid, block, stream]`` and ``f[grid, block, stream, shared_mem]`` also give the stream, and the dynamic
+        shared memory in bytes.
 
         Raises:
             LaunchError: The index is not such a tuple.

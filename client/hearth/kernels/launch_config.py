@@ -127,7 +127,7 @@ def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
 
 
 def _check_grid(grid: DeviceOperand) -> None:
-    """Raises `LaunchTypeError` for an array that is not a grid of three uint32."""
+    """Raises `LaunchTypeError` for an array that is not a grid: three uint32, or int32."""
     dtype, size = getattr(grid, "dtype", None), getattr(grid, "size", None)
     if str(dtype) not in ("uint32", "int32") or size != 3:
         raise LaunchTypeError(
