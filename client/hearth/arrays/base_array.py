@@ -323,7 +323,7 @@ class BaseArray(DeviceOperand):
     ) -> None:
         """Overwrites the array with a host array.
 
-        Sent one way. Above the daemon's `max_inline_bytes` (1 MiB by default), `hearth` blocks until the bytes have been
+        Sent one way. Above the daemon's `max_inline_bytes` (1 MiB by default), `hearth` blocks until the bytes are
         transferred, possibly after earlier work, and raises errors of the transfer; `hearth.aio` never blocks.
 
         Args:

@@ -1,6 +1,6 @@
 """Tensor maps: descriptors of arrays for the tensor memory accelerator (TMA).
 
-NVIDIA GPUs have it from compute capability 9.0. A kernel declares such an argument as ``const __grid_constant__
+NVIDIA GPUs have TMA from compute capability 9.0. A kernel declares such an argument as ``const __grid_constant__
 CUtensorMap map``. Here, shapes, boxes and strides are in NumPy's order, with the innermost axis last; in the kernel,
 the coordinates of a copy are given innermost first, as always with TMA.
 """
