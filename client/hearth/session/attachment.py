@@ -194,7 +194,7 @@ class Attachment:
             record: Launch as `hearth_proto.launches` packs it.
 
         Raises:
-            HearthError: The attachment has ended; the error with which it ended.
+            HearthError: The attachment has ended, or the launch does not fit into a batch.
         """
         queue, session = self.queue, self.session
         with self._lock:

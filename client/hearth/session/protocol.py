@@ -346,7 +346,7 @@ class Session:
 
         Returns:
             True if the caller still has to report the error: one-way work is lost or some state is reverted, and no
-                pending reply reports the loss.
+            pending reply reports the loss.
         """
         if self.error is not None:
             return False

@@ -147,7 +147,7 @@ class PinnedCopy:
     def _unanswered(self, segment: Segment | None, _: object) -> None:
         """Marks the segment of a failed command as spoiled if the attachment has ended.
 
-        The command may run nevertheless.
+        The device process may execute the command nevertheless, and use the memory.
         """
         if segment is not None and self._attachment.session.error is not None:
             segment.spoiled = True

@@ -86,7 +86,7 @@ def upload(connection: Connection, attachment: Attachment, number: int, data: me
 
     Returns:
         The memory from which the device copies, which must not change until the command is answered; None: the bytes
-            have to take another route.
+        have to take another route.
     """
     shared = _shared(connection, attachment)
     if shared is None:

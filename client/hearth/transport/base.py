@@ -124,7 +124,8 @@ class Transport(Protocol):
         """Opens an Execute stream that sends `requests`.
 
         Args:
-            requests: Serialized requests, taken by another thread until the stream ends.
+            requests: Serialized requests. Another thread takes them until the stream ends; the calling thread may take
+                the first.
             early: Receives a serialized response, in the thread in which it arrives first, if the transport supports
                 that. If it returns True, the response is not among those iterated.
         """

@@ -40,7 +40,7 @@ class Block(NamedTuple):
 def size_class(size: int) -> int:
     """Returns the size, in bytes, of the block for `size` bytes.
 
-    That is a power of two up to `SLABBED`, and at most 12.5 % more than `size` above it.
+    Up to `SLABBED`, that is a power of two, at least `LEAST`. Larger blocks have at most 12.5 % more bytes than `size`.
     """
     if size <= SLABBED:
         return max(LEAST, 1 << (size - 1).bit_length())

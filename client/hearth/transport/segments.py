@@ -185,7 +185,7 @@ class SegmentConnection:
 
         Returns:
             The number by which commands name the segment, or 0 if the device process refuses it or the total size would
-                exceed `most`.
+            exceed `most`.
 
         Raises:
             Lost: The connection has ended.
@@ -224,7 +224,7 @@ class SegmentConnection:
 
         Returns:
             True if the device process copies, at once or when the command runs, even if this connection ends; False if
-                it does not.
+            it does not.
 
         Raises:
             Lost: The outcome is unknown.
@@ -283,7 +283,7 @@ class SegmentConnection:
         return True
 
     def _take(self, deadline: float) -> None:
-        """Waits for the next answers and processes them, to any request.
+        """Waits for the next answers, to any request, and processes them.
 
         The thread that sent a request may have been interrupted.
         """
