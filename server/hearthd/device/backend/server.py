@@ -339,7 +339,11 @@ class ComputeServer(Protocol):
         ...
 
     def load(self, image: Image) -> Module:
-        """Loads a module. Raises Refusal(MODULE_INVALID) for code that this device cannot load."""
+        """Loads a module. If `loading_waits`, to be called while no kernel runs.
+
+        Raises Refusal(MODULE_INVALID) for code that this device cannot load, Refusal(UNSUPPORTED) for code of another
+        backend.
+        """
         ...
 
     def unload(self, module: Any) -> None:
