@@ -81,8 +81,9 @@ class ProcessGrants:
                 raise not_granted(size, self._server.memory_info(), self.limit, self._most)
 
     def overtaken(self) -> None:
-        """Reports to the front that the process holds more than its limit without a request, because memory of another
-        process now counts here.
+        """Reports to the front if the process holds more than its limit, without requesting memory.
+
+        Called after memory of another process has been accounted to this process.
         """
         if self._beyond(0):
             self.ask(0, lambda granted: None)
@@ -151,8 +152,9 @@ class MemoryRequest:
         self._denied = False
 
     def waits(self, refusal: Refusal) -> bool:
-        """Returns True if the refused allocation should wait for the front's answer; `wake` is called when the answer
-        arrives.
+        """True if the refused allocation should wait for the front's answer, which is requested if it is not yet.
+
+        `wake` is called when the answer arrives.
         """
         if self._denied or "granted" not in refusal.details:
             return False
