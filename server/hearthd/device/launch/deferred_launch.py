@@ -46,6 +46,7 @@ class LaunchRun:
             self._grid = DynamicGrid(device, origin, parsed.grid_buffer, extension.grid_offset)
 
     def step(self) -> bool:
+        """Binds and issues the launch as far as its track has room. Raises Refusal if it cannot run."""
         if isinstance(self._rested, Refusal):
             raise self._rested  # takes precedence over any other wait
         parsed = self._parsed
