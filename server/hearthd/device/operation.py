@@ -21,7 +21,7 @@ class ReplySink(Protocol):
     """Receives the results, acknowledgements and failures of commands."""
 
     def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None:
-        """Sends the result as the answer to the single call `call`; if that is 0, as a stream response."""
+        """Sends the result: as the answer to the single call `call`, or as a stream response if `call` is 0."""
         ...
 
     def done(self, session: DeviceSession, call: int, request: int) -> None:

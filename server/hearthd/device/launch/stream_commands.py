@@ -65,7 +65,7 @@ class StreamCommands:
     # ---- events ----
 
     def record_event(self, origin: Origin, command: commands_pb2.RecordEvent) -> Operation:
-        """Returns the operation that records the event in the stream; creates the event at its first recording."""
+        """Creates the event if the handle is new, and returns the operation that records it in the stream."""
         session = origin.session
         entry = session.events.get(command.event)
         if entry is None:
@@ -101,10 +101,10 @@ class StreamCommands:
         return Operation(origin, run, writes=(origin.stream,), reads=(event,))
 
     def query_event(self, origin: Origin, command: commands_pb2.QueryEvent) -> Operation:
-        """Returns the operation that answers if the event is done.
+        """Returns the operation that answers `done`: True if the event is done, otherwise False.
 
-        With `wait`, it answers when the event is done; otherwise within `GRACE_S`. An event without a recording counts
-        as done.
+        With `wait`, the answer is sent when the event is done; without, after at most `GRACE_S` seconds. An event that
+        has not been recorded counts as done.
         """
         event = origin.session.events.find(command.event)
 
@@ -220,7 +220,7 @@ class StreamCommands:
     def flush(self, origin: Origin, _command: commands_pb2.Flush) -> Operation:
         """Returns the operation that answers with the unreported failures of the stream.
 
-        It runs when the stream's earlier commands have run here; it does not wait for the device. Raises
+        It runs when the stream's earlier commands have been submitted; it does not wait for the device. Raises
         Refusal(INVALID_ARGUMENT) if no answer was requested.
         """
         self._need_answer(origin, "flush")

@@ -54,7 +54,7 @@ class SharedAllocation(ABC):
         return None
 
     def join(self, holder: object, session: DeviceSession) -> None:
-        """Adds a holder, whose `session` is accounted the memory when all holders of earlier sessions have left."""
+        """Adds a holder that belongs to `session`: a buffer, a publication or an export."""
         self.holders[holder] = session
 
     def leave(self, holder: object) -> None:

@@ -212,7 +212,7 @@ class Executor:
     # ---- replies (see operation.ReplySink) ----
 
     def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None:
-        """Sends the result as the answer to the single call `call`; if that is 0, as a stream response.
+        """Sends the result: as the answer to the single call `call`, or as a stream response if `call` is 0.
 
         Output of the session's completed kernels is sent before it.
         """
@@ -354,7 +354,7 @@ class Executor:
     def _close(self, session: DeviceSession, _frame: Frame) -> None:
         """Abandons the session's waiting commands, frees everything that it holds, and then sends CLOSED to the front.
 
-        The session's memory and tracks are freed behind its work under way.
+        Memory is freed, and tracks may be used again, after the session's work under way is done.
         """
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         for operation in session.deferred.clear():

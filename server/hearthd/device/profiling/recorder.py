@@ -72,7 +72,7 @@ class Trace:
         device.tracks.watch(self._reference, partial(self._anchor, asked))
 
     def record(self, origin: Origin) -> Record:
-        """Returns a new record for the command, or only counts the command if the trace is full."""
+        """Returns the record of a command. If the trace is full, the command is only counted."""
         if len(self.records) >= self._limit or self._room <= 0:
             self.dropped += 1
             return DroppedRecord(self)

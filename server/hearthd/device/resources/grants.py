@@ -152,9 +152,10 @@ class MemoryRequest:
         self._denied = False
 
     def waits(self, refusal: Refusal) -> bool:
-        """True if the refused allocation should wait for the front's answer, which is requested if it is not yet.
+        """Returns True if the refused allocation should wait for the front's answer; `wake` is called when it arrives.
 
-        `wake` is called when the answer arrives.
+        The answer is requested unless a request is under way. Returns False if the front has denied memory, or if the
+        refusal has another cause than the process's grant.
         """
         if self._denied or "granted" not in refusal.details:
             return False

@@ -37,7 +37,7 @@ class Staging:
     def acquire(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
         """Returns a buffer of at least `size` bytes, or None while there is none.
 
-        After None, the waiting command is tried again when memory becomes free.
+        If the result is None, the waiting command is tried again when memory becomes free.
 
         One copy larger than the cap is allowed while nothing else is lent. The memory counts for `session`, and is
         limited by its tenant's quota. Raises Refusal(OUT_OF_MEMORY) if the host locks no more memory and no memory is

@@ -57,7 +57,7 @@ class CommandRunner(Protocol):
         ...
 
     def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None:
-        """Queues the answer to the single call `call`; if `call` is 0, queues the result as a stream response."""
+        """Sends the result: as the answer to the single call `call`, or as a stream response if `call` is 0."""
         ...
 
     def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None:

@@ -199,10 +199,10 @@ class Backlog:
         return False
 
     def stops(self, stream: LogicalStream) -> bool:
-        """True if the queue stands still before a command for a stream that is full, or awaited by many commands.
+        """True if the queue stands still before a command for `stream`, which is then recorded in `standstill`.
 
-        Such a stream holds the queue up because many other commands wait for it. Always False while sessions run in
-        time slices: `room` is smaller then.
+        The caller has checked that the stream is full, or that deferred commands use it. False once the stream has
+        completed no command for a while, and always while sessions run in time slices: `room` is smaller then.
         """
         track, standstill = stream.track, self.standstill
         if self.room < NEVER >> 1 or not standstill.lasts(track.index, track.finished, time.perf_counter()):

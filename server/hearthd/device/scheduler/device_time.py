@@ -110,7 +110,7 @@ class DeviceTimeMeter(Generic[P]):
         return now
 
     def spent(self, payer: P, since: float) -> float:
-        """Charges the time since `since` for completed work that was alone on the device; returns the present time."""
+        """Charges the interval from `since` to now for work that was alone on the device, and is done; returns now."""
         now = self.clock()
         if not self._untold:
             self._told = now

@@ -99,7 +99,7 @@ class TimeSlices:
         self._stirred[backlog] = None
 
     def run(self, free: bool) -> None:
-        """Submits the work that may go to the device now, for a bounded short time; nothing if it is not `free`."""
+        """Submits work that may go to the device now, for a bounded short time; none unless the device is `free`."""
         now = self.meter.advance()
         if now >= self._check_at:
             self._check_at = now + SLICE_S

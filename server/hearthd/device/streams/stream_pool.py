@@ -110,7 +110,7 @@ class StreamPool:
     def keep(self, tracks: Collection[PooledStream]) -> Callback:
         """Withholds the tracks from new users, because work on them may never end.
 
-        The returned function ends that; the caller calls it once.
+        The caller ends this by one call of the returned function.
         """
         now = time.monotonic()
         for track in tracks:
