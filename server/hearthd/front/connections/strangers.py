@@ -65,6 +65,7 @@ class UnauthenticatedConnection:
     """Time of the last call that needs no credential."""
 
     def spend(self, cost: float, now: float) -> None:
+        """Adds the cost of a call, in calls, after the earlier cost has decayed."""
         self.spent = max(0.0, self.spent - (now - self.spent_at) * CALLS_PER_SECOND) + cost
         self.spent_at = now
 
