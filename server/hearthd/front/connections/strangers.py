@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from hearthd.front.connections.penalties import Penalties
 
 CALLS = 256
-"""Number of calls without a credential (health, reflection) that a stranger may make in a burst."""
+"""Number of calls that need no credential (health) that a stranger may make in a burst."""
 CALLS_PER_SECOND = 10.0
-"""Number of further calls without a credential that a stranger may make each second."""
+"""Number of further such calls that a stranger may make each second."""
 PENALTY_DIVISOR = 16
 """Divisor of a penalized peer's limits on bytes, age, calls and number of strangers."""
 PENALTY_GRACE = 1.0
