@@ -52,7 +52,7 @@ class Communicator:
 
     @property
     def identity(self) -> Identity:
-        """The owner and the locations. At most one communicator exists for each."""
+        """The owner and the locations, which together identify at most one communicator."""
         return self.key.scope, self.places
 
     def frame(self, op: str, rank: int, /, **more: Any) -> DeviceMessage:

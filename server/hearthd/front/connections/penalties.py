@@ -44,7 +44,7 @@ class Penalties:
         return score
 
     def score(self, peer: str, now: float) -> float:
-        """Returns the decayed score of a peer; 0 for an unknown one."""
+        """Returns the decayed score of a peer; 0 for an unknown peer."""
         score, when = self._scores.get(peer, (0.0, now))
         return float(score * 0.5 ** (max(0.0, now - when) / self._half_life))
 

@@ -286,7 +286,7 @@ class Device(DeviceStatus):
         self._grants.hear(generation, stats)
 
     def learn(self, process: Process) -> None:
-        """Takes over the properties of a ready process. Earlier failures to start no longer count."""
+        """Notes the properties of a process that is ready. Earlier failures to start no longer count."""
         self.properties = process.properties
         self.known = True
         self._failures.clear()

@@ -67,7 +67,7 @@ class StartedProcess(Protocol):
 
     @property
     def socket(self) -> socket.socket:
-        """The front's end of the link, as a connected socket. The owner of the process closes it."""
+        """The front's end of the link, as a connected socket. `Process.reap` closes it."""
         ...
 
     def kill(self) -> None:
