@@ -20,6 +20,7 @@ from hearth.base_stream import current_streams
 from hearth.codec import encode
 from hearth.errors import HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
+from hearth.kernels.pointer_types import PointerTypes
 from hearth.session.memory import DeviceOperand
 from hearth_proto.later import commands_pb2
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         """The module of a kernel: `hearth.kernels.base_module.BaseModule`."""
 
         _connection: Connection
+        _source: str
 
         def _handle_on(self, attachment: Attachment) -> int: ...
 
@@ -94,6 +96,7 @@ class BaseFunction:
         """Head and signature of the last launch that `_recent` did not match."""
         self._recent: _Recent = _NEVER
         self._described: commands_pb2.FunctionResult | None = None
+        self._pointers: PointerTypes | None = None
         self._bind(self._connection.attachment())
 
     def __call__(
@@ -224,6 +227,7 @@ class BaseFunction:
             entry = launch_config.head(
                 bound.handle, on, grid, block, args, shared_mem, timeout, mode, cooperative, cluster, iterations
             )
+            self._check_pointers(args)
             if key and arguments.fixed(key[9:]):
                 if len(heads) >= _CACHE_LIMIT:
                     heads.clear()
@@ -262,6 +266,12 @@ class BaseFunction:
             pack = arguments.typed(types, entry[1])
             if pack is not None:
                 self._recent = attachment, attachment.space, grid, block, shared_mem, mode, entry[0], pack
+
+    def _check_pointers(self, args: Sequence[Any]) -> None:
+        """Warns about arrays whose dtype is not what the source declares, at the first launch of each form."""
+        if self._pointers is None:
+            self._pointers = PointerTypes(self._module._source, self.name)
+        self._pointers.check(args)
 
     def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:
         for index in signature.pointers:

@@ -81,6 +81,7 @@ class BaseModule(Generic[F, G]):
                 fix="read the file as UTF-8, or pass bytes.",
             )
         data = code.encode() if isinstance(code, str) else bytes(code)
+        self._source = code if isinstance(code, str) and code_kind(data) == encode.CUDA_CPP else ""
         if isinstance(options, str):
             raise DtypeError(
                 "options is a str; it must be a sequence of str.",
