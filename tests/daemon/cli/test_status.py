@@ -164,7 +164,7 @@ def test_waiting_for_a_daemon_that_is_not_there(run: Command) -> None:
     assert done.status == 1 and "connection refused" in done.err
 
 
-def test_waiting_for_one_that_comes(
+def test_wait_returns_when_daemon_starts(
     daemon: DaemonProcess, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon's socket does not exist at the first attempt."""

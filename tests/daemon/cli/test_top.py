@@ -151,7 +151,7 @@ def movable(daemon: DaemonProcess, tmp_path: Path) -> Movable:
 # ---- live ----
 
 
-def test_it_lives_as_long_as_it_is_watched(daemon: DaemonProcess, movable: Movable) -> None:
+def test_live_display_through_resize_outage_and_quit(daemon: DaemonProcess, movable: Movable) -> None:
     """Sizes, sessions, a daemon that stops and starts again, Ctrl-Z, and the key that quits."""
     ordinals = {str(ordinal) for ordinal in daemon.ordinals()}
     with top(movable.target) as terminal:
@@ -194,7 +194,7 @@ def test_the_terminal_is_given_back(daemon: DaemonProcess, way: str) -> None:
             assert terminal.ends(128 + signal.SIGTERM) == ""
 
 
-def test_a_crash_gives_it_back_as_well(daemon: DaemonProcess) -> None:
+def test_terminal_is_restored_after_crash(daemon: DaemonProcess) -> None:
     with top(daemon.unix, code=CRASH) as terminal:
         assert "ZeroDivisionError: a bug" in terminal.ends(1)
 

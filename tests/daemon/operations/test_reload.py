@@ -111,7 +111,7 @@ def test_tenants_come_and_go(running: Reloaded) -> None:
     wait_until(lambda: "guest" not in processes(), "the end of its process")
 
 
-def test_a_token_that_is_anothers_now(running: Reloaded) -> None:
+def test_token_moved_to_other_tenant(running: Reloaded) -> None:
     with connect(running, CI) as node:
         node.device(0).synchronize()
         tables = everybody(tokens=[token_hash(ALICE)])
