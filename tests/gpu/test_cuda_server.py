@@ -84,7 +84,7 @@ def get(server: CudaServer, address: int, size: int, stream: Stream) -> bytes:
 # the device
 
 
-def test_it_is_a_compute_server(server: CudaServer) -> None:
+def test_cuda_server_implements_compute_server(server: CudaServer) -> None:
     assert isinstance(server, ComputeServer)
     assert server.on_progress(None) is False
 
@@ -166,7 +166,7 @@ def test_memory_info_and_trim(server: CudaServer, stream: Stream) -> None:
     assert trimmed.in_use == before.in_use
 
 
-def test_out_of_memory_says_what_there_is_and_harms_nothing(server: CudaServer, stream: Stream) -> None:
+def test_out_of_memory_reports_sizes_and_harms_nothing(server: CudaServer, stream: Stream) -> None:
     total = server.memory_info().total
     with pytest.raises(Refusal) as caught:
         server.allocate(total * 2, stream)
@@ -185,7 +185,7 @@ def test_out_of_memory_says_what_there_is_and_harms_nothing(server: CudaServer, 
     server.free(memory, stream)
 
 
-def test_memory_that_another_stream_freed_is_had_again_when_the_device_is_nearly_full(server: CudaServer) -> None:
+def test_memory_freed_on_another_stream_is_reused_on_a_nearly_full_device(server: CudaServer) -> None:
     """The second stream could not use the memory if each stream had its own arena."""
     one, two = server.create_stream(), server.create_stream()
     server.trim()
@@ -256,7 +256,7 @@ def test_host_buffers_are_writable_and_reused(server: CudaServer) -> None:
     assert empty is not None and empty.size == 0
 
 
-def test_the_host_pool_grows_beside_the_device_thread() -> None:
+def test_host_pool_grows_outside_the_device_thread() -> None:
     from hearthd.device.cuda.page_locks import PageLocks
 
     grown = threading.Event()
@@ -312,7 +312,7 @@ def test_fill(server: CudaServer, stream: Stream, pattern: bytes, count: int) ->
 # streams and events
 
 
-def test_an_event_is_done_when_its_stream_got_there(server: CudaServer, stream: Stream) -> None:
+def test_event_is_done_when_the_work_before_it_is(server: CudaServer, stream: Stream) -> None:
     spin = build(server, SPIN, "spin")
     finish(server, stream)
     began = time.monotonic()
@@ -708,7 +708,7 @@ def test_neighbour_of_a_faulted_process_continues(server: CudaServer, stream: St
 # collectives
 
 
-def test_what_nccl_cannot_reduce_is_refused_by_name(server: CudaServer) -> None:
+def test_operations_that_nccl_cannot_reduce_are_refused_by_name(server: CudaServer) -> None:
     if "nccl" not in server.properties.features:
         pytest.skip("no NCCL on this machine")
     server.communicators.check("all_reduce", "bfloat16", "mean")
@@ -821,7 +821,7 @@ def test_all_reduce_of_two_processes() -> None:
 
 
 @pytest.mark.multi_gpu
-def test_abort_when_the_peer_is_dead() -> None:
+def test_abort_after_the_peer_has_ended() -> None:
     processes, pipes = pair(vanish=True)
     for pipe in pipes:
         assert pipe.poll(90), "a rank gave no result"

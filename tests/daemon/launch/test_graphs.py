@@ -36,7 +36,7 @@ def mixed(x: np.ndarray, y: np.ndarray, times: int = 1) -> np.ndarray:
 # ---- capture and replay ----
 
 
-def test_a_recorded_pass_runs_nothing_and_each_launch_all_of_it(gpu: hearth.Device) -> None:
+def test_recording_runs_nothing_and_each_launch_runs_all_nodes(gpu: hearth.Device) -> None:
     mix = common(gpu, "mix")
     x, y, z = ramp(gpu), ramp(gpu, 100), gpu.zeros(N, np.uint32)
     with gpu.graph() as graph:
@@ -201,7 +201,7 @@ def test_launches_of_one_graph_on_several_streams(gpu: hearth.Device) -> None:
     assert (x.get() == 123).all()
 
 
-def test_a_graph_on_a_stream_does_not_hold_up_others(gpu: hearth.Device) -> None:
+def test_graph_does_not_block_other_streams(gpu: hearth.Device) -> None:
     busy = gpu.stream()
     x = gpu.zeros(N, np.int32)
     hold = gpu.RawModule(code=GATE)
@@ -296,7 +296,7 @@ def test_launches_under_way_keep_their_arguments(gpu: hearth.Device) -> None:
         assert (y.get() == 1111).all()
 
 
-def test_what_an_update_replaces_is_let_go(gpu: hearth.Device) -> None:
+def test_memory_replaced_by_an_update_is_freed_after_its_last_use(gpu: hearth.Device) -> None:
     """The memory of the old argument is freed after the last launch that uses it; the memory of the new one stays."""
     add_one = common(gpu, "add_one")
     size = 1 << 20
@@ -334,7 +334,7 @@ def test_what_an_update_replaces_is_let_go(gpu: hearth.Device) -> None:
         (0, (1, 70_000), 4, "grid.y is 70000"),
     ],
 )
-def test_an_update_that_cannot_be_changes_nothing(
+def test_invalid_update_changes_nothing(
     gpu: hearth.Device, index: int, grid: object, arguments: int, what: str
 ) -> None:
     saxpy = common(gpu, "saxpy")

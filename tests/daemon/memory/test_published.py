@@ -105,7 +105,7 @@ def test_next_version_under_the_same_name(gpu: hearth.Device, other: hearth.Devi
     del first, second
 
 
-def test_other_devices_names_are_others(daemon: DaemonProcess, pair: list[hearth.Device]) -> None:
+def test_names_of_another_device_are_separate(daemon: DaemonProcess, pair: list[hearth.Device]) -> None:
     here = published(pair[0])
     there = published(pair[1], host=WEIGHTS * 2)
     with daemon.connect() as node:
@@ -143,7 +143,7 @@ def test_only_whole_buffers(gpu: hearth.Device, other: hearth.Device) -> None:
     same(other.attach("all", shape=WEIGHTS.shape, dtype="f4"))
 
 
-def test_arrays_that_are_none(gpu: hearth.Device, other: hearth.Device) -> None:
+def test_invalid_arrays_cannot_be_published(gpu: hearth.Device, other: hearth.Device) -> None:
     assert reason_of(gpu.publish, "x", WEIGHTS) == "INVALID_ARGUMENT"
     assert reason_of(gpu.publish, "x", other.zeros(3)) == "UNSUPPORTED"
     freed = gpu.zeros(3)
@@ -190,7 +190,9 @@ def publish_raw(raw: Raw, name: str, size: int, description: bytes) -> None:
         b'{"shape": [4], "dtype": "S99999999999999999999"}',
     ],
 )
-def test_descriptions_that_describe_nothing(raw: Raw, gpu: hearth.Device, description: bytes) -> None:
+def test_arrays_with_an_invalid_description_need_an_explicit_dtype(
+    raw: Raw, gpu: hearth.Device, description: bytes
+) -> None:
     publish_raw(raw, "odd", 16, description)
     (listed,) = gpu.published()
     assert (listed.shape, listed.dtype, listed.nbytes) == (None, None, 16)
@@ -257,7 +259,7 @@ def test_single_calls_that_write_are_refused(daemon: DaemonProcess, whose: str) 
 
 
 @pytest.mark.parametrize("whose", ["publisher", "attacher"])
-def test_one_way_writes_are_refused_and_spoil_nothing(gpu: hearth.Device, other: hearth.Device, whose: str) -> None:
+def test_one_way_writes_are_refused_without_damage(gpu: hearth.Device, other: hearth.Device, whose: str) -> None:
     x = published(gpu)
     w = other.attach("weights")
     mine, device = (x, gpu) if whose == "publisher" else (w, other)
@@ -275,7 +277,7 @@ def test_one_way_writes_are_refused_and_spoil_nothing(gpu: hearth.Device, other:
     same(w)
 
 
-def test_uploads_to_it_are_refused(gpu: hearth.Device, other: hearth.Device) -> None:
+def test_uploads_to_published_arrays_are_refused(gpu: hearth.Device, other: hearth.Device) -> None:
     """The uploads are sent on separate gRPC streams."""
     host = np.arange(3 << 20, dtype=np.uint8)
     x = published(gpu, host=host)
@@ -344,7 +346,7 @@ def reading(array: Any, out: hearth.DeviceArray) -> tuple[Any, ...]:
     return np.float32(1), array, out, np.int32(out.size)
 
 
-def test_kernels_read_it(gpu: hearth.Device, other: hearth.Device) -> None:
+def test_kernels_read_published_arrays(gpu: hearth.Device, other: hearth.Device) -> None:
     x = published(gpu)
     w = other.attach("weights")
     for array, device in ((x, gpu), (w, other)):
@@ -376,7 +378,9 @@ extern "C" __global__ void hold(const float* x) { while (!gate) {} }
 
 
 @pytest.mark.parametrize("whose", ["publisher", "attacher"])
-def test_launches_with_it_do_not_wait_for_each_other(gpu: hearth.Device, other: hearth.Device, whose: str) -> None:
+def test_launches_that_read_a_published_array_do_not_wait_for_each_other(
+    gpu: hearth.Device, other: hearth.Device, whose: str
+) -> None:
     """The array counts as read only, whether the client declares it or not."""
     x = published(gpu)
     array, device = (x, gpu) if whose == "publisher" else (other.attach("weights"), other)
@@ -436,7 +440,7 @@ def test_graph_of_the_publisher_keeps_its_memory(gpu: hearth.Device, daemon: Dae
         same(x)
 
 
-def test_what_a_graph_may_write_is_not_published(gpu: hearth.Device) -> None:
+def test_arrays_written_by_a_graph_cannot_be_published(gpu: hearth.Device) -> None:
     x = gpu.zeros(100, np.int32)
     add = common(gpu, "add_one")
     with gpu.graph() as graph:
@@ -515,7 +519,7 @@ EVENTS = ("publisher frees", "unpublish", "attacher frees", "publisher closes", 
 
 @pytest.mark.parametrize("isolation", ["shared", "dedicated"])
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=lambda order: "".join(map(str, order)))
-def test_lives_until_the_last_has_let_go(daemon: DaemonProcess, isolation: Any, order: Sequence[int]) -> None:
+def test_memory_is_freed_with_its_last_user(daemon: DaemonProcess, isolation: Any, order: Sequence[int]) -> None:
     host = np.arange(1 << 16, dtype=np.uint8)
     base = in_use(daemon)
     with daemon.connect() as node, daemon.connect(isolation=isolation) as second:
@@ -588,7 +592,7 @@ def test_attachers_session_closes(gpu: hearth.Device, daemon: DaemonProcess) -> 
     assert gpu.memory_usage().allocations == 1
 
 
-def test_many_processes_hand_it_on(start_daemon: StartDaemon) -> None:
+def test_memory_outlives_one_process_after_another(start_daemon: StartDaemon) -> None:
     """The memory outlives one process after another, and is charged to one that has it."""
     daemon = start_daemon()
     base = in_use(daemon)
@@ -783,7 +787,7 @@ def test_unpublishing_and_attaching_at_once(daemon: DaemonProcess, other: hearth
 
 
 @pytest.mark.parametrize("isolation", ["tenant", "shared"])
-def test_other_tenants_attach_what_they_are_granted(start_daemon: StartDaemon, isolation: str) -> None:
+def test_other_tenants_attach_granted_arrays_only(start_daemon: StartDaemon, isolation: str) -> None:
     config, tokens = tenants("alice", "bob", "carol", devices={"isolation": isolation})
     daemon = start_daemon(**config)
     with contextlib.ExitStack() as stack:

@@ -123,7 +123,7 @@ def by_way_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[hearth.Node, Cutter]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_bit_for_bit(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> None:
+def test_transferred_bytes_are_identical(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> None:
     there_and_back(gpu, size)
     assert live(gpu) > 0
     settled(daemon, live(gpu))
@@ -180,7 +180,7 @@ def dispatched(gpu: hearth.Device, size: int, seed: int = 1) -> None:
     assert (total == a + b).all() and (both == a ^ b).all()
 
 
-def test_a_dispatch_goes_over_them(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dispatch_uses_stripes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> None:
         raise AssertionError("a stream of Upload or Download was opened")
 
@@ -286,7 +286,7 @@ def test_no_stripes_without_lanes_or_over_unix_socket(daemon: DaemonProcess) -> 
         assert Stripes not in connection_of(node.device(0)).parts
 
 
-def test_a_daemon_without_them(start_daemon: StartDaemon) -> None:
+def test_daemon_without_stripes(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(listen={"lanes": ""})
     with connect(daemon.grpc) as node:
         for _ in range(2):
@@ -312,7 +312,7 @@ def test_a_download_in_time_or_not_at_all(lossy: DaemonProcess, by_way_of: Any) 
         there_and_back(gpu, 9 * MIB)
 
 
-def test_they_end_with_the_session(start_daemon: StartDaemon) -> None:
+def test_stripes_end_with_their_session(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     pid = daemon.device_pid()
     before = len(threads_of(pid))
@@ -338,7 +338,7 @@ def test_idle_stripes_are_closed(lossy: DaemonProcess) -> None:
 # ---- connections that break ----
 
 
-def test_the_command_stream_breaks_beside_them(lossy: DaemonProcess) -> None:
+def test_command_stream_breaks_while_stripes_are_open(lossy: DaemonProcess) -> None:
     """The stripes and the session continue."""
     with Cutter(lossy.grpc) as cutter, connect(cutter.address) as node:
         gpu = node.device(0)
@@ -418,7 +418,7 @@ def test_cut_at_any_byte(lossy: DaemonProcess, by_way_of: Any, seed: int) -> Non
     settled(lossy)
 
 
-def test_one_of_them_breaks(lossy: DaemonProcess, by_way_of: Any) -> None:
+def test_one_stripe_breaks(lossy: DaemonProcess, by_way_of: Any) -> None:
     """The other stripes take over its chunks."""
 
     def plan(number: int) -> Budget:
@@ -433,7 +433,7 @@ def test_one_of_them_breaks(lossy: DaemonProcess, by_way_of: Any) -> None:
         assert cutter.cuts == 1 and cutter.connections == STRIPES + 1  # the download found one missing
 
 
-def test_all_of_them_break_under_a_dispatch(lossy: DaemonProcess, by_way_of: Any) -> None:
+def test_all_stripes_break_during_a_dispatch(lossy: DaemonProcess, by_way_of: Any) -> None:
     """Uploads and downloads repeatedly: each transfer continues over other stripes, or over gRPC."""
     rng = random.Random(5)
     plan = lambda number: Budget(up=rng.randrange(MIB, 30 * MIB), down=rng.randrange(MIB, 30 * MIB))  # noqa: E731
@@ -475,7 +475,7 @@ def test_lost_completion_report_is_repeated(
     settled(lossy)
 
 
-def test_all_of_them_break_and_come_back(lossy: DaemonProcess, by_way_of: Any) -> None:
+def test_all_stripes_break_and_are_reopened(lossy: DaemonProcess, by_way_of: Any) -> None:
     with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
@@ -596,7 +596,7 @@ def test_clients_are_killed(start_daemon: StartDaemon) -> None:
     saxpy_works(hearth.connect(daemon.unix).device(0))
 
 
-def test_the_daemon_stops_in_the_middle(start_daemon: StartDaemon) -> None:
+def test_daemon_stops_during_a_transfer(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     with connect(daemon.grpc, timeout=2.0) as node:
         gpu = node.device(0)
