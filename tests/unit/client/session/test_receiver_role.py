@@ -104,7 +104,7 @@ def test_waiting_thread_receives(work: Attachment, cores: int, monkeypatch: pyte
     assert wait_for(lambda: not role(work).parked and not role(work).holder), "the background is back"
 
 
-def test_the_background_stays_away_while_others_receive(work: Attachment) -> None:
+def test_background_thread_stays_parked_while_others_receive(work: Attachment) -> None:
     parked = 0
     for _ in range(300):
         work.request(ask()).wait()
@@ -138,7 +138,7 @@ def background(request: pytest.FixtureRequest, passed: list[bool]) -> Iterator[B
 
 
 @pytest.mark.parametrize("background", [1e-3], indirect=True)
-def test_who_leaves_after_long_wakes_a_background_that_sleeps_for_good(background: Background) -> None:
+def test_leaving_after_a_long_wait_wakes_the_background_thread(background: Background) -> None:
     role, lock, thread = background
     assert wait_for(lambda: role.watching)
     with lock:
@@ -164,9 +164,7 @@ def test_thread_that_leaves_and_returns_wakes_no_other(background: Background) -
 
 
 @pytest.mark.parametrize("background", [60.0], indirect=True)
-def test_a_background_that_looks_seldom_looks_soon_where_work_is_left_behind(
-    background: Background, passed: list[bool]
-) -> None:
+def test_background_thread_polls_soon_if_work_is_left_behind(background: Background, passed: list[bool]) -> None:
     role, lock, thread = background
     with lock:
         passed.clear()
@@ -177,7 +175,7 @@ def test_a_background_that_looks_seldom_looks_soon_where_work_is_left_behind(
 
 
 @pytest.mark.parametrize("background", [0.1], indirect=True)
-def test_a_background_that_looks_seldom_comes_by_itself(background: Background) -> None:
+def test_background_thread_polls_without_being_woken(background: Background) -> None:
     role, lock, thread = background
     with lock:
         role.leave(1)
@@ -215,7 +213,7 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
 
 
 @pytest.mark.parametrize("cores", [64], indirect=True)
-def test_spinning_thread_finds_an_answer_whenever_it_comes(
+def test_spinning_thread_finds_an_answer_at_any_time(
     daemon: LaneDaemon, work: Attachment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer arrives immediately, when a copy is due, later, or when no thread polls any more."""

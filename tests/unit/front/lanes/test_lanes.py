@@ -71,7 +71,7 @@ async def silent(stream: Any) -> None:
 # ---- offers ----
 
 
-def test_who_is_offered_a_lane(tmp_path: Path) -> None:
+def test_lanes_are_offered_over_the_unix_socket_only(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1, listen__grpc="127.0.0.1:0") as f:
             await f.open()
@@ -159,7 +159,7 @@ def test_a_path_that_is_taken(tmp_path: Path) -> None:
 # ---- tickets and connections ----
 
 
-def test_a_ticket_is_good_once(tmp_path: Path) -> None:
+def test_ticket_is_valid_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
@@ -186,7 +186,7 @@ def test_a_ticket_is_good_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["too late", "displaced", "gone"])
-def test_a_ticket_that_is_worth_nothing(tmp_path: Path, why: str) -> None:
+def test_expired_and_displaced_tickets_are_refused(tmp_path: Path, why: str) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
@@ -222,7 +222,7 @@ def test_unused_tickets_are_forgotten() -> None:
     assert len(tickets) == 0, "the old ones went when another was issued"
 
 
-def test_who_says_nothing_or_nonsense_is_hung_up_on(tmp_path: Path) -> None:
+def test_silent_and_malformed_connections_are_closed(tmp_path: Path) -> None:
     said = {
         b"": "silent",
         frames.encode(Kind.TICKET, b"x" * 32)[:30]: "silent",
@@ -331,7 +331,7 @@ def test_an_attachment_continues_after_its_lane(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_responses_that_miss_the_lane_come_after_it(tmp_path: Path) -> None:
+def test_late_responses_are_sent_after_the_lane(tmp_path: Path) -> None:
     """For example the result of an earlier batch, when the device process has not yet taken the connection over."""
 
     async def scenario() -> None:
@@ -364,7 +364,7 @@ def test_responses_that_miss_the_lane_come_after_it(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_an_ack_that_does_not_come_by_the_lane_ends_it(tmp_path: Path) -> None:
+def test_ack_outside_the_lane_ends_the_lane(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
@@ -556,7 +556,7 @@ def test_draining_is_announced_on_the_next_stream(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_batch_beside_the_lane_ends_the_stream(tmp_path: Path) -> None:
+def test_batch_on_the_stream_during_a_lane_ends_the_stream(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
@@ -591,7 +591,7 @@ def test_client_continues_without_waiting_for_its_lane(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_stream_that_is_not_at_rest_gets_no_lane(tmp_path: Path) -> None:
+def test_busy_stream_gets_no_lane(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             f.daemon.parts.lanes.patience = TicketPatience(rest=0.2)
@@ -631,7 +631,7 @@ def test_a_batch_on_the_stream_voids_the_ticket(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_batch_that_comes_during_the_hand_over_ends_it(tmp_path: Path) -> None:
+def test_batch_during_the_hand_over_ends_the_hand_over(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             f.daemon.parts.lanes.patience = TicketPatience(rest=30.0)
@@ -653,7 +653,7 @@ def test_a_batch_that_comes_during_the_hand_over_ends_it(tmp_path: Path) -> None
     run(scenario())
 
 
-def test_a_connection_whose_client_has_gone_is_not_handed_over(tmp_path: Path) -> None:
+def test_connection_of_a_departed_client_is_not_handed_over(tmp_path: Path) -> None:
     """The ticket and the end of the connection arrive together, as after a pause of the front."""
 
     async def scenario() -> None:
@@ -762,7 +762,7 @@ def test_a_response_on_its_way_by_the_stream_comes_before_any_lane(tmp_path: Pat
     run(scenario())
 
 
-def test_a_closed_session_takes_its_lane_with_it(tmp_path: Path) -> None:
+def test_lane_ends_with_its_session(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
@@ -807,7 +807,9 @@ class Wire:
     lost=st.integers(0, 5),
     lossy=st.booleans(),
 )
-def test_everything_comes_once_whatever_way_it_takes(before: int, steps: list[str], lost: int, lossy: bool) -> None:
+def test_responses_arrive_exactly_once_over_lane_and_stream(
+    before: int, steps: list[str], lost: int, lossy: bool
+) -> None:
     replies, wire = ResumeBuffer(1 << 20, 1000, 1 << 20), Wire()
     for number in range(before):
         replies.keep(b"b%d" % number)
