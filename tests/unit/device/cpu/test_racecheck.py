@@ -474,7 +474,7 @@ def test_barriers_with_arrivals_and_wide_tiles(run: Checked) -> None:
     assert line("across tiles") in lines(run("wide_tiles", 256, ints(256), np.int32(1))).pop()
 
 
-def test_lines_of_headers_and_what_is_said(run: Checked) -> None:
+def test_races_in_headers_and_text_of_the_report(run: Checked) -> None:
     races = run("from_header", 64, ints(64))
     assert lines(races) == {("put.h(3)", "put.h(3)")}
     error = refusal(races)
