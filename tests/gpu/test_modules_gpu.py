@@ -200,7 +200,7 @@ def test_a_module_comes_with_its_kernels_loaded(server: CudaServer, pool: Compil
     server.unload(module)
 
 
-def test_the_first_use_of_a_kernel_does_not_wait_for_what_is_running(
+def test_first_launch_of_a_kernel_does_not_wait_for_running_work(
     server: CudaServer, pool: CompileWorkers, stream: Stream
 ) -> None:
     """A load does wait (see `hearthd.device.resources.idle_work`), so all of a module is loaded at once."""

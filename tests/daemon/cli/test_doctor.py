@@ -59,7 +59,7 @@ def failures(found: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 @pytest.mark.parametrize("road", ["unix", "grpc"])
-def test_all_is_well(doctor: Doctor, daemon: DaemonProcess, road: str) -> None:
+def test_all_checks_pass_for_a_healthy_daemon(doctor: Doctor, daemon: DaemonProcess, road: str) -> None:
     with daemon.connect() as node:  # a client that another test has killed has its lease still
         before = {each.session_id for each in node.sessions()} - {node.session_id}
     ordinals = daemon.ordinals()
@@ -79,7 +79,7 @@ def test_all_is_well(doctor: Doctor, daemon: DaemonProcess, road: str) -> None:
         assert {each.session_id for each in node.sessions()} <= before | {node.session_id}, "it left no session"
 
 
-def test_as_a_person_sees_it(daemon: DaemonProcess) -> None:
+def test_text_output_with_a_warning(daemon: DaemonProcess) -> None:
     last = daemon.ordinals()[-1]
     done = subprocess.run(
         [sys.executable, "-m", "hearth.cli.main", "doctor", "--device", str(last)], capture_output=True, text=True,
@@ -94,7 +94,7 @@ def test_as_a_person_sees_it(daemon: DaemonProcess) -> None:
     assert " warning, " in lines[-1] and "failed" not in lines[-1]
 
 
-def test_no_daemon_there(doctor: Doctor, tmp_path: Path) -> None:
+def test_absent_daemon_is_reported(doctor: Doctor, tmp_path: Path) -> None:
     found = doctor(CLOSED)
     assert failures(found) == ["port"] and "hearthd serve" in only(found, "port")[1]
     assert only(found, "session")[0] == only(found, "protocol")[0] == "skipped"

@@ -149,7 +149,7 @@ def test_a_mistake(mistake: Mistake, places: Places, monkeypatch: pytest.MonkeyP
     told(status, mistake.status, capsys.readouterr(), *says)
 
 
-def test_a_daemon_that_drains_is_looked_at(places: Places, capsys: Any) -> None:
+def test_status_of_a_draining_daemon(places: Places, capsys: Any) -> None:
     """`hearth status` opens no session, so it is answered; its exit status says that the daemon is not ready."""
     status = main.main(["status", places.strict, "--ca", places.ca, "--token", places.token])
     written = capsys.readouterr()
@@ -163,7 +163,7 @@ def test_another_version(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch,
     told(status, 1, capsys.readouterr(), "The client speaks protocol versions 98 to 99", "Upgrade the daemon")
 
 
-def test_a_socket_that_one_may_not_use(places: Places) -> None:
+def test_socket_without_permission(places: Places) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(places.locked)
         listener.listen()

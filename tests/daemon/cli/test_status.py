@@ -159,7 +159,7 @@ def test_the_end_of_a_session(daemon: DaemonProcess, run: Command) -> None:
 # ---- waiting ----
 
 
-def test_waiting_for_a_daemon_that_is_not_there(run: Command) -> None:
+def test_wait_for_absent_daemon_times_out(run: Command) -> None:
     done = run("status", "127.0.0.1:1", "--wait", "0.3")
     assert done.status == 1 and "connection refused" in done.err
 
@@ -186,7 +186,7 @@ def test_wait_returns_when_daemon_starts(
 # ---- operating ----
 
 
-def test_operating(start_daemon: StartDaemon, run: Command) -> None:
+def test_operator_commands(start_daemon: StartDaemon, run: Command) -> None:
     own = start_daemon(cpu_count=1, drain_timeout="20s")
     before = own.status()["devices"][0]["generation"]
     done = run("restart-device", "0", own.unix, "--wait", "60", "--json")

@@ -182,7 +182,7 @@ def test_live_display_through_resize_outage_and_quit(daemon: DaemonProcess, mova
 
 
 @pytest.mark.parametrize("way", ["ctrl_c", "sigterm"])
-def test_the_terminal_is_given_back(daemon: DaemonProcess, way: str) -> None:
+def test_terminal_is_restored_after_signals(daemon: DaemonProcess, way: str) -> None:
     with top(daemon.grpc, NO_COLOR="1") as terminal:
         terminal.shows("ready; hearthd")
         assert "\x1b[1" not in terminal.written, "no colours are wanted"
@@ -199,7 +199,7 @@ def test_terminal_is_restored_after_crash(daemon: DaemonProcess) -> None:
         assert "ZeroDivisionError: a bug" in terminal.ends(1)
 
 
-def test_no_daemon_leaves_the_screen_alone() -> None:
+def test_absent_daemon_leaves_the_screen_unchanged() -> None:
     with top("unix:/nowhere/at.sock") as terminal:
         terminal.until(lambda: terminal.process.poll() is not None, "its end")
         terminal.read(0)
@@ -210,13 +210,13 @@ def test_no_daemon_leaves_the_screen_alone() -> None:
 # ---- plain output ----
 
 
-def test_pictures_below_each_other(daemon: DaemonProcess, capsys: Any) -> None:
+def test_plain_output_prints_frames_one_after_another(daemon: DaemonProcess, capsys: Any) -> None:
     assert main.main(["top", "--iterations", "3", "--interval", "0.1", daemon.unix]) == 0
     out = capsys.readouterr().out
     assert out.count("ready; hearthd") == 3 and out.count("DEVICE ") >= 3 and "\x1b" not in out
 
 
-def test_a_document_a_line(daemon: DaemonProcess, gpu: hearth.Device, capsys: Any) -> None:
+def test_one_json_document_on_each_line(daemon: DaemonProcess, gpu: hearth.Device, capsys: Any) -> None:
     """Each line has rates, which the client computes from counters."""
     ended = threading.Event()
 
@@ -245,7 +245,7 @@ def test_a_document_a_line(daemon: DaemonProcess, gpu: hearth.Device, capsys: An
         assert session["device_seconds_per_second"] > 0
 
 
-def test_a_daemon_that_is_gone_at_the_end(movable: Movable, capsys: Any) -> None:
+def test_exit_status_reports_a_daemon_that_is_gone(movable: Movable, capsys: Any) -> None:
     """Later pictures and the exit status report that the daemon is gone."""
     real = Asker.status
 

@@ -65,7 +65,7 @@ def read(path: Path) -> Summary:
     return summarize(json.loads(path.read_text()))
 
 
-def test_a_program_of_several_processes_that_ends_badly(daemon: DaemonProcess, tmp_path: Path) -> None:
+def test_program_of_several_processes_that_fails(daemon: DaemonProcess, tmp_path: Path) -> None:
     output = tmp_path / "trace.json"
     done = trace(
         "record", "--output", str(output), "--", sys.executable, "-c", PROGRAM, "parent", HEARTH_TARGET=daemon.unix,
@@ -105,7 +105,7 @@ def traced(daemon: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return tmp_path / f"trace-{os.getpid()}.json"
 
 
-def test_sessions_beside_and_after_each_other(daemon: DaemonProcess, traced: Path) -> None:
+def test_trace_file_has_all_sessions_of_the_program(daemon: DaemonProcess, traced: Path) -> None:
     with daemon.connect() as first, daemon.connect() as second:
         for node in (first, second):
             x = node.device(0).zeros(16, np.int32)
@@ -122,7 +122,7 @@ def test_sessions_beside_and_after_each_other(daemon: DaemonProcess, traced: Pat
     assert {row.name for row in found.transfers} == {"fill", "read"} and launches(found) == {"add_one": 2}
 
 
-def test_a_programs_own_traces_are_a_part_of_it(daemon: DaemonProcess, traced: Path) -> None:
+def test_traces_of_the_program_itself_are_part_of_the_trace_file(daemon: DaemonProcess, traced: Path) -> None:
     with daemon.connect() as node:
         gpu = node.device(0)
         add_one, x = common(gpu, "add_one"), gpu.zeros(16, np.int32)

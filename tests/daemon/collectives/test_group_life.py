@@ -44,7 +44,7 @@ def works(group: hearth.Group) -> None:
 # ---- subgroups, threads ----
 
 
-def test_subgroups_beside_the_whole(group: hearth.Group) -> None:
+def test_subgroups_and_whole_group_work_together(group: hearth.Group) -> None:
     for ranks in ([0, 1], [3, 2, 1], [2], [1, 0]):
         small = group.subgroup(ranks)
         arrays = [device.full(10, rank, np.int32) for rank, device in zip(ranks, small.devices, strict=True)]

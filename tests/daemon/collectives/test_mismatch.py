@@ -81,7 +81,7 @@ SENDS = {
 
 
 @pytest.mark.parametrize("what", SENDS)
-def test_sends_and_receives_that_do_not_meet(ranks: Ranks, what: str) -> None:
+def test_mismatched_sends_and_receives(ranks: Ranks, what: str) -> None:
     number = ranks.next()
     operations = (*SENDS[what], None)
     for stream, one in zip(ranks.streams, operations, strict=True):
@@ -177,7 +177,7 @@ def test_invalid_operations_are_refused_at_once(ranks: Ranks) -> None:
     ranks.work()
 
 
-def test_an_operation_that_one_rank_cannot_present_fails_on_the_others_when_they_come(ranks: Ranks) -> None:
+def test_operation_refused_on_one_rank_fails_on_ranks_that_present_later(ranks: Ranks) -> None:
     number = ranks.next()
     ranks.streams[0].batch(collective((0, 1, 2), number, operation("all_reduce", A, B, count=FLOATS + 1)))
     assert ranks.failure(0).reason == Reason.OUT_OF_BOUNDS

@@ -164,7 +164,7 @@ def test_monitoring_section(daemon: DaemonProcess) -> None:
     subprocess.run([promtool, "check", "config", ROOT / config], check=True, timeout=60, capture_output=True)
 
 
-def test_the_configuration_it_shows_is_accepted(tmp_path: Path) -> None:
+def test_configuration_of_the_deployment_page_is_accepted(tmp_path: Path) -> None:
     (text,) = [fence.text for fence in fences(DEPLOYMENT) if fence.language == "toml"]
     assert tomllib.loads(text)["listen"]["grpc"] == "0.0.0.0:7421"
     for name in ("tls.pem", "tls.key"):

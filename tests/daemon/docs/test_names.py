@@ -105,7 +105,7 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[hearth.Device], Any]]] = {
 
 @on_cpu
 @pytest.mark.parametrize("limit", REFUSALS)
-def test_what_is_not_there_is_refused(limit: str, daemon: DaemonProcess) -> None:
+def test_documented_limits_are_refused(limit: str, daemon: DaemonProcess) -> None:
     kind, use = REFUSALS[limit]
     with hearth.connect(daemon.unix) as node, pytest.raises(kind):
         use(node.device(0))

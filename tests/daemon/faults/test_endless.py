@@ -162,7 +162,7 @@ def test_new_session_gets_next_process_while_operator_ends_endless_session(node:
     victim.close()
 
 
-def test_a_busy_neighbour_notices_nothing_and_all_is_free_when_it_has_left(node: DaemonProcess) -> None:
+def test_busy_neighbour_is_unaffected_and_resources_are_free_after_it_leaves(node: DaemonProcess) -> None:
     before = abandoned(node)
     pid = process_of(node)["pid"]
     with node.connect() as neighbour:

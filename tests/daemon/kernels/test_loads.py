@@ -107,7 +107,7 @@ def test_refused_load_names_blocking_kernel(daemon: DaemonProcess) -> None:
         module.get_global("number", np.int32).get(timeout=WAIT_S)
 
 
-def test_ones_own_process_has_only_ones_own_kernels(daemon: DaemonProcess) -> None:
+def test_load_in_a_dedicated_process_is_not_blocked_by_other_sessions(daemon: DaemonProcess) -> None:
     with busy(daemon), daemon.connect(isolation="dedicated") as node:
         works(fresh(node.device(0)), node.device(0))
 
@@ -138,7 +138,7 @@ def test_waiting_load_is_visible_in_status_and_metrics(reloaded: Reloaded, capsy
         assert "for kernels to end" not in capsys.readouterr().out
 
 
-def test_a_session_that_ends_takes_its_load_with_it(reloaded: Reloaded) -> None:
+def test_load_is_dropped_when_its_session_ends(reloaded: Reloaded) -> None:
     daemon = reloaded.daemon
     reloaded.change(launch=LONG)
     with guest(daemon) as staying, guest(daemon) as leaving, busy(daemon):

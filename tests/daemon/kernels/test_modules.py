@@ -65,7 +65,7 @@ def test_a_compile_error_brings_the_log_with_lines(gpu: hearth.Device) -> None:
     saxpy_works(gpu)
 
 
-def test_a_compile_error_stands_behind_launches(gpu: hearth.Device) -> None:
+def test_compile_error_is_reported_by_the_launch(gpu: hearth.Device) -> None:
     x, untouched = gpu.zeros(4, np.int32), gpu.full(4, 7, np.int32)
     gpu.RawKernel(WRONG, "f")((1,), (1,), (x,))
     with pytest.raises(hearth.CompileError, match="f") as caught:
@@ -82,7 +82,7 @@ def test_a_long_log_arrives(gpu: hearth.Device) -> None:
     assert "undeclared_0" in caught.value.log and len(caught.value.log) > 1000
 
 
-def test_missing_functions_and_globals_list_what_there_is(gpu: hearth.Device) -> None:
+def test_errors_for_missing_names_list_the_existing_names(gpu: hearth.Device) -> None:
     module = gpu.RawModule(code=COMMON + "__device__ int there;")
     with pytest.raises(hearth.InvalidHandleError, match="missing") as caught:
         print(module.get_function("missing").num_regs)
@@ -195,7 +195,7 @@ def test_one_source_of_many_clients_is_compiled_once(daemon: DaemonProcess) -> N
     assert daemon.counter("compile_cache_misses") - before == 1
 
 
-def test_another_device_takes_it_from_the_cache(pair: list[hearth.Device]) -> None:
+def test_second_device_takes_the_module_from_the_cache(pair: list[hearth.Device]) -> None:
     code = fresh('extern "C" __global__ void f() {}')
     first = pair[0].RawModule(code=code)
     assert not described(first).cached and described(first).compile_ns > 0
@@ -277,7 +277,7 @@ def test_attributes_and_parameters(gpu: hearth.Device) -> None:
     "code", [b"\x7fELF" + bytes(100), b"\xff\xfe is no text", ".version 8.0\n.target nonsense\n", "}"],
     ids=["elf", "not-utf8", "ptx", "brace"],
 )  # fmt: skip
-def test_what_is_no_module_is_refused(gpu: hearth.Device, code: str | bytes) -> None:
+def test_invalid_code_is_refused(gpu: hearth.Device, code: str | bytes) -> None:
     with pytest.raises((hearth.CompileError, hearth.UnsupportedError)) as caught:
         gpu.RawModule(code=code).compile()
     assert caught.value.reason in ("COMPILE_FAILED", "MODULE_INVALID", "UNSUPPORTED")
@@ -394,7 +394,7 @@ def test_binary_code_that_this_device_cannot_run(gpu: hearth.Device) -> None:
     ],
     ids=["asm", "child", "texture", "tma", "wmma", "cluster", "grids", "barrier", "warp"],
 )
-def test_what_the_cpu_cannot_run_is_refused_by_name(gpu: hearth.Device, line: str, feature: str) -> None:
+def test_features_missing_on_the_cpu_are_refused_by_name(gpu: hearth.Device, line: str, feature: str) -> None:
     code = f'__global__ void child(int* x) {{}}\nextern "C" __global__ void f(int* x) {{\n{line}\n}}'
     with pytest.raises(hearth.HearthError, match=re.escape("kernel.cu(3)")) as caught:
         gpu.RawModule(code=code).compile()

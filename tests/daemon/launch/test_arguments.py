@@ -147,7 +147,7 @@ def test_pointers_point_at_views(gpu: hearth.Device) -> None:
 @pytest.mark.parametrize(
     "value", [None, "text", [1], np.zeros(3), object(), np.array(["x"]), {1: 2}], ids=lambda value: type(value).__name__
 )
-def test_what_cannot_be_passed_is_named(gpu: hearth.Device, value: object) -> None:
+def test_unsupported_argument_is_named(gpu: hearth.Device, value: object) -> None:
     with pytest.raises(hearth.LaunchTypeError, match="argument 1") as caught:
         echoed(gpu, NAMES["int64"], value, "int64")
     assert caught.value.fix and caught.value.details["argument"] == "1"

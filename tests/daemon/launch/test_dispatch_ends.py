@@ -99,7 +99,7 @@ def test_many_large_ones_at_once(gpu: hearth.Device, identity: hearth.Function) 
 
 
 @pytest.mark.parametrize("n", [100, LARGE // 4])
-def test_inputs_may_change_once_it_is_under_way(gpu: hearth.Device, identity: hearth.Function, n: int) -> None:
+def test_inputs_may_change_after_submission(gpu: hearth.Device, identity: hearth.Function, n: int) -> None:
     x = numbers(n)
     kept = x.copy()
     with gated(gpu) as gate:
@@ -114,7 +114,7 @@ def test_inputs_may_change_once_it_is_under_way(gpu: hearth.Device, identity: he
 
 
 @pytest.mark.parametrize("n", [100, LARGE // 4])
-def test_one_that_is_dropped_neither_blocks_nor_leaks(
+def test_dropped_dispatch_neither_blocks_nor_leaks(
     gpu: hearth.Device, daemon: DaemonProcess, identity: hearth.Function, n: int
 ) -> None:
     count = gpu.zeros(1, np.int32)

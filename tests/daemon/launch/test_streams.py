@@ -20,7 +20,7 @@ BUFFERS = 4
 STREAMS = 4
 
 
-def test_streams_run_beside_each_other(gpu: hearth.Device) -> None:
+def test_streams_run_concurrently(gpu: hearth.Device) -> None:
     busy, free = gpu.stream(), gpu.stream()
     x = gpu.zeros(4, np.int32, free)
     with gated(gpu) as gate:
@@ -51,7 +51,7 @@ def test_a_node_waits_for_all_its_devices_at_once(node: hearth.Node, pair: list[
     assert [int(array.get()[0]) for array in arrays] == [1, 1]
 
 
-def test_what_failed_on_several_devices_is_raised_one_by_one(node: hearth.Node, pair: list[hearth.Device]) -> None:
+def test_failures_of_several_devices_are_raised_one_by_one(node: hearth.Node, pair: list[hearth.Device]) -> None:
     names = [f"kernel_that_is_not_there_{gpu.ordinal}" for gpu in pair]
     for gpu, name in zip(pair, names, strict=True):
         module = gpu.RawModule(code='extern "C" __global__ void there() {}')

@@ -30,7 +30,7 @@ def value(daemon: DaemonProcess, name: str, token: str = "", **labels: str) -> f
     return None
 
 
-def test_what_ends_sessions(start_daemon: StartDaemon) -> None:
+def test_ended_sessions_are_counted_by_reason(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(sessions={"lease": "1s"})
 
     def ended(reason: str) -> float:
@@ -85,7 +85,7 @@ def test_sessions_that_are_used_and_closed_leave_no_error_behind(start_daemon: S
     assert not errors()
 
 
-def test_quotas_and_who_sees_them(start_daemon: StartDaemon) -> None:
+def test_quota_metrics_are_visible_to_their_tenant_and_operators(start_daemon: StartDaemon) -> None:
     config, tokens = tenants(
         tenant("small", quotas={"sessions": 1, "device_bytes": "1MiB"}, devices=[0], rights=["allocate", "read"]),
         tenant("operator", rights=["admin"]), "other",

@@ -16,7 +16,7 @@ from tests.support.notify_socket import NotifySocket
 WATCHDOG_S = 1.2
 
 
-def test_a_life_under_a_service_manager(
+def test_messages_to_the_service_manager_from_start_to_end(
     start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = NotifySocket(tmp_path / "notify")

@@ -71,7 +71,7 @@ def run(code: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["unix", "grpc"])
-def test_it_drives_everything_without_cuda(daemon: DaemonProcess, way: str) -> None:
+def test_client_uses_every_feature_without_cuda(daemon: DaemonProcess, way: str) -> None:
     assert run(DRIVES, daemon.unix if way == "unix" else daemon.grpc) == "all of it\n"
 
 

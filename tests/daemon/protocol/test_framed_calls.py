@@ -38,7 +38,7 @@ def transport(node: hearth.Node) -> object:
 # ---- which way a client goes ----
 
 
-def test_a_client_on_the_unix_socket_takes_them(daemon: DaemonProcess) -> None:
+def test_client_on_the_unix_socket_uses_framed_calls(daemon: DaemonProcess) -> None:
     with daemon.connect() as node:
         assert isinstance(transport(node), FramedTransport)
         assert node.describe().devices and node.sessions()
@@ -107,14 +107,14 @@ def test_silent_connection_is_closed(daemon: DaemonProcess) -> None:
         assert received(silent) == []
 
 
-def test_a_method_that_is_not_there(daemon: DaemonProcess) -> None:
+def test_unknown_method_is_refused(daemon: DaemonProcess) -> None:
     for path in ("/hearth.v1.NodeService/Nothing", "/x", "/grpc.health.v1.Health/Check"):
         with connected(daemon) as stranger:
             stranger.sendall(method(path))
             assert reason(stranger) == "UNSUPPORTED"
 
 
-def test_a_request_that_cannot_be_read_and_one_that_is_not_there(daemon: DaemonProcess) -> None:
+def test_malformed_and_missing_request_are_refused(daemon: DaemonProcess) -> None:
     for rest in (frames.encode(Kind.MESSAGE, b"\xff\xff"), frames.encode(Kind.END)):
         for path in ("/hearth.v1.NodeService/Describe", "/hearth.v1.DeviceService/Download"):
             with connected(daemon) as stranger:
@@ -144,7 +144,7 @@ def test_an_answer_comes_in_one_message_and_an_end(daemon: DaemonProcess) -> Non
         assert end.kind == Kind.END and not end.payload
 
 
-def test_a_call_that_is_cancelled_is_given_up(daemon: DaemonProcess) -> None:
+def test_cancelled_call_is_cancelled_in_the_daemon(daemon: DaemonProcess) -> None:
     def cancelled() -> float:
         lines = daemon.get("/metrics").body.splitlines()
         of_execute = [line for line in lines if "grpc_server_handled_total" in line and '"Execute"' in line]
@@ -163,7 +163,7 @@ def test_a_call_that_is_cancelled_is_given_up(daemon: DaemonProcess) -> None:
 # ---- who calls ----
 
 
-def test_who_calls_is_known_by_user_without_a_ticket(start_daemon: StartDaemon) -> None:
+def test_caller_is_identified_by_user_without_a_ticket(start_daemon: StartDaemon) -> None:
     config, tokens = tenants(tenant("mine", users=[os.getuid()]), "other")
     daemon = start_daemon(**config)
     with daemon.connect() as node:
@@ -178,7 +178,7 @@ def test_who_calls_is_known_by_user_without_a_ticket(start_daemon: StartDaemon) 
 # ---- a daemon that says nothing ----
 
 
-def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon) -> None:
+def test_stopped_daemon_is_detected(start_daemon: StartDaemon) -> None:
     """A stopped daemon is detected as by gRPC's keepalive; a slow daemon that responds is waited for."""
     daemon = start_daemon()
     with daemon.connect() as node:
@@ -204,7 +204,7 @@ def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon) -> Non
         saxpy_works(gpu)
 
 
-def test_a_call_that_is_refused_before_it_was_sent_whole_says_why(daemon: DaemonProcess) -> None:
+def test_call_refused_during_its_request_reports_the_reason(daemon: DaemonProcess) -> None:
     call = FramedExchange(daemon.unix, call_path(daemon), 20.0)
     call.start("/hearth.v1.NodeService/Nothing", (), bytes(8 << 20))
     with pytest.raises(hearth.HearthError) as refused:

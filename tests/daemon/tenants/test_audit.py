@@ -88,7 +88,7 @@ def test_actions_are_logged_with_caller(audited: tuple[DaemonProcess, Path, dict
     assert hearthd("audit", "verify", str(path) + ".missing").returncode == 2
 
 
-def test_what_a_batch_was_refused(audited: tuple[DaemonProcess, Path, dict[str, str]]) -> None:
+def test_refused_commands_of_a_batch_are_logged_once(audited: tuple[DaemonProcess, Path, dict[str, str]]) -> None:
     """Commands in batches are refused by the device process, and each kind of refusal is logged once."""
     daemon, path, tokens = audited
     with Raw(daemon.unix, tokens["guest"]) as guest, guest.execute() as stream:

@@ -82,7 +82,7 @@ def formed(gpu: hearth.Device, rings: Rings) -> hearth.DeviceArray:
     return x
 
 
-def test_rows_and_what_is_recorded(fresh: hearth.Device, rings: Rings) -> None:
+def test_copies_of_rows_and_copies_during_a_capture(fresh: hearth.Device, rings: Rings) -> None:
     formed(fresh, rings)
     wide = fresh.zeros((512, 4096), np.uint8)
     half = noise(512 * 1024, 5).reshape(512, 1024)

@@ -69,7 +69,7 @@ def refused(shared: Shared, kind: Kind, transfer: int, segment: int, size: int, 
 
 @pytest.mark.parametrize("first", ["command", "place"])
 @pytest.mark.parametrize("size", [1, ANY_SIZE, PART + 4097])
-def test_there_and_back_in_either_order(sharing: Sharing, size: int, first: str) -> None:
+def test_round_trip_with_command_and_place_in_either_order(sharing: Sharing, size: int, first: str) -> None:
     shared, buffer, data, at = sharing.shared, sharing.allocate(size), noise(size), 777
     memory = shared.share(1, size + 2 * at)
     memory[at : at + size] = data
@@ -124,7 +124,7 @@ def test_an_answer_comes_when_the_bytes_have_been_read_and_not_before(sharing: S
     assert back[:] == data
 
 
-def test_what_cannot_be_placed(sharing: Sharing, unharmed: None) -> None:
+def test_invalid_ranges_and_numbers_are_refused(sharing: Sharing, unharmed: None) -> None:
     shared, buffer = sharing.shared, sharing.allocate(4096)
     shared.share(1, 4096)
     assert refused(shared, UP, 20, 7, 4096).reason == Reason.INVALID_HANDLE
@@ -186,7 +186,7 @@ def test_a_session_that_ends_with_places_that_nothing_came_for(daemon: DaemonPro
     gone(daemon)
 
 
-def test_as_many_as_may_wait(sharing: Sharing, unharmed: None) -> None:
+def test_number_of_waiting_places_is_bounded(sharing: Sharing, unharmed: None) -> None:
     sharing.shared.share(1, 4096)
     for transfer in range(1, 1025):
         place(sharing.shared, UP, transfer, 1, 1)

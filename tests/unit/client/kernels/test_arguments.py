@@ -123,7 +123,7 @@ def test_structs_of_different_length_do_not_share_a_signature() -> None:
         (np.array(None, object), "NumPy array"),
     ],
 )
-def test_what_cannot_be_passed_is_named(arg: Any, words: str) -> None:
+def test_unsupported_argument_is_named(arg: Any, words: str) -> None:
     with pytest.raises(hearth.LaunchError, match="argument 1") as caught:
         arguments.signature((1, arg))
     assert words in caught.value.message
@@ -221,7 +221,7 @@ NATIVE = [ctypes.c_bool, ctypes.c_char, ctypes.c_byte, ctypes.c_ubyte, ctypes.c_
 
 
 @given(st.lists(st.tuples(st.sampled_from(NATIVE), st.binary(min_size=24, max_size=24)), min_size=1, max_size=8))
-def test_ctypes_are_laid_out_as_ctypes_does_it(given_types: list[tuple[Any, bytes]]) -> None:
+def test_ctypes_arguments_have_the_layout_of_ctypes(given_types: list[tuple[Any, bytes]]) -> None:
     fields = [(f"f{index}", kind) for index, (kind, _) in enumerate(given_types)]
     c_struct = type("Parameters", (ctypes.Structure,), {"_fields_": fields})
     args = tuple(kind.from_buffer_copy(data) for kind, data in given_types)
@@ -238,7 +238,7 @@ def test_ctypes_are_laid_out_as_ctypes_does_it(given_types: list[tuple[Any, byte
     [ctypes.c_void_p(1), ctypes.c_char_p(b"x"), ctypes.c_wchar("x"), ctypes.c_longdouble(1), ctypes.py_object(),
      ctypes.pointer(ctypes.c_int(1)), (ctypes.c_int * 2)(), Swapped(1), ctypes.c_int.__ctype_be__(1), ctypes.c_int],
 )  # fmt: skip
-def test_what_ctypes_points_with_or_swaps_is_refused(arg: Any) -> None:
+def test_ctypes_pointers_and_swapped_types_are_refused(arg: Any) -> None:
     with pytest.raises(hearth.LaunchError, match="argument 1 is of type") as caught:
         arguments.signature((1, arg))
     assert isinstance(caught.value, TypeError) and "pass ctypes numbers" in caught.value.fix

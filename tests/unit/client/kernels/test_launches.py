@@ -56,9 +56,7 @@ def test_numbas_form_and_lists(gpu: hearth.Device, daemon: FakeDaemon, f: hearth
         f[4]
 
 
-def test_what_is_kept_from_launch_to_launch_is_kept_apart(
-    gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function
-) -> None:
+def test_cached_signatures_do_not_mix(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) -> None:
     expected = []
     for _ in range(2):
         for data in (b"1234567\0", b"12345678901234567890123\0"):
@@ -98,7 +96,7 @@ def test_wrong_launches_are_refused_here(
     assert not daemon.records
 
 
-def test_keywords_travel_in_the_record(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) -> None:
+def test_keywords_are_encoded_in_the_record(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) -> None:
     grid, x = gpu.zeros(3, np.uint32), gpu.zeros(3)
     f(2, 1, (x,), mode="validate", cooperative=True)
     f((4, 2), 1, (hearth.read_only(x),), cluster=(2, 1), iterations=7)

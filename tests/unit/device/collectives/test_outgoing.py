@@ -61,7 +61,7 @@ def test_a_lone_operation_goes_at_once() -> None:
     assert desk.rows.sleep(None) is None
 
 
-def test_what_gathers_while_two_messages_have_no_answer_is_one_message() -> None:
+def test_operations_gathered_during_two_unanswered_messages_are_sent_as_one() -> None:
     desk = started()
     for _ in range(5):
         desk.add(2)
@@ -110,7 +110,7 @@ def test_independent_operation_is_sent_at_once() -> None:
     assert desk.settle() != []
 
 
-def test_what_is_of_other_devices_or_of_another_session_is_not_kept() -> None:
+def test_operations_of_other_devices_or_sessions_are_sent_at_once() -> None:
     for other in ({"devices": (0, 2)}, {"channel": 2}):
         desk = started()
         desk.add(**other)  # waits for an operation of the other series

@@ -51,7 +51,7 @@ SOUND = st.one_of(
 
 
 @given(st.lists(SOUND, max_size=8), st.none() | st.integers(1, 1 << 32 - 1))
-def test_what_is_right_is_read_as_it_was_meant(bindings: list[c.Binding], iterations: int | None) -> None:
+def test_valid_dispatch_gives_the_expected_plan(bindings: list[c.Binding], iterations: int | None) -> None:
     command = c.Dispatch(bindings=bindings, iterations=iterations)
     plan, failures = planned(command)
     assert not failures and plan.iterations == (iterations or 1)

@@ -105,7 +105,7 @@ def test_most_batches_took_inline_path(pair: tuple[Passing, Passing]) -> None:
 # ---- the inline path, and what does not take it ----
 
 
-def test_launches_and_their_sync_go_straight_through(rig: Passing) -> None:
+def test_launches_with_a_sync_take_inline_path(rig: Passing) -> None:
     client = rig.lane()
     for number in range(1, 300):
         every = number % 3 == 0
@@ -126,7 +126,7 @@ def test_launches_and_their_sync_go_straight_through(rig: Passing) -> None:
     assert len([frame for frame in copies if frame.kind == Kind.RESPONSE]) == 299
 
 
-def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Passing) -> None:
+def test_batches_forwarded_by_the_front_take_inline_path(rig: Passing) -> None:
     """A single frame carries the answer and the acknowledgement, so that the front wakes up only once."""
     alone = 0
     for number in range(1, 100):
@@ -141,7 +141,7 @@ def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Passing) ->
     assert rig.counters()["batches"] == 99
 
 
-def test_what_the_front_passes_on_beside_a_lane_takes_the_long_way(rig: Passing) -> None:
+def test_batches_forwarded_by_the_front_during_a_lane_take_queued_path(rig: Passing) -> None:
     client = rig.lane()
     client.batch(add(1), sync(1))
     assert client.response().result.request == 1
@@ -153,7 +153,7 @@ def test_what_the_front_passes_on_beside_a_lane_takes_the_long_way(rig: Passing)
     assert rig.taken == taken and rig.sum() == summed(1, 2)
 
 
-def test_a_copy_alone_goes_straight_through(rig: Passing) -> None:
+def test_single_copy_takes_inline_path(rig: Passing) -> None:
     """The copy is answered or not, followed by a wait in the same message or not, and refused like any other
     command."""
     client = rig.lane()
@@ -181,7 +181,7 @@ def test_a_copy_alone_goes_straight_through(rig: Passing) -> None:
     assert rig.end_lane() == client.seq
 
 
-def test_what_comes_together_takes_the_long_way(rig: Passing) -> None:
+def test_several_batches_at_once_take_queued_path(rig: Passing) -> None:
     data = b""
     for number in range(1, 4):
         message = device_pb2.ExecuteRequest(batch=c.Batch(seq=number, commands=[add(number), sync(number)]))
@@ -221,7 +221,7 @@ def test_a_wait_for_all_streams_covers_each(rig: Passing) -> None:
         assert client.response().result.request == request
 
 
-def test_device_time_is_charged_for_it(rig: Passing) -> None:
+def test_inline_path_charges_device_time(rig: Passing) -> None:
     client = rig.lane()
     for number in range(1, 50):
         client.batch(add(1), sync(number))
@@ -233,7 +233,7 @@ def test_device_time_is_charged_for_it(rig: Passing) -> None:
     assert rig.counters()["device_busy_ns"] == before, "nothing is on the device any more"
 
 
-def test_errors_of_earlier_launches_surface_at_a_sync_that_goes_straight_through(rig: Passing) -> None:
+def test_sync_on_inline_path_reports_earlier_errors(rig: Passing) -> None:
     client = rig.lane()
     client.batch(Command(launches=launch(1, buffer=9)))
     client.until(Kind.ACK)
@@ -368,7 +368,7 @@ def test_the_next_step_comes_before_unawaited_work(lingering: tuple[Passing, thr
     assert rounds.acquire(timeout=30), "nothing comes, so that it is done"
 
 
-def test_it_is_not_put_off_for_ever(lingering: tuple[Passing, threading.Semaphore]) -> None:
+def test_deferred_housekeeping_runs_eventually(lingering: tuple[Passing, threading.Semaphore]) -> None:
     rig, rounds = lingering
     rig.process.idle_policy.round_s = 1e-4
     client = rig.lane()
@@ -380,7 +380,7 @@ def test_it_is_not_put_off_for_ever(lingering: tuple[Passing, threading.Semaphor
     assert taken(rounds) >= min(number, 100) // 4
 
 
-def test_others_are_heard_meanwhile(lingering: tuple[Passing, threading.Semaphore]) -> None:
+def test_other_sources_are_served_during_deferral(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """The front, tasks of other threads, and the lane of another session are served meanwhile."""
     rig, _ = lingering
     rig.process.idle_policy.round_s = 60.0
@@ -439,7 +439,7 @@ def test_deferred_accounting_is_complete(lingering: tuple[Passing, threading.Sem
 
 
 @pytest.mark.parametrize("launches", [(5, 0), (5,)])
-def test_what_is_still_under_way_beside_is_in_the_books(
+def test_running_work_of_other_streams_is_accounted(
     lingering: tuple[Passing, threading.Semaphore], launches: tuple[int, ...]
 ) -> None:
     """A client that is answered for one stream may have submitted work to another stream in the same batch."""

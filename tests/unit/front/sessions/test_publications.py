@@ -117,7 +117,7 @@ def test_bounds() -> None:
     published(registry, "one more", tenant="b")  # the limit applies to each tenant
 
 
-def test_what_is_not_granted_cannot_be_told_from_what_is_not_there() -> None:
+def test_publications_without_a_grant_are_reported_as_absent() -> None:
     registry = PublicationRegistry()
     published(registry, "theirs", tenant="b", grants=["c"])
     there = reason(registry.find, "a", "b", 0, "theirs")
@@ -156,7 +156,7 @@ def test_name_ends_and_attachments_stay() -> None:
     assert list(registry) == [again]
 
 
-def test_another_process_cannot_end_what_it_does_not_have() -> None:
+def test_process_cannot_end_publications_of_another() -> None:
     registry = PublicationRegistry()
     home, other = Process(), Process()
     publication = published(registry, home=home)
