@@ -103,6 +103,7 @@ class RawModule(BaseModule[Function, GlobalArray]):
         """
         await self._connection.opened()
         with logged(log_stream) as log:
+            log.append(self._notes)
             log.append((await self._connection.home.asked(self._describing(), timeout)).log)
 
     async def functions(self) -> list[str]:

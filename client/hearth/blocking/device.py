@@ -67,7 +67,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
         options: Iterable[str] = (),
         name_expressions: Iterable[str] | None = None,
         headers: Mapping[str, str] | None = None,
-        **unsupported: Any,
+        enable_cooperative_groups: bool = False,
+        **cupys: Any,
     ) -> RawModule:
         """Loads CUDA C++ source, PTX, CUBIN or fatbin. Does not wait for the compile.
 
@@ -77,7 +78,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
             options: Options of the compiler, e.g. ``("-DN=4",)``.
             name_expressions: C++ names to instantiate, e.g. ``["scale<float>"]``.
             headers: Texts of headers, by their names in the source's ``#include``.
-            **unsupported: Further keywords of CuPy's `RawModule`, accepted with their default values only.
+            enable_cooperative_groups: Makes every launch of the module's kernels cooperative.
+            **cupys: Further keywords of CuPy's `RawModule` (``backend``, ``jitify``, ``translate_cucomplex``), which
+                have no effect; the compile log has a note.
 
         Returns:
             The module. Errors of the compiler are raised by `RawModule.compile`, or by the first call that waits for a
@@ -87,7 +90,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             ArgumentError: Neither or both of `code` and `path` are given, or the code is larger than the daemon
                 accepts.
             DtypeError: `code` or `options` has a wrong type.
-            UnsupportedError: A keyword of CuPy's asks for a feature that Hearth does not have.
+            UnsupportedError: There is no such keyword, or it has a value that CuPy does not have.
         """
         # Imported late: the lane of an attached device is opened during the import.
         from hearth.blocking.module import RawModule
@@ -99,17 +102,18 @@ class Device(BaseDevice[DeviceArray, Stream]):
             options=options,
             name_expressions=name_expressions,
             headers=headers,
-            **unsupported,
+            enable_cooperative_groups=enable_cooperative_groups,
+            **cupys,
         )
 
-    def RawKernel(self, code: str | bytes, name: str, options: Iterable[str] = (), **unsupported: Any) -> Function:
+    def RawKernel(self, code: str | bytes, name: str, options: Iterable[str] = (), **keywords: Any) -> Function:
         """Loads one kernel as a separate module. Does not wait for the compile.
 
         Args:
             code: CUDA C++ source, PTX, CUBIN or fatbin.
             name: Name of the kernel in the code.
             options: Options of the compiler.
-            **unsupported: Further keywords of CuPy's `RawKernel`; see `RawModule`.
+            **keywords: Further keywords of CuPy's `RawKernel`; see `RawModule`.
 
         Returns:
             The kernel.
@@ -121,7 +125,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         from hearth.kernels.base_module import check_order
 
         check_order(code, name)
-        return self.RawModule(code, options=options, **unsupported).get_function(name)
+        return self.RawModule(code, options=options, **keywords).get_function(name)
 
     # ---- streams ----
 

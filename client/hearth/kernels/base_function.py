@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
         _connection: Connection
 
+        _cooperative: bool
+
         def _handle_on(self, attachment: Attachment) -> int: ...
 
 
@@ -123,7 +125,8 @@ class BaseFunction:
             mode: ``"checked"``; ``"validate"``, which surrounds every array among the arguments with red zones and
                 reports writes to them (slow, copies each array); or ``"unchecked"``, which leaves the check of the
                 geometry to the driver.
-            cooperative: Makes the whole grid resident at once, so that the grid can synchronize.
+            cooperative: Makes the whole grid resident at once, so that the grid can synchronize. Always True for a
+                kernel of a module with `enable_cooperative_groups`.
             cluster: Blocks of a cluster along each axis, as `grid`; None: no clusters.
             iterations: Number of launches in a row.
             **unknown: No other keyword is accepted.
@@ -156,6 +159,8 @@ class BaseFunction:
                 if tail is not None:
                     attachment.launch(head + tail)
                     return
+        if self._module._cooperative:
+            cooperative = True
         record = self._pack(
             attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
         )
@@ -219,8 +224,9 @@ class BaseFunction:
                     self._refuse("the grid", grid)
                 key = ()
             entry = launch_config.head(
-                bound.handle, on, grid, block, args, shared_mem, timeout, mode, cooperative, cluster, iterations
-            )
+                bound.handle, on, grid, block, args, shared_mem, timeout, mode, cooperative, cluster, iterations,
+                connection.limits.converts_integers,
+            )  # fmt: skip
             if key and arguments.fixed(key[9:]):
                 if len(heads) >= _CACHE_LIMIT:
                     heads.clear()
@@ -235,6 +241,11 @@ class BaseFunction:
             tail = signature.pack_checked(args, space)
         except struct.error:
             self._check_memory(signature, args, space)
+            wide = arguments.widened(args)
+            if wide is not None:
+                return self._pack(
+                    attachment, grid, block, wide, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
+                )
             tail = signature.tail(args)  # raises the error that names the argument
         if tail is None:
             self._check_memory(signature, args, space)

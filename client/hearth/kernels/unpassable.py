@@ -26,8 +26,6 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
         what, fix = f"a {type(arg).__name__}", "upload it with gpu.asarray(...)."
     elif isinstance(arg, str):
         what, fix = "a str", "pass bytes for a struct, or upload the text with gpu.asarray(...)."
-    elif arg is None:
-        what, fix = "None", "pass np.uint64(0) for a null pointer."
     else:
         what = f"of type {type(arg).__module__}.{type(arg).__qualname__}"
         fix = "pass a DeviceArray, a number, a scalar of NumPy or ctypes, or bytes for a struct."
@@ -52,14 +50,27 @@ def _is_buffer(arg: Any) -> bool:
     return True
 
 
+def too_large(index: int, arg: int) -> LaunchError:
+    """Builds the error of a Python int that no integer parameter holds.
+
+    Args:
+        index: Number of the argument.
+        arg: The argument.
+
+    Returns:
+        The error.
+    """
+    return LaunchError(
+        f"argument {index} is {arg}; an integer of a kernel lies between -2**63 and 2**64 - 1.",
+        reason="LAUNCH_INVALID",
+        fix="pass a number in this range; np.int64(...) and np.uint64(...) take the largest ones.",
+        details={"argument": str(index)},
+    )
+
+
 def out_of_range(args: Sequence[Any]) -> LaunchError:
     """Builds the error of a number that does not fit in its C type; the error names the argument of `args`."""
     for index, arg in enumerate(args):
-        if isinstance(arg, int) and not -(2**63) <= arg < 2**63:
-            return LaunchError(
-                f"argument {index} is {arg}; a Python int is passed as a 64-bit signed integer.",
-                reason="LAUNCH_INVALID",
-                fix="wrap it in the type that the kernel declares, e.g. np.uint64(...).",
-                details={"argument": str(index)},
-            )
+        if isinstance(arg, int) and not -(2**63) <= arg < 2**64:
+            return too_large(index, arg)
     return LaunchError("the arguments do not fit their types.", reason="LAUNCH_INVALID")

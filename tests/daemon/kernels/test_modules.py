@@ -422,11 +422,29 @@ def test_warnings_of_a_compile_that_succeeds_arrive(gpu: hearth.Device, daemon: 
 
 
 def test_options_that_no_backend_takes_are_refused_alike(gpu: hearth.Device) -> None:
-    for option in ("-arch=sm_90", "-rdc=true", "-dlto", "-Xptxas=-v", "--pre-include=a.h", "-I/usr/include"):
+    for option in ("-rdc=true", "-dlto", "-dc", "--pre-include=a.h"):
         with pytest.raises(hearth.CompileError, match="is not allowed") as caught:
             gpu.RawModule(code=COMMON, options=(option,)).compile()
         assert caught.value.reason == "COMPILE_FAILED" and caught.value.details["option"] == option
         assert option in caught.value.log and caught.value.fix
+
+
+def test_options_and_keywords_of_cupys_programs_are_noted_in_the_log(gpu: hearth.Device) -> None:
+    options = ("-arch=sm_70", "-I/usr/include", "-O3", "-Xptxas", "-v", "--expt-relaxed-constexpr", "-lineinfo")
+    log = io.StringIO()
+    module = gpu.RawModule(
+        code=fresh('extern "C" __global__ void f(int* x) { *x = 1; }'), options=options, backend="nvcc",
+        jitify=False, translate_cucomplex=True, enable_cooperative_groups=False,
+    )  # fmt: skip
+    module.compile(log_stream=log)
+    for option in ("-arch=sm_70", "-I/usr/include", "-O3", "-Xptxas -v", "--expt-relaxed-constexpr"):
+        assert f"the option '{option}' has no effect" in log.getvalue(), log.getvalue()
+    assert "headers={" in log.getvalue()
+    assert "backend='nvcc' has no effect" in log.getvalue() and "translate_cucomplex=True" in log.getvalue()
+    assert "jitify" not in log.getvalue()
+    for wrong in ({"backend": "hiprtc"}, {"jitify": "yes"}, {"arch": "sm_90"}):
+        with pytest.raises(hearth.UnsupportedError):
+            gpu.RawModule(code="", **wrong)  # type: ignore[arg-type]
 
 
 @on_cpu

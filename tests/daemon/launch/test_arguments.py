@@ -76,9 +76,79 @@ def test_python_numbers(gpu: hearth.Device, value: object, dtype: str) -> None:
 
 
 def test_python_ints_beyond_64_bits_are_refused(gpu: hearth.Device) -> None:
-    for value in (2**63, -(2**63) - 1):
+    for value in (2**64, -(2**63) - 1):
         with pytest.raises(hearth.LaunchError, match="argument 1"):
             echoed(gpu, NAMES["int64"], value, "int64")
+
+
+INTEGERS = [name for name in C_TYPES if np.dtype(name).kind in "iu"]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_a_python_int_takes_the_type_of_an_integer_parameter(gpu: hearth.Device, dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    for value in (int(limits.min), int(limits.max), 0, 1):
+        assert echoed(gpu, NAMES[dtype], value, dtype) == value
+    if limits.min == 0:
+        assert echoed(gpu, NAMES[dtype], -1, dtype) == limits.max, "as in C"
+    size = np.dtype(dtype).itemsize
+    if size < 8:
+        for value in (2 ** (8 * size), -(2 ** (8 * size - 1)) - 1, -(2**63)):
+            with pytest.raises(
+                hearth.LaunchError, match=f"argument 1 is {value}; .* integer of {size} bytes"
+            ) as caught:
+                echoed(gpu, NAMES[dtype], value, dtype)
+            assert "np.int64" in caught.value.fix
+        with pytest.raises(hearth.LaunchError, match=f"has 8 bytes; .* has {size}"):
+            echoed(gpu, NAMES[dtype], np.int64(1), dtype)  # a type that is named is not converted
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_python_ints_are_no_floating_point_numbers(gpu: hearth.Device, dtype: str) -> None:
+    with pytest.raises(hearth.LaunchError, match=rf"argument 1 is an integer; .*np\.{dtype}\(x\)"):
+        echoed(gpu, NAMES[dtype], 1, dtype)
+
+
+def test_a_python_float_is_a_double_only(gpu: hearth.Device) -> None:
+    with pytest.raises(hearth.LaunchError, match=r"has 8 bytes; .* has 4 \(pass np\.float32\(x\)\)"):
+        echoed(gpu, NAMES["float32"], 1.5, "float32")
+
+
+ADD = """
+extern "C" __global__ void add(int* x, short step, const int* more) { x[threadIdx.x] += step + (more ? *more : 0); }
+"""
+
+
+def test_python_ints_and_none_in_every_form_of_a_launch(gpu: hearth.Device) -> None:
+    add, x = gpu.RawKernel(ADD, "add"), gpu.zeros(4, np.int32)
+    for step in (1, 2, 3, 4):  # the later launches are not checked again
+        add((1,), (4,), (x, step, None))
+    assert x.get().tolist() == [10] * 4
+    with pytest.raises(hearth.LaunchError, match="argument 1 is 65536"):
+        add((1,), (4,), (x, 65536, None))
+        gpu.synchronize()
+    x.fill(0)
+    with gpu.prepared() as prepared:
+        add(1, 4, (x, 5, None))
+    prepared.launch(2)
+    with gpu.graph() as graph:
+        add(1, 4, (x, -3, None))
+    graph.launch()
+    graph.nodes[0].set_args((x, 7, None))
+    graph.launch()
+    assert x.get().tolist() == [14] * 4
+    for step in (1, 2, -5):
+        (out,) = gpu.dispatch(add, 1, 4, [hearth.InOut(np.zeros(4, np.int32)), step, None])
+        assert out.tolist() == [step] * 4
+    with pytest.raises(hearth.LaunchError, match="argument 1 is 65536"):
+        gpu.dispatch(add, 1, 4, [hearth.InOut(np.zeros(4, np.int32)), 65536, None])
+    with pytest.raises(hearth.LaunchError, match="argument 1 is 65536"), gpu.graph():
+        add(1, 4, (x, 65536, None))
+
+
+def test_arrays_of_one_element_are_values(gpu: hearth.Device) -> None:
+    assert echoed(gpu, NAMES["int16"], np.array([5], np.int16), "int16") == 5
+    assert echoed(gpu, NAMES["float32"], np.array([[2.5]], np.float32), "float32") == 2.5
 
 
 STRUCT = np.dtype([("tag", "i1"), ("weight", "f8"), ("ids", "i4", (3,)), ("flag", "?")], align=True)

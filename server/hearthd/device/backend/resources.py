@@ -80,12 +80,15 @@ class FunctionAttributes:
 
 
 class Function(Protocol):
-    """A kernel of a loaded module. `parameters` has the (offset, size) of each parameter in bytes, in order."""
+    """A kernel of a loaded module. `parameters` has the (offset, size) of each parameter in bytes, in order. `kinds`
+    has a letter for each: ``i`` for an integer, ``f`` for a floating-point number, ``?`` for another type."""
 
     @property
     def name(self) -> str: ...
     @property
     def parameters(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def kinds(self) -> str: ...
     @property
     def attributes(self) -> FunctionAttributes: ...
 

@@ -32,6 +32,7 @@ class LoadedFunction:
         self.cpu = function
         self.name = function.name
         self.parameters = function.params
+        self.kinds = function.kinds
         self.attributes = FunctionAttributes(
             static_shared_bytes=function.static_shared_bytes, max_threads_per_block=function.max_threads_per_block
         )

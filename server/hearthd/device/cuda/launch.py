@@ -19,6 +19,7 @@ from hearthd.device.backend.resources import FunctionAttributes
 from hearthd.device.compiler import image_headers
 from hearthd.device.cuda.attributes import allow_cluster, driver_attributes, launch_config
 from hearthd.device.cuda.errors import INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, CudaError, checked, is_fatal, translate
+from hearthd.device.cuda.ptx import parameter_kinds
 from hearthd.device.cuda.streams import Stream
 
 _LOG_BYTES = 16 << 10
@@ -43,13 +44,14 @@ DEFAULT_SHARED = 48 << 10
 class CudaFunction:
     """A kernel. The constructor loads its code, so that the first launch does not have to."""
 
-    __slots__ = ("attributes", "dynamic_limit", "module", "name", "parameters", "pointer")
+    __slots__ = ("attributes", "dynamic_limit", "kinds", "module", "name", "parameters", "pointer")
 
-    def __init__(self, module: CudaModule, name: str, pointer: int) -> None:
+    def __init__(self, module: CudaModule, name: str, pointer: int, kinds: str = "") -> None:
         self.module = module  # the code stays loaded as long as its functions exist
         self.name = name
         self.pointer = pointer
         self.parameters = _parameters(pointer)
+        self.kinds = kinds if len(kinds) == len(self.parameters) else "?" * len(self.parameters)
         self.attributes = FunctionAttributes(
             registers=_attribute(cu.CU_FUNC_ATTRIBUTE_NUM_REGS, pointer),
             static_shared_bytes=_attribute(cu.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, pointer),
@@ -87,6 +89,7 @@ class CudaModule:
     def __init__(self, image: Image, pointer: int) -> None:
         self.pointer = pointer
         self._names = dict(image.names)
+        self._kinds = image.kinds or parameter_kinds(image.code)
         self._functions: dict[str, CudaFunction] = {}
         self._listed: tuple[str, ...] | None = None
 
@@ -95,8 +98,9 @@ class CudaModule:
         if known is not None:
             return known
         try:
-            pointer = cu.moduleGetFunction(self.pointer, self._names.get(name, name))
-            function = CudaFunction(self, name, pointer)
+            lowered = self._names.get(name, name)
+            pointer = cu.moduleGetFunction(self.pointer, lowered)
+            function = CudaFunction(self, name, pointer, self._kinds.get(lowered, ""))
         except CudaError as error:
             if getattr(error, "status", 0) == NOT_FOUND:
                 raise self._missing(Reason.FUNCTION_NOT_FOUND, "function", name, self.functions) from error
