@@ -112,6 +112,28 @@ def test_source_compiled_by_a_worker_runs(server: CudaServer, pool: CompileWorke
     puts(server, image, stream)
 
 
+MIXED = """
+struct S { int a; };
+template <typename T> __global__ void typed(T a, T* out) { *out = a; }
+extern "C" __global__ void mixed(bool b, short s, unsigned u, long long l, float f, double d, S st, int* out) {
+    *out = s;
+}
+"""
+
+
+def test_functions_know_the_kinds_of_their_parameters(server: CudaServer, pool: CompileWorkers) -> None:
+    image = pool.run(Source(MIXED, name_expressions=("typed<float>", "typed<unsigned char>")))
+    module = server.load(image)
+    assert module.function("mixed").kinds[:7] == "iiiiff?" and len(module.function("mixed").kinds) == 8
+    assert module.function("typed<float>").kinds[0] == "f" and module.function("typed<unsigned char>").kinds[0] == "i"
+    bare = server.load(Image(image.code))
+    assert bare.function("mixed").kinds == "?" * 8, "a CUBIN has none"
+    text = server.load(Image(PTX))
+    assert text.function("put").kinds == "i"
+    for each in (module, bare, text):
+        server.unload(each)
+
+
 def test_ptx_assembled_by_a_worker_runs(server: CudaServer, pool: CompileWorkers, stream: Stream) -> None:
     try:
         print(pool.identity(Assembly(PTX)).decode())
