@@ -19,7 +19,7 @@ from typing import NamedTuple
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Image
 from hearthd.device.compiler import image_headers
-from hearthd.device.cuda.ptx import parameter_kinds
+from hearthd.device.compiler.parameter_kinds import parameter_kinds
 
 _UNKNOWN_VERSION = re.compile(r"Unsupported \.version (\d+\.\d+); current version is '(\d+\.\d+)'")
 _RELEASE = re.compile(r"release (\d+)\.(\d+)")

@@ -17,9 +17,9 @@ from hearthd.device.backend.compiler import Image
 from hearthd.device.backend.graph_nodes import LaunchAttributes
 from hearthd.device.backend.resources import FunctionAttributes
 from hearthd.device.compiler import image_headers
+from hearthd.device.compiler.parameter_kinds import parameter_kinds
 from hearthd.device.cuda.attributes import allow_cluster, driver_attributes, launch_config
 from hearthd.device.cuda.errors import INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, CudaError, checked, is_fatal, translate
-from hearthd.device.cuda.ptx import parameter_kinds
 from hearthd.device.cuda.streams import Stream
 
 _LOG_BYTES = 16 << 10

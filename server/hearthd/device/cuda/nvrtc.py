@@ -15,7 +15,7 @@ from cuda.bindings import nvrtc
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Source
 from hearthd.device.compiler.options import parse_options
-from hearthd.device.cuda.ptx import parameter_kinds
+from hearthd.device.compiler.parameter_kinds import parameter_kinds
 
 _PROGRAM = "kernel.cu"
 _DEFAULTS = ("--std=c++17",)

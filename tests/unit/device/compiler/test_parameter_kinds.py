@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hearthd.device.cuda.ptx import parameter_kinds
+from hearthd.device.compiler.parameter_kinds import parameter_kinds
 
 PTX = b"""
 //
