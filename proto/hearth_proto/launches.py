@@ -84,8 +84,11 @@ class Extension(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A parameter of a layout. `pointer`: a buffer's address, or a tensor map if `size` is 128. `read_only` for a
-    value: a signed integer of 8 bytes, which the daemon converts to the parameter's type."""
+    """A parameter of a layout.
+
+    `pointer`: a buffer's address, or a tensor map if `size` is 128. `read_only` for a value: a signed integer of 8
+    bytes, which the daemon converts to the parameter's type.
+    """
 
     offset: int
     size: int

@@ -203,8 +203,11 @@ print("refused", refused)
 
 
 def test_damage_that_headers_do_not_show_is_refused_or_loads(server: CudaServer) -> None:
-    """Runs in a separate process: what is loaded is never run. Damage inside a section can crash the driver (that of
-    CUDA 13 it does), which is the end of one device process, and of nothing else."""
+    """Runs in a separate process: what is loaded is never run.
+
+    Damage inside a section can crash the driver (that of CUDA 13 it does), which is the end of one device process, and
+    of nothing else.
+    """
     command = [sys.executable, "-c", DAMAGED, PUT, str(random.Random(1).randrange(1000))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     print(done.stdout)

@@ -64,8 +64,10 @@ class Device(BaseDevice[DeviceArray, Stream]):
     # ---- calls that are awaited ----
 
     async def state(self) -> str:
-        """Returns ``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``. Sends one request to the
-        daemon."""
+        """Returns ``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``.
+
+        Sends one request to the daemon.
+        """
         return (await self._known()).state
 
     async def generation(self) -> int:
@@ -171,8 +173,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
     async def attach(
         self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
     ) -> DeviceArray:
-        """Attaches a published array, read-only. If the await is cancelled, an array that is attached nevertheless is
-        freed.
+        """Attaches a published array, read-only.
+
+        If the await is cancelled, an array that is attached nevertheless is freed.
 
         Args:
             name: The published name.
@@ -426,8 +429,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Prepared(self._connection)
 
     def profile(self, stream: Stream | None = None) -> Profile:
-        """Measures the time that the work of an ``async with`` block takes. The end of the block waits until the work
-        is done.
+        """Measures the time that the work of an ``async with`` block takes.
+
+        The end of the block waits until the work is done.
 
         Args:
             stream: Stream whose work is measured; None: the current one.
@@ -440,8 +444,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Profile(self._connection, stream)
 
     def trace(self, max_events: int | None = None) -> Trace:
-        """Records every command during an ``async with`` block, on all streams. The end of the block waits until the
-        work is done.
+        """Records every command during an ``async with`` block, on all streams.
+
+        The end of the block waits until the work is done.
 
         Args:
             max_events: Number of commands after which further ones are not recorded; None: the daemon's default.

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class Function(BaseFunction):
-    """The asyncio counterpart of `hearth.Function`. Launches are plain calls, which never wait; attributes are awaited:
-    ``await f.num_regs()``.
+    """The asyncio counterpart of `hearth.Function`.
+
+    Launches are plain calls, which never wait; attributes are awaited: ``await f.num_regs()``.
     """
 
     _connection: LoopConnection

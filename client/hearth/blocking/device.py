@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 
 class Device(BaseDevice[DeviceArray, Stream]):
-    """A device of a node: makes arrays, modules and streams. Returned by `Node.device` and `Node.devices`; keeps its
-    node open.
+    """A device of a node: makes arrays, modules and streams.
+
+    Returned by `Node.device` and `Node.devices`; keeps its node open.
 
     The client checks the sizes of new arrays, but the daemon allocates the memory: `OutOfMemoryError` is raised by the
     next sync, read or flush. Calls are asynchronous unless their documentation says that they block. Safe from any
@@ -48,8 +49,10 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @property
     def state(self) -> str:
-        """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``. Blocks for one request to the
-        daemon."""
+        """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``.
+
+        Blocks for one request to the daemon.
+        """
         return self._now().state
 
     @property
@@ -220,8 +223,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         self._flushing(stream).wait(timeout)
 
     def profile(self, stream: Stream | None = None) -> Profile:
-        """Measures the time that the work of a ``with`` block takes. The end of the block blocks until the work is
-        done.
+        """Measures the time that the work of a ``with`` block takes.
+
+        The end of the block blocks until the work is done.
 
         Args:
             stream: Stream whose work is measured; None: the current one.
@@ -234,8 +238,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Profile(self._connection, stream)
 
     def trace(self, max_events: int | None = None) -> Trace:
-        """Records every command during a ``with`` block, on all streams. The end of the block blocks until the work is
-        done.
+        """Records every command during a ``with`` block, on all streams.
+
+        The end of the block blocks until the work is done.
 
         Args:
             max_events: Number of commands after which further ones are not recorded; None: the daemon's default.
@@ -370,8 +375,10 @@ class Device(BaseDevice[DeviceArray, Stream]):
     # ---- memory ----
 
     def memory_usage(self) -> MemoryUsage:
-        """Returns the memory that this session holds on the device, and the memory that is free. Blocks until the
-        device has answered."""
+        """Returns the memory that this session holds on the device, and the memory that is free.
+
+        Blocks until the device has answered.
+        """
         return self._asking_usage().wait()
 
     def memory_cleanup(self) -> None:
@@ -382,8 +389,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.publish", telemetry.of_name)
     def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
-        """Lets other sessions attach an array under a name, after the earlier work is done. Blocks until the array is
-        published.
+        """Lets other sessions attach an array under a name, after the earlier work is done.
+
+        Blocks until the array is published.
 
         The array remains usable, but read-only. The name keeps the memory: freeing the array does not end the
         publication. Publishing the same array under the same name again changes nothing, so a call whose connection
@@ -402,8 +410,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         self._publications.publish(name, array, tenants)
 
     def unpublish(self, name: str) -> None:
-        """Ends a publication under a name of this tenant, by any of its sessions. Attached arrays remain usable. Blocks
-        for one request to the daemon.
+        """Ends a publication under a name of this tenant, by any of its sessions.
+
+        Attached arrays remain usable. Blocks for one request to the daemon.
 
         Args:
             name: The published name.
@@ -436,8 +445,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return self._publications.attach(self, name, tenant, shape, dtype)
 
     def published(self) -> list[PublishedArray]:
-        """Lists the arrays that this session may attach, beginning with those of the session's tenant. Blocks until the
-        daemon has answered.
+        """Lists the arrays that this session may attach, beginning with those of the session's tenant.
+
+        Blocks until the daemon has answered.
 
         Returns:
             A description of each array.

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class GlobalArray(DeviceArray):
-    """A variable of a module. It exists as long as the module. It is lost with the device process;
-    `RawModule.get_global` then returns it again."""
+    """A variable of a module.
+
+    It exists as long as the module. It is lost with the device process; `RawModule.get_global` then returns it again.
+    """
 
     __slots__ = ("_typed",)
 
@@ -63,8 +65,11 @@ class GlobalArray(DeviceArray):
 
 
 class RawModule(BaseModule[Function, GlobalArray]):
-    """Code of one or more kernels. Made by `Device.RawModule`, which does not wait: errors of the compiler are raised
-    by `compile`, or by the first call that waits for a kernel of the module."""
+    """Code of one or more kernels.
+
+    Made by `Device.RawModule`, which does not wait: errors of the compiler are raised by `compile`, or by the first
+    call that waits for a kernel of the module.
+    """
 
     _function_type = Function
     _global_type = GlobalArray

@@ -19,7 +19,8 @@ _LONGEST = 2**64
 
 class PartlyRead:
     """A message of which some fields have been decoded; an access to another field decodes the whole message with
-    protobuf."""
+    protobuf.
+    """
 
     def __init__(self, kind: tuple[Any, str], data: bytes | memoryview, known: dict[str, Any]) -> None:
         """`kind` is the module and the name of the message's class; `known` are the decoded fields."""
@@ -69,8 +70,10 @@ DONE = cast("commands_pb2.Result", PartlyRead((later.commands_pb2, "Result"), b"
 
 
 def _fields(message: bytes | memoryview) -> Iterator[tuple[int, Any]]:
-    """Yields the tag of each field with its number, or with a view of its bytes. Raises ValueError for other kinds of
-    field, and for bytes that are not a message."""
+    """Yields the tag of each field with its number, or with a view of its bytes.
+
+    Raises ValueError for other kinds of field, and for bytes that are not a message.
+    """
     view, at = memoryview(message), 0
     while at < len(view):
         tag, at = read_varint(view, at)
@@ -143,8 +146,10 @@ class _AttachedResponse:
 
 
 def response(data: bytes) -> Any:
-    """Decodes an `ExecuteResponse` of an Execute stream. Raises `DecodeError` for bytes that are not such a
-    response."""
+    """Decodes an `ExecuteResponse` of an Execute stream.
+
+    Raises `DecodeError` for bytes that are not such a response.
+    """
     try:
         ((tag, body),) = _fields(data)
         if tag == 0x0A and not any(each >> 3 == _DURABLE for each, _ in _fields(body)):

@@ -44,7 +44,8 @@ _AXES = "xyz"
 
 class ByValue:
     """Base class of `Struct`, which has a separate module because few programs need it and creating a dataclass takes
-    long."""
+    long.
+    """
 
     __slots__ = ()
 
@@ -257,7 +258,8 @@ def widened(args: Sequence[Any]) -> Sequence[Any] | None:
 
 def fixed(types: Sequence[type]) -> bool:
     """Returns True if the types alone determine the encoding; the encoding of bytes, structs and 0-d arrays depends on
-    the value."""
+    the value.
+    """
     varying = bytes | ByValue | np.void | np.ndarray if np.here() else bytes | ByValue
     return not any(issubclass(kind, varying) for kind in types)
 

@@ -73,8 +73,10 @@ class Occupancy(NamedTuple):
 
 
 class _Bound(NamedTuple):
-    """A function on one attachment. Replaced as a whole, so that a concurrent launch sees either the old or the new
-    value."""
+    """A function on one attachment.
+
+    Replaced as a whole, so that a concurrent launch sees either the old or the new value.
+    """
 
     attachment: Attachment | None
     handle: int
@@ -263,7 +265,8 @@ class BaseFunction:
         types: tuple[type, ...],
     ) -> None:
         """Caches a launch that occurred twice in this form: a repetition with the identical grid and block objects
-        needs only its arguments packed."""
+        needs only its arguments packed.
+        """
         if type(grid) in _CONSTANTS and type(block) in _CONSTANTS and attachment.space is not None:
             pack = arguments.typed(types, entry[1])
             if pack is not None:

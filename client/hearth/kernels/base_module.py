@@ -156,8 +156,7 @@ class BaseModule(Generic[F, G]):
         return self._connection.asking(command, lambda result: result.module, attachment)
 
     def _handle_on(self, attachment: Attachment) -> int:
-        """Returns the module's handle on the attachment that is about to be used; loads the module again after a
-        loss."""
+        """Returns the module's handle on the attachment that is about to be used; loads the module again after a loss."""
         if self._attachment is attachment:
             return self._handle
         with self._making:
@@ -197,7 +196,8 @@ def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
 @contextmanager
 def logged(log_stream: TextIO | None) -> Iterator[list[str]]:
     """Context manager that writes the compiler's messages to `log_stream`: those that the block adds to the list, or
-    those of the error that the block raises."""
+    those of the error that the block raises.
+    """
     log: list[str] = []
     try:
         yield log
@@ -222,7 +222,8 @@ def _serialized(code: bytes, options: list[str], names: list[str], headers: dict
 
 def code_kind(code: bytes) -> int:
     """Returns the kind of code, determined by its first bytes: ELF (CUBIN), fatbin, PTX (begins with ``.version``),
-    otherwise CUDA C++."""
+    otherwise CUDA C++.
+    """
     if code.startswith(_ELF):
         return encode.CUBIN
     if code.startswith(_FATBIN):

@@ -320,8 +320,10 @@ def _fitting(sizes: Sequence[int], room: int) -> list[bool]:
 
 
 def _host(array: Any) -> Array:
-    """Returns a C-contiguous array in native byte order. Raises `DtypeError` for objects that device memory cannot
-    hold."""
+    """Returns a C-contiguous array in native byte order.
+
+    Raises `DtypeError` for objects that device memory cannot hold.
+    """
     if isinstance(array, DeviceOperand):
         raise LaunchTypeError(
             f"{array!r} lies on the device already.", reason="LAUNCH_INVALID", fix="pass it as it is, without In."
@@ -340,8 +342,10 @@ def _like(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _rows(range: slice | None, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Returns start and stop along the first axis. Raises `ArgumentError` for a range outside of the axis instead of
-    clipping it."""
+    """Returns start and stop along the first axis.
+
+    Raises `ArgumentError` for a range outside of the axis instead of clipping it.
+    """
     if range is None:
         return None
     if not isinstance(range, slice) or range.step not in (None, 1) or not shape:

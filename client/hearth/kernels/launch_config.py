@@ -1,5 +1,4 @@
-"""Configuration of a launch: packs the head of its record from its keywords, and checks them as far as the client
-can."""
+"""Configuration of a launch: packs the head of its record from its keywords, and checks them as far as the client can."""
 
 from __future__ import annotations
 
@@ -98,8 +97,10 @@ def check_iterations(iterations: int) -> None:
 
 
 def nanoseconds(timeout: float | None) -> int:
-    """Converts a kernel's time limit from seconds to nanoseconds; 0: none. Raises `ArgumentError` for a limit out of
-    range."""
+    """Converts a kernel's time limit from seconds to nanoseconds; 0: none.
+
+    Raises `ArgumentError` for a limit out of range.
+    """
     if timeout is not None and not 0 < timeout < 2**63 / 1e9:
         raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
     return 0 if timeout is None else max(1, int(timeout * 1e9))
@@ -107,7 +108,8 @@ def nanoseconds(timeout: float | None) -> int:
 
 def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
     """Packs the fields that few launches have (cluster, iterations, grid in device memory); returns None for other
-    launches."""
+    launches.
+    """
     check_iterations(iterations)
     blocks = (0, 0, 0) if cluster is None else arguments.dimensions("cluster", cluster)
     if isinstance(grid, DeviceOperand):

@@ -72,8 +72,10 @@ class NodeSession:
         _sessions.add(self)
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float | None = None) -> Any:
-        """Makes a unary call of NodeService. `timeout` in seconds; None: the timeout of `connect`. Raises
-        `HearthError`."""
+        """Makes a unary call of NodeService.
+
+        `timeout` in seconds; None: the timeout of `connect`. Raises `HearthError`.
+        """
         self.check()
         return self.transport.call(method, request, response_type, self.timeout if timeout is None else timeout)
 
@@ -101,13 +103,18 @@ class NodeSession:
             self.transport.close()
 
     def abandon(self) -> None:
-        """Closes the session from the keeper thread. The caller is the garbage collector, which may have interrupted
-        any code, including the holder of a lock that closing needs; `SimpleQueue.put` is reentrant."""
+        """Closes the session from the keeper thread.
+
+        The caller is the garbage collector, which may have interrupted any code, including the holder of a lock that
+        closing needs; `SimpleQueue.put` is reentrant.
+        """
         self._keeper.put(self)
 
     def later(self, work: Callable[[], object]) -> None:
-        """Runs the short function `work` in the keeper thread, or not at all if the session is closed. May be called by
-        the garbage collector, like `abandon`."""
+        """Runs the short function `work` in the keeper thread, or not at all if the session is closed.
+
+        May be called by the garbage collector, like `abandon`.
+        """
         self._keeper.put(work)
 
     def renew(self) -> None:
@@ -141,7 +148,8 @@ def _keep(
     interval: float | None,
 ) -> None:
     """Runs the keeper thread: renews the lease every `interval` seconds, and runs the functions in `orders`, until the
-    session is closed, abandoned (then it closes the session) or garbage-collected."""
+    session is closed, abandoned (then it closes the session) or garbage-collected.
+    """
     while True:
         try:
             order = orders.get(timeout=interval)

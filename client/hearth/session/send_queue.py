@@ -101,8 +101,10 @@ class SendQueue:
         self.entries.append((command, 1))  # last, as in `launch`
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
-        """Queues the one-way command `command(n)`, which does something `n` times. If the last command in the queue has
-        the same `key`, the count of that command grows instead."""
+        """Queues the one-way command `command(n)`, which does something `n` times.
+
+        If the last command in the queue has the same `key`, the count of that command grows instead.
+        """
         if self.closing is not None:
             self._close_run()
         last, queue = self._counted, self.entries
@@ -132,7 +134,9 @@ class SendQueue:
 
     def gather(self, room: int, alone: bool) -> tuple[list[bytes], QueueMark]:
         """Returns as many of the oldest commands as fit a batch of `room` bytes; with `alone`, at least the first one.
-        The commands stay in the queue until `move`."""
+
+        The commands stay in the queue until `move`.
+        """
         if self.run or self.closing is not None:
             self._close_run()
         commands: list[bytes] = []

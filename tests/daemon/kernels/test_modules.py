@@ -322,7 +322,8 @@ def test_unloading_a_module_whose_kernel_runs(raw: Raw, stream: Execute) -> None
 @on_gpu
 def test_ptx_is_compiled_like_source(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     """A worker compiles it, once, and the result is kept; where no assembler is installed the driver does it, each
-    time."""
+    time.
+    """
     before = daemon.counter("compile_cache_misses")
     code = PTX.replace("// mark", f"// {uuid.uuid4()}")
     modules = [gpu.RawModule(code=code) for _ in range(3)]
@@ -402,8 +403,7 @@ def test_what_the_cpu_cannot_run_is_refused_by_name(gpu: hearth.Device, line: st
 
 
 def test_warnings_of_a_compile_that_succeeds_arrive(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """Warnings arrive although the code comes from the cache: in this session, in another one, and of another
-    device."""
+    """Warnings arrive although the code comes from the cache: in this session, in another one, and of another device."""
     code = fresh('extern "C" __global__ void f(int* x) {\n    int idle_one = 3;\n    *x = 1;\n}')
     logs: list[str] = []
     with daemon.connect() as node:

@@ -1,5 +1,4 @@
-"""Interface of a compiler, which makes code for a device from source and PTX, and the types of its inputs and
-outputs."""
+"""Interface of a compiler, which makes code for a device from source and PTX, and the types of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -44,8 +43,10 @@ Job: TypeAlias = Source | Assembly
 
 
 class Compiler(Protocol):
-    """A backend's compiler. Every method except `assembly` may block: they run in compile workers and on compile
-    threads."""
+    """A backend's compiler.
+
+    Every method except `assembly` may block: they run in compile workers and on compile threads.
+    """
 
     @property
     def light(self) -> bool:
@@ -54,7 +55,9 @@ class Compiler(Protocol):
 
     def recipe(self) -> Mapping[str, Any]:
         """Returns the parameters from which a compile worker creates an equal compiler, as values that JSON can carry.
-        A worker with a different recipe is replaced."""
+
+        A worker with a different recipe is replaced.
+        """
         ...
 
     def prepare(self, source: Source) -> None:
@@ -67,17 +70,21 @@ class Compiler(Protocol):
 
     def places(self) -> tuple[Sequence[str], Sequence[str]]:
         """Returns the files and directories that the compiler reads, and those that it writes in addition to its
-        scratch directory."""
+        scratch directory.
+        """
         ...
 
     def identity(self) -> bytes:
         """Returns bytes that identify everything except the source that affects the result: compiler, version,
-        architecture."""
+        architecture.
+        """
         ...
 
     def compile(self, source: Source) -> Image:
-        """Compiles the source. Raises Refusal(COMPILE_FAILED) with `details["log"]`, Refusal(UNSUPPORTED),
-        Refusal(NO_COMPILER)."""
+        """Compiles the source.
+
+        Raises Refusal(COMPILE_FAILED) with `details["log"]`, Refusal(UNSUPPORTED), Refusal(NO_COMPILER).
+        """
         ...
 
     def assembly(self, code: bytes) -> Assembly | None:
@@ -93,6 +100,8 @@ class Compiler(Protocol):
         ...
 
     def assemble(self, assembly: Assembly) -> Image:
-        """Assembles PTX. Raises Refusal(MODULE_INVALID) with `details["log"]`, Refusal(NO_COMPILER) if only the driver
-        can assemble it."""
+        """Assembles PTX.
+
+        Raises Refusal(MODULE_INVALID) with `details["log"]`, Refusal(NO_COMPILER) if only the driver can assemble it.
+        """
         ...

@@ -34,7 +34,8 @@ class LaunchLimits:
 @dataclass(frozen=True)
 class KernelLimits:
     """Limits of the loaded function: its static shared memory in bytes, and the most threads of a block (which depends
-    on registers and launch bounds)."""
+    on registers and launch bounds).
+    """
 
     max_threads_per_block: int
     static_shared_bytes: int
@@ -71,8 +72,10 @@ def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, sha
 
 
 def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]], kinds: str = "") -> list[str]:
-    """Returns the errors in the number, sizes and types of the arguments, one sentence each. Offsets may differ,
-    because the daemon moves the arguments. `kinds`: as in `Function`; empty: unknown."""
+    """Returns the errors in the number, sizes and types of the arguments, one sentence each.
+
+    Offsets may differ, because the daemon moves the arguments. `kinds`: as in `Function`; empty: unknown.
+    """
     if len(given) != len(real):
         arguments = "1 argument is" if len(given) == 1 else f"{len(given)} arguments are"
         return [f"{arguments} given; the kernel has {len(real)} parameter{'' if len(real) == 1 else 's'}"]

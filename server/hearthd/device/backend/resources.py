@@ -50,8 +50,7 @@ class HostBuffer(Protocol):
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """Sizes in bytes: free and total memory of the device, memory reserved by this process's pool, and its part in
-    use."""
+    """Sizes in bytes: free and total memory of the device, memory reserved by this process's pool, and its part in use."""
 
     free: int
     total: int
@@ -62,7 +61,8 @@ class MemoryInfo:
 @dataclass(frozen=True)
 class HostInfo:
     """Sizes in bytes of the host memory for copies: page-locked (CPU: held by the backend), and its part that is lent
-    out."""
+    out.
+    """
 
     pinned: int
     in_use: int
@@ -80,8 +80,11 @@ class FunctionAttributes:
 
 
 class Function(Protocol):
-    """A kernel of a loaded module. `parameters` has the (offset, size) of each parameter in bytes, in order. `kinds`
-    has a letter for each: ``i`` for an integer, ``f`` for a floating-point number, ``?`` for another type."""
+    """A kernel of a loaded module.
+
+    `parameters` has the (offset, size) of each parameter in bytes, in order. `kinds` has a letter for each: ``i`` for
+    an integer, ``f`` for a floating-point number, ``?`` for another type.
+    """
 
     @property
     def name(self) -> str: ...
@@ -97,13 +100,17 @@ class Module(Protocol):
     """A module loaded into the device's context."""
 
     def function(self, name: str) -> Function:
-        """Returns the function of this name. Raises Refusal(FUNCTION_NOT_FOUND), which lists the module's functions if
-        they can be known."""
+        """Returns the function of this name.
+
+        Raises Refusal(FUNCTION_NOT_FOUND), which lists the module's functions if they can be known.
+        """
         ...
 
     def global_(self, name: str) -> tuple[int, int]:
-        """Returns the address and size of a `__device__` or `__constant__` variable. Raises
-        Refusal(GLOBAL_NOT_FOUND)."""
+        """Returns the address and size of a `__device__` or `__constant__` variable.
+
+        Raises Refusal(GLOBAL_NOT_FOUND).
+        """
         ...
 
     @property

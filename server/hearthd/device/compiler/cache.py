@@ -35,8 +35,10 @@ REPORT_S = 60.0
 
 
 def key(job: Job, identity: bytes) -> str:
-    """Returns the content address: the hash of everything that determines the result. Each part is prefixed with its
-    length, so that different inputs cannot be hashed alike."""
+    """Returns the content address: the hash of everything that determines the result.
+
+    Each part is prefixed with its length, so that different inputs cannot be hashed alike.
+    """
     if isinstance(job, Assembly):
         digest = hashlib.sha256(b"hearth-assembly-1")
         parts = [identity, job.code]
@@ -124,7 +126,8 @@ class CompileCache:
     @contextlib.contextmanager
     def single_flight(self, name: str) -> Iterator[None]:
         """Ensures that only one process of the node compiles `name` at a time; the other processes then find it in the
-        cache."""
+        cache.
+        """
         path = self._path(name)
         descriptor = -1
         try:
@@ -189,7 +192,8 @@ class CompileCache:
 
 def cache_directory(configured: str) -> str:
     """Returns the directory for compiled modules: the configured one, or an empty string if other users can write to
-    it."""
+    it.
+    """
     if not configured:
         return ""
     try:

@@ -26,8 +26,10 @@ class Effect(enum.Enum):
 
 
 class Option(NamedTuple):
-    """An accepted option. `value` is a regular expression that its value must match; None: the option takes no
-    value."""
+    """An accepted option.
+
+    `value` is a regular expression that its value must match; None: the option takes no value.
+    """
 
     long: str
     short: str
@@ -315,8 +317,10 @@ def _values(option: Option) -> str:
 
 
 def _check_macro(text: str, value: str) -> None:
-    """Checks that the text of a macro ends within its own line of the source for every compiler. Raises
-    Refusal(COMPILE_FAILED)."""
+    """Checks that the text of a macro ends within its own line of the source for every compiler.
+
+    Raises Refusal(COMPILE_FAILED).
+    """
     name, _, body = value.partition("=")
     if not _MACRO.fullmatch(name):
         raise _refusal(text, "it defines no macro", "write -DNAME or -DNAME=VALUE")

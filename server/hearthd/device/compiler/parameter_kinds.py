@@ -31,8 +31,10 @@ def parameter_kinds(code: bytes) -> dict[str, str]:
 
 
 def _kind(parameter: str) -> str:
-    """Returns the kind of one parameter. An array of bytes is a structure or a number of half precision; a parameter
-    with ``.ptr`` is a pointer."""
+    """Returns the kind of one parameter.
+
+    An array of bytes is a structure or a number of half precision; a parameter with ``.ptr`` is a pointer.
+    """
     if "[" in parameter or ".ptr" in parameter:
         return "?"
     if _INTEGER.search(parameter):

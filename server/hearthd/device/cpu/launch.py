@@ -136,7 +136,8 @@ class CpuLauncher:
 
     def _check_resident(self, function: Function, grid: Dim, block: Dim, shared_mem: int) -> None:
         """Raises Refusal for a grid that cannot be resident as a whole, as CUDA's driver does
-        (cudaErrorCooperativeLaunchTooLarge), regardless of earlier checks."""
+        (cudaErrorCooperativeLaunchTooLarge), regardless of earlier checks.
+        """
         blocks = grid[0] * grid[1] * grid[2]
         held = self.blocks_per_multiprocessor(function, block[0] * block[1] * block[2], shared_mem)
         limit = held * self._multiprocessors
@@ -151,8 +152,10 @@ class CpuLauncher:
 
 
 def _with_races_shown(function: CpuFunction, stream: CpuStream) -> Callable[..., object]:
-    """Returns a launch function for a kernel that is checked for races. Races are written to standard output, like
-    output of the kernel, and logged."""
+    """Returns a launch function for a kernel that is checked for races.
+
+    Races are written to standard output, like output of the kernel, and logged.
+    """
 
     def run(*arguments: Any) -> None:
         races = stream.races = function.launch(*arguments)

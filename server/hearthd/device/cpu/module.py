@@ -65,8 +65,10 @@ the build, so a copy in another cache is the same."""
 
 
 def load_runtime(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
-    """Returns the runtime library, which is compiled and loaded once for the process. Calls into the library release
-    the GIL."""
+    """Returns the runtime library, which is compiled and loaded once for the process.
+
+    Calls into the library release the GIL.
+    """
     path = libraries.runtime(toolchain or find_toolchain())
     build = path.parent.name
     with _runtime_lock:
@@ -132,8 +134,9 @@ class CpuFunction:
         params: bytes | bytearray,
         cooperative: bool = False,
     ) -> Sequence[Race]:
-        """Runs the kernel and returns when all its blocks have ended. Any number of threads may run kernels
-        concurrently.
+        """Runs the kernel and returns when all its blocks have ended.
+
+        Any number of threads may run kernels concurrently.
 
         In a `cooperative` launch all blocks run at the same time, each on a separate thread, so that they may wait for
         each other (`grid.sync()`); the caller must keep their number within the result of `occupancy`. `params` is the
@@ -154,8 +157,10 @@ class CpuFunction:
     def check(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, params: bytes | bytearray
     ) -> None:
-        """Raises `Refusal` (LAUNCH_INVALID) for an invalid geometry or parameter block. Like CUDA's driver, does not
-        rely on an earlier check."""
+        """Raises `Refusal` (LAUNCH_INVALID) for an invalid geometry or parameter block.
+
+        Like CUDA's driver, does not rely on an earlier check.
+        """
         threads = block[0] * block[1] * block[2]
         fits = all(1 <= axis <= most for axis, most in zip((*grid, *block), (*MAX_GRID, *MAX_BLOCK), strict=True))
         if not fits or threads > self.max_threads_per_block:
@@ -221,8 +226,10 @@ class CpuModule:
         return found
 
     def global_(self, name: str) -> tuple[int, int]:
-        """Returns the address, and the size in bytes, of a `__device__` or `__constant__` variable. Raises `Refusal`
-        (GLOBAL_NOT_FOUND)."""
+        """Returns the address, and the size in bytes, of a `__device__` or `__constant__` variable.
+
+        Raises `Refusal` (GLOBAL_NOT_FOUND).
+        """
         found = self.globals.get(name)
         if found is None:
             there = ", ".join(sorted(each for each in self.globals if not each.startswith("&"))) or "none"

@@ -28,7 +28,9 @@ _EXHAUSTED = re.compile(r"out of memory|memory allocation failure", re.IGNORECAS
 
 class _Tool(NamedTuple):
     """An assembler: its name, its version, and a function that assembles PTX for an architecture and raises _Refused.
-    `fatbins`: it accepts fatbins."""
+
+    `fatbins`: it accepts fatbins.
+    """
 
     name: str
     version: tuple[int, int]
@@ -41,8 +43,10 @@ class _Refused(Exception):
 
 
 class PtxAssembler:
-    """Assembles PTX for one device. `driver` is the driver's CUDA version, which may support newer PTX than the
-    tool."""
+    """Assembles PTX for one device.
+
+    `driver` is the driver's CUDA version, which may support newer PTX than the tool.
+    """
 
     def __init__(self, compute_capability: tuple[int, int], driver: tuple[int, int]) -> None:
         major, minor = compute_capability
@@ -106,8 +110,10 @@ class PtxAssembler:
 
 
 def _tool() -> _Tool | None:
-    """Returns the tool to use: nvJitLink if it is installed, because it needs no files for a job, or else ptxas. None
-    if neither is installed."""
+    """Returns the tool to use: nvJitLink if it is installed, because it needs no files for a job, or else ptxas.
+
+    None if neither is installed.
+    """
     try:
         from cuda.bindings import nvjitlink
 

@@ -64,7 +64,8 @@ class CudaFunction:
 
     def allow_shared(self, size: int) -> None:
         """Opts in to `size` bytes of dynamic shared memory, which is required above 48 KiB (CUDA C++ Programming Guide,
-        "Shared Memory"). Called only when a launch needs more than any launch before."""
+        "Shared Memory"). Called only when a launch needs more than any launch before.
+        """
         try:
             cu.funcSetAttribute(self.pointer, cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
         except CudaError as error:
@@ -179,9 +180,11 @@ class CudaLauncher:
         self._keep = (block, extra)
 
     def first_launch_waits(self, function: CudaFunction, prints: bool) -> bool:
-        """True if the first launch would wait for all kernels. The driver waits when it provides more local memory per
-        thread than any kernel before needed, and when it creates the buffer for kernel output (measured with CUDA 13 on
-        an H200)."""
+        """True if the first launch would wait for all kernels.
+
+        The driver waits when it provides more local memory per thread than any kernel before needed, and when it
+        creates the buffer for kernel output (measured with CUDA 13 on an H200).
+        """
         return function.attributes.local_bytes > self._local_bytes or (prints and not self._printed)
 
     def first_launch_made(self, function: CudaFunction, prints: bool) -> None:
@@ -189,10 +192,12 @@ class CudaLauncher:
         self._printed = self._printed or prints
 
     def load(self, image: Image) -> CudaModule:
-        """Loads a module with all its kernels. Otherwise the driver would load each kernel at its first use, and wait
-        for running work (CUDA Programming Guide, "Lazy Loading": concurrent execution); the caller of this method has
-        ensured that no work is running. CUDA_MODULE_LOADING=EAGER is not used, because it would also load every kernel
-        of NCCL."""
+        """Loads a module with all its kernels.
+
+        Otherwise the driver would load each kernel at its first use, and wait for running work (CUDA Programming Guide,
+        "Lazy Loading": concurrent execution); the caller of this method has ensured that no work is running.
+        CUDA_MODULE_LOADING=EAGER is not used, because it would also load every kernel of NCCL.
+        """
         image_headers.check(image.code, self._capability)
         pointer = 0
         try:
@@ -304,8 +309,10 @@ def _attribute(attribute: int, pointer: int) -> int:
 
 
 def _parameters(pointer: int) -> tuple[tuple[int, int], ...]:
-    """Returns the (offset, size) of each parameter in bytes. The driver answers "invalid value" for the first index out
-    of range."""
+    """Returns the (offset, size) of each parameter in bytes.
+
+    The driver answers "invalid value" for the first index out of range.
+    """
     found: list[tuple[int, int]] = []
     while True:
         status, offset, size = driver.cuFuncGetParamInfo(pointer, len(found))
@@ -316,8 +323,7 @@ def _parameters(pointer: int) -> tuple[tuple[int, int], ...]:
 
 
 def _load_log(code: bytes) -> str:
-    """Returns the log of the driver's compiler for `code` (PTX), which it compiles once more; empty if there is no
-    log."""
+    """Returns the log of the driver's compiler for `code` (PTX), which it compiles once more; empty if there is no log."""
     log = bytearray(_LOG_BYTES)
     options = [
         driver.CUjit_option.CU_JIT_ERROR_LOG_BUFFER,

@@ -103,7 +103,8 @@ class NvrtcCompiler:
     @functools.cached_property
     def _library(self) -> tuple[str, str, bool, str]:
         """NVRTC's version, the target architecture, True if the result is CUBIN, and the reason why NVRTC cannot be
-        used (empty if it can)."""
+        used (empty if it can).
+        """
         try:
             major, minor = _call(nvrtc.nvrtcVersion)
             supported = tuple(_call(nvrtc.nvrtcGetSupportedArchs))

@@ -60,8 +60,10 @@ class KnownDispatches:
         return likeness, self._known.get(likeness)
 
     def learn(self, likeness: Likeness, command: commands_pb2.Dispatch, plan: DispatchPlan) -> KnownDispatch:
-        """Adds a valid command to the cache, and returns its entry. Raises Refusal(LAUNCH_INVALID) if its parameters
-        are too large."""
+        """Adds a valid command to the cache, and returns its entry.
+
+        Raises Refusal(LAUNCH_INVALID) if its parameters are too large.
+        """
         layout, handles, params = pack_arguments(plan.arguments)
         record = Record(
             function=command.function,

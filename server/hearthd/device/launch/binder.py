@@ -83,8 +83,11 @@ class Binder:
         self._watchdog = watchdog
 
     def parse(self, session: DeviceSession, data: bytes) -> ResolvedRecord:
-        """Resolves the handles of one packed record. Raises Refusal(MALFORMED_MESSAGE) for a malformed record, and
-        Refusal(INVALID_HANDLE), which names every unknown handle."""
+        """Resolves the handles of one packed record.
+
+        Raises Refusal(MALFORMED_MESSAGE) for a malformed record, and Refusal(INVALID_HANDLE), which names every unknown
+        handle.
+        """
         try:
             (record,) = unpack(data)
         except (RecordError, ValueError) as error:
@@ -161,8 +164,9 @@ class Binder:
         return BoundLaunch(plan, params, written, read, entry.module)
 
     def issue(self, stream: LogicalStream, bound: BoundLaunch, times: int | None = None) -> None:
-        """Submits the launch to the driver, ordered behind earlier users of its buffers. `times` is the number of
-        driver calls; None: one per iteration of the launch.
+        """Submits the launch to the driver, ordered behind earlier users of its buffers.
+
+        `times` is the number of driver calls; None: one per iteration of the launch.
 
         The caller has checked that the stream's track is not full. More iterations than a window holds must be
         submitted in several calls.
@@ -192,8 +196,10 @@ class Binder:
         device.telemetry.launched += plan.weight
 
     def plan(self, entry: FunctionEntry, record: Record, key: bytes = b"") -> LaunchPlan:
-        """Returns the plan for the record's geometry and layout. A new plan makes every check that does not depend on
-        the buffers; plans are cached."""
+        """Returns the plan for the record's geometry and layout.
+
+        A new plan makes every check that does not depend on the buffers; plans are cached.
+        """
         key = key or plan_key(pack(record), record)
         plan = entry.plans.get(key)
         if plan is None:
@@ -204,8 +210,10 @@ class Binder:
         return plan
 
     def _check(self, entry: FunctionEntry, record: Record) -> LaunchPlan:
-        """Checks flags, arguments, geometry, cluster and residency, in this order. Raises one Refusal that lists all
-        faults."""
+        """Checks flags, arguments, geometry, cluster and residency, in this order.
+
+        Raises one Refusal that lists all faults.
+        """
         function = entry.resolve()
         if record.flags & ~KNOWN_FLAGS:
             raise Refusal(
@@ -273,8 +281,10 @@ class Binder:
 
 
 def _outside(record: Record, places: Sequence[tuple[int, int]], pointers: Sequence[Pointer]) -> list[str]:
-    """Returns messages for the pointer arguments that start beyond the end of their buffers. `places` are the positions
-    of the pointers, from `launch_plan.addresses`."""
+    """Returns messages for the pointer arguments that start beyond the end of their buffers.
+
+    `places` are the positions of the pointers, from `launch_plan.addresses`.
+    """
     wrong: list[str] = []
     for (index, at), pointer in zip(places, pointers, strict=False):
         if at >= 0 and isinstance(pointer, Buffer) and at + Q.size <= len(record.params):
@@ -288,7 +298,8 @@ def _outside(record: Record, places: Sequence[tuple[int, int]], pointers: Sequen
 
 def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Buffer], list[Buffer]]:
     """Returns the buffers behind the pointers, each once: first those that may be written, then those that are only
-    read, including every read-only buffer."""
+    read, including every read-only buffer.
+    """
     written: dict[Buffer, None] = {}
     read: dict[Buffer, None] = {}
     for index, pointer in enumerate(pointers):

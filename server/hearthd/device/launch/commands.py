@@ -52,8 +52,9 @@ class LaunchCommands:
         most: int = NEVER,
         stops: Callable[[LogicalStream], bool] | None = None,
     ) -> tuple[int, int]:
-        """Runs the records of one `launches` field in order, from byte `at` on, at most about `most` of them. Returns
-        the number of records that were run, and the byte offset of the next record.
+        """Runs the records of one `launches` field in order, from byte `at` on, at most about `most` of them.
+
+        Returns the number of records that were run, and the byte offset of the next record.
 
         `stops` is called for a record whose stream is full, or has many waiting commands. If it returns True, the run
         ends before that record; otherwise the record is deferred.
@@ -125,8 +126,10 @@ class LaunchCommands:
         return count + found, at
 
     def again(self, session: DeviceSession, record: bytes) -> bool:
-        """Runs the single launch in `record` from the replay cache; no command of the session may be waiting. Returns
-        False, without effect, if the launch is not in the cache or cannot be issued now."""
+        """Runs the single launch in `record` from the replay cache; no command of the session may be waiting.
+
+        Returns False, without effect, if the launch is not in the cache or cannot be issued now.
+        """
         replay_cache = session.replay_cache
         known = replay_cache.known.get(record)
         if known is None or not self._repeat(known):
@@ -135,8 +138,10 @@ class LaunchCommands:
         return True
 
     def _repeat(self, known: KnownLaunch) -> bool:
-        """Repeats a launch whose record equals an earlier one byte for byte. Returns False, without effect, if the
-        launch has to wait."""
+        """Repeats a launch whose record equals an earlier one byte for byte.
+
+        Returns False, without effect, if the launch has to wait.
+        """
         stream, track, plan = known.stream, known.track, known.plan
         if stream.starting or stream.capture is not None or track.held:
             return False
@@ -201,7 +206,8 @@ class LaunchCommands:
     @staticmethod
     def _readers(session: DeviceSession, plan: LaunchPlan, data: bytes, at: int) -> Sequence[bool]:
         """Returns True for each buffer that is only read, because the client's layout says so or because the buffer is
-        read-only."""
+        read-only.
+        """
         buffers = session.buffers.items
         handles = plan.handles.unpack_from(data, at + plan.handles_at)
         shared = [buffers[handle].read_only is not None for handle in handles]
@@ -254,7 +260,8 @@ class LaunchCommands:
         call: int = 0,
     ) -> None:
         """Submits a record on the queued path: resolves it, and creates an operation that makes every check and can
-        wait for its module, its buffers or room on its track."""
+        wait for its module, its buffers or room on its track.
+        """
         stream, name = self._whose(session, data)
         origin = Origin(self._replies, session, stream, name, batch=batch, index=index, request=request, call=call)
         try:

@@ -83,7 +83,8 @@ class LaunchPlan:
 
     def params(self, data: bytes, record_at: int) -> bytearray:
         """Returns the kernel's parameter block from a record in `data`; it contains offsets into the buffers instead of
-        addresses."""
+        addresses.
+        """
         start = record_at + self.params_at
         return self.params_of(data[start : start + self.params_size])
 
@@ -131,7 +132,8 @@ class LaunchPlan:
 
 def addresses(given: Sequence[Place]) -> tuple[tuple[int, int], ...]:
     """Returns (argument index, position of its offset in the client's block) of each pointer; the position is -1 for a
-    tensor map."""
+    tensor map.
+    """
     return tuple(
         (index, place.offset if place.size == Q.size else -1) for index, place in enumerate(given) if place.pointer
     )
@@ -158,8 +160,10 @@ def plan_key(data: bytes, record: Record) -> bytes:
 
 
 def check_layout(given: Sequence[Place], params_size: int) -> str:
-    """Returns the first fault of a layout, or an empty string. Parameters must lie inside the block and must not
-    overlap."""
+    """Returns the first fault of a layout, or an empty string.
+
+    Parameters must lie inside the block and must not overlap.
+    """
     end = 0
     for index, place in enumerate(given):
         if place.offset < end:

@@ -180,8 +180,11 @@ class NodeService:
         return node_pb2.DrainResponse(sessions=len(self._sessions))
 
     async def end_session(self, request: node_pb2.EndSessionRequest, context: Context) -> Any:
-        """Ends a session. A session of the caller's own tenant needs no right; other sessions need `Right.ADMIN`. A
-        session that the caller may not see is treated as missing."""
+        """Ends a session.
+
+        A session of the caller's own tenant needs no right; other sessions need `Right.ADMIN`. A session that the
+        caller may not see is treated as missing.
+        """
         caller = admitted_caller()
         found = [session for session in self._sessions if session.id == request.session_id]
         if not found or not sees_tenant(caller.tenant, found[0].tenant.name):
