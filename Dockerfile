@@ -34,6 +34,9 @@ COPY pyproject.toml README.md LICENSE ./
 COPY client client
 COPY proto proto
 COPY server server
+COPY deploy/hearth.toml deploy/
+COPY deploy/examples deploy/examples
+COPY deploy/systemd deploy/systemd
 RUN python -m build --wheel --outdir /wheels
 
 # ---- what both of the next have: the base with Python and the daemon's user ----

@@ -8,31 +8,33 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Generator
+import warnings
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 _BEFORE = pytest.StashKey[tuple[dict[str, str], Path]]()
-"""The environment and the working directory that a test begins with."""
+"""The environment variables and the working directory before a test."""
 
-# How long an example takes says how busy the machine is, not whether the code is right.
+# The duration of an example depends on the load of the machine, so Hypothesis does not limit it.
 settings.register_profile("hearth", deadline=None, print_blob=True)
 settings.load_profile("hearth")
 
-# Hundreds of daemons and clients are started, and without bytecode each compiles all of Hearth first: a third of its
-# start. So where the surroundings ask that none is written, it is written all the same (into __pycache__, as ever).
+# Tests start hundreds of daemons and clients. Without cached bytecode each of them would first compile all of Hearth,
+# which takes a third of its start. Therefore bytecode is written (into __pycache__) even if PYTHONDONTWRITEBYTECODE is
+# set.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A socket's path has at most 107 bytes, and tests make theirs below the temporary directory. Where that one's path is
-# long, they have another; the daemons and programs that they start have the long one.
+# A socket path has at most 107 bytes, and tests create sockets below the temporary directory. If the path of the
+# temporary directory is long, the tests use /tmp. The daemons and programs that they start keep the long one.
 if len(tempfile.gettempdir()) > 16 and os.access("/tmp", os.W_OK | os.X_OK):
     tempfile.tempdir = "/tmp"
 
-# A shell runs what it puts in the background with Ctrl-C ignored, and programs inherit that; tests send it.
-# What `nohup` runs inherits the same of the end of its terminal.
+# A shell starts background commands with SIGINT ignored, and `nohup` starts its command with SIGHUP ignored. Programs
+# inherit both settings, but tests send these signals to them, so the defaults are restored.
 if threading.current_thread() is threading.main_thread():
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,20 +43,22 @@ if threading.current_thread() is threading.main_thread():
 
 
 def settle() -> None:
-    """Freezes all present objects: no later collection visits them, and one that a test asks for takes a millisecond,
-    not half a second."""
+    """Freezes all existing objects, so that garbage collections skip them: a collection that a test requests then takes
+    a millisecond instead of half a second."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests are half a gigabyte of objects that stay to the end."""
+    """Freezes the half gigabyte of objects that collecting thousands of tests creates; they live until the end of the
+    run."""
     settle()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Looking for garbage among them takes a tenth of the time, and there is none."""
+    """Disables garbage collection while tests are collected: it would take a tenth of the time and would find
+    nothing."""
     gc.disable()
     try:
         return (yield)
@@ -64,15 +68,27 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _settled() -> None:
-    """Some tests have all objects looked at again."""
+    """Freezes all objects again if a test has unfrozen them."""
     if not gc.get_freeze_count():
         settle()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_current_stream(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Restores the default stream if a test has left another one current, which changes the path of later launches in
+    this process. A warning names the module."""
+    yield
+    base_stream = sys.modules.get("hearth.base_stream")
+    if base_stream is not None and base_stream.current_streams.get() is not None:
+        base_stream.current_streams.set(None)
+        warnings.warn(f"{request.node.nodeid} has left a stream current", stacklevel=1)
+
+
 _FREE = ("PYTEST_CURRENT_TEST", "GRPC_VERBOSITY", "PYDANTIC_DISABLE_PLUGINS")
-"""Variables that pytest, and programs of Hearth that run in this process, may set."""
+"""Variables that pytest, and programs of Hearth that run in this process, may change."""
 _NCCL = "NCCL_"
-"""NCCL's variables: a GPU test that makes a `CudaServer` in this process sets them, as a device process does."""
+"""Prefix of NCCL's variables: a GPU test that creates a `CudaServer` in this process sets them, as a device process
+does."""
 
 
 def _surroundings() -> dict[str, str]:
@@ -87,8 +103,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Fails a test that leaves the environment or the working directory changed, and restores them: every daemon that
-    the worker starts later would be started by a fresh interpreter, at several times the cost of a fork."""
+    """Fails a test that leaves the environment or the working directory changed, and restores both. Otherwise every
+    daemon that the pytest worker starts later would be started by a new interpreter, which costs several times as much
+    as a fork."""
     result = yield
     (variables, folder), now = item.stash[_BEFORE], _surroundings()
     changed = sorted(name for name in variables.keys() | now.keys() if variables.get(name) != now.get(name))
@@ -119,7 +136,7 @@ _LONGEST_NAME = 60
 
 
 def pytest_make_parametrize_id(config: object, val: object, argname: str) -> str | None:
-    """Shortens a parameter's value in the test's name, which must not take tens of thousands of bytes of it."""
+    """Shortens a long parameter value in the test's name, which would otherwise contain tens of thousands of bytes."""
     if isinstance(val, bytes | str) and len(val) > _LONGEST_NAME:
         return f"{val[:_LONGEST_NAME]!r}... ({len(val)})"
     return None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hearth.version import __version__ as __version__
+from hearth_proto import VERSION as __version__
 
 if TYPE_CHECKING:
     from hearth import aio as aio

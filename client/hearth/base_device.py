@@ -147,7 +147,7 @@ class BaseDevice(ABC, Generic[A, S]):
                 raise UnsupportedError(
                     f"{a!r} belongs to another session.",
                     reason="UNSUPPORTED",
-                    fix="go through the host: gpu.asarray(x.get()); or use a hearth.Group over both.",
+                    fix="copy through the host, gpu.asarray(x.get()), or use a hearth.Group over both devices.",
                 )
             if a._connection is self._connection and (dtype is None or shapes.dtype_of(dtype) == a.dtype):
                 return cast("A", a)
@@ -554,7 +554,9 @@ class BaseDevice(ABC, Generic[A, S]):
             if device.ordinal == self.ordinal:
                 return device
         raise ArgumentError(
-            f"the node has no device {self.ordinal} any more.", reason="DEVICE_NOT_FOUND", fix="see node.describe()."
+            f"the node no longer has device {self.ordinal}.",
+            reason="DEVICE_NOT_FOUND",
+            fix="check the devices with node.describe().",
         )
 
     @property
@@ -571,7 +573,9 @@ def _host(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
         return np.asarray(obj, dtype, order="C")
     except (TypeError, ValueError, OverflowError) as error:
         raise DtypeError(
-            f"this {type(obj).__name__} makes no array ({error}).", reason="INVALID_ARGUMENT", fix="see np.asarray."
+            f"this {type(obj).__name__} cannot be converted to an array ({error}).",
+            reason="INVALID_ARGUMENT",
+            fix="pass an object that np.asarray accepts.",
         ) from None
 
 

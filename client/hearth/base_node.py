@@ -76,16 +76,22 @@ def session_of(
         HearthError: An error that `hearth.connect` raises.
     """
     if timeout <= 0:
-        raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
+        raise ArgumentError(
+            f"timeout is {timeout} s; it must be above 0.",
+            reason="INVALID_ARGUMENT",
+            fix="pass a timeout above 0, in seconds.",
+        )
     if not 0 <= launch_timeout <= _LONGEST_LAUNCH_S:
         raise ArgumentError(
-            f"launch_timeout is {launch_timeout} s.",
+            f"launch_timeout is {launch_timeout} s; it must be from 0 to {_LONGEST_LAUNCH_S:g}.",
             reason="INVALID_ARGUMENT",
-            fix=f"give seconds up to {_LONGEST_LAUNCH_S:g}; 0 is the daemon's default.",
+            fix=f"pass seconds up to {_LONGEST_LAUNCH_S:g}; 0 selects the daemon's default.",
         )
     if isolation not in (None, "shared", "dedicated"):
         raise ArgumentError(
-            f"isolation is {isolation!r}.", reason="INVALID_ARGUMENT", fix='use "shared", "dedicated" or None.'
+            f"isolation is {isolation!r}, which is not a kind of isolation.",
+            reason="INVALID_ARGUMENT",
+            fix='use "shared", "dedicated" or None.',
         )
     dedicated = None if isolation is None else isolation == "dedicated"
 
@@ -181,7 +187,7 @@ class BaseNode(ABC, Generic[D]):
             raise ArgumentError(
                 f"node {self.name} has no device {ordinal}; it has {known or 'none'}.",
                 reason="DEVICE_NOT_FOUND",
-                fix="see node.devices.",
+                fix="check the devices with node.devices.",
             )
         device = self._devices.get(ordinal)
         if device is None:

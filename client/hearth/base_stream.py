@@ -29,20 +29,23 @@ if TYPE_CHECKING:
 
 
 class _Scope(NamedTuple):
-    """Streams that a ``with`` block made current, by device; `outer` is restored when the block ends. Immutable, so
-    that several threads may enter a stream at the same time."""
+    """Streams that a ``with`` block made current, by device; `outer` is restored when the block ends.
+
+    Immutable, so that several threads may enter a stream at the same time.
+    """
 
     streams: dict[int, BaseStream]
     outer: _Scope | None
 
 
-_current: ContextVar[_Scope | None] = ContextVar("hearth_current_streams", default=None)
+current_streams: ContextVar[_Scope | None] = ContextVar("hearth_current_streams", default=None)
 
 
 def current(connection: Connection) -> BaseStream | None:
     """Returns the stream that a ``with`` block made current in this thread or task for the connection's device; None:
-    the default stream."""
-    scope = _current.get()
+    the default stream.
+    """
+    scope = current_streams.get()
     return None if scope is None else scope.streams.get(id(connection))
 
 
@@ -70,7 +73,7 @@ def resolve(stream: BaseStream | None, connection: Connection, attachment: Attac
         raise ArgumentError(
             f"{stream!r} belongs to another device or session.",
             reason="INVALID_ARGUMENT",
-            fix=f"make one with node.device({connection.ordinal}).stream().",
+            fix=f"create one with node.device({connection.ordinal}).stream().",
         )
     return stream._work_on(attachment) if work else stream._handle_on(attachment)
 
@@ -94,9 +97,9 @@ def resolve_for_memory(stream: BaseStream | None, connection: Connection, attach
     target = stream if stream is not None else current(connection)
     if target is not None and target._recorder is not None:
         raise LaunchError(
-            "memory cannot be allocated while a graph is recorded: a graph allocates none.",
+            "memory cannot be allocated while a graph is being recorded.",
             reason="CAPTURE_INVALID",
-            fix="make the arrays before the block, or on another stream.",
+            fix="allocate the arrays before the block, or on another stream.",
         )
     return handle
 
@@ -189,7 +192,8 @@ class BaseStream:
 
     def _handle_on(self, attachment: Attachment) -> int:
         """Returns the stream's handle on the attachment that is about to be used; creates the stream again after a
-        loss."""
+        loss.
+        """
         if self._default or self._attachment is attachment:
             return self._handle
         if self._recorder is not None:
@@ -248,8 +252,10 @@ class BaseStream:
         attachment.submit(command)
 
     def _probing(self) -> tuple[BaseEvent, bool]:
-        """Returns an event behind all work submitted so far, and True if it was recorded just now. A fresh event is to
-        be queried twice, because even an idle stream needs a moment to complete the record itself."""
+        """Returns an event behind all work submitted so far, and True if it was recorded just now.
+
+        A fresh event is to be queried twice, because even an idle stream needs a moment to complete the record itself.
+        """
         attachment = self._connection.attachment()
         probe = self._probe
         if probe is not None and probe[0] == (attachment, attachment.session.queue.submitted):
@@ -260,17 +266,17 @@ class BaseStream:
         return event, True
 
     def __enter__(self) -> Self:
-        outer = _current.get()
+        outer = current_streams.get()
         streams = {} if outer is None else dict(outer.streams)
         streams[id(self._connection)] = self
-        _current.set(_Scope(streams, outer))
+        current_streams.set(_Scope(streams, outer))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        scope = _current.get()
-        _current.set(None if scope is None else scope.outer)
+        scope = current_streams.get()
+        current_streams.set(None if scope is None else scope.outer)
 
     def __repr__(self) -> str:
         if self._default and self._recorder is not None:
@@ -301,10 +307,14 @@ class BaseEvent:
     def _recorded_on(self, attachment: Attachment, connection: Connection) -> int:
         self._check(connection)
         if self._attachment is None:
-            raise ArgumentError("the event was never recorded.", reason="INVALID_ARGUMENT", fix="stream.record(event)")
+            raise ArgumentError(
+                "the event has not been recorded.",
+                reason="INVALID_ARGUMENT",
+                fix="record it first: stream.record(event).",
+            )
         if self._attachment is not attachment:
             raise InvalidHandleError(
-                "the event was lost with the connection or device process that it was recorded on.",
+                "the event was lost with the connection or device process on which it was recorded.",
                 reason="INVALID_HANDLE",
                 fix="record it again.",
             )
@@ -313,8 +323,8 @@ class BaseEvent:
     def _check(self, connection: Connection) -> None:
         if connection is not self._connection:
             raise ArgumentError(
-                f"the event belongs to device {self._connection.ordinal} of its session, "
-                f"not to this device {connection.ordinal}.",
+                f"the event belongs to device {self._connection.ordinal} of its session, not to device "
+                f"{connection.ordinal}.",
                 reason="INVALID_ARGUMENT",
                 fix="record an event on a stream of the same device.",
             )

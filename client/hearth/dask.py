@@ -37,8 +37,9 @@ _FIX = "register it: client.register_plugin(hearth.dask.HearthPlugin())."
 
 
 class HearthPlugin(WorkerPlugin):
-    """Connects each Dask worker to a daemon when the plugin is registered or the worker starts. If no daemon answers,
-    that fails with an error that names the address.
+    """Connects each Dask worker to a daemon when the plugin is registered or the worker starts.
+
+    If no daemon answers, that fails with an error that names the address.
 
     Args:
         target: Address of the daemon as in `hearth.connect`, resolved on the worker; ``"local"``: the daemon of the
@@ -82,8 +83,11 @@ class HearthPlugin(WorkerPlugin):
             await asyncio.to_thread(node.close)
 
     def node(self) -> Node:
-        """Returns the worker's session. Opens a new one if the session has ended, for example with its daemon; arrays
-        of the ended session are lost. Blocks for one request to the daemon."""
+        """Returns the worker's session.
+
+        Opens a new one if the session has ended, for example with its daemon; arrays of the ended session are lost.
+        Blocks for one request to the daemon.
+        """
         with self._lock:
             if self._node is not None and not _lives(self._node):
                 self._node.close()
@@ -107,7 +111,9 @@ def node() -> Node:
         worker = get_worker()
     except ValueError:
         raise UnsupportedError(
-            "hearth.dask.node() is for tasks on a Dask worker.", reason="UNSUPPORTED", fix="use hearth.connect() here."
+            "hearth.dask.node() can be used only in tasks on a Dask worker.",
+            reason="UNSUPPORTED",
+            fix="use hearth.connect() here.",
         ) from None
     plugin = worker.plugins.get(NAME)
     if not isinstance(plugin, HearthPlugin):

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 
 class Element:
-    """An element type that is known without NumPy. There is one instance of each type, so compare instances with
-    ``is``."""
+    """An element type that is known without NumPy.
+
+    There is one instance of each type, so compare instances with ``is``.
+    """
 
     __slots__ = ("code", "itemsize", "kind", "name", "str")
 
@@ -75,7 +77,8 @@ _KINDS = {"?": "b", **dict.fromkeys("bhilq", "i"), **dict.fromkeys("BHILQ", "u")
 
 def named(value: object) -> Element | None:
     """Returns the element that `np.dtype(value)` is, if `value` is an element, an element's name or a Python number
-    type; otherwise None."""
+    type; otherwise None.
+    """
     if isinstance(value, Element):
         return value
     return _BY_NAME.get(value) if isinstance(value, str | type) else None
@@ -91,9 +94,11 @@ class Host(NamedTuple):
 
 
 def host(obj: object) -> Host | None:
-    """Returns the buffer of an object such as `array.array`, bytearray, memoryview or mmap. Returns None for an object
-    without a buffer, for a buffer that only NumPy can interpret, and for `bytes`, because NumPy makes one string of
-    them and not numbers."""
+    """Returns the buffer of an object such as `array.array`, bytearray, memoryview or mmap.
+
+    Returns None for an object without a buffer, for a buffer that only NumPy can interpret, and for `bytes`, because
+    NumPy makes one string of them and not numbers.
+    """
     if isinstance(obj, bytes):
         return None
     try:
@@ -134,16 +139,16 @@ def writable(buffer: object, size: int) -> memoryview:
         view = memoryview(buffer)  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):
         raise DtypeError(
-            f"a {type(buffer).__name__} has no buffer to read into.",
+            f"a {type(buffer).__name__} does not support the buffer protocol, so no data can be read into it.",
             reason="INVALID_ARGUMENT",
-            fix="pass a bytearray(x.nbytes), an array.array or a NumPy array of its size.",
+            fix="pass a bytearray(x.nbytes), or an array.array or a NumPy array of the same size.",
         ) from None
     if view.readonly or not view.c_contiguous or view.nbytes != size:
         wrong = "read-only" if view.readonly else f"of {view.nbytes} bytes" if view.c_contiguous else "not contiguous"
         raise ArgumentError(
-            f"the buffer is {wrong}; what is read into is writable, contiguous and of {size} bytes.",
+            f"the buffer is {wrong}; it must be writable, contiguous and of {size} bytes.",
             reason="INVALID_ARGUMENT",
-            fix="bytearray(x.nbytes) is; of a larger one pass a part, memoryview(b)[:x.nbytes].",
+            fix="pass e.g. bytearray(x.nbytes), or a part of a larger buffer: memoryview(b)[:x.nbytes].",
         )
     try:
         return _bytes(view)

@@ -37,7 +37,8 @@ class HearthError(Exception):
     def retryable(self) -> bool:
         """True if no part of the request has run and a retry after `retry_after` seconds may succeed, because the
         failure was temporary: no memory, no quota, or no running daemon at that time. `hearth_proto.retries` has the
-        table of reasons. See `hearth.retrying`."""
+        table of reasons. See `hearth.retrying`.
+        """
         return retryable(self.reason, self.retry_after) and not self.failures and not self.broken
 
     def __init__(
@@ -117,7 +118,8 @@ class CommunicatorError(HearthError):
     """A collective operation failed: the ranks' operations did not match (``COLLECTIVE_MISMATCH``), a rank was late
     (``COLLECTIVE_TIMEOUT``), or the communicator failed (``COMMUNICATOR_FAILED``), for example because a rank was
     lost. The group remains usable for its next operation; if a rank or a daemon is lost permanently, see
-    `Group.rebuild`."""
+    `Group.rebuild`.
+    """
 
     @property
     def recorder(self) -> list[str]:
@@ -127,7 +129,8 @@ class CommunicatorError(HearthError):
     @property
     def missing(self) -> list[int]:
         """Participants that did not arrive or did not finish: ordinals of devices in a group of one session, otherwise
-        ranks."""
+        ranks.
+        """
         return [int(each) for each in self.details.get("missing", "").split(",") if each.strip().isdecimal()]
 
     def __str__(self) -> str:
@@ -249,8 +252,10 @@ def error_class(reason: str) -> type[HearthError]:
 
 
 def from_status(status: status_pb2.Status) -> HearthError:
-    """Builds the error that a wire status describes. If the status lists failed commands, the class is that of the
-    first failure."""
+    """Builds the error that a wire status describes.
+
+    If the status lists failed commands, the class is that of the first failure.
+    """
     from hearth_proto import reasons
 
     refusal = reasons.from_status(status)
@@ -290,8 +295,10 @@ def from_status(status: status_pb2.Status) -> HearthError:
 
 
 def _reason(reason: str, details: Mapping[str, str]) -> str:
-    """Returns the name of the reason as the daemon sent it. A newer daemon's reason that this client does not know is
-    sent in the details."""
+    """Returns the name of the reason as the daemon sent it.
+
+    A newer daemon's reason that this client does not know is sent in the details.
+    """
     return details.get("reason", str(reason)) if reason == "INTERNAL" else str(reason)
 
 

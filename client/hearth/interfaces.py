@@ -62,8 +62,10 @@ class DeviceContext(Connected, Protocol[A_co]):
 
     @property
     def _array_type(self) -> Callable[..., A_co]:
-        """The class of the device's arrays. Called with device, memory, offset, shape, dtype and, unless in C order,
-        strides."""
+        """The class of the device's arrays.
+
+        Called with device, memory, offset, shape, dtype and, unless in C order, strides.
+        """
 
     @property
     def ordinal(self) -> int: ...

@@ -48,7 +48,12 @@ def names(function: Callable[..., Any]) -> list[str]:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """The end of the sentence that names an unknown keyword: a question with the closest one, or a full stop."""
+    close = closest(name, known)
+    return f"; did you mean {close}?" if close else "."
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Returns the known name that is most similar to `name`; empty: none is similar."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else "."
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), "")

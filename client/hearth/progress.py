@@ -222,7 +222,7 @@ class _Bar:
 
     def __del__(self) -> None:
         if getattr(self, "_said", ""):  # the transfer was interrupted: the next output must start on a new line
-            self._line.end(f"{self._said}(broken off)")
+            self._line.end(f"{self._said}(interrupted)")
 
     def _text(self, done: int, total: int, seconds: float) -> str:
         share = done / total if total else 1.0

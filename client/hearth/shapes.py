@@ -20,25 +20,30 @@ _ML_DTYPE = r"(b?float|b?complex|u?int)[0-9][0-9a-z_]{0,20}"
 
 
 def shape_of(value: Shape) -> tuple[int, ...]:
-    """Converts an int or a sequence of ints to a shape. Raises `ArgumentError` for a negative axis, `DtypeError` for an
-    axis that is not a whole number."""
+    """Converts an int or a sequence of ints to a shape.
+
+    Raises `ArgumentError` for a negative axis, `DtypeError` for an axis that is not a whole number.
+    """
     axes: Sequence[Any] = value if isinstance(value, Sequence) else (value,)
     try:
         shape = tuple(operator.index(axis) for axis in axes)
     except TypeError:
         raise DtypeError(
-            f"shape {value!r} is not made of whole numbers.", reason="INVALID_ARGUMENT", fix="use int(...) or //."
+            f"shape {value!r} contains values that are not integers.",
+            reason="INVALID_ARGUMENT",
+            fix="use int(...) or //.",
         ) from None
     if any(axis < 0 for axis in shape):
         raise ArgumentError(
-            f"shape {shape} has a negative axis.", reason="INVALID_ARGUMENT", fix="check how it is computed."
+            f"shape {shape} has a negative axis.", reason="INVALID_ARGUMENT", fix="check how the shape is computed."
         )
     return shape
 
 
 def type_of(value: Any) -> Dtype:
     """Returns the type that `value` names: an `Element` if NumPy is not imported and a matching one exists, otherwise
-    the result of `dtype_of`."""
+    the result of `dtype_of`.
+    """
     return (None if np.here() else dtypes.named(value)) or dtype_of(value)
 
 
@@ -51,30 +56,48 @@ def type_of_value(value: Any) -> Dtype:
 
 
 def dtype_of(value: Any) -> np.dtype[Any]:
-    """Returns a dtype that device memory can hold, in native byte order. Raises `DtypeError` for other values, e.g.
-    dtypes of Python objects."""
+    """Returns a dtype that device memory can hold, in native byte order.
+
+    Raises `DtypeError` for other values, e.g. dtypes of Python objects.
+    """
     try:
         dtype = np.dtype(value)
     except TypeError as error:
         found = named(value) if isinstance(value, str) else None
         if found is None:
-            raise DtypeError(f"{value!r} is no dtype ({error}).", reason="INVALID_ARGUMENT", fix="np.float32") from None
+            raise DtypeError(
+                f"{value!r} is not a dtype ({error}).", reason="INVALID_ARGUMENT", fix=_fix(value)
+            ) from None
         dtype = found
     if dtype.hasobject:
         raise DtypeError(
-            f"dtype {dtype} holds Python objects, which cannot lie in device memory.",
+            f"dtype {dtype} contains Python objects, which cannot be stored in device memory.",
             reason="INVALID_ARGUMENT",
-            fix="convert to numbers first, e.g. a.astype(np.float32); rows of unequal length need padding.",
+            fix="convert to numbers first, e.g. a.astype(np.float32); rows of unequal length have to be padded.",
         )
     if dtype.itemsize == 0:
-        raise DtypeError(f"dtype {dtype} has no size.", reason="INVALID_ARGUMENT", fix="give its length, e.g. 'S16'.")
+        raise DtypeError(
+            f"dtype {dtype} has no size.", reason="INVALID_ARGUMENT", fix="specify its length, e.g. 'S16'."
+        )
     native: np.dtype[Any] = dtype if dtype.isnative else dtype.newbyteorder("=")
     return native
 
 
+def _fix(value: Any) -> str:
+    """Returns the fix for a value that is no dtype."""
+    import re
+
+    if isinstance(value, str) and re.fullmatch(_ML_DTYPE, value):
+        return "install the package that has it: pip install ml-dtypes."
+    return "use a dtype of NumPy, e.g. np.float32."
+
+
 def reinterpreted(value: Any) -> Dtype:
-    """Returns a dtype with which the bytes of a device array can be viewed. Raises `DtypeError` as `dtype_of` does, and
-    for a byte order other than this machine's, because a view converts nothing."""
+    """Returns a dtype with which the bytes of a device array can be viewed.
+
+    Raises `DtypeError` as `dtype_of` does, and for a byte order other than this machine's, because a view converts
+    nothing.
+    """
     dtype = type_of(value)
     if isinstance(dtype, dtypes.Element):
         return dtype
@@ -82,14 +105,15 @@ def reinterpreted(value: Any) -> Dtype:
         raise DtypeError(
             f"dtype {np.dtype(value)} has another byte order than the device.",
             reason="INVALID_ARGUMENT",
-            fix="see it as bytes, x.view(np.uint8), and convert on the host: x.get().view(dtype).",
+            fix="use the bytes, x.view(np.uint8), and convert on the host: x.get().view(dtype).",
         )
     return dtype
 
 
 def named(name: str) -> np.dtype[Any] | None:
     """Returns a dtype of `ml_dtypes` (bfloat16, float8_e4m3fn, ...) by its name; None if there is none or the package
-    is not installed."""
+    is not installed.
+    """
     import re  # imported here: rarely needed, and the import takes as long as a dozen modules
 
     if re.fullmatch(_ML_DTYPE, name) is None:
@@ -105,15 +129,17 @@ def named(name: str) -> np.dtype[Any] | None:
         return None
 
 
-def check_range(host: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
-    """Raises `OverflowError` if the integer `dtype` cannot hold an integer of `host`. NumPy 2 raises it for Python
-    ints, NumPy 1 keeps the low bits of the value."""
-    if host.size and host.dtype.kind in "iu" and dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        least, most = int(host.min()), int(host.max())
-        if least < limits.min or most > limits.max:
-            value = least if least < limits.min else most
-            raise OverflowError(f"{value} is outside of {dtype}'s range, {limits.min} to {limits.max}")
+def check_range(least: int, most: int, dtype: np.dtype[Any]) -> None:
+    """Raises `OverflowError` if the integer `dtype` cannot hold the integers from `least` to `most`.
+
+    NumPy 2 raises it for Python ints, NumPy 1 keeps the low bits of the value.
+    """
+    if dtype.kind not in "iu":
+        return
+    bits = 8 * dtype.itemsize
+    low, high = (0, (1 << bits) - 1) if dtype.kind == "u" else (-1 << bits - 1, (1 << bits - 1) - 1)
+    if least < low or most > high:
+        raise OverflowError(f"{least if least < low else most} is outside of {dtype}'s range, {low} to {high}")
 
 
 def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -132,13 +158,17 @@ def element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """
     try:
         if isinstance(value, int):
-            check_range(np.asarray(value), dtype)
+            check_range(value, value, dtype)
         element = np.asarray(value).astype(dtype) if not isinstance(value, int | tuple) else np.array(value, dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DtypeError(f"{value!r} is no {dtype} ({error}).", reason="INVALID_ARGUMENT", fix="convert it.") from None
+        raise DtypeError(
+            f"{value!r} cannot be converted to {dtype} ({error}).",
+            reason="INVALID_ARGUMENT",
+            fix="convert the value first, e.g. np.float32(value).",
+        ) from None
     if element.shape != ():
         raise ArgumentError(
-            f"fill takes one value, not an array of shape {element.shape}.",
+            f"fill takes a single value, not an array of shape {element.shape}.",
             reason="INVALID_ARGUMENT",
             fix="use x.set(np.broadcast_to(a, x.shape)).",
         )
@@ -161,7 +191,7 @@ def bytes_of(shape: tuple[int, ...], dtype: Dtype) -> int:
     size = math.prod(shape) * dtype.itemsize
     if size > _MAX_BYTES:
         raise ArgumentError(
-            f"shape {shape} of {dtype} takes {size} bytes; addresses have 63 bits.",
+            f"shape {shape} of {dtype} takes {size} bytes, which exceeds the 63 bits of an address.",
             reason="INVALID_ARGUMENT",
             fix="check how the shape is computed.",
         )
@@ -188,9 +218,9 @@ def squeezed(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> set[
     longer = sorted(at for at in gone if shape[at] != 1)
     if longer:
         raise ArgumentError(
-            f"axis {longer[0]} of shape {shape} is {shape[longer[0]]} long; only axes of 1 can be left out.",
+            f"axis {longer[0]} of shape {shape} has length {shape[longer[0]]}; only axes of length 1 can be removed.",
             reason="INVALID_ARGUMENT",
-            fix="squeeze() leaves out all that can be.",
+            fix="use squeeze() without arguments to remove all axes of length 1.",
         )
     return gone
 
@@ -217,9 +247,9 @@ def permutation(axes: int, given: Sequence[Any]) -> tuple[int, ...]:
     order = tuple(_axis(at, axes) for at in given)
     if sorted(order) != list(range(axes)):
         raise ArgumentError(
-            f"{tuple(given)} does not name each of {axes} axes once.",
+            f"{tuple(given)} does not list each of {axes} axes once.",
             reason="INVALID_ARGUMENT",
-            fix="give every axis, e.g. transpose(0, 2, 1).",
+            fix="list every axis, e.g. transpose(0, 2, 1).",
         )
     return order
 
@@ -285,6 +315,8 @@ def reshaped(size: int, shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
         axes[axes.index(-1)] = size // known
     if any(axis < 0 for axis in axes) or math.prod(axes) != size:
         raise ArgumentError(
-            f"{size} elements do not make shape {tuple(shape)}.", reason="INVALID_ARGUMENT", fix="check the product."
+            f"an array of {size} elements cannot have shape {tuple(shape)}.",
+            reason="INVALID_ARGUMENT",
+            fix="use a shape whose product is the number of elements.",
         )
     return tuple(axes)

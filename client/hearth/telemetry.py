@@ -86,8 +86,9 @@ def traced(
     describe: Callable[..., Attributes | None] | None = None,
     outcome: Callable[[Any], Attributes] | None = None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorates a function, or a coroutine function, so that each call runs in a span. The callbacks are not called if
-    no spans are made.
+    """Decorates a function, or a coroutine function, so that each call runs in a span.
+
+    The callbacks are not called if no spans are made.
 
     Args:
         name: Name of the span.
@@ -147,7 +148,8 @@ def _awaiting(
 
 def context() -> tuple[tuple[str, str], ...]:
     """Returns the metadata that carries the current span with a call: ``traceparent`` and ``tracestate``; empty without
-    a span."""
+    a span.
+    """
     if _API not in _modules:
         return ()
     try:
@@ -166,7 +168,8 @@ def context() -> tuple[tuple[str, str], ...]:
 
 def made() -> bool:
     """Returns True if spans are made, which means that the application has configured a tracer provider of
-    OpenTelemetry."""
+    OpenTelemetry.
+    """
     return _API in _modules and _find_tracer() is not None
 
 
@@ -232,7 +235,8 @@ def of_node(node: _Node, /) -> Attributes:
 
 def _of_transport(transport: Any) -> dict[str, Any]:
     """Returns session and address of a transport as attributes; by OpenTelemetry's conventions, the address of a Unix
-    socket is its path."""
+    socket is its path.
+    """
     found: dict[str, Any] = {"hearth.session": transport.session_id}
     target: str = transport.target
     if target.startswith("unix:"):
@@ -247,7 +251,8 @@ def _of_transport(transport: Any) -> dict[str, Any]:
 
 def _said(describe: Callable[..., Attributes | None], args: Any, keywords: Any) -> Attributes | None:
     """Returns the attributes that `describe` returns; no attributes if it fails, because the called function itself
-    reports wrong arguments."""
+    reports wrong arguments.
+    """
     try:
         return describe(*args, **keywords)
     except Exception:
@@ -256,17 +261,18 @@ def _said(describe: Callable[..., Attributes | None], args: Any, keywords: Any) 
 
 def _find_tracer() -> Any:
     """Returns the tracer of the application's provider; None if there is no provider, or OpenTelemetry is not
-    completely imported."""
+    completely imported.
+    """
     global _tracer  # noqa: PLW0603 - replaced as a whole
     try:
         api = _modules[_API]
         provider = api.get_tracer_provider()
         known, tracer = _tracer
         if known is not provider:
-            from hearth.version import __version__
+            from hearth_proto import VERSION
 
             inactive = isinstance(provider, (api.ProxyTracerProvider, api.NoOpTracerProvider))
-            tracer = None if inactive else provider.get_tracer("hearth", __version__)
+            tracer = None if inactive else provider.get_tracer("hearth", VERSION)
             _tracer = provider, tracer
         return tracer
     except Exception:  # half imported by another thread, or configured wrongly, which is not for Hearth to report

@@ -191,6 +191,8 @@ class SessionInfo:
     isolation: str = "shared"
     device_seconds: float = 0.0
     """Device time that the session has used, in seconds."""
+    client_process: str = ""
+    """Host and pid of the client, ``host:pid``. Empty: the client did not send them."""
 
     @classmethod
     def of(cls, message: node_pb2.SessionInfo) -> SessionInfo:
@@ -209,6 +211,7 @@ class SessionInfo:
             tenant=message.tenant,
             isolation="dedicated" if message.isolation == _DEDICATED else "shared",
             device_seconds=message.device_ns / 1e9,
+            client_process=message.client_process,
         )
 
 

@@ -3,6 +3,9 @@
 Imports nothing of the client (`hearth`) and nothing of the daemon (`hearthd`).
 """
 
+VERSION = "0.2.0"
+"""The version of the distribution that client, daemon and this package are parts of."""
+
 PROTOCOL_MIN = 1
 """The oldest protocol version that this build speaks."""
 

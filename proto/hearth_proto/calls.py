@@ -42,30 +42,32 @@ def socket_path(path: str) -> str:
 
 
 def pack_head(method: str, metadata: Iterable[tuple[str, str]]) -> bytes:
-    """Returns METHOD's payload. Raises `FrameError` for a name or value that contains a NUL, or if the payload is too
-    long."""
+    """Returns METHOD's payload.
+
+    Raises `FrameError` for a name or value that contains a NUL, or if the payload is too long.
+    """
     parts = [method]
     for name, value in metadata:
         parts += (name, value)
     try:
         head = "\0".join(parts).encode()
     except UnicodeEncodeError as error:
-        raise FrameError(f"the head of a call is no text: {error}") from None
+        raise FrameError(f"the head of a call is not valid text: {error}") from None
     if head.count(0) != len(parts) - 1:
-        raise FrameError("the head of a call holds a NUL")
+        raise FrameError("the head of a call contains a NUL character")
     if len(head) > MAX_HEAD:
-        raise FrameError(f"the head of a call has {len(head)} bytes; the most is {MAX_HEAD}")
+        raise FrameError(f"the head of a call has {len(head)} bytes; the maximum is {MAX_HEAD}")
     return head
 
 
 def unpack_head(head: bytes) -> tuple[str, Metadata]:
     """Returns the method, such as ``/hearth.v1.NodeService/OpenSession``, and the metadata. Raises `FrameError`."""
     if len(head) > MAX_HEAD:
-        raise FrameError(f"the head of a call has {len(head)} bytes; the most is {MAX_HEAD}")
+        raise FrameError(f"the head of a call has {len(head)} bytes; the maximum is {MAX_HEAD}")
     try:
         method, *rest = head.decode().split("\0")
     except UnicodeDecodeError as error:
-        raise FrameError(f"the head of a call is no text: {error}") from None
+        raise FrameError(f"the head of a call is not valid text: {error}") from None
     if len(rest) % 2 or not method.startswith("/"):
-        raise FrameError("the head of a call is a method and pairs of names and values")
+        raise FrameError("the head of a call must be a method followed by pairs of names and values")
     return method, tuple(zip(rest[::2], rest[1::2], strict=True))

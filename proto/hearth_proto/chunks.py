@@ -26,9 +26,11 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(view: memoryview | bytes, at: int) -> tuple[int, int]:
-    """Returns the number encoded at index `at`, and the index after it. Raises `ValueError` if the message ends inside
-    the number, or if it has more than the ten bytes that 64 bits take: decoding time would grow with the square of its
-    length."""
+    """Returns the number encoded at index `at`, and the index after it.
+
+    Raises `ValueError` if the message ends inside the number, or if it has more than the ten bytes that 64 bits take:
+    decoding time would grow with the square of its length.
+    """
     value = shift = 0
     end = min(len(view), at + 10)
     while at < end:
@@ -38,7 +40,7 @@ def read_varint(view: memoryview | bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise ValueError("the message ends inside a number" if end == len(view) else "a number of more than ten bytes")
+    raise ValueError("the message ends inside a number" if end == len(view) else "a number has more than ten bytes")
 
 
 def upload_request(head: bytes, data: memoryview) -> bytes:
@@ -47,8 +49,10 @@ def upload_request(head: bytes, data: memoryview) -> bytes:
 
 
 def upload_data(message: bytes) -> memoryview:
-    """Returns the `data` of a serialized `UploadRequest`, without a copy if it is the only field. Raises `ValueError`
-    for any other message."""
+    """Returns the `data` of a serialized `UploadRequest`, without a copy if it is the only field.
+
+    Raises `ValueError` for any other message.
+    """
     view = memoryview(message)
     if view and view[0] == _UPLOAD_DATA:
         size, at = read_varint(view, 1)
@@ -59,7 +63,7 @@ def upload_data(message: bytes) -> memoryview:
     try:
         return memoryview(device_pb2.UploadRequest.FromString(message).data)
     except DecodeError as error:
-        raise ValueError(f"this is no UploadRequest: {error}") from None
+        raise ValueError(f"the message is not an UploadRequest: {error}") from None
 
 
 def download_head(offset: int, size: int) -> bytes:
@@ -68,8 +72,10 @@ def download_head(offset: int, size: int) -> bytes:
 
 
 def download_response(message: bytes) -> tuple[int, memoryview]:
-    """Returns offset and data of a serialized `DownloadResponse`, the data without a copy. Raises `ValueError` for any
-    other message."""
+    """Returns offset and data of a serialized `DownloadResponse`, the data without a copy.
+
+    Raises `ValueError` for any other message.
+    """
     view = memoryview(message)
     offset, data, at = 0, view[:0], 0
     while at < len(view):
@@ -81,7 +87,7 @@ def download_response(message: bytes) -> tuple[int, memoryview]:
             data = view[at : at + value]
             at += value
             if len(data) != value:
-                raise ValueError(f"{value} bytes of data are announced, {len(data)} are there")
+                raise ValueError(f"{value} bytes of data are announced, but {len(data)} are present")
         else:  # a field of a newer daemon, or a different message
             return _any_download_response(message)
     return offset, data
@@ -93,5 +99,5 @@ def _any_download_response(message: bytes) -> tuple[int, memoryview]:
     try:
         response = device_pb2.DownloadResponse.FromString(message)
     except DecodeError as error:
-        raise ValueError(f"this is no DownloadResponse: {error}") from None
+        raise ValueError(f"the message is not a DownloadResponse: {error}") from None
     return response.offset, memoryview(response.data)

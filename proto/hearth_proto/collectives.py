@@ -30,7 +30,8 @@ NUMBERS = {name: size for name, size in ITEM_SIZES.items() if name != "bool" and
 
 class Shape(NamedTuple):
     """Amount of data that one rank reads and writes: nothing, one count, or one count per rank; at the root only, or at
-    every rank."""
+    every rank.
+    """
 
     source: int = 0
     destination: int = 0

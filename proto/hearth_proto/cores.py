@@ -10,7 +10,8 @@ import os
 @functools.cache
 def cores() -> int:
     """Returns the number of cores on which the scheduler may run this process, limited by its control groups (for
-    example a container's limit), rounded up; at least 1. Computed once, at the first call."""
+    example a container's limit), rounded up; at least 1. Computed once, at the first call.
+    """
     given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(given, quota("/sys/fs/cgroup", "/proc/self/cgroup"))))
 
@@ -43,8 +44,10 @@ def _share(quota: str, period: str) -> float:
 
 
 def _read(path: str) -> str:
-    """Returns the contents of a file, or an empty string on failure. Avoids `pathlib`, whose import would delay a new
-    client."""
+    """Returns the contents of a file, or an empty string on failure.
+
+    Avoids `pathlib`, whose import would delay a new client.
+    """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -24,11 +24,15 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(end: socket.socket, body: dict[str, Any], files: Sequence[int]) -> None:
-    """Sends one message with the descriptors `files`. Raises `OSError` (`BlockingIOError` if a non-blocking socket is
-    full), or `ValueError` if the message is too large."""
+    """Sends one message with the descriptors `files`.
+
+    Raises `OSError` (`BlockingIOError` if a non-blocking socket is full), or `ValueError` if the message is too large.
+    """
     message = json.dumps(body, separators=(",", ":")).encode()
     if len(message) > MAX_MESSAGE or len(files) > MAX_DESCRIPTORS:
-        raise ValueError(f"a message of {len(message)} bytes with {len(files)} descriptors does not fit one packet")
+        raise ValueError(
+            f"a message of {len(message)} bytes with {len(files)} descriptors does not fit into one packet"
+        )
     socket.send_fds(end, [message], files)
 
 
@@ -43,10 +47,10 @@ def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         if not message and not files:
             return None
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise ValueError("a message was cut short")
+            raise ValueError("a message was truncated")
         body = json.loads(message)
         if not isinstance(body, dict):
-            raise ValueError("a message is no JSON object")
+            raise ValueError("a message is not a JSON object")
     except ValueError:
         for file in files:
             with contextlib.suppress(OSError):

@@ -123,11 +123,10 @@ class FrameError(ValueError):
 
 
 class FrameTooLarge(FrameError):
-    """Raised for a frame that is longer than the reader accepts; `size` and `limit` are sizes of its payload in
-    bytes."""
+    """Raised for a frame that is longer than the reader accepts; `size` and `limit` of its payload in bytes."""
 
     def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"a frame of {size} bytes is announced; the most is {limit}")
+        super().__init__(f"a frame of {size} bytes is announced; the maximum is {limit}")
         self.size = size
         self.limit = limit
 
@@ -148,13 +147,15 @@ def encode(kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, fl
 def header(kind: int, length: int, *, channel: int = 0, id: int = 0, flags: int = 0) -> bytes:
     """Returns the header alone, for payloads that are sent without a copy."""
     if length > MAX_PAYLOAD:
-        raise FrameError(f"a payload of {length} bytes does not fit a frame; the most is {MAX_PAYLOAD}")
+        raise FrameError(f"a payload of {length} bytes does not fit into a frame; the maximum is {MAX_PAYLOAD}")
     return HEADER.pack(length, kind, flags, channel, id)
 
 
 class FrameReader:
-    """Splits a byte stream, received in arbitrary pieces, into frames. Each payload is copied once, in however many
-    pieces it arrived."""
+    """Splits a byte stream, received in arbitrary pieces, into frames.
+
+    Each payload is copied once, in however many pieces it arrived.
+    """
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_payload = max_payload

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 else:
 
     class _Later:
-        """Proxy of a module, which is imported at its first use. Thread-safe: imports are thread-safe, and every thread
-        finds the same attributes."""
+        """Proxy of a module, which is imported at its first use.
+
+        Thread-safe: imports are thread-safe, and every thread finds the same attributes.
+        """
 
         def __init__(self, module: str) -> None:
             self._module = module

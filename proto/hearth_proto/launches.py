@@ -165,7 +165,9 @@ def unpack(data: bytes | memoryview) -> Iterator[Record]:
     size = len(data)
     while position < size:
         if size - position < HEADER.size:
-            raise RecordError(f"{size - position} bytes are left at {position}, a launch record has at least 64")
+            raise RecordError(
+                f"{size - position} bytes are left at offset {position}, but a launch record has at least 64"
+            )
         (length, parameters, pointers, function, stream, gx, gy, gz, bx, by, bz, shared_mem, flags, block_size,
          timeout_ns) = HEADER.unpack_from(data, position)  # fmt: skip
         extended = bool(flags & LaunchFlag.EXTENDED)
@@ -175,9 +177,9 @@ def unpack(data: bytes | memoryview) -> Iterator[Record]:
         params_at = buffers_at + 8 * pointers
         if length != params_at + padded(block_size) - position or position + length > size:
             raise RecordError(
-                f"the record at {position} says {length} bytes; its {parameters} parameters, {pointers} pointers and "
-                f"block of {block_size} bytes take {params_at + padded(block_size) - position}, and {size - position} "
-                "are left"
+                f"the record at offset {position} declares {length} bytes; its {parameters} parameters, "
+                f"{pointers} pointers and block of {block_size} bytes take "
+                f"{params_at + padded(block_size) - position}, and {size - position} are left"
             )
         extension = None
         if extended:

@@ -139,8 +139,10 @@ def overlap(first: RowLayout, second: RowLayout) -> bool:
 
 
 def clash(reads: Iterable[tuple[int, int]], writes: Iterable[tuple[int, int]]) -> bool:
-    """Returns True if some byte is written by one range and read or written by another. Each range is a pair of start
-    and exclusive end."""
+    """Returns True if some byte is written by one range and read or written by another.
+
+    Each range is a pair of start and exclusive end.
+    """
     used = written = 0  # the largest end of the ranges (all; written ones) that begin earlier
     for start, end, writes_it in sorted([(*each, False) for each in reads] + [(*each, True) for each in writes]):
         if start == end:

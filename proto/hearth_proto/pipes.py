@@ -49,8 +49,10 @@ class Pipe:
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def receive(self, into: memoryview, patient: Patient | None = None) -> None:
-        """Fills `into`, and blocks until then. Raises `PipeEnded`, `OSError`, or `PipeStalled` (not while `patient`
-        returns True)."""
+        """Fills `into`, and blocks until then.
+
+        Raises `PipeEnded`, `OSError`, or `PipeStalled` (not while `patient` returns True).
+        """
         got, size = 0, len(into)
         while got < size:
             try:
@@ -100,12 +102,14 @@ def tune(connection: socket.socket) -> None:
 
 def receive_within(connection: socket.socket, size: int, deadline: float) -> bytes:
     """Receives exactly `size` bytes from a socket before it becomes a pipe, until the deadline (`time.monotonic`).
-    Raises `OSError`."""
+
+    Raises `OSError`.
+    """
     data = b""
     while len(data) < size:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise PipeStalled("nothing came in time")
+            raise PipeStalled("no data arrived in time")
         connection.settimeout(left)
         piece = connection.recv(size - len(data))
         if not piece:
@@ -127,4 +131,4 @@ def _behind(parts: Sequence[Part], sent: int) -> list[Part]:
 
 
 def stalled(seconds: float) -> PipeStalled:
-    return PipeStalled(f"the other side has stood still for {seconds:g} s")
+    return PipeStalled(f"the peer made no progress for {seconds:g} s")

@@ -22,8 +22,11 @@ _SINCE, _BEFORE = (1, 80), (1, 86)
 
 
 def import_grpc(experiment: str) -> None:
-    """Imports gRPC with `experiment` switched off. Does nothing if gRPC is already imported, or if the user has set the
-    environment variable. Restores the environment afterwards, for processes that are started later."""
+    """Imports gRPC with `experiment` switched off.
+
+    Does nothing if gRPC is already imported, or if the user has set the environment variable. Restores the environment
+    afterwards, for processes that are started later.
+    """
     if "grpc" in sys.modules or _EXPERIMENTS in os.environ or not _has_switch():
         return
     os.environ[_EXPERIMENTS] = f"-{experiment}"
@@ -38,8 +41,10 @@ def _has_switch() -> bool:
 
 
 def grpc_version() -> tuple[int, int]:
-    """Returns the version of the gRPC package that would be imported; (0, 0): unknown. Imports nothing, because a
-    client's first result must not be delayed."""
+    """Returns the version of the gRPC package that would be imported; (0, 0): unknown.
+
+    Imports nothing, because a client's first result must not be delayed.
+    """
     try:
         spec = PathFinder.find_spec("grpc")
         [folder] = (spec and spec.submodule_search_locations) or [""]

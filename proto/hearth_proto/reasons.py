@@ -221,8 +221,10 @@ def _rebuild(
 
 
 def from_status(status: status_pb2.Status) -> Refusal:
-    """Returns the refusal that a wire status describes. For a status without an `ErrorInfo`, the reason follows from
-    its code."""
+    """Returns the refusal that a wire status describes.
+
+    For a status without an `ErrorInfo`, the reason follows from its code.
+    """
     reason = _reason_of_code(status.code)
     fix = ""
     details: dict[str, str] = {}
@@ -254,7 +256,7 @@ def from_text(text: object) -> Refusal:
     try:
         return from_status(status_pb2.Status.FromString(base64.b64decode(str(text), validate=True)))
     except DecodeError as error:
-        raise ValueError(f"no status: {error}") from None
+        raise ValueError(f"the text is not a status: {error}") from None
 
 
 def stream_failures(status: status_pb2.Status) -> list[status_pb2.CommandFailure]:

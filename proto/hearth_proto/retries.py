@@ -85,6 +85,8 @@ def retry(reason: str) -> Retry:
 
 
 def retryable(reason: str, retry_after_s: float | None) -> bool:
-    """Returns True if the same request may be repeated after `retry_after_s` seconds and may then succeed. None: the
-    daemon named no time."""
+    """Returns True if the same request may be repeated after `retry_after_s` seconds and may then succeed.
+
+    None: the daemon named no time.
+    """
     return retry_after_s is not None and retry(reason) is Retry.SAME

@@ -117,8 +117,10 @@ OF_COMMANDS: frozenset[Right] = frozenset(right for needed in COMMANDS.values() 
 
 
 def allowed(rights: Collection[str]) -> frozenset[str]:
-    """Returns the commands that a tenant with these rights may send. Commands that are not in the table are never
-    allowed."""
+    """Returns the commands that a tenant with these rights may send.
+
+    Commands that are not in the table are never allowed.
+    """
     return frozenset(kind for kind, needed in COMMANDS.items() if all(right in rights for right in needed))
 
 
@@ -128,13 +130,16 @@ def missing(needed: Collection[Right], rights: Collection[str]) -> list[Right]:
 
 
 def permission_denied(operation: str, lacking: Collection[str], tenant: str) -> Refusal:
-    """Returns the refusal of `operation` (for example "launch" or "Drain") for the tenant. `lacking`: the rights that
-    would allow the operation; empty: no right would."""
-    names = ", ".join(lacking) or "none that there is"
+    """Returns the refusal of `operation` (for example "launch" or "Drain") for the tenant.
+
+    `lacking`: the rights that would allow the operation; empty: no right would.
+    """
+    names = ", ".join(lacking)
+    why = f"it requires the right {names}" if names else "no right allows it"
     return Refusal(
         Reason.PERMISSION_DENIED,
-        f"Tenant {tenant!r} may not {operation}: that needs the right {names}.",
+        f"Tenant {tenant!r} may not {operation}: {why}.",
         fix=f"Use credentials of a tenant that has it, or ask the daemon's operator to add it to the rights of "
         f"{tenant!r}.",
-        details={"operation": operation, "right": names, "tenant": tenant},
+        details={"operation": operation, "right": names or "none", "tenant": tenant},
     )

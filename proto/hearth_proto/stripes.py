@@ -55,8 +55,8 @@ class StripeCut:
         index, rest = divmod(offset, self.chunk)
         if rest or not 0 <= index < self.count or self.span(index)[1] != length:
             raise ValueError(
-                f"{length} bytes at byte {offset} are no chunk of a transfer of {self.size} bytes in chunks of "
-                f"{self.chunk}"
+                f"{length} bytes at offset {offset} are not a chunk of a transfer of {self.size} bytes in "
+                f"chunks of {self.chunk}"
             )
         return index
 
@@ -74,7 +74,7 @@ def read_head(head: bytes | bytearray, max_chunk: int, kinds: frozenset[int]) ->
     """Returns the decoded header. Raises `FrameError` for a header that is not valid for any of `kinds`."""
     length, kind, flags, channel, ident = HEADER.unpack(head)
     if kind not in kinds or channel or (flags and kind != Kind.CREDIT):
-        raise FrameError(f"a frame of kind {kind} with flags {flags} for channel {channel} has no place on a stripe")
+        raise FrameError(f"a frame of kind {kind} with flags {flags} for channel {channel} is not allowed on a stripe")
     if kind == Kind.STRIPE:
         fits = OFFSET < length <= OFFSET + max_chunk
     elif kind == Kind.ABORT:
@@ -82,7 +82,7 @@ def read_head(head: bytes | bytearray, max_chunk: int, kinds: frozenset[int]) ->
     else:
         fits = length == (0 if kind in (Kind.CREDIT, Kind.LIVE) else OFFSET)
     if not fits:
-        raise FrameError(f"a frame of kind {kind} has {length} bytes; a chunk here has at most {max_chunk}")
+        raise FrameError(f"a frame of kind {kind} has {length} bytes; the maximum of a chunk is {max_chunk}")
     return StripeHead(length, kind, flags, ident)
 
 

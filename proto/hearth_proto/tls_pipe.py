@@ -14,8 +14,10 @@ _RECORD = 256 << 10
 
 
 class TlsPipe(Pipe):
-    """Pipe over a TLS connection that has completed its handshake. Only one thread at a time calls OpenSSL, which never
-    blocks."""
+    """Pipe over a TLS connection that has completed its handshake.
+
+    Only one thread at a time calls OpenSSL, which never blocks.
+    """
 
     _connection: ssl.SSLSocket
 

@@ -83,7 +83,8 @@ def chrome_trace(
     name: str, events: Iterable[TraceEvent], kernels: Iterable[KernelActivity], *, epoch_ns: int, dropped: int
 ) -> dict[str, Any]:
     """Returns the trace of a device in the Trace Event Format, for `json.dumps`: the entries of `chart_of` and the
-    values of `facts`."""
+    values of `facts`.
+    """
     return {"traceEvents": list(chart_of(name, events, kernels)), **facts(name, epoch_ns=epoch_ns, dropped=dropped)}
 
 
@@ -182,8 +183,10 @@ class _Chart:
         return start
 
     def _track(self, track: tuple[int, str]) -> int:
-        """Returns the number of a track. At its first use, adds entries that name the track and, if needed, its
-        process."""
+        """Returns the number of a track.
+
+        At its first use, adds entries that name the track and, if needed, its process.
+        """
         number = self._tracks.get(track)
         if number is not None:
             return number

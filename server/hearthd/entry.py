@@ -17,8 +17,11 @@ def device_main(
     descriptors: socket.socket | None = None,
     lifeline: Connection | None = None,
 ) -> None:
-    """Runs a device process. `link` is its end of the socket pair to the front, `descriptors` its end of the socket
-    pair for file descriptors, `lifeline` its end of a pipe whose other end closes when the front ends."""
+    """Runs a device process.
+
+    `link` is its end of the socket pair to the front, `descriptors` its end of the socket pair for file descriptors,
+    `lifeline` its end of a pipe whose other end closes when the front ends.
+    """
     from hearthd.device.process.main import main
 
     main(link, spec, descriptors, lifeline)

@@ -1,4 +1,4 @@
-"""Runs attacks and prints what each cost: ``python -m tests.attacks [MODULE or ROW ...]``."""
+"""Runs attacks and prints the cost of each: ``python -m tests.attacks [MODULE or ROW ...]``."""
 
 from __future__ import annotations
 

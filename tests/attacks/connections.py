@@ -1,4 +1,5 @@
-"""Strangers that hold connections: slowloris and idle ones on every listener, with many and with few descriptors."""
+"""Unauthenticated clients that hold connections: slowloris and idle ones on every listener, with many and with few
+descriptors."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _PROBE = "import sys, urllib.request as u; u.build_opener(u.ProxyHandler({})).op
 
 
 def idle(target: Target, seconds: float) -> dict[str, int]:
-    """Opens connections to every listener as fast as they are taken, and says nothing."""
+    """Opens connections to every listener as fast as they are accepted, and sends nothing."""
     until, held, opened, refused = Until(seconds), [], 0, 0
     addresses = list(target.listeners().values())
     while until and len(held) < 2000:
@@ -34,7 +35,7 @@ def idle(target: Target, seconds: float) -> dict[str, int]:
 
 
 def slowloris(target: Target, seconds: float) -> dict[str, int]:
-    """500 connections that begin as a client would, then send a byte now and then."""
+    """Opens 500 connections that start like a client's, and then sends single bytes from time to time."""
     begin = {
         target.grpc: b"PRI * HTTP/2.0\r\n\r\nSM\r\n",
         target.http: b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ",
@@ -55,7 +56,7 @@ def slowloris(target: Target, seconds: float) -> dict[str, int]:
 
 
 def idle_and_probe(target: Target, seconds: float) -> dict[str, int]:
-    """Opens connections as `idle` does, beside a probe, which gets its answer each time."""
+    """Opens connections as `idle` does, beside a probe, which is always answered."""
     until, held, opened, probes = Until(seconds), [], 0, 0
     addresses = [address for name, address in target.listeners().items() if name != "http"]
     while until:
@@ -100,7 +101,7 @@ def _over(connection: socket.socket) -> bool:
 
 
 ROWS = (
-    # Memory of 2,000 connections in pieces that the allocator cannot give back at once.
+    # Memory of 2,000 connections, in pieces that the allocator cannot give back at once.
     Row("idle connections", idle, Budget(kept_mib=10)),
     Row("slowloris", slowloris),
     Row("idle connections, 64 descriptors", idle_and_probe, open_files=64),

@@ -1,4 +1,4 @@
-"""Control rows: what a daemon costs that is left alone, and one that strangers use as they may."""
+"""Control rows: the cost of a daemon without an attack, and with permitted requests of unauthenticated clients."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.attacks.target import Target, Until
 
 
 def nothing(target: Target, seconds: float) -> dict[str, int]:
-    """No attack: what the measurement itself shows."""
+    """No attack: shows the effect of the measurement itself."""
     Until(seconds).wait()
     return {}
 
 
 def probes(target: Target, seconds: float) -> dict[str, int]:
-    """Probes of health, one after the other, as a load balancer sends them, only without a pause."""
+    """Sends health probes one after another, like a load balancer but without pauses."""
     until, answered, failed = Until(seconds), 0, 0
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while until:

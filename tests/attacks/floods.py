@@ -1,5 +1,5 @@
-"""HTTP/2 floods at line rate by one stranger to gRPC's TCP port: four connections at any time, and a new one at once
-for each that the daemon closes."""
+"""HTTP/2 floods at line rate by one client on gRPC's TCP port: four connections at any time, each replaced at once when
+the daemon closes it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _CONTINUATION = 0, 1, 3, 4, 6, 9
 _END_STREAM, _END_HEADERS = 1, 4
 _DESCRIBE = "/hearth.v1.NodeService/Describe"
 _CALLS = 300
-"""Calls that are written at once."""
+"""Number of calls that are written at once."""
 _IMPATIENCE = 0.2
-"""Seconds that a connection may take to be established."""
+"""Timeout in seconds for establishing a connection."""
 
 Make = Callable[[int], bytes]
-"""Bytes of some calls, from a stream id on."""
+"""Function that returns the bytes of several calls, from a stream id on."""
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -32,7 +32,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def _field(name: str, value: str) -> bytes:
-    """HPACK: a literal that is not indexed."""
+    """Encodes a header field for HPACK as a literal without indexing."""
     return b"\0" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
 
 
@@ -55,7 +55,7 @@ def _reset(stream: int) -> bytes:
 
 
 class _Connection:
-    """A connection of a flood, from the beginning of its handshake on."""
+    """A connection of a flood, from the start of its handshake on."""
 
     def __init__(self, address: str, begin: bytes) -> None:
         host, _, port = address.rpartition(":")
@@ -65,11 +65,11 @@ class _Connection:
         self.since = time.monotonic()
         self.stream = 1
         self.taken = False
-        """True once the daemon's host has accepted it."""
+        """True after the daemon's host has accepted the connection."""
         self._rest = memoryview(begin)
 
     def send(self, make: Make) -> int:
-        """Sends what the kernel takes; its bytes. Raises `OSError`."""
+        """Sends as much as the kernel accepts; returns the number of bytes. Raises `OSError`."""
         if not self._rest:
             self.stream += 2 * _CALLS
             self._rest = memoryview(make(self.stream))
@@ -79,8 +79,8 @@ class _Connection:
 
 
 def _flood(target: Target, seconds: float, make: Make, begin: bytes = b"") -> dict[str, int]:
-    """Sends what `make` makes as fast as it is taken, and reads what comes. A new connection takes the place of each
-    that the daemon closes or does not take."""
+    """Sends the output of `make` as fast as possible, and reads everything that arrives. A connection that the daemon
+    closes or does not accept is replaced by a new one."""
     until, sent, opened, closed, ignored = Until(seconds), 0, 0, 0, 0
     begin = _PREFACE + _frame(_SETTINGS, 0, 0) + begin
     open_: dict[socket.socket, _Connection] = {}
@@ -147,10 +147,10 @@ def health_checks(target: Target, seconds: float) -> dict[str, int]:
 
 _BUDGET = Budget(slower=5.0, rate=0.5)
 _CALLS_BUDGET = Budget(slower=5.0, rate=0.5, growth_mib=40)
-"""gRPC makes a call of each stream before the front sees any: 512 of each connection (`grpc.max_concurrent_streams`),
-at some 15 KiB; 26 to 34 MiB were measured."""
+"""gRPC creates a call for each stream before the front sees it: 512 for each connection
+(`grpc.max_concurrent_streams`), of about 15 KiB; 26 to 34 MiB were measured."""
 _BLOCKS_BUDGET = Budget(slower=5.0, rate=0.5, growth_mib=64)
-"""gRPC holds the frames of an unfinished header block until they are more than it takes: 42 to 54 MiB were measured."""
+"""gRPC keeps the frames of an unfinished header block until they exceed its limit: 42 to 54 MiB were measured."""
 
 ROWS = (
     Row("PING flood", pings, _BUDGET, via="grpc"),

@@ -1,4 +1,5 @@
-"""Strangers on the HTTP listener: oversized heads, pipelines that are never read, bodies, garbage, silence."""
+"""Unauthenticated clients of the HTTP listener: oversized heads, pipelines whose answers are not read, bodies, garbage,
+silence."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ CHUNK = 64 << 10
 
 
 def _each(target: Target, seconds: float, attack: Callable[[socket.socket, Until], int]) -> dict[str, int]:
-    """Runs `attack` on connection after connection, on some at once; adds up what it returns."""
+    """Runs `attack` on one connection after another, several at a time; returns the sum of its results."""
     until = Until(seconds)
     sent, opened, lock = [0], [0], threading.Lock()
 
@@ -41,7 +42,8 @@ def _each(target: Target, seconds: float, attack: Callable[[socket.socket, Until
 
 
 def _send(connection: socket.socket, until: Until, data: bytes, most: int = 200 << 20) -> int:
-    """Sends again and again until the daemon has enough of it."""
+    """Sends the data repeatedly until the daemon closes the connection or `most` bytes are sent; returns the number of
+    bytes."""
     sent = 0
     with contextlib.suppress(OSError):
         while until and sent < most:
@@ -50,7 +52,7 @@ def _send(connection: socket.socket, until: Until, data: bytes, most: int = 200 
 
 
 def headers(target: Target, seconds: float) -> dict[str, int]:
-    """200 MiB of header fields in one request."""
+    """Sends 200 MiB of header fields in one request."""
     field = b"X-%d: " + b"a" * 4000 + b"\r\n"
 
     def attack(connection: socket.socket, until: Until) -> int:
@@ -61,7 +63,7 @@ def headers(target: Target, seconds: float) -> dict[str, int]:
 
 
 def one_header(target: Target, seconds: float) -> dict[str, int]:
-    """A single header field without end."""
+    """Sends a single header field without end."""
 
     def attack(connection: socket.socket, until: Until) -> int:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ")
@@ -71,7 +73,7 @@ def one_header(target: Target, seconds: float) -> dict[str, int]:
 
 
 def pipeline(target: Target, seconds: float) -> dict[str, int]:
-    """Requests one behind the other whose answers are never read."""
+    """Sends requests one after another without reading the answers."""
     request = b"GET /page/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     def attack(connection: socket.socket, until: Until) -> int:
@@ -82,7 +84,7 @@ def pipeline(target: Target, seconds: float) -> dict[str, int]:
 
 
 def pipeline_in_steps(target: Target, seconds: float) -> dict[str, int]:
-    """Pipelines requests with as little at a time as is allowed."""
+    """Pipelines requests in small portions, without reading the answers."""
     request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     def attack(connection: socket.socket, until: Until) -> int:
@@ -98,7 +100,7 @@ def _bomb() -> bytes:
 
 
 def bodies(target: Target, seconds: float) -> dict[str, int]:
-    """Compressed bodies on a path that anybody may ask for: a mebibyte sent is a gibibyte inflated."""
+    """Sends compressed bodies to a path that needs no credential: a mebibyte sent would be a gibibyte inflated."""
     bomb = _bomb()
     head = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n"
 
@@ -110,7 +112,7 @@ def bodies(target: Target, seconds: float) -> dict[str, int]:
 
 
 def chunked(target: Target, seconds: float) -> dict[str, int]:
-    """Bodies of unknown length."""
+    """Sends bodies of unknown length."""
     chunk = b"%x\r\n" % CHUNK + bytes(CHUNK) + b"\r\n"
 
     def attack(connection: socket.socket, until: Until) -> int:
@@ -121,12 +123,12 @@ def chunked(target: Target, seconds: float) -> dict[str, int]:
 
 
 def garbage(target: Target, seconds: float) -> dict[str, int]:
-    """Random bytes."""
+    """Sends random bytes."""
     return _each(target, seconds, lambda connection, until: _send(connection, until, os.urandom(CHUNK)))
 
 
 def silence(target: Target, seconds: float) -> dict[str, int]:
-    """500 connections: half send nothing, half a byte at a time."""
+    """Holds 500 connections: half send nothing, half send single bytes."""
     until = Until(seconds)
     with contextlib.ExitStack() as stack:
         held = []
@@ -142,7 +144,7 @@ def silence(target: Target, seconds: float) -> dict[str, int]:
 
 
 def tokens(target: Target, seconds: float) -> dict[str, int]:
-    """Wrong tokens at line rate."""
+    """Sends wrong tokens at line rate."""
     request = b"GET /status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer hearth_wrong\r\n\r\n"
 
     def attack(connection: socket.socket, until: Until) -> int:
@@ -158,7 +160,7 @@ def tokens(target: Target, seconds: float) -> dict[str, int]:
 
 
 FLOOD = Budget(slower=5.0)
-"""Budget of strangers that connect again as soon as they are refused, at line rate."""
+"""Budget of clients that reconnect at once after a refusal, at line rate."""
 ROWS = (
     Row("http headers", headers, FLOOD),
     Row("http endless header", one_header, FLOOD),

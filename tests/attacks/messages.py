@@ -1,4 +1,4 @@
-"""Attacks by messages of callers without a credential: large, compressed, unfinished and odd ones."""
+"""Attacks by messages of callers without a credential: large, compressed, incomplete and malformed ones."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ LOAD_MODULE = "/hearth.v1.DeviceService/LoadModule"
 HEALTH = "/grpc.health.v1.Health/Check"
 GZIP = ((b"grpc-encoding", b"gzip"),)
 _EMPTY_MEMBER = b"\x12\x00"
-"""CreateGroupRequest.members, an empty one."""
+"""An empty entry of CreateGroupRequest.members, encoded."""
 
 
 # ---- large bodies ----
 
 
 def _bodies(target: Target, seconds: float, path: str, body: bytes, streams: int = 10) -> dict[str, int]:
-    """Calls with a body on 4 connections, ended by the daemon or held; new ones in their place."""
+    """Makes calls with a body on 4 connections, which the daemon ends or which are held; ended connections are
+    replaced."""
     until = Until(seconds)
     sent = ended = 0
     while until:
@@ -55,7 +56,7 @@ def _most_of_31_mib() -> bytes:
 
 
 def large_bodies(target: Target, seconds: float) -> dict[str, int]:
-    """40 calls of 30 of 31 MiB, then silence."""
+    """Makes 40 calls that each send 30 of 31 MiB and then nothing."""
     return _bodies(target, seconds, DESCRIBE, _most_of_31_mib())
 
 
@@ -65,7 +66,7 @@ def _most_of_16_mib() -> bytes:
 
 
 def large_modules(target: Target, seconds: float) -> dict[str, int]:
-    """Sends large bodies to a method whose credential may be in its message, as long as messages may be."""
+    """Sends large bodies to a method whose credential may be in its message, up to the maximum message size."""
     return _bodies(target, seconds, LOAD_MODULE, _most_of_16_mib())
 
 
@@ -80,12 +81,12 @@ def _empty_members() -> bytes:
 
 
 def empty_members(target: Target, seconds: float) -> dict[str, int]:
-    """CreateGroup with 31 MiB of empty members."""
+    """Sends CreateGroup with 31 MiB of empty members."""
     return _bodies(target, seconds, CREATE_GROUP, message(_empty_members()), streams=1)
 
 
 def unfinished_bodies(target: Target, seconds: float) -> dict[str, int]:
-    """Calls that announce a message and send a byte of it now and then."""
+    """Makes calls that announce a message and send single bytes of it from time to time."""
     until, ended = Until(seconds), 0
     connections = [Http2(target.grpc) for _ in range(4)]
     for one in connections:
@@ -110,7 +111,7 @@ def _bomb() -> bytes:
 
 
 def gzip_bomb(target: Target, seconds: float) -> dict[str, int]:
-    """512 MiB of zeros in a Describe, again and again."""
+    """Sends 512 MiB of zeros, compressed, in a Describe, repeatedly."""
     body = message(_bomb(), compressed=True)
     return _compressed(target, seconds, DESCRIBE, body, pause=0.0)
 
@@ -121,7 +122,7 @@ def _packed_members() -> bytes:
 
 
 def gzip_members(target: Target, seconds: float) -> dict[str, int]:
-    """31 MiB of empty members in 30 KiB, twice a second."""
+    """Sends 31 MiB of empty members compressed to 30 KiB, twice a second."""
     return _compressed(target, seconds, CREATE_GROUP, message(_packed_members(), compressed=True), pause=0.5)
 
 
@@ -141,7 +142,7 @@ def _compressed(target: Target, seconds: float, path: str, body: bytes, pause: f
     return {"calls": made, "calls_ended": ended}
 
 
-# ---- odd paths and metadata ----
+# ---- malformed paths and metadata ----
 
 _PATHS = (
     b"/\xff\xfe", b"/hearth.v1.NodeService/\xff", b"", b"*", b"/", b"/\0", b"/" + b"x" * 7000, b"/a/b/c",
@@ -156,7 +157,7 @@ _METADATA = (
 
 
 def odd_headers(target: Target, seconds: float) -> dict[str, int]:
-    """Paths and metadata that are no UTF-8, reserved, long or senseless."""
+    """Sends paths and metadata that are not UTF-8, reserved, long or meaningless."""
     until, ended, made = Until(seconds), 0, 0
     choose = random.Random(0)
     while until:
@@ -177,7 +178,7 @@ def odd_headers(target: Target, seconds: float) -> dict[str, int]:
 
 
 def _framed(target: Target, seconds: float, begin: bytes, body: int, connections: int) -> dict[str, int]:
-    """Connections that begin a call and send zeros behind; new ones where they are hung up on."""
+    """Opens connections that start a call and then send zeros; a connection that is closed is replaced."""
     until, sent, opened = Until(seconds), 0, 0
     zeros = bytes(MIB)
     open_: dict[socket.socket, int] = {}
@@ -215,7 +216,7 @@ def _method(path: str) -> bytes:
 
 
 def framed_bodies(target: Target, seconds: float) -> dict[str, int]:
-    """40 frames of 30 of 31 MiB on the socket of framed calls."""
+    """Sends 30 of 31 MiB of a frame on each of 40 connections to the socket of framed calls."""
     return _framed(target, seconds, _method(DESCRIBE) + frames.header(Kind.MESSAGE, 31 * MIB), 30 * MIB, 40)
 
 
@@ -226,7 +227,7 @@ def framed_modules(target: Target, seconds: float) -> dict[str, int]:
 
 
 def framed_heads(target: Target, seconds: float) -> dict[str, int]:
-    """Methods that do not come to their end, nearly 16 KiB each, on many connections."""
+    """Sends incomplete METHOD frames of nearly 16 KiB each, on many connections."""
     return _framed(target, seconds, frames.header(Kind.METHOD, calls.MAX_HEAD), calls.MAX_HEAD - 1, 500)
 
 

@@ -1,4 +1,5 @@
-"""HTTP/2 by hand, for what no gRPC library sends: calls that stop in the middle, odd headers, compressed messages."""
+"""Hand-written HTTP/2, for behaviour that no gRPC library has: calls that stop in the middle, malformed headers,
+compressed messages."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ END_HEADERS = 4
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME = 16384
 _AHEAD = 1 << 20
-"""Bytes that are made ready before the socket has taken them."""
+"""Bytes that are prepared before the socket accepts them."""
 Metadata = Iterable[tuple[bytes, bytes]]
 
 
@@ -24,12 +25,12 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def message(data: bytes, *, compressed: bool = False, announced: int | None = None) -> bytes:
-    """A message of gRPC; `announced`: another length than its own."""
+    """Encodes a gRPC message; `announced` is a length to announce instead of the real one."""
     return struct.pack(">BI", compressed, len(data) if announced is None else announced) + data
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header for HPACK, without an index or Huffman's code."""
+    """Encodes a header for HPACK without an index and without Huffman coding."""
     return b"\0" + _text(name) + _text(value)
 
 
@@ -45,36 +46,37 @@ def _text(data: bytes) -> bytes:
 
 
 class Http2:
-    """A connection. Sends as far as the peer's windows allow, and answers what has to be answered, in `pump`."""
+    """A connection. `pump` sends as far as the peer's windows allow, and answers frames that require an answer."""
 
     def __init__(self, address: str) -> None:
         self.over = False
         """True once the peer has closed the connection."""
         self.sent = 0
-        """Bytes of DATA."""
+        """Number of DATA bytes sent."""
         self.answers: dict[int, bytes] = {}
-        """The header blocks that ended streams, as they came."""
+        """Header blocks that ended streams, undecoded, by stream."""
         self.resets: dict[int, int] = {}
-        """The codes that ended streams."""
+        """Error codes that ended streams, by stream."""
         self._socket = connect(address)
         self._socket.setblocking(False)
         self._out = bytearray(_PREFACE + frame(SETTINGS, 0, 0))
         self._in = bytearray()
         self._window = self._initial = 65535
         self._streams: dict[int, list[int]] = {}
-        """The window of each, and how many bytes of its body have gone."""
+        """(window, bytes of the body sent) of each stream."""
         self._bodies: dict[int, tuple[bytes, bool]] = {}
         self._next = 1
 
     @property
     def ended(self) -> int:
-        """Streams that the peer has ended."""
+        """Number of streams that the peer has ended."""
         return len(self.answers.keys() | self.resets.keys())
 
     def call(
         self, path: bytes | str, body: bytes = b"", metadata: Metadata = (), *, end: bool = False, bare: bool = False
     ) -> int:
-        """Begins a call; `end`: it ends behind its body. `bare`: `metadata` are all the headers beside the path's."""
+        """Starts a call. With `end`, the call ends after its body. With `bare`, `metadata` are the only headers besides
+        the path's."""
         stream, self._next = self._next, self._next + 2
         block = literal(b":method", b"POST") + literal(b":scheme", b"http")
         block += literal(b":path", path if isinstance(path, bytes) else path.encode()) + literal(b":authority", b"x")
@@ -90,7 +92,7 @@ class Http2:
         return stream
 
     def pump(self, until: Until, ended: int | None = None) -> None:
-        """Sends and receives until `until`, or until `ended` streams have ended, or the connection is over."""
+        """Sends and receives until `until` is over, `ended` streams have ended, or the connection is closed."""
         while until and not self.over and (ended is None or self.ended < ended):
             self._fill()
             readable, writable, _ = select.select(
@@ -165,13 +167,14 @@ class Http2:
 
 
 def status(answer: bytes) -> int:
-    """The status code of gRPC in a header block that ended a stream, where it is not Huffman-coded; -1: none."""
+    """Returns gRPC's status code in a header block that ended a stream, if it is not Huffman-coded; -1 if there is
+    none."""
     _, found, rest = answer.partition(b"grpc-status")
     return int(rest[1 : 1 + rest[0]]) if found else -1
 
 
 def blocking(connection: socket.socket, data: bytes | memoryview) -> int:
-    """Sends as much as the socket takes now; the bytes that it took."""
+    """Sends as much as the socket accepts now; returns the number of bytes."""
     try:
         return connection.send(data)
     except BlockingIOError:

@@ -1,10 +1,10 @@
 """A process that runs one attack: ``python -m tests.attacks.stranger ROW SECONDS TARGET``.
 
-It prints ``ready`` when everything is loaded that the attack needs, begins at the next line of its standard input (or
-at its end), and prints its counts as one line of JSON.
+It prints ``ready`` after everything that the attack needs is loaded, starts at the next line of its standard input (or
+at the end of the input), and prints its counts as one line of JSON.
 
-A stranger has a machine to itself; this one shares the daemon's. It runs at the lowest priority, so that the daemon and
-the tenant have the processors as if it ran elsewhere.
+A real attacker has its own machine, but this one shares the daemon's. It runs at the lowest priority, so that the
+daemon and the tenant have the processors almost to themselves.
 """
 
 from __future__ import annotations

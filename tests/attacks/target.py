@@ -1,4 +1,4 @@
-"""The addresses of a daemon under attack, as a stranger knows them."""
+"""The addresses of a daemon under attack, as an unauthenticated client knows them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Target:
-    """Addresses are ``host:port`` for TCP and paths for Unix sockets."""
+    """Addresses of listeners: ``host:port`` for TCP, and paths for Unix sockets."""
 
     grpc: str
     http: str
     stripes: str
     unix: str
-    """gRPC on the Unix socket."""
+    """Address of gRPC on the Unix socket."""
     calls: str
-    """Framed calls."""
+    """Address of framed calls."""
     lanes: str
     identity: str
     pid: int
-    """The front's."""
+    """Process id of the front."""
 
     @classmethod
     def from_json(cls, text: str) -> Target:
@@ -33,7 +33,7 @@ class Target:
         return json.dumps(asdict(self))
 
     def listeners(self) -> dict[str, str]:
-        """Every address that takes connections, by name."""
+        """Returns every address that accepts connections, by name."""
         return {
             name: address for name, address in asdict(self).items() if name != "pid" and address and _is_there(address)
         }
@@ -44,7 +44,7 @@ def _is_there(address: str) -> bool:
 
 
 def connect(address: str, timeout: float = 5.0) -> socket.socket:
-    """A connected stream socket. Raises `OSError`."""
+    """Returns a connected stream socket. Raises `OSError`."""
     if address.startswith("/"):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(timeout)
@@ -66,12 +66,12 @@ class Until:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Remaining seconds."""
         return max(0.0, self._end - time.monotonic())
 
     def __bool__(self) -> bool:
         return time.monotonic() < self._end
 
     def wait(self) -> None:
-        """Returns at the end, for attacks that consist of holding what they have."""
+        """Sleeps until the end, for attacks that only hold their connections."""
         time.sleep(self.left)

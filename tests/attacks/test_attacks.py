@@ -1,6 +1,6 @@
 """Each attack in its short form: the front stays within the budget and the tenant has no error.
 
-The tenant's rate and latency are judged by `python -m tests.attacks`, on a machine that does nothing else.
+The tenant's rate and latency are checked by `python -m tests.attacks`, on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from tests.attacks.trial import Outcome, Trial
 from tests.support.daemon.harness import on_cpu
 
 SECONDS = 0.8
-"""Seconds of an attack, enough to reach the most that it holds in the front: these are floods of what has a limit."""
+"""Seconds of an attack, enough to reach the maximum that it can hold in the front, because each flooded resource has a
+limit."""
 CALM = 0.4
 
 pytestmark = on_cpu
@@ -24,13 +25,13 @@ pytestmark = on_cpu
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kernels of the tenant, compiled once for all trials."""
+    """The folder of the tenant's kernels, compiled once for all trials."""
     return tmp_path_factory.mktemp("attacks")
 
 
 @pytest.fixture(scope="module")
 def ordinary(cache: Path) -> Iterator[Trial]:
-    """A trial for all rows that ask for nothing special."""
+    """A trial for all rows without special requirements."""
     with Trial(cache=cache) as trial:
         yield trial
 

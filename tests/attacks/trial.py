@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = 0.05
 """Seconds between two samples of the front."""
 SETTLE = 10.0
-"""Seconds in which the front has to come back to what it was."""
+"""Seconds in which the front's resources must return to their previous level."""
 END = 60.0
-"""Seconds that processes have to end."""
+"""Seconds within which processes must end."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -39,22 +39,22 @@ class Outcome:
     growth_mib: float
     kept_mib: float
     descriptors: int
-    """The front's, at most, beyond those before."""
+    """Maximum number of additional descriptors of the front."""
     descriptors_kept: int
     rate_before: float
-    """Steps of the tenant in a second."""
+    """Steps of the tenant per second before the attack."""
     rate: float
     p99_before_ms: float
     p99_ms: float
     longest_ms: float
     errors: tuple[str, ...]
-    """The tenant's."""
+    """Errors of the tenant."""
     counts: dict[str, int]
-    """The strangers' own, added up."""
+    """Counts reported by the attacking processes, summed."""
 
     def breaches(self, budget: Budget, *, timed: bool = True) -> list[str]:
         """Returns the breaches of the budget, as sentences. Without `timed`, the tenant's rate and latency are not
-        judged: a busy machine changes them."""
+        checked, because they depend on the load of the machine."""
         found = [f"the tenant had an error: {error}" for error in self.errors[:5]]
         if not self.rate:
             found.append("the tenant made no step during the attack")
@@ -81,7 +81,7 @@ class Outcome:
 
 
 class Trial:
-    """A daemon with a tenant that works, for attacks that ask for the same configuration. A context manager."""
+    """A daemon with a working tenant, for attacks with the same configuration. A context manager."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class Trial:
         via: str = "unix",
         cache: Path | None = None,
     ) -> None:
-        """`open_files`: the daemon's limit of descriptors, 0 as it comes; `via`: the listener that the tenant uses;
-        `cache`: a folder of compiled kernels that trials share, None: an empty one."""
+        """`open_files` is the daemon's limit of descriptors, 0: inherited; `via` is the listener that the tenant uses;
+        `cache` is a folder of compiled kernels that trials share, None: an empty one."""
         self._config = dict(config or {})
         self._open_files = open_files
         self._via = via
@@ -126,7 +126,7 @@ class Trial:
         assert not left, f"left behind: {left}"
 
     def run(self, row: Row, seconds: float, *, calm: float | None = None) -> Outcome:
-        """Runs `row` for `seconds`, after `calm` seconds (default: as many) without an attack."""
+        """Runs `row` for `seconds`, after `calm` seconds (default: `seconds`) without an attack."""
         with _Strangers(row, self.target, seconds) as strangers:
             began = time.monotonic()
             time.sleep(seconds if calm is None else calm)
@@ -156,7 +156,7 @@ class Trial:
 
 
 def target_of(daemon: DaemonProcess) -> Target:
-    """The addresses of a daemon that listens everywhere."""
+    """Returns the addresses of a daemon that listens on all of them."""
     path = str(daemon.socket)
     return Target(
         grpc=daemon.grpc,
@@ -171,12 +171,12 @@ def target_of(daemon: DaemonProcess) -> Target:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The value that `part` of `values` do not exceed; 0.0 where there are none."""
+    """Returns the value that the fraction `part` of `values` does not exceed; 0.0 if there are none."""
     return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0.0
 
 
 class _Strangers:
-    """The processes of an attack, which wait until it is to begin."""
+    """The processes of an attack, which wait until it starts."""
 
     def __init__(self, row: Row, target: Target, seconds: float) -> None:
         self._seconds = seconds
@@ -195,7 +195,7 @@ class _Strangers:
         return self
 
     def attack(self) -> dict[str, int]:
-        """Runs the attack to its end; the counts of all."""
+        """Runs the whole attack; returns the summed counts of all processes."""
         counts: dict[str, int] = {}
         for process in self._processes:
             assert process.stdin is not None
@@ -221,7 +221,7 @@ def child_environment() -> dict[str, str]:
 
 
 class _Tenant:
-    """The well-behaved tenant's process, from its first result on."""
+    """The process of the well-behaved tenant, which has completed its first step."""
 
     def __init__(self, target: str, token: str) -> None:
         self._process = subprocess.Popen(
@@ -236,7 +236,7 @@ class _Tenant:
         return self
 
     def report(self) -> dict[str, Any]:
-        """Its steps and errors since the last report. Blocks until its step under way has ended."""
+        """Returns the steps and errors since the last report. Blocks until the current step has ended."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("report\n")
         self._process.stdin.flush()
@@ -293,13 +293,14 @@ class _Front:
         )
 
     def most(self, begin: float, end: float) -> _Reading:
-        """The highest of each within a time."""
+        """Returns the maximum of each value between `begin` and `end`."""
         inside = [reading for at, reading in self._readings if begin <= at <= end]
         assert inside, "the front was not sampled"
         return _Reading(max(each.memory for each in inside), max(each.descriptors for each in inside))
 
     def settled(self, before: _Reading, budget: Budget) -> _Reading:
-        """The reading once it is within the budget of what was before, else the last of `SETTLE` seconds."""
+        """Waits until the reading is within the budget relative to `before`, for at most `SETTLE` seconds; returns the
+        last reading."""
         deadline = time.monotonic() + SETTLE
         while True:
             now = self._read()

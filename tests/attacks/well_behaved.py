@@ -1,8 +1,8 @@
-"""A tenant that works beside an attack: ``python -m tests.attacks.well_behaved TARGET TOKEN``.
+"""A tenant that works during an attack: ``python -m tests.attacks.well_behaved TARGET TOKEN``.
 
-It launches a kernel and synchronizes, checks the result, and pauses, until its standard input ends. For each line that
-comes there it prints its steps and its errors since the last one, as a line of JSON. The pause makes its rate
-independent of the machine's where that is idle.
+It launches a kernel and synchronizes, checks the result, and pauses, until its standard input ends. For each line of
+input it prints its steps and its errors since the last report, as a line of JSON. The pause makes its rate independent
+of the speed of an idle machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import hearth
 PAUSE = 0.005
 """Seconds between two steps."""
 PROBE = 64
-"""Steps between two checks of the result."""
+"""Number of steps between two checks of the result."""
 SOURCE = """
 extern "C" __global__ void add(float* x, int n)
 {
@@ -31,8 +31,8 @@ extern "C" __global__ void add(float* x, int n)
 
 
 def work(target: str, token: str, asked: queue.SimpleQueue[bool]) -> None:
-    """Works until `asked` says False; at each True it reports what was done since the last report: steps as pairs
-    (monotonic time of the begin, seconds), and errors as pairs (time, text)."""
+    """Works until `asked` yields False; at each True it reports the work since the last report: steps as pairs
+    (monotonic start time, seconds), and errors as pairs (time, text)."""
     steps: list[object] = []
     errors: list[object] = []
     with hearth.connect(target, token=token, timeout=60) as node:

@@ -33,7 +33,7 @@ GROUPS = {
     "attacks": "attacks",
 }
 ON_REQUEST = ("attacks",)
-"""Measured only where `--only` names them: they take half a minute a row."""
+"""Groups that are measured only if `--only` names them, because each row takes half a minute."""
 _RESULTS = Path(__file__).parent / "results"
 
 
@@ -50,7 +50,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measure(context: Context, only: list[str] | None) -> tuple[list[Row], dict[str, str]]:
-    """Returns the rows measured before SIGTERM or SIGINT came, and the groups that are missing."""
+    """Returns the rows measured before SIGTERM or SIGINT arrived, and the groups that are missing."""
     rows: list[Row] = []
     failed: dict[str, str] = {}
     stopped = ""
@@ -65,7 +65,7 @@ def _measure(context: Context, only: list[str] | None) -> tuple[list[Row], dict[
             rows += importlib.import_module(f"tests.bench.rows.{module}").measure(context)
         except KeyboardInterrupt:
             failed[name] = stopped = "interrupted"
-        except Exception as error:  # the other rows are worth having
+        except Exception as error:  # the other rows are still useful
             failed[name] = "; ".join(filter(None, (f"{type(error).__name__}: {error}", context.daemon.obituary())))
         state = "failed" if name in failed else "measured"
         print(f"{name}: {state} in {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
@@ -73,14 +73,14 @@ def _measure(context: Context, only: list[str] | None) -> tuple[list[Row], dict[
 
 
 def _alone(folder: Path, options: argparse.Namespace) -> list[float]:
-    """Measures, where its group is wanted, the row that needs a machine without a daemon."""
+    """Measures the row that requires a machine without a daemon, if its group is selected."""
     if options.backend == "cpu" or (options.only and "first" not in options.only):
         return []
     return first_result.alone(folder, 3 if options.quick else 7)
 
 
 def main() -> int:
-    """1 where something could not be measured; a ratio below its bound is no failure."""
+    """Returns 1 if something could not be measured; a ratio below its bound is not a failure."""
     options = _arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
@@ -99,7 +99,8 @@ def main() -> int:
     seconds = time.monotonic() - started
     machine = options.machine or environment.machine_name(described)
     options.out.mkdir(parents=True, exist_ok=True)
-    kind = ("-partial" if options.only else "") + ("-quick" if options.quick else "")  # never in a full run's place
+    # keeps such results apart from those of a full run
+    kind = ("-partial" if options.only else "") + ("-quick" if options.quick else "")
     path = options.out / f"{described['date'][:10]}-{machine}-{backend}x{len(devices)}{kind}.json"
     result = {
         "schema": 1,

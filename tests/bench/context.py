@@ -1,4 +1,4 @@
-"""Context of a group of rows: the daemon, the baseline's server, and the amount of measurement."""
+"""Context of a group of rows: the daemon, the baseline's server, and the number of measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.bench.stats import Samples, merge
 
 @dataclass(frozen=True)
 class Side:
-    """A side of a row: a worker's function ("rows.launches:hearth") and its keywords."""
+    """One side of a row: a worker's function ("rows.launches:hearth") and its keyword arguments."""
 
     function: str
     arguments: Mapping[str, Any]
@@ -26,31 +26,31 @@ class Context:
 
     folder: Path
     backend: str
-    """"cuda" or "cpu": what the daemon serves."""
+    """Backend of the daemon: "cuda" or "cpu"."""
     device_count: int
     quick: bool
     daemon: Daemon
     echo_tcp: str
     echo_unix: str
     cupy_alone: Sequence[float] = ()
-    """Seconds to a CuPy process's first result before there was a daemon; nothing where that was not measured."""
+    """Seconds to a CuPy process's first result before the daemon was started; empty if not measured."""
 
     @property
     def cuda(self) -> bool:
-        """True if there is CuPy to compare with."""
+        """True if CuPy is available as a baseline."""
         return self.backend == "cuda"
 
     @property
     def rounds(self) -> int:
-        """Number of times that the sides take turns."""
+        """Number of rounds in which the sides alternate."""
         return 1 if self.quick else 2
 
     def pick(self, quick: int, full: int) -> int:
-        """A count that depends on --quick."""
+        """Returns a count that depends on --quick."""
         return quick if self.quick else full
 
     def run(self, side: Side) -> Any:
-        """Runs one side in a fresh process; what it returned."""
+        """Runs one side in a new process; returns its result."""
         return processes.run_worker(side.function, side.arguments, processes.environment(self.folder))
 
     def run_together(
@@ -61,7 +61,7 @@ class Context:
         return processes.run_together(function, arguments, env, barrier=barrier)
 
     def take_turns(self, sides: Mapping[str, Side]) -> dict[str, Samples]:
-        """Runs the sides one after the other, `rounds` times over, so that a drift of the machine meets them all."""
+        """Runs the sides alternately, for `rounds` rounds, so that a drift of the machine affects all of them."""
         parts: dict[str, list[Samples]] = {name: [] for name in sides}
         for turn in range(self.rounds):
             for name in sides if turn % 2 == 0 else reversed(list(sides)):

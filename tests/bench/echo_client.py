@@ -1,4 +1,4 @@
-"""gRPC's synchronous client, as Hearth's is, for the baseline's server."""
+"""gRPC's synchronous client, which Hearth's client uses too, for the baseline's server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def connect(target: str) -> Iterator[Any]:
-    """A channel whose stubs take and give bytes."""
+    """Yields a channel whose stubs send and return bytes."""
     import grpc
 
     with grpc.insecure_channel(target, options=(("grpc.enable_http_proxy", 0),)) as channel:
@@ -17,7 +17,8 @@ def connect(target: str) -> Iterator[Any]:
 
 
 def path(method: str) -> str:
-    """A method's full name."""
-    from tests.bench.echo_server import SERVICE  # not where only Hearth's client is measured: it imports gRPC
+    """Returns a method's full name."""
+    # imported here, so that measurements of Hearth's client alone do not import gRPC
+    from tests.bench.echo_server import SERVICE
 
     return f"/{SERVICE}/{method}"

@@ -1,6 +1,6 @@
 """The bare grpc.aio server (uvloop) of the baselines: `python -m tests.bench.echo_server SOCKET`.
 
-It does for each kind of traffic the least that a server in Python can: hand a message back, count bytes, send bytes,
+For each kind of traffic it does the minimum that a server in Python can do: return a message, count bytes, send bytes,
 or parse a batch of launches and acknowledge it.
 """
 
@@ -22,7 +22,7 @@ _CHUNKS: list[bytes] = []
 
 
 def chunks(size: int) -> list[bytes]:
-    """Returns `size` bytes in chunks of 1 MiB, each in separate memory, kept for the next time."""
+    """Returns `size` bytes in chunks of 1 MiB, each in separate memory, kept for later calls."""
     while len(_CHUNKS) * CHUNK < size:
         _CHUNKS.append(os.urandom(64) * (CHUNK // 64))
     return _CHUNKS[: size // CHUNK]
@@ -52,7 +52,7 @@ async def _down(request: bytes, _: object) -> AsyncIterator[bytes]:
 
 
 async def serve(socket: str) -> None:
-    """Serves until it is ended."""
+    """Serves until the process is ended."""
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     methods = {
         "Echo": grpc.stream_stream_rpc_method_handler(_echo),

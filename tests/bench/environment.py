@@ -1,4 +1,4 @@
-"""Environment of the measurements."""
+"""Description of the environment of the measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("grpcio", "protobuf", "numpy", "uvloop", "cuda-bindings", "hearth-g
 
 
 def describe(target: str, env: Mapping[str, str]) -> dict[str, Any]:
-    """Machine, devices, versions, commit and date."""
+    """Returns the machine, devices, versions, commit and date."""
     devices = processes.run_worker("environment:devices", {"target": target}, env)
     cuda = devices[0]["backend"] == "cuda"
     return {
@@ -39,7 +39,7 @@ def describe(target: str, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def devices(target: str) -> list[dict[str, Any]]:
-    """Runs in a worker: what the daemon serves."""
+    """Runs in a worker: returns the devices of the daemon."""
     import hearth
 
     with hearth.connect(target, timeout=60) as node:
@@ -51,7 +51,7 @@ def devices(target: str) -> list[dict[str, Any]]:
 
 
 def cuda() -> dict[str, Any]:
-    """Runs in a worker: versions of the driver, CUDA, CuPy and NCCL."""
+    """Runs in a worker: returns the versions of the driver, CUDA, CuPy and NCCL."""
     import cupy
     from cupy.cuda import runtime
 
@@ -78,7 +78,7 @@ def cuda() -> dict[str, Any]:
 
 
 def machine_name(described: Mapping[str, Any]) -> str:
-    """A name for the results file that says what kind of machine it was, not which."""
+    """Returns a name for the results file that tells the kind of machine, but does not identify it."""
     first = described["devices"][0]
     if first["backend"] == "cuda":
         return _slug(first["name"])
@@ -105,7 +105,7 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """The commit, with "+" where the tree has changes; "unknown" outside a repository."""
+    """Returns the commit, with "+" if the working tree has changes; "unknown" outside a repository."""
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(processes.ROOT), *arguments]

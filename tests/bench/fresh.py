@@ -1,8 +1,8 @@
-"""An interpreter of a fresh environment, as after a plain installation of the client.
+"""An interpreter with a new virtual environment, as after a plain installation of the client.
 
-The environment that measures has more in it than either side needs, and packages may hook themselves into every start
+The environment that runs the benchmarks contains more than either side needs, and packages may run code at every start
 of its interpreter (a line of code in a .pth file: numba-cuda's takes 40 ms, which is half of a client's first result).
-In a fresh one nothing does; packages are found where they lie, by PYTHONPATH, which reads no .pth files.
+A new environment has none; packages are found at their location by PYTHONPATH, which reads no .pth files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PACKAGES = ("hearth", "hearth_proto", "numpy", "cupy")
 
 
 def interpreter(folder: Path) -> str:
-    """Its path; made where it is not there yet."""
+    """Returns the interpreter's path; creates the environment if it does not exist yet."""
     home = folder / "client"
     if not home.exists():
         venv.create(home, symlinks=True)
@@ -26,7 +26,7 @@ def interpreter(folder: Path) -> str:
 
 
 def python_path() -> str:
-    """Returns the path on which this interpreter finds packages, without the standard library's folders."""
+    """Returns the path on which this interpreter finds packages, without the folders of the standard library."""
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     standard |= {f"{each}/lib-dynload" for each in standard}
     specs = [importlib.util.find_spec(name) for name in _PACKAGES]  # editable installs may be in no folder of sys.path

@@ -28,14 +28,14 @@ PACE_NS = 10_000
 
 
 def paced_on(library: Any) -> Callable[..., None]:
-    """A launch of a kernel that takes 10 us of a GPU, longer than it takes to launch it."""
+    """Returns a launch of a kernel that takes 10 us on a GPU, longer than it takes to launch it."""
     import numpy as np
 
     return functools.partial(library.RawKernel(PACE, "pace"), (1,), (1,), (np.int64(PACE_NS),))
 
 
 def saxpy_on(library: Any) -> Callable[..., None]:
-    """A launch of saxpy with one block of 128 threads, ready to be called; `library` is a hearth.Device or CuPy."""
+    """Returns a function that launches saxpy with one block of 128 threads; `library` is a hearth.Device or CuPy."""
     import numpy as np
 
     kernel = library.RawKernel(SAXPY, "saxpy")

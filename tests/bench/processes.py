@@ -1,4 +1,4 @@
-"""Child processes: workers, the daemon under test, the baseline's server. The parent itself never loads CUDA."""
+"""Child processes: workers, the daemon under test, the baseline's server. The parent process never loads CUDA."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ from tests.bench import worker
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 180.0
-"""Seconds for one worker."""
+"""Timeout of one worker in seconds."""
 
 
 class BenchError(Exception):
-    """A side could not be measured."""
+    """Raised if a side could not be measured."""
 
 
 def memory_kib(pid: int) -> dict[str, int]:
-    """Returns a process's memory in KiB, by the names of smaps_rollup: Rss, Pss (shared memory counts as a share),
-    Private_Dirty. Raises `OSError` where it has ended."""
+    """Returns a process's memory in KiB, by the names of smaps_rollup: Rss, Pss (each process's share of shared
+    memory), Private_Dirty. Raises `OSError` if the process has ended."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     return {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
 
 
 def environment(folder: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without Hearth's settings, and with caches that are empty when the run starts."""
+    """Returns this process's environment without Hearth's settings, and with caches that are empty at the start of the
+    run."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
     kept["CUPY_CACHE_DIR"] = str(folder / "cupy")
     return kept | dict(extra or {})
 
 
 class Child:
-    """A process in a separate group, ended with everything that it started."""
+    """A process in a separate group, which is ended together with everything that it started."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], python: str = sys.executable) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -59,7 +60,8 @@ class Child:
         self._buffer = b""
 
     def line(self, wanted: Callable[[str], bool], timeout: float) -> str:
-        """The next line that is wanted. Raises `BenchError` where the process ends or is silent for too long."""
+        """Returns the next line for which `wanted` is true. Raises `BenchError` if the process ends, or writes nothing
+        before the timeout."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout
         with selectors.DefaultSelector() as selector:
@@ -80,7 +82,7 @@ class Child:
                 self._buffer += more
 
     def go(self, start: float) -> None:
-        """Lets a worker that is `ready` start at that `time.monotonic()`."""
+        """Tells a worker that is `ready` to start at the given `time.monotonic()`."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{start}\n".encode())
         self.process.stdin.flush()
@@ -90,7 +92,7 @@ class Child:
         return json.loads(self.line(lambda text: text.startswith(worker.RESULT), TIMEOUT).removeprefix(worker.RESULT))
 
     def end(self, politely: float = 0.0) -> None:
-        """Ends it: SIGTERM and `politely` seconds first, where given."""
+        """Ends the process. If `politely` is given, sends SIGTERM first and waits for that number of seconds."""
         if politely and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -107,7 +109,7 @@ class Child:
         return " ".join(str(part) for part in self.process.args[1:4])  # type: ignore[index]
 
     def said(self) -> str:
-        """The last lines of its stderr."""
+        """Returns the last lines of its stderr as text."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return "it said: " + " | ".join(lines[-4:]) if lines else "it said nothing on stderr"
@@ -115,7 +117,7 @@ class Child:
 
 @dataclass(frozen=True)
 class Daemon:
-    """A daemon that serves."""
+    """A running daemon."""
 
     tcp: str
     unix: str
@@ -123,36 +125,36 @@ class Daemon:
     http: str = ""
 
     def device_pids(self) -> list[int]:
-        """Returns the ids of its device processes, where it serves HTTP."""
+        """Returns the ids of its device processes; requires that it serves HTTP."""
         with urllib.request.urlopen(f"http://{self.http}/status", timeout=20) as answer:
             return [device["pid"] for device in json.load(answer)["devices"] if device["pid"]]
 
     def resident_mib(self) -> float:
-        """Resident memory of the front, in MiB."""
+        """Returns the resident memory of the front in MiB."""
         with contextlib.suppress(OSError):
             return memory_kib(self.child.process.pid)["Rss"] / 1024
         raise BenchError(f"the daemon has ended; {self.obituary()}")
 
     def obituary(self) -> str:
-        """Returns the cause of its end; empty while it serves."""
+        """Returns the cause of its end; empty while it runs."""
         status = self.child.process.poll()
         return "" if status is None else f"the daemon ended with {status}; {self.child.said()}"
 
 
 def start_worker(function: str, arguments: Mapping[str, Any], env: Mapping[str, str]) -> Child:
-    """`function` is "module:function" below tests.bench."""
+    """Starts a worker; `function` is "module:function" below tests.bench."""
     return Child(["-m", "tests.bench.worker", f"tests.bench.{function}", json.dumps(dict(arguments))], env)
 
 
 def run_worker(function: str, arguments: Mapping[str, Any], env: Mapping[str, str]) -> Any:
-    """Runs one worker; what it returned."""
+    """Runs one worker; returns its result."""
     return run_together(function, [arguments], env, barrier=False)[0]
 
 
 def run_together(
     function: str, arguments: Sequence[Mapping[str, Any]], env: Mapping[str, str], *, barrier: bool
 ) -> list[Any]:
-    """Runs a worker for each of `arguments` at once, from a common start where there is a `barrier`."""
+    """Runs a worker for each of `arguments` concurrently; with `barrier` they start at the same time."""
     children: list[Child] = []
     try:
         children.extend(start_worker(function, each, env) for each in arguments)
@@ -176,7 +178,8 @@ def run_together(
 def daemon(
     folder: Path, backend: str, cpu_count: int, settings: Mapping[str, str] | None = None, *, http: str = ""
 ) -> Iterator[Daemon]:
-    """A daemon on separate sockets; `settings` are variables of its environment, `http` where it serves HTTP."""
+    """Runs a daemon on separate sockets. `settings` are variables of its environment; `http` is the address at which it
+    serves HTTP, if any."""
     with tempfile.TemporaryDirectory(prefix="daemon-", dir=folder) as own:
         socket = f"{own}/hearth.sock"
         env = environment(folder, {"HEARTH_CACHE_DIR": str(folder / "cache"), **(settings or {})})
@@ -194,7 +197,7 @@ def daemon(
 
 @contextlib.contextmanager
 def echo_server(folder: Path) -> Iterator[tuple[str, str]]:
-    """The bare grpc.aio server of the baselines: its TCP and its Unix target."""
+    """Runs the bare grpc.aio server of the baselines; yields its TCP target and its Unix target."""
     with tempfile.TemporaryDirectory(prefix="echo-", dir=folder) as own:
         child = Child(["-m", "tests.bench.echo_server", f"{own}/echo.sock"], environment(folder))
         try:

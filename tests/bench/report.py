@@ -1,4 +1,4 @@
-"""The table for people."""
+"""The human-readable table of results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCALED: Mapping[str, Callable[[float], tuple[float, str]]] = {
 
 
 def show(rows: Sequence[Row], failed: Mapping[str, str], described: Mapping[str, Any], seconds: float) -> None:
-    """Prints the rows, and what could not be measured."""
+    """Prints the rows, and the groups that could not be measured."""
     console = Console(width=max(156, Console().width))
     devices = described["devices"]
     commit = described["commit"]
@@ -63,7 +63,8 @@ def show(rows: Sequence[Row], failed: Mapping[str, str], described: Mapping[str,
 
 
 def _value(summary: Summary, unit: str) -> str:
-    """The median in a handy unit, and half the distance from the 10th to the 90th percentile in per cent of it."""
+    """Returns the median in a suitable unit, and half the distance from the 10th to the 90th percentile as a percentage
+    of it."""
     factor = 1.0
     if unit in _SCALED:
         factor, unit = _SCALED[unit](summary.median)

@@ -1,7 +1,7 @@
 """The other end of the bare sockets: `python -m tests.bench.socket_peer BYTES`.
 
-A thread for each connection moves bytes between it and memory that is there. Says `ready PORT`, and ends with its
-standard input.
+A thread for each connection moves bytes between it and allocated memory. Prints `ready PORT`, and ends when its
+standard input ends.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 import threading
 
 REQUEST = struct.Struct("<cQQ")
-"""``u`` or ``d``; where in the memory, how many bytes."""
+"""``u`` or ``d``; the offset in the memory; the number of bytes."""
 
 
 def receive(connection: socket.socket, into: memoryview) -> None:
-    """Fills `into`."""
+    """Receives until `into` is full."""
     got = 0
     while got < len(into):
         count = connection.recv_into(into[got:])

@@ -23,7 +23,7 @@ class Summary:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Summary:
-        """Raises `ValueError` where there are no samples."""
+        """Returns the summary of `samples`. Raises `ValueError` if there are none."""
         if not samples:
             raise ValueError("no samples")
         ordered = sorted(samples)
@@ -32,7 +32,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the result. `ratio` is Hearth's median over the baseline's, whichever direction is better."""
+    """A line of the result. `ratio` is Hearth's median divided by the baseline's, whichever direction is better."""
 
     group: str
     what: str
@@ -43,19 +43,19 @@ class Row:
     baseline: Summary | None = None
     at_least: float | None = None
     aim: float | None = None
-    """Bounds on the ratio, or on the value itself where there is no baseline."""
+    """Bounds on the ratio, or on the value itself if there is no baseline."""
     note: str = ""
 
     @property
     def ratio(self) -> float | None:
-        """Hearth over the baseline."""
+        """Hearth's median divided by the baseline's; None without a baseline."""
         if self.baseline is None or self.baseline.median == 0:
             return None
         return self.hearth.median / self.baseline.median
 
     @property
     def verdict(self) -> Literal["aim", "at least", "below", ""]:
-        """Which bound is met; empty where there is none."""
+        """The bound that is met; empty if there is none."""
         value = self.hearth.median if self.baseline is None else self.ratio
         if value is None or self.at_least is None:
             return ""
@@ -65,7 +65,7 @@ class Row:
         return "at least" if sign * value >= sign * self.at_least else "below"
 
     def to_json(self) -> dict[str, Any]:
-        """Builds the row's object of the results file."""
+        """Returns the row's object for the results file."""
         return {
             "group": self.group,
             "what": self.what,
@@ -83,7 +83,7 @@ class Row:
 
 
 def merge(parts: Iterable[Samples]) -> Samples:
-    """The samples of several rounds together."""
+    """Joins the samples of several rounds."""
     merged: Samples = {}
     for part in parts:
         for name, samples in part.items():
@@ -92,6 +92,7 @@ def merge(parts: Iterable[Samples]) -> Samples:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's fairness index (Jain, Chiu, Hawe 1984): 1 where all are equal, 1/n where one has everything."""
+    """Returns Jain's fairness index (Jain, Chiu, Hawe 1984): 1 if all shares are equal, 1/n if one member has
+    everything."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0

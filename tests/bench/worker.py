@@ -1,7 +1,7 @@
-"""A fresh process for one side of a row: `python -m tests.bench.worker MODULE:FUNCTION JSON`.
+"""A new process for one side of a row: `python -m tests.bench.worker MODULE:FUNCTION JSON`.
 
-Calls the function with the keywords of the JSON object and prints what it returns as one line. Functions that take part
-in a simultaneous start call `ready`.
+Calls the function with the keywords of the JSON object and prints the result as one line. Functions that take part in a
+simultaneous start call `ready`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ READY = "@ready"
 
 
 def ready() -> float:
-    """Tells the parent that the work may start, and waits for its word: the start's `time.monotonic()`, one for all."""
+    """Tells the parent that the work may start, and waits for the start signal; returns its `time.monotonic()`, which
+    is the same for all workers."""
     print(READY, flush=True)
     word = sys.stdin.readline()
     if not word:
@@ -31,5 +32,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Under its real name, so that `ready` and the constants exist once.
+    # Imported under its real name, so that `ready` and the constants exist only once.
     importlib.import_module("tests.bench.worker").main()

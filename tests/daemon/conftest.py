@@ -1,5 +1,5 @@
-"""Fixtures: a daemon for each worker of the test run, a fresh connection for each test, private daemons for what breaks
-them.
+"""Fixtures: one shared daemon for each pytest worker, a new connection for each test, and private daemons for tests
+that damage their daemon.
 
 HEARTH_TEST_BACKEND=cuda runs the same tests against GPUs.
 """
@@ -27,7 +27,7 @@ from tests.support.daemon.segments import Sharing
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled modules, shared by all daemons of the run, so that each is compiled once."""
+    """The directory of compiled modules, shared by all daemons of the run, so that each module is compiled once."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
@@ -38,7 +38,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def daemon(cache: Path) -> Iterator[DaemonProcess]:
-    """The worker's daemon. Tests leave it as they found it."""
+    """The shared daemon of this pytest worker. Tests must leave its state unchanged."""
     segments = shared_memory()
     process = DaemonProcess(cache, fresh=True)
     yield process
@@ -50,14 +50,15 @@ def daemon(cache: Path) -> Iterator[DaemonProcess]:
     assert running, f"the shared daemon ended before its tests:\n{log[-4000:]}"
     assert code == 0, log[-4000:]
     assert not left
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # another worker's would be seen as well
+    # With several pytest workers, the segments of the other workers would be counted as well.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
         assert not shared_memory() - segments
     assert set(generations) == {1}, f"a device of the shared daemon was lost:\n{log[-4000:]}"
 
 
 @pytest.fixture
 def node(daemon: DaemonProcess) -> Iterator[hearth.Node]:
-    """A connection of the test's own."""
+    """A connection that no other test uses."""
     with daemon.connect() as connected:
         yield connected
 
@@ -77,14 +78,15 @@ def pair(node: hearth.Node) -> list[hearth.Device]:
 
 @pytest.fixture
 def raw(daemon: DaemonProcess) -> Iterator[Raw]:
-    """A session of plain stubs."""
+    """A session driven through plain gRPC stubs."""
     with Raw(daemon.unix) as session:
         yield session
 
 
 @pytest.fixture
 def start_daemon(cache: Path) -> Iterator[StartDaemon]:
-    """Starts private daemons; sections of the configuration as keywords. All are ended with the test."""
+    """Starts private daemons; keywords are sections of the configuration. All of them are stopped at the end of the
+    test."""
     started: list[DaemonProcess] = []
 
     def start(
@@ -112,9 +114,9 @@ def lossy_daemon(cache: Path) -> Iterator[LentDaemon]:
 
 @pytest.fixture
 def lossy(lossy_daemon: LentDaemon) -> Iterator[DaemonProcess]:
-    """The worker's daemon for tests that lose devices, as often as they like, or want it for themselves: two devices,
-    in whatever generation. Not for dedicated sessions: their processes take generations too, so that of a test's own
-    next loss would not be the next."""
+    """The pytest worker's daemon for tests that lose devices any number of times, or that must not share a daemon. It
+    has two devices, of any generation. Not for dedicated sessions: their processes also consume generation numbers, so
+    a test could not predict the generation after its next loss."""
     process = lossy_daemon.lend()
     yield process
     print(process.log()[-4000:])
@@ -129,11 +131,12 @@ def brief_daemon(cache: Path) -> Iterator[LentDaemon]:
 
 @pytest.fixture
 def brief(brief_daemon: LentDaemon) -> DaemonProcess:
-    """The worker's daemon for tests of clients that stay away: a session ends a second after its client has."""
+    """The pytest worker's daemon for tests of clients that disconnect: a session ends one second after its client has
+    disconnected."""
     return brief_daemon.lend()
 
 
-# ---- for collectives ----
+# ---- collectives ----
 
 
 @pytest.fixture(scope="session")
@@ -158,12 +161,12 @@ def ranks(three: DaemonProcess) -> Iterator[Ranks]:
         yield session
 
 
-# ---- for what no honest client sends ----
+# ---- requests that only a faulty or malicious client sends ----
 
 
 @pytest.fixture
 def unharmed(daemon: DaemonProcess) -> Iterator[None]:
-    """Whatever the test sends, the daemon's processes live on and serve others."""
+    """Checks after the test that the daemon's device processes are the same as before and still serve other clients."""
     pids = [device["pid"] for device in daemon.status()["devices"]]
     yield
     with daemon.connect() as node:

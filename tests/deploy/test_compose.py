@@ -1,4 +1,5 @@
-"""deploy/docker/compose.yml: valid by the specification's own schema, in step with the daemon and what it mounts."""
+"""deploy/docker/compose.yml: valid by the specification's own schema, and consistent with the daemon and the mounted
+files."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ DAEMONS = ["hearthd", "hearthd-cpu"]
 
 
 def config_of(service: str) -> Any:
-    """Returns the daemon's configuration from the service's variables, beside the image's own."""
+    """Returns the daemon's configuration from the service's variables and those of the image."""
     own = {"HEARTH_LISTEN_UNIX": "/run/hearth/hearth.sock"}
     return load(environ=own | SERVICES[service]["environment"])[0]
 
@@ -64,15 +65,15 @@ def test_no_service_has_more_rights_than_it_needs(service: str) -> None:
     assert settings["security_opt"] == ["no-new-privileges:true"]
     assert all(port.startswith("127.0.0.1:") for port in settings.get("ports", ()))
     image = settings["image"]
-    assert image.startswith("hearth:") or image.rpartition(":")[2].lstrip("v").count(".") == 2  # a version
+    assert image.startswith("hearth:") or image.rpartition(":")[2].lstrip("v").count(".") == 2  # the tag is a version
 
 
 @pytest.mark.parametrize("service", DAEMONS)
 def test_the_daemon_understands_its_settings(service: str) -> None:
     config, settings = config_of(service), SERVICES[service]
-    assert settings["healthcheck"]["test"] == ["CMD", "hearthd", "health"]  # over the Unix socket, which is on
+    assert settings["healthcheck"]["test"] == ["CMD", "hearthd", "health"]  # uses the Unix socket, which is enabled
     assert seconds(settings["stop_grace_period"]) > config.drain_timeout + 5
-    # HTTP alone is beyond loopback, on a network without a way out.
+    # Only HTTP listens beyond loopback, on an internal network.
     assert parse_address(config.listen.grpc).loopback and parse_address(config.listen.lanes).loopback
     assert list(settings["networks"]) == ["readings"] and COMPOSE["networks"]["readings"]["internal"] is True
     assert "ports" not in settings
@@ -101,9 +102,9 @@ def test_prometheus_finds_the_daemon_and_the_rules(tmp_path: Path) -> None:
         assert host in SERVICES[service]["networks"]["readings"]["aliases"]
         assert int(port) == parse_address(config_of(service).listen.http).port
     own = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
-    assert job["job_name"] == own["scrape_configs"][0]["job_name"]  # by which the rules go
+    assert job["job_name"] == own["scrape_configs"][0]["job_name"]  # the rules select by this name
     places = dict(mount.split(":")[:2] for mount in SERVICES["prometheus"]["volumes"])
-    for source, target in places.items():  # as they lie in the container
+    for source, target in places.items():  # the paths inside the container
         if source.startswith("."):
             shutil.copy(FOLDER / source, tmp_path / Path(target).name)
             assert Path(target).parent == Path("/etc/prometheus")

@@ -1,4 +1,4 @@
-"""The Dockerfile: linted, compared with the daemon that it is for, and rehearsed without a container engine."""
+"""The Dockerfile: checked by hadolint, compared with the daemon, and rehearsed without a container engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAST = STEPS[max(number for number, step in enumerate(STEPS) if step.cmd == "FRO
 
 
 def one(name: str) -> dockerfile.Command:
-    """The only step of the image that has this name."""
+    """Returns the only step of the image with this name."""
     (step,) = (step for step in LAST if step.cmd == name)
     return step
 
@@ -64,8 +64,8 @@ def test_it_names_extras_and_the_version_of_the_project() -> None:
 
 @pytest.mark.parametrize(("extra", "compiler", "packages"), [("cpu", True, "server"), ("cuda13", False, "cuda13")])
 def test_the_cpu_backend_has_the_system_s_compiler(tmp_path: Path, extra: str, compiler: bool, packages: str) -> None:
-    """And not ziglang's, which first builds a C++ library. The steps run, with programs that only say how they were
-    called."""
+    """The image must not use ziglang's compiler, which first builds a C++ library. The steps run with stub programs
+    that record their arguments."""
     steps = [step.value[0] for step in STEPS if step.cmd == "RUN" and "EXTRA" in step.value[0]]
     said = tmp_path / "said"
     for name in ("apt-get", "pip", "rm", "ls"):
@@ -82,8 +82,9 @@ def test_the_cpu_backend_has_the_system_s_compiler(tmp_path: Path, extra: str, c
 
 def test_the_image_is_no_root_s_and_runs_the_daemon_itself() -> None:
     user, group = one("USER").value[0].split(":")
-    assert user == group == "7421"  # numbers: Kubernetes cannot tell that a name is not root
-    assert all(one(name).json for name in ("ENTRYPOINT", "CMD", "HEALTHCHECK", "VOLUME"))  # no shell takes the signals
+    assert user == group == "7421"  # numbers, because Kubernetes cannot tell whether a name is root
+    # without a shell, which would receive the signals
+    assert all(one(name).json for name in ("ENTRYPOINT", "CMD", "HEALTHCHECK", "VOLUME"))
     assert one("ENTRYPOINT").value == ("hearthd",) and one("CMD").value == ("serve",)
     assert one("HEALTHCHECK").value == ("CMD", "hearthd", "health")
     assert one("STOPSIGNAL").value == ("SIGTERM",)
@@ -117,8 +118,8 @@ def test_the_builder_is_given_the_sources_and_nothing_else() -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems, which needs root")
 def test_rehearsal() -> None:
-    """Every step of the Dockerfile, the image's command as process 1 without any right, its health check, a client, the
-    loss of a device, SIGTERM: deploy/docker/rehearse.py says what stands in for what."""
+    """Every step of the Dockerfile, the image's command as process 1 without privileges, its health check, a client,
+    the loss of a device, SIGTERM. The substitutes are described in deploy/docker/rehearse.py."""
     command = [sys.executable, ROOT / "deploy/docker/rehearse.py", "--installed", "--build-arg", "EXTRA=server"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=390, check=False, env=environ)

@@ -1,4 +1,4 @@
-"""The dashboard: every query of it names what a daemon tells, and Grafana can draw it."""
+"""The dashboard: every query names metrics that a daemon exports, and Grafana can display it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tests.support.programs import program
 FOLDER = ROOT / "deploy" / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "hearth.json").read_text())
 UNITS = {"short", "ops", "percentunit", "celsius", "watt", "hertz", "bytes", "Bps", "s", "dateTimeFromNow"}
-"""Units of Grafana's that the dashboard uses: bytes counts in 1024s, Bps in 1024s a second."""
+"""Units of Grafana that the dashboard uses: bytes uses multiples of 1024, Bps multiples of 1024 per second."""
 KINDS = {"row", "timeseries", "stat", "table"}
 LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
 
 def panels() -> Iterator[dict[str, Any]]:
-    """Yields all panels, those in collapsed rows included."""
+    """Yields all panels, including those in collapsed rows."""
     for panel in DASHBOARD["panels"]:
         yield panel
         yield from panel.get("panels", [])
 
 
 def queries() -> list[tuple[str, str, str]]:
-    """(title, expression, legend), of annotations, too; with something in the place of variables."""
+    """Returns (title, expression, legend) of each query, including annotations, with variables replaced."""
     found = [
         (panel["title"], target["expr"], target["legendFormat"])
         for panel in panels()

@@ -1,4 +1,4 @@
-"""Files for Prometheus: a page that its own tools accept, and rules and a configuration that go with it."""
+"""Files for Prometheus: a metrics page that its tools accept, and matching rules and configuration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def test_promtool_accepts_the_page() -> None:
-    """No complaint of its linter either: names, units, HELP."""
+    """The linter has no complaint about names, units and HELP."""
     promtool("check", "metrics", given=scraped.page())
 
 
@@ -77,7 +77,7 @@ def test_every_alert_says_what_to_do() -> None:
 
 
 def test_every_metric_is_described_and_nothing_else() -> None:
-    """The tables of METRICS.md give name, type and labels of every metric."""
+    """The tables of METRICS.md list the name, type and labels of every metric."""
     described = _described()
     page = scraped.page()
     families = {family.name: family for family in scraped.families(page)}
@@ -115,7 +115,7 @@ def test_the_mapping_names_what_is_there() -> None:
     assert len(re.findall(r"^\| `nv_", mapping, re.M)) >= 25 and len(re.findall(r"`DCGM_FI_", mapping)) >= 30
 
 
-# ---- the other format ----
+# ---- the OpenMetrics format ----
 
 
 def test_openmetrics_parses_the_same_page() -> None:

@@ -1,6 +1,7 @@
-"""The units: systemd's own tools find nothing wrong with them, and the daemon works under what they allow.
+"""The units: systemd's own tools report no errors, and the daemon works under their restrictions.
 
-There is no systemd here to start them: mounts, devices and control groups are as `systemd-analyze` says, untried.
+No systemd is available to start them: restrictions of mounts, devices and control groups are checked by
+`systemd-analyze` only.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HEARTHD = re.compile(r"(?<==)\S*/bin/hearthd")
 
 
 def installed(folder: Path, unit: Path, drop_ins: list[Path]) -> Path:
-    """The unit as it would be installed, with a program where it names one."""
+    """Returns the path of a copy of the unit as installed, in which program paths exist."""
     program_path = folder / "hearthd"
     program_path.write_text("#!/bin/sh\n")
     program_path.chmod(0o755)
@@ -78,7 +79,7 @@ def test_verify_finds_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_exposure() -> None:
-    """The exposure is at most what is promised, and what the unit says of itself."""
+    """The exposure level is at most the promised one, and equals the one stated in the unit."""
     tool = program("systemd-analyze")
     arguments = ["security", "--offline=yes", "--no-pager", f"--threshold={THRESHOLD * 10:.0f}", str(SYSTEM)]
     done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)
@@ -104,11 +105,11 @@ def test_users_and_directories(tmp_path: Path) -> None:
     assert folder.st_mode & 0o7777 == 0o750 and (folder.st_uid, folder.st_gid) == (0, int(line.split(":")[3]))
 
 
-# ---- the command, under what the unit allows ----
+# ---- the command, under the restrictions of the unit ----
 
 
 def command(line: str, config: Path) -> list[str]:
-    """Returns the command of a line of the unit, in this checkout instead of /opt/hearth and /etc/hearth."""
+    """Returns the command of a line of the unit, with this checkout in place of /opt/hearth and /etc/hearth."""
     words = shlex.split(line)
     assert words[:1] == ["/opt/hearth/bin/hearthd"]
     return [sys.executable, "-m", "hearthd", *(str(config) if w == "/etc/hearth/hearth.toml" else w for w in words[1:])]
@@ -134,7 +135,7 @@ def prefix() -> Iterator[Path]:
 
 @pytest.mark.parametrize("unit", [SYSTEM, USER], ids=["system", "user"])
 def test_what_the_filter_keeps_out(unit: Path) -> None:
-    """The filter refuses forbidden calls, so that the calls that pass below were checked by it."""
+    """The filter refuses forbidden calls, which shows that the filter was active for the permitted calls below."""
     program("systemd-analyze")
     code = """
 import ctypes, os, socket
@@ -176,7 +177,7 @@ def test_a_life_as_the_unit_has_it(prefix: Path, unit: Path) -> None:
     try:
         manager.until(lambda said: "READY" in said, 60)
         with hearth.connect(f"unix:{socket_path}") as node:
-            if unit == SYSTEM:  # once: the other's filter is the same, and a compiler takes its time
+            if unit == SYSTEM:  # for one unit only: the filters are the same, and a compile takes time
                 saxpy_works(node.device(0))
             check, hang_up = lines["ExecReload"]
             done = subprocess.run(command(check, config), capture_output=True, text=True, check=False, env=env)
@@ -214,7 +215,7 @@ def test_both_units_let_the_same_calls_through() -> None:
 
 
 def under_unit_lacks() -> str:
-    """Returns the features that compilers lack on this host whatever the unit says."""
+    """Returns the features that compilers lack on this host independent of the unit."""
     from hearthd.device.platform.sandbox import landlock_version
 
     return "" if landlock_version() else "landlock"

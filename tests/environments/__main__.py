@@ -7,7 +7,7 @@
     python -m tests.environments all -- -k "not gpu" -n 2            # pytest's own options
 
 Each runs on a copy of the working tree, with the virtual environment of this interpreter unless `--python` names
-another one. The exit status is 0 where all passed.
+another one. The exit status is 0 if all tests passed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ LISTED = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
 
 
 def copy(target: Path) -> None:
-    """The working tree without what git ignores; a copy of a copy, which is no repository, is whole."""
+    """Copies the working tree without the files that git ignores; a copy of a copy, which is not a repository, is
+    complete."""
     done = subprocess.run(LISTED, cwd=ROOT, capture_output=True, check=False)
     for name in filter(None, done.stdout.decode().split("\0")):
         source, copied = ROOT / name, target / name
@@ -41,7 +42,7 @@ def copy(target: Path) -> None:
 
 
 def prepared(environment: Environment, scratch: Path) -> tuple[Path, dict[str, str]]:
-    """The copy, and the variables in which its tests run."""
+    """Prepares the copy; returns its path, and the environment variables of its tests."""
     clone, home = scratch / environment.folder, scratch / "home"
     clone.mkdir(parents=True)
     home.mkdir()
@@ -63,7 +64,7 @@ def prepared(environment: Environment, scratch: Path) -> tuple[Path, dict[str, s
 
 
 def hidden(path: Path) -> str:
-    """The outermost directory of a path that other users may not enter; empty where they may reach it."""
+    """Returns the outermost directory of a path that other users may not enter; empty if they may reach the path."""
     for parent in reversed((path, *path.parents)):
         if not parent.stat().st_mode & 0o001:
             return str(parent)
@@ -72,7 +73,7 @@ def hidden(path: Path) -> str:
 
 @contextlib.contextmanager
 def beside(count: int) -> Iterator[None]:
-    """Busy loops."""
+    """Runs `count` busy loops."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -83,7 +84,7 @@ def beside(count: int) -> Iterator[None]:
 
 
 def interpreter(name: str, scratch: Path) -> Path:
-    """A virtual environment of another Python, with all that the tests need."""
+    """Creates a virtual environment of another Python, with all packages that the tests need."""
     venv = scratch / "venv"
     subprocess.run([name, "-m", "venv", str(venv)], check=True)
     pip = [str(venv / "bin/pip"), "install", "-q", "--disable-pip-version-check"]
@@ -93,7 +94,7 @@ def interpreter(name: str, scratch: Path) -> Path:
 
 
 def run(environment: Environment, chosen: argparse.Namespace, python: Path) -> int:
-    """The tests in one environment; their exit status."""
+    """Runs the tests in one environment; returns their exit status."""
     with tempfile.TemporaryDirectory(prefix="hearth-environment-", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
         scratch.chmod(0o755)

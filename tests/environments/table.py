@@ -1,8 +1,7 @@
-"""The environments: how each is entered, and which tests it concerns.
+"""The environments: how each is entered, and the tests that it affects.
 
-An environment is a copy of the working tree somewhere, a command that stands before the tests' own, variables, and
-options of pytest. Nothing outside of a scratch directory is changed: mounts and network settings live in namespaces of
-their own, and end with the run.
+An environment is a copy of the working tree, a command prefix, variables, and options of pytest. Nothing outside a
+scratch directory is changed: mounts and network settings are made in separate namespaces, and end with the run.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 STRANGER = 64023
-"""The user and group of `user`; no account of the host has it, as in most containers."""
+"""The user and group id of `user`; no account of the host has it, as in most containers."""
 
 SMOKE = (
     "tests/daemon/launch/test_launch.py",
@@ -18,7 +17,7 @@ SMOKE = (
     "tests/daemon/operations/test_first_process.py",
     "tests/daemon/protocol/test_client_process.py",
 )
-"""The daemon's main paths."""
+"""Tests of the daemon's main paths."""
 
 USERS = (
     "tests/unit/confinement",
@@ -30,7 +29,7 @@ USERS = (
     "tests/daemon/tenants/test_tenants.py",
     "tests/deploy/test_systemd.py",
 )
-"""Tests that confine processes, ask who a peer is, or become another user."""
+"""Tests that confine processes, query the user of a peer, or become another user."""
 
 PATHS = (
     "tests/unit/shared/test_disk.py",
@@ -52,7 +51,7 @@ PATHS = (
     "tests/daemon/transfers/test_lanes.py",
     "tests/deploy/test_locks.py",
 )
-"""Tests that start programs, or make sockets, files and directories."""
+"""Tests that start programs, or create sockets, files and directories."""
 
 NETWORK = (
     "tests/unit/front/connections",
@@ -92,7 +91,7 @@ COMPILERS = (
     "tests/daemon/kernels/test_modules.py",
     "tests/daemon/tenants/test_tenants.py",
 )
-"""Tests of compile workers, of device processes, and of what confines them."""
+"""Tests of compile workers, of device processes, and of their confinement."""
 
 SHARED_MEMORY = (
     "tests/unit/device/cpu/collective/test_shared_exchange.py",
@@ -112,7 +111,7 @@ SHARED_MEMORY = (
     "tests/daemon/memory/test_published.py",
     "tests/daemon/transfers/test_segments.py",
 )
-"""Tests that share memory between processes, or take much of it."""
+"""Tests that share memory between processes, or use much of it."""
 
 CLOCKS = (
     "tests/unit/client/session/test_receiver_role.py",
@@ -156,13 +155,13 @@ _NO_IPV6 = 'set -e; ip link set lo up; echo 1 >/proc/sys/net/ipv6/conf/all/disab
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment: one condition, or several that go together."""
+    """An environment: one condition, or several related ones."""
 
     name: str
     says: str
-    """A line for the list."""
+    """A description for the list, in one line."""
     tests: tuple[str, ...]
-    """Tests that it concerns."""
+    """Tests that the environment affects."""
     folder: str = "clone"
     """The copy's path below the scratch directory."""
     mode: int = 0o755
@@ -170,17 +169,17 @@ class Environment:
     stranger: bool = False
     """True if the copy, its home and its temporary files belong to `STRANGER`."""
     enter: tuple[str, ...] = ()
-    """Stands before the command."""
+    """Prefix of the command."""
     root: bool = False
-    """True if only the superuser can enter it."""
+    """True if only root can enter it."""
     variables: dict[str, str] = field(default_factory=dict)
-    """`{scratch}` is the scratch directory."""
+    """Environment variables; `{scratch}` stands for the scratch directory."""
     options: tuple[str, ...] = ()
     """Options of pytest."""
     beside: int = 0
-    """Busy loops that run meanwhile."""
+    """Number of busy loops that run in the meantime."""
     module: str = ""
-    """A module of the copy that enters it: it runs the command that it is given."""
+    """A module of the copy that enters the environment and runs the given command."""
 
 
 ENVIRONMENTS = (

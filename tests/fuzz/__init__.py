@@ -1,1 +1,1 @@
-"""Every RPC and endpoint with messages of anybody's making: `python -m tests.fuzz --seconds 60`."""
+"""Every RPC and endpoint with arbitrary messages: `python -m tests.fuzz --seconds 60`."""

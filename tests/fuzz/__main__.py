@@ -1,4 +1,5 @@
-"""`python -m tests.fuzz --seconds 60 [--only NodeService/Describe]`: so long for each RPC and each socket."""
+"""`python -m tests.fuzz --seconds 60 [--only NodeService/Describe]`: fuzzes each RPC and each socket for the given
+time."""
 
 from __future__ import annotations
 

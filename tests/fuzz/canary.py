@@ -1,4 +1,4 @@
-"""A session that does checked work while others are fuzzed, and whose secrets must not leak."""
+"""A session that does checked work while another session is fuzzed, and whose secrets must not leak."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ class Canary:
 
 
 def new_mark() -> str:
-    """A word that nothing else contains."""
+    """Returns a word that occurs nowhere else."""
     return "canary" + secrets.token_hex(8)

@@ -1,10 +1,10 @@
-"""The decoders of what comes over a wire, as functions of bytes: fuzzed in this process, without a daemon.
+"""The decoders of data from the network, as functions of bytes: fuzzed in this process, without a daemon.
 
-`python -m tests.fuzz.decoders NAME --seconds 60` lets atheris (`pip install atheris`) look for inputs that reach new
-code, from `corpus/NAME/` on; an input that fails is written to `findings/NAME/`, and `test_decoders.py` replays it from
-then on. Without atheris random changes of the corpus are tried.
+`python -m tests.fuzz.decoders NAME --seconds 60` lets atheris (`pip install atheris`) search for inputs that reach new
+code, starting with `corpus/NAME/`; an input that fails is written to `findings/NAME/`, and `test_decoders.py` replays
+it from then on. Without atheris, random changes of the corpus are tried.
 
-A decoder may raise the errors that it documents, and nothing else, and it ends soon.
+A decoder may raise only the errors that it documents, and must end soon.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
 HERE = Path(__file__).resolve().parent
 CORPUS, FINDINGS = HERE / "corpus", HERE / "findings"
 SOON_S = 1.0
-"""Processor time of one input: thousands of times what any takes."""
+"""Maximum processor time of one input in seconds: thousands of times the usual time."""
 LARGEST = 1 << 20
-"""Bytes of an input."""
+"""Maximum size of an input in bytes."""
 
 
 def _frames(data: bytes) -> None:
-    """A stream that arrives at once is the one that arrives in pieces; what comes of it encodes to the same."""
+    """A stream in one piece gives the same frames as in several pieces, and the frames encode to the same bytes."""
     whole, pieces = frames.FrameReader(1 << 16), frames.FrameReader(1 << 16)
     at_once = whole.feed(data)
     assert at_once == [frame for at in range(0, len(data), 7) for frame in pieces.feed(data[at : at + 7])]
@@ -79,11 +79,11 @@ DECODERS: dict[str, tuple[Callable[[bytes], None], tuple[type[Exception], ...]]]
     "refusal": (_refusal, (ValueError,)),
     "messages": (_messages, (DecodeError,)),
 }
-"""Each with the errors that it documents."""
+"""Each decoder with the errors that it documents."""
 
 
 def attempt(name: str, data: bytes) -> None:
-    """Raises what is a defect."""
+    """Runs a decoder; raises an error if the decoder has a defect."""
     decode, documented = DECODERS[name]
     began = time.process_time()
     with contextlib.suppress(documented):
@@ -93,12 +93,12 @@ def attempt(name: str, data: bytes) -> None:
 
 
 def inputs(name: str) -> list[Path]:
-    """The corpus and the findings."""
+    """Returns the files of the corpus and of the findings."""
     return sorted(path for folder in (CORPUS, FINDINGS) for path in (folder / name).glob("*"))
 
 
 def changed(rng: random.Random, seeds: list[bytes]) -> bytes:
-    """A seed with a few changes: bits, cuts, pieces that are doubled, long runs of a byte."""
+    """Returns one of `seeds` with a few changes: flipped bits, cuts, repeated pieces, long runs of a byte."""
     data = bytearray(rng.choice(seeds))
     for _ in range(rng.randrange(1, 5)):
         at = rng.randrange(len(data) + 1)
@@ -117,7 +117,7 @@ def changed(rng: random.Random, seeds: list[bytes]) -> bytes:
 
 
 def search(name: str, seconds: float, seed: int) -> int:
-    """Random changes; how many. Keeps what fails in `findings/`."""
+    """Tries random changes for `seconds`; returns their number. Inputs that fail are saved in `findings/`."""
     rng = random.Random(seed)
     seeds = [path.read_bytes() for path in inputs(name)] or [b""]
     deadline, tried = time.monotonic() + seconds, 0

@@ -1,5 +1,5 @@
-"""Objects of every kind in a session, under the numbers that fuzzed messages use, so that their handles mean
-something."""
+"""Objects of every kind in a session, under the handles that fuzzed messages use, so that these messages refer to
+existing objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.fuzz.messages import NOTHING
 from tests.fuzz.templates import ARGUMENTS, DIM, ELSE, LARGE, ONE, SIDE, SMALL
 
 BUILT = 999
-"""The number under which the last command is asked: the only one that is answered."""
+"""Request number of the last command, which is the only one with an answer."""
 
 _PARTS = [c.Allocate.Part(buffer=LARGE, size=4096), c.Allocate.Part(buffer=ELSE, size=16)]
 FURNITURE = (

@@ -1,7 +1,7 @@
-"""Messages of anybody's making: valid ones with random fields, and what is left of them when they are broken.
+"""Arbitrary messages: valid ones with random fields, and damaged ones.
 
-Made from the descriptors, so that messages and fields that are added later are in it as well. What a client may ask for
-and that takes for ever (an endless launch, a launch whose short limit ends the device process) is not asked for.
+Messages are generated from the descriptors, so that messages and fields added later are included. Valid commands that
+never end (an endless launch, a launch whose short limit ends the device process) are not generated.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ TEXTS = (
 )
 BYTES = (b"", b"x", bytes(4), bytes(16), b"\xff" * 64, bytes(5000))
 LIMITS_NS = (0, 60 * 10**9)
-"""Time limits of a launch: a shorter one may rightly end the device process."""
+"""Time limits of a launch in nanoseconds: a shorter limit may rightly end the device process."""
 
 SOON_NS = (0, 1, 10**9)
-"""Time limits of a group whose other daemons never come."""
+"""Time limits in nanoseconds of a group whose other daemons never join."""
 
 NOTHING = 'extern "C" __global__ void nothing(int* x, int n) {}\n__device__ int variable[4];'
-"""A kernel that can be given anything."""
+"""A kernel that accepts any arguments."""
 
 OPTIONS = ("", "-DN=1", "f<int>", "-x", "--help", "-I/etc")
 NUMBERED = frozenset({
@@ -57,14 +57,15 @@ NUMBERED = frozenset({
 })  # fmt: skip
 RUNS = frozenset({"function", "graph", "prepared"})
 NO_HANDLE = 0x7777_7777_7777
-"""A handle of nothing, and far from all others."""
+"""A handle that does not exist, far from all others."""
 ORDINALS = (0, 0, 0, 0, 1, 2, 77, 2**32 - 1)
 BY_NAME: Mapping[str, tuple[Any, ...]] = {
     "device": ORDINALS,
     "devices": ORDINALS,
-    # No server listens there, so that nothing is waited for, and no outside host is ever asked.
+    # No server listens there, so that nothing is waited for, and no external host is contacted.
     "addresses": (CLOSED, CLOSED, "unix:/nowhere/peer.sock", "unix:", "127.0.0.1", "127.0.0.1:99999", ":1", ""),
-    "sequence": (0, 2**64 - 1, *range(1, 3000)),  # of collectives: one that was used before is refused
+    # sequence numbers of collectives: a number that was used before is refused
+    "sequence": (0, 2**64 - 1, *range(1, 3000)),
     **dict.fromkeys(("root", "peer"), (0, 0, 0, 1, 2, 77, 2**32 - 1)),
     "code": (b"", NOTHING.encode(), NOTHING.encode(), b"int x", b"\x7fELF", bytes(100)),
     "options": OPTIONS,
@@ -76,12 +77,12 @@ BY_NAME: Mapping[str, tuple[Any, ...]] = {
 
 
 def _runs(message: Message) -> bool:
-    """Returns whether the message launches kernels, or makes an object by which another message could."""
+    """Returns whether the message launches kernels, or creates an object with which another message could."""
     return any(field.name in RUNS or field.name in ("launch", "launches") for field, _ in message.ListFields())
 
 
 class Maker:
-    """Makes messages. `names` and `tokens` are words that other sessions might be reached by."""
+    """Generates messages. `names` and `tokens` are words by which other sessions might be reached."""
 
     def __init__(self, rng: random.Random, tokens: Callable[[], str], names: tuple[str, ...] = ()) -> None:
         self.rng = rng
@@ -91,8 +92,8 @@ class Maker:
 
     @contextlib.contextmanager
     def harmless(self) -> Iterator[None]:
-        """Makes messages that launch nothing, and do not begin to when one of their bits is flipped: a grid or a time
-        limit may be anything then."""
+        """Restricts the generator to messages that launch nothing, even if one of their bits is flipped, because a grid
+        or a time limit could then have any value."""
         before, self._harmless = self._harmless, True
         try:
             yield
@@ -100,7 +101,7 @@ class Maker:
             self._harmless = before
 
     def command(self) -> Any:
-        """Makes a command of any kind, answered or not."""
+        """Returns a command of any kind, with or without an answer."""
         command = commands_pb2.Command()
         field = self.rng.choice(command.DESCRIPTOR.oneofs_by_name["kind"].fields)
         self._set(command, field, 1)
@@ -111,7 +112,7 @@ class Maker:
     # ---- valid messages ----
 
     def fill(self, message: Message, likely: float = 0.6, depth: int = 0) -> Any:
-        """Sets fields at random; of a oneof, the last that is set counts."""
+        """Sets fields at random; of a oneof, the field that is set last counts."""
         template = TEMPLATES.get(message.DESCRIPTOR.name)
         if template is not None and self.rng.random() < 0.6 and not (self._harmless and _runs(template)):
             message.CopyFrom(template)
@@ -142,7 +143,7 @@ class Maker:
                 setattr(message, field.name, self.value(message.DESCRIPTOR.name, field))
 
     def value(self, message: str, field: FieldDescriptor) -> Any:
-        """Makes a possible value of a field."""
+        """Returns a possible value of a field."""
         if field.name == "session_token":
             return self.token()
         if field.name in ("launches", "launch") and field.type == field.TYPE_BYTES:
@@ -183,7 +184,7 @@ class Maker:
         return values[field.type]
 
     def records(self) -> bytes:
-        """Packed launches; most are well formed."""
+        """Returns packed launches, most of which are well formed."""
         pick = self.rng.choice
         places = pick((
             [Place(0, 8, True), Place(8, 4)], [Place(0, 8, True, True), Place(8, 4)], [Place(0, 8), Place(8, 4)],
@@ -212,13 +213,13 @@ class Maker:
                 bad[at] = self.rng.randrange(256)
         return bytes(bad[: self.rng.randrange(len(bad))]) if self.rng.random() < 0.1 else bytes(bad)
 
-    # ---- broken ones ----
+    # ---- damaged messages ----
 
     def junk(self, most: int = 300) -> bytes:
         return self.rng.randbytes(self.rng.randrange(most))
 
     def broken(self, whole: bytes) -> bytes:
-        """Cut off, with bits turned, with pieces repeated or left out."""
+        """Returns the message cut off, with bits flipped, or with pieces repeated or left out."""
         if not whole:
             return self.junk(20)
         rng, data = self.rng, bytearray(whole)

@@ -1,4 +1,4 @@
-"""Fuzzing of a daemon: two canaries, one session that is fuzzed, and checks that hold whatever was sent."""
+"""Fuzzing of a daemon: two canaries, one session that is fuzzed, and checks that must hold whatever was sent."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from tests.support.daemon.tenants import new_token, tenant, token_hash
 
 FOREIGN, OWN, OPERATOR = "canary", "fuzz", "operator"
 PRIVATE_KIB = 128 << 10
-"""KiB of memory that a process may have gained: pools, and what the allocator keeps of messages of 33 MiB."""
+"""KiB of memory that a process may have gained: pools, and memory that the allocator keeps after messages of 33 MiB."""
 ALIVE_EVERY = 40
-"""Calls between two looks whether the session that is fuzzed still is one."""
+"""Number of calls between two checks whether the fuzzed session is still open."""
 WARM_S = 0.1
 GIVEN_BACK_S = 10.0
 FILES = 16 if BACKEND == "cuda" else 4
-"""Open files that a process may have more after it. On an H200 eight sockets stay, most likely NCCL's of a join whose
-peers never came, which cannot be aborted while it waits for them."""
+"""Additional open files that a process may have afterwards. On an H200 eight sockets remain, most likely NCCL's for a
+join without peers, which cannot be aborted while it waits for them."""
 SOCKETS = ("wire, TCP", "wire, Unix", "HTTP", "identity", "calls")
 
 
 class Fuzz:
-    """`with Fuzz(cache) as fuzz: fuzz.run(name, seconds)`; `problems` is what was wrong."""
+    """`with Fuzz(cache) as fuzz: fuzz.run(name, seconds)`; `problems` lists the defects found."""
 
     def __init__(self, cache: Path, seed: int = 0) -> None:
         self.rng = random.Random(seed)
@@ -70,7 +70,7 @@ class Fuzz:
 
     def __enter__(self) -> Fuzz:
         self.session.renew()
-        self.session.renew()  # one has ended by then
+        self.session.renew()  # one session has ended by then
         for canary in self.canaries:
             canary.start()
         return self
@@ -88,13 +88,13 @@ class Fuzz:
 
     @staticmethod
     def names() -> list[str]:
-        """All that there is to be fuzzed."""
+        """Returns the names of all targets."""
         return [*(rpc.name for rpc in targets.rpcs()), *SOCKETS]
 
     # ---- the fuzzing ----
 
     def run(self, name: str, seconds: float) -> int:
-        """Fuzzes one of `names`; how many messages it was."""
+        """Fuzzes one of `names`; returns the number of messages sent."""
         deadline = time.monotonic() + seconds
         one = self._one(name)
         sent = 0
@@ -149,7 +149,7 @@ class Fuzz:
         self._scan(name, answer, data)
 
     def _token(self) -> str:
-        """Returns a session token: as a rule the session's; otherwise an old one, almost a valid one, or garbage."""
+        """Returns a session token: usually the session's; otherwise an old one, an almost valid one, or garbage."""
         dice = self.rng.random()
         if dice < 0.82:
             return self.session.token
@@ -162,11 +162,11 @@ class Fuzz:
             return other[:at] + wrong + other[at + 1 :] if dice < 0.92 else other[:at]
         return self.rng.choice(("", "x" * 5000, "\0", "é"))
 
-    # ---- what has to be true ----
+    # ---- invariants ----
 
     @staticmethod
     def _reason(answer: targets.Answer) -> str:
-        """The reason in the status's details, where there are any."""
+        """Returns the reason in the status's details, if there are any."""
         key = reasons.STATUS_DETAILS_KEY.encode()
         _, _, tail = answer.text.partition(key + b"\n")
         if not tail:
@@ -185,7 +185,7 @@ class Fuzz:
         return [(device.pid, device.generation) for device in self.node.describe().devices]
 
     def _look(self, name: str) -> None:
-        """After each target: everybody lives and works, and the log knows of no defect."""
+        """Checks after each target that all processes and canaries work, and that the log contains no defect."""
         if self.daemon.process.poll() is not None:
             self.problems.append(f"{name}: the daemon has ended: {self.daemon.log()[-2000:]}")
             return
@@ -204,13 +204,13 @@ class Fuzz:
         log = self.daemon.log()
         fresh, self._log_read = log[self._log_read :], len(log)
         for line in fresh.splitlines():
-            # What gRPC's core writes of broken frames has its own form, with bytes of the frames in it.
+            # Messages of gRPC's core about damaged frames have another format, and contain bytes of the frames.
             if "Traceback" in line or '"level": "error"' in line or "Fatal Python error" in line:
                 self.problems.append(f"{name}: the log: {line[:1500]}")
                 break
 
     def at_rest(self) -> State:
-        """Returns the daemon's state once the fuzzed session is closed, and a new one has done nothing."""
+        """Returns the daemon's state after the fuzzed session is closed and a new one is opened."""
         self.session.renew()
         deadline = time.monotonic() + 10.0
         while len(self.node.sessions()) > 1 and time.monotonic() < deadline:
@@ -218,8 +218,7 @@ class Fuzz:
         return state_of(self.daemon, self._operator)
 
     def compare(self, before: State) -> None:
-        """Checks that nothing has stayed, once there was time to give it back: NCCL takes a second to free a
-        communicator."""
+        """Checks that all resources have been released, after some time: NCCL takes a second to free a communicator."""
         deadline = time.monotonic() + GIVEN_BACK_S
         while (found := self._differences(before, self.at_rest())) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -254,9 +253,9 @@ def _unix(path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def fuzzing(cache: Path, seed: int = 0) -> Iterator[Fuzz]:
-    """Yields the fuzzing, and compares what is held at the end."""
+    """Yields the fuzzing, and compares the resources at the end."""
     with Fuzz(cache, seed) as fuzz:
-        if BACKEND == "cuda":  # which takes much for good when it is first asked for something
+        if BACKEND == "cuda":  # the first use of CUDA allocates resources permanently
             for name in Fuzz.names():
                 fuzz.run(name, WARM_S)
         before: Any = fuzz.at_rest()

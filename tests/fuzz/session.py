@@ -1,4 +1,4 @@
-"""The session that is fuzzed: opened anew whenever a message ended it; furnished, so that handles mean something."""
+"""The session that is fuzzed: opened again whenever a message ended it, with objects to which fuzzed handles refer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETUP_S = 30.0
 
 
 class Session:
-    """A session by plain stubs. `metadata` identifies the caller."""
+    """A session through plain gRPC stubs. `metadata` identifies the caller."""
 
     def __init__(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], devices: int) -> None:
         self._channel = channel
@@ -24,7 +24,7 @@ class Session:
         self._devices = devices
         self.token = ""
         self.stale = ""
-        """Token of the session before, which has ended."""
+        """Token of the previous session, which has ended."""
         self.opened = 0
 
     def call(self, service: str, method: str, request: Any, answer: Any) -> Any:
@@ -36,7 +36,7 @@ class Session:
         return made(request, timeout=SETUP_S, metadata=self._metadata)
 
     def renew(self) -> None:
-        """Another session; the one before is closed."""
+        """Closes the session, and opens another one."""
         self.close()
         request = node_pb2.OpenSessionRequest(
             protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX), client_name="fuzz"
@@ -48,7 +48,7 @@ class Session:
             self._furnish(ordinal)
 
     def alive(self) -> bool:
-        """Returns whether the session lives, and its default stream is answered."""
+        """Returns whether the session is open, and its default stream responds."""
         for ordinal in range(self._devices):
             target = device_pb2.Target(session_token=self.token, device=ordinal)
             request = device_pb2.FlushRequest(target=target, command=c.Flush())
@@ -68,12 +68,12 @@ class Session:
 
     def close(self) -> None:
         if self.token:
-            with contextlib.suppress(grpc.RpcError):  # it has ended
+            with contextlib.suppress(grpc.RpcError):  # the session has ended
                 request = node_pb2.CloseSessionRequest(session_token=self.token)
                 self.call("NodeService", "CloseSession", request, node_pb2.CloseSessionResponse)
 
     def _furnish(self, ordinal: int) -> None:
-        """Makes the furniture by a stream that ends before the next call."""
+        """Creates the objects on a stream that ends before the next call."""
         attach = device_pb2.Attach(session_token=self.token, device=ordinal)
         messages = [
             device_pb2.ExecuteRequest(attach=attach),

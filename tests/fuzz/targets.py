@@ -1,4 +1,4 @@
-"""Targets of fuzzing: every method of every service, found by its descriptors, and the sockets beneath."""
+"""Targets of fuzzing: every method of every service, found by its descriptors, and the sockets below gRPC."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from hearth_proto.v1 import device_pb2, node_pb2
 from tests.fuzz.messages import Maker
 
 CALL_S = 1.0
-"""Whatever waits for longer is broken off by its client."""
+"""Seconds after which the client cancels a waiting call."""
 OVERSIZED = 33 << 20
-"""Beyond what gRPC takes at all."""
+"""Bytes: larger than gRPC accepts."""
 LARGE = 3 << 20
-"""Beyond what a message may have inline, and a chunk of a transfer."""
+"""Bytes: larger than a message may contain inline, and than a chunk of a transfer."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer to one call."""
+    """The answer to one call."""
 
     code: grpc.StatusCode
     text: bytes
-    """All that was said: messages, status, metadata."""
+    """Everything that was received: messages, status, metadata."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Rpc:
 
     @property
     def streams(self) -> bool:
-        """True if it takes any number of messages."""
+        """True if the method takes any number of messages."""
         return bool(self.method.client_streaming)
 
     def message(self) -> Message:
@@ -61,7 +61,7 @@ class Rpc:
 
 
 def rpcs() -> list[Rpc]:
-    """Every method of the daemon's own services."""
+    """Returns every method of the daemon's own services."""
     return [
         Rpc(service.full_name, method)
         for file in (node_pb2.DESCRIPTOR, device_pb2.DESCRIPTOR)
@@ -71,8 +71,8 @@ def rpcs() -> list[Rpc]:
 
 
 def call(channel: grpc.Channel, rpc: Rpc, payloads: list[bytes], metadata: Any) -> Answer:
-    """Sends raw messages, however many the method takes. What is a stream to the client may be one message to the
-    daemon: the wire is the same."""
+    """Sends raw messages, however many the method takes. A stream of the client may be a single message for the daemon,
+    because the wire format is the same."""
     made: Any = channel.stream_stream(f"/{rpc.service}/{rpc.method.name}", None, None)
     answers = made(iter(payloads), timeout=CALL_S, metadata=metadata)
     parts: list[bytes] = []
@@ -89,7 +89,7 @@ def _answer(answers: Any, parts: list[bytes]) -> Answer:
 
 
 def payloads(rpc: Rpc, maker: Maker) -> list[bytes]:
-    """The messages of one call."""
+    """Returns the messages of one call."""
     rng = maker.rng
     count = rng.choice((0, 1, 1, 2, 4)) if rpc.streams else rng.choice((1,) * 198 + (0, 2))
     return [_payload(rpc, maker) for _ in range(count)]
@@ -113,7 +113,7 @@ def _payload(rpc: Rpc, maker: Maker) -> bytes:
 
 
 def _large(message: Message, maker: Maker, rng: random.Random) -> bytes:
-    """A message that is too large; rarely one that is larger than gRPC takes."""
+    """Returns a message that is too large for the daemon; rarely one that is too large for gRPC."""
     with maker.harmless():
         maker.fill(message)
     size = OVERSIZED if rng.random() < 0.05 else LARGE
@@ -130,7 +130,7 @@ def _large(message: Message, maker: Maker, rng: random.Random) -> bytes:
 
 
 def attach(maker: Maker) -> bytes:
-    """The first message of Execute, as a rule."""
+    """Returns the first message of Execute, which usually is an Attach."""
     rng = maker.rng
     if rng.random() < 0.1:
         return (
@@ -144,7 +144,7 @@ def attach(maker: Maker) -> bytes:
 
 
 def batches(maker: Maker, seq: int) -> Iterator[bytes]:
-    """Yields the messages after it; `seq` is the last batch that was executed."""
+    """Yields the messages after the attach; `seq` is the last batch that was executed."""
     rng = maker.rng
     for _ in range(rng.choice((0, 1, 2, 5))):
         dice = rng.random()
@@ -164,15 +164,15 @@ def batches(maker: Maker, seq: int) -> Iterator[bytes]:
 
 
 def execute(channel: grpc.Channel, rpc: Rpc, maker: Maker, metadata: Any) -> tuple[Answer, bytes]:
-    """Runs an Execute stream: waits for the answer to the attach, from whose position the batches continue. Also
-    returns the bytes that it sent."""
+    """Runs an Execute stream: waits for the answer to the attach, whose position the batches continue. Returns the
+    answer, and the bytes sent."""
     sent: list[bytes] = []
     attached: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def requests() -> Iterator[bytes]:
         sent.append(attach(maker))
         yield sent[-1]
-        with contextlib.suppress(queue.Empty):  # refused
+        with contextlib.suppress(queue.Empty):  # if the attach was refused
             for message in batches(maker, attached.get(timeout=CALL_S)):
                 sent.append(message)
                 yield message
@@ -199,7 +199,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PRI", "\0")
 
 
 def http(maker: Maker, bearer: str) -> bytes:
-    """Builds a request, or something that resembles one."""
+    """Returns a request, or bytes that resemble one."""
     rng = maker.rng
     if rng.random() < 0.2:
         return maker.junk(2000)
@@ -215,7 +215,7 @@ def http(maker: Maker, bearer: str) -> bytes:
 
 
 def wire(maker: Maker) -> bytes:
-    """Makes bytes that are no gRPC, or damaged gRPC."""
+    """Returns bytes that are not gRPC, or damaged gRPC."""
     rng = maker.rng
     frame = bytearray()
     for _ in range(rng.randrange(5)):
@@ -227,7 +227,7 @@ def wire(maker: Maker) -> bytes:
 
 
 def framed(maker: Maker, metadata: Any) -> bytes:
-    """A call as frames, or what has been one."""
+    """Returns a call as frames, possibly damaged."""
     rng, rpc = maker.rng, maker.rng.choice(rpcs())
     head = calls.pack_head(f"/{rpc.service}/{rpc.method.name}", [each for each in metadata if rng.random() < 0.9])
     parts = [(Kind.METHOD, head), *((Kind.MESSAGE, payload) for payload in payloads(rpc, maker)), (Kind.END, b"")]
@@ -239,7 +239,7 @@ def framed(maker: Maker, metadata: Any) -> bytes:
 
 
 def exchange(connect: Callable[[], socket.socket], data: bytes, patience: float = 0.2) -> bytes:
-    """Sends bytes to a socket and reads what comes back for a moment."""
+    """Sends bytes to a socket, and returns what arrives within `patience` seconds."""
     answer = b""
     with contextlib.suppress(OSError), connect() as connection:
         connection.settimeout(patience)

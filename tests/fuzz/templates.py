@@ -1,4 +1,4 @@
-"""Commands as they should be, on what is in `furniture.py`: to be spoilt in a field or two."""
+"""Valid commands for the objects of `furniture.py`, in which the fuzzer changes one or two fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hearth_proto.v1 import commands_pb2 as c
 from hearth_proto.v1 import node_pb2
 
 SMALL, LARGE, SIDE, ELSE = 1, 2, 3, 4
-"""Handles: a buffer of 16 bytes, one of everything; a buffer of 4096; a stream and a module's variable; the rest."""
+"""Handles: an object of every kind, with a buffer of 16 bytes; a buffer of 4096 bytes; a stream and a module's
+variable; the other objects."""
 LAYOUT = pack_layout([Place(0, 8, True), Place(8, 4)])
 ONE = pack(Record(SMALL, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, LAYOUT, (ELSE,), bytes(12)))
 """A packed launch."""
@@ -18,7 +19,7 @@ DIM = c.Dim3(x=1, y=1, z=1)
 ARGUMENTS = [c.Argument(pointer=c.Argument.Pointer(buffer=SMALL)), c.Argument(int32=1)]
 _MEMBERS = [node_pb2.GroupMember(node=0, device=0), node_pb2.GroupMember(node=1, device=0)]
 CLOSED = "127.0.0.1:1"
-"""Address without a listener: a connection to it fails at once."""
+"""An address without a listener: a connection to it fails at once."""
 
 _BINDINGS = [
     c.Binding(role=c.Binding.ROLE_INPUT_OUTPUT, size=16, data=bytes(16)),

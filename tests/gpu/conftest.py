@@ -1,4 +1,4 @@
-"""GPU tests are skipped, with the reason, where there is no GPU or no CuPy; nothing here imports CuPy at collection."""
+"""GPU tests are skipped with the reason if there is no GPU or no CuPy; no module here imports CuPy at collection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def gpu_count() -> tuple[int, str]:
-    """Returns the number of GPUs that CUDA sees, and why there is none."""
+    """Returns the number of GPUs that CUDA sees, and the reason if there are none."""
     for package in ("cupy", "cuda"):
         if importlib.util.find_spec(package) is None:
             return 0, f"the package {package} is not installed (extras cuda12, cuda13)"

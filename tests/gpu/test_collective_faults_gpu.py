@@ -1,7 +1,7 @@
-"""GPUs whose process or daemon is killed, stopped or held up in the middle of NCCL's work: the others get the error
-within a second after the timeout, keep their data, and continue; a group that is rebuilt works. No round hangs.
+"""GPUs whose process or daemon is killed, stopped or blocked during NCCL operations: the other ranks get the error
+within a second after the timeout, keep their data, and continue; a rebuilt group works. No round hangs.
 
-HEARTH_TEST_BACKEND=cuda; HEARTH_TEST_ROUNDS=50 is the whole of it.
+Requires HEARTH_TEST_BACKEND=cuda; HEARTH_TEST_ROUNDS=50 is the full test.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.support.timing import LATE
 
 ROUNDS = int(os.environ.get("HEARTH_TEST_ROUNDS", "3"))
 LARGE = 1 << 26
-"""Elements of 4 bytes: some 0.9 ms on two H200s."""
+"""Number of elements of 4 bytes: an operation takes about 0.9 ms on two H200s."""
 MANY = 300
-"""Number of operations, which are under way for some tenths of a second."""
+"""Number of operations, which together take some tenths of a second."""
 LIMIT_S = 2.0
-"""Timeout of the operations that are going to fail: all would be done in less."""
+"""Timeout in seconds of the operations that will fail; without a fault all would complete in less."""
 KINDS = ("held and killed", "held", "killed", "stopped")
 
 pytestmark = [
@@ -46,8 +46,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def play(kind: str, group: hearth.Group, victim: int, pid: int, rng: random.Random) -> contextlib.ExitStack:
-    """Collectives that cannot end well; when it returns the survivors were told in time and go on. The victim stays as
-    it is until the stack is closed. `pid`: of what is killed or stopped."""
+    """Starts collectives that must fail. Returns when the surviving ranks have got the error in time and work again.
+    The victim stays in its state until the returned stack is closed. `pid` is the process that is killed or stopped."""
     survivors, held = Survivors(group, victim), kind.startswith("held")
     arrays = reduced_once(group, 10 if held else LARGE)
     with contextlib.ExitStack() as stack:
@@ -57,12 +57,11 @@ def play(kind: str, group: hearth.Group, victim: int, pid: int, rng: random.Rand
         for _ in range(1 if held else MANY):
             group.all_reduce(arrays, timeout=LIMIT_S)
         if kind != "held":
-            time.sleep(rng.uniform(0, 0.04))  # the moment is what is tried
+            time.sleep(rng.uniform(0, 0.04))  # a random moment
             strike(pid, signal.SIGSTOP if kind == "stopped" else signal.SIGKILL, stack)
-            # What is under way ends at once; the operations that the lost one had not reached, at the end of their own
-            # time.
+            # Operations in progress fail at once; those that the lost rank had not reached fail at their own timeout.
             began = time.monotonic()
-        if kind == "stopped":  # its GPU continues with all that it was given before
+        if kind == "stopped":  # its GPU completes all work submitted before
             group.all_reduce(arrays, timeout=LIMIT_S)
         survivors.go_on(began, LIMIT_S)
         return stack.pop_all()
@@ -80,8 +79,8 @@ def test_devices_of_a_daemon(cache: Path) -> None:
 
 
 def test_a_survivor_is_busy(cache: Path) -> None:
-    """A kernel of the survivor runs on while its communicator is aborted: it gets the error in time, and its data can
-    be read."""
+    """A kernel of the surviving rank keeps running while its communicator is aborted: the rank gets the error in time,
+    and its data can be read."""
     with several(cache, 2, harmed=True, devices=DEVICES) as daemon, daemon.connect() as node:
         gpus = node.devices[:2]
         group, victim = hearth.Group(gpus), daemon.device_pid(1)
@@ -105,7 +104,7 @@ def test_two_daemons(cache: Path) -> None:
         assert len({gpu.properties.uuid for gpu in world.gpus}) == 2
         works(hearth.Group(world.gpus))
         for kind, rng in in_turn(("daemon killed", "held", "killed"), ROUNDS):
-            order = rng.sample([0, 1], 2)  # whose daemon coordinates
+            order = rng.sample([0, 1], 2)  # the order decides which daemon coordinates
             victim = rng.randrange(2)
             daemon = world.daemons[order[victim]]
             pid = daemon.process.pid if kind == "daemon killed" else daemon.device_pid(0)

@@ -1,7 +1,7 @@
-"""Collectives over 2, 4 and 8 GPUs, as many as there are: against NumPy, and against NCCL called directly.
+"""Collectives over 2, 4 and 8 GPUs, as far as available: compared with NumPy, and with NCCL called directly.
 
-They need HEARTH_TEST_BACKEND=cuda, as daemons of the tests are started with. The conformance tests of tests/daemon run
-here, too, with these groups.
+They require HEARTH_TEST_BACKEND=cuda, which determines the backend of the tests' daemons. The conformance tests of
+tests/daemon run here, too, with these groups.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def group(request: pytest.FixtureRequest, node: hearth.Node) -> hearth.Group:
 
 @pytest.fixture(scope="module")
 def direct(group: hearth.Group, tmp_path_factory: pytest.TempPathFactory) -> list[Mapping[str, np.ndarray]]:
-    """Returns the results that each rank gets of NCCL, called by one process for each GPU."""
+    """Returns the results of each rank from NCCL, called directly by one process for each GPU."""
     folder, n = tmp_path_factory.mktemp("nccl"), len(group)
     command = [sys.executable, "-m", "tests.support.gpu.nccl_direct"]
     with contextlib.ExitStack() as stack:
@@ -79,7 +79,7 @@ def direct(group: hearth.Group, tmp_path_factory: pytest.TempPathFactory) -> lis
 
 
 def test_results_are_those_of_nccl(group: hearth.Group, direct: list[Mapping[str, np.ndarray]]) -> None:
-    """Bit for bit, every dtype that NCCL reduces here."""
+    """Bit for bit, for every dtype that NCCL reduces here."""
     n = len(group)
     narrow = any("float8" in name for name in direct[0])
     found: list[tuple[str, int, hearth.DeviceArray]] = []
@@ -106,7 +106,8 @@ def test_sums_are_rounded_as_by_nccl(group: hearth.Group, direct: list[Mapping[s
 
 @pytest.mark.parametrize("dtype", ["int16", "uint16"])
 def test_what_nccl_cannot_reduce_is_refused_by_name(group: hearth.Group, dtype: str) -> None:
-    """And moved all the same. What no backend reduces (bool, complex numbers), the client refuses."""
+    """Operations that only move the dtype work. Dtypes that no backend reduces (bool, complex numbers) are refused by
+    the client."""
     for reduce in (group.all_reduce, group.reduce_scatter, group.reduce):
         reduce([gpu.zeros(8, dtype) for gpu in group.devices])
         for gpu in group.devices:
@@ -135,7 +136,7 @@ def test_sizes(group: hearth.Group, size: int) -> None:
 
 
 def test_a_ring_beside_collectives_in_one_batch(group: hearth.Group) -> None:
-    """Rank 0 sends before the all_to_all and receives behind it, and so on: NCCL must not mix up what is whose."""
+    """Rank 0 sends before the all_to_all and receives after it, and so on: NCCL must match the right messages."""
     n = len(group)
     for size in (1, 5, 70_001):
         ring = [gpu.full(size, 100 + rank, np.int64) for rank, gpu in enumerate(group.devices)]
@@ -179,7 +180,7 @@ def test_one_to_another(group: hearth.Group) -> None:
     for size in (1, 1000, (1 << 22) + 3):
         host = np.random.default_rng(size).integers(0, 256, size, np.uint8)
         x, y, back = first.asarray(host), last.zeros(size, np.uint8), first.zeros(size, np.uint8)
-        group.recv(y, 0)  # either may come first
+        group.recv(y, 0)  # send and receive in either order
         group.send(x, len(group) - 1)
         back.copy_from(y)
         np.testing.assert_array_equal(back.get(), host)
@@ -194,7 +195,7 @@ def test_barriers(group: hearth.Group) -> None:
 
 
 def test_groups_overlap_in_different_orders(daemon: DaemonProcess) -> None:
-    """Several clients, each with several groups, each in a different order: no circular wait occurs."""
+    """Several clients, each with several groups in a different order: no deadlock occurs."""
 
     def client(seed: int) -> bool:
         rng = chance.Random(seed)

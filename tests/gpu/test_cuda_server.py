@@ -1,4 +1,4 @@
-"""CudaServer against a real GPU: what only hardware can show of each method of ComputeServer."""
+"""CudaServer on a real GPU: the properties of each method of ComputeServer that need hardware."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_out_of_memory_says_what_there_is_and_harms_nothing(server: CudaServer, 
 
 
 def test_memory_that_another_stream_freed_is_had_again_when_the_device_is_nearly_full(server: CudaServer) -> None:
-    """An arena per stream would keep it from the second stream."""
+    """The second stream could not use the memory if each stream had its own arena."""
     one, two = server.create_stream(), server.create_stream()
     server.trim()
     size = int(server.memory_info().free * 0.6)
@@ -324,7 +324,7 @@ def test_an_event_is_done_when_its_stream_got_there(server: CudaServer, stream: 
 
 
 def test_wait_orders_streams(server: CudaServer) -> None:
-    """The reader's stream waits on the device for a writer that takes a while."""
+    """The reader's stream waits on the device for a writer that takes some time."""
     writer, reader = server.create_stream(), server.create_stream(priority=-1)
     spin = build(server, SPIN, "spin")
     flag, seen = server.allocate(4, writer), server.allocate(4, writer)
@@ -620,7 +620,7 @@ def test_a_refused_launch_harms_nothing(server: CudaServer, stream: Stream) -> N
 
 
 def test_launch_rate(server: CudaServer, stream: Stream, record_property: Any) -> None:
-    """A figure for the log, not a limit: `pytest -rA` shows it."""
+    """Reports a number without a limit: `pytest -rA` shows it."""
     function = build(server, SAXPY, "saxpy")
     x = server.allocate(4, stream)
     params = saxpy_params(1, x, x, 0)
@@ -743,7 +743,7 @@ COUNT = 1001
 
 
 def member(rank: int, pipe: Connection, vanish: bool) -> None:
-    """Runs one rank of a pair, in a separate process."""
+    """Runs one rank of a pair in a separate process."""
     from hearthd.device.cuda.server import CudaServer
 
     server = CudaServer(DeviceSpec(ordinal=rank, backend="cuda", index=rank))

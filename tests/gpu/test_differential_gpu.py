@@ -1,6 +1,6 @@
-"""Random CUDA kernels on a GPU, through a client and a daemon, against the reference that the CPU backend is held to.
+"""Random CUDA kernels on a GPU, through a client and a daemon, compared with the reference for the CPU backend.
 
-HEARTH_TEST_DIFFERENTIAL=200 is the number of programs (10).
+HEARTH_TEST_DIFFERENTIAL=200 sets the number of programs (default 10).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120 + 30 * PROGRAMS, method="
 
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hearth.Device]:
-    """A device of this module's own daemon."""
+    """A device of a private daemon of this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "BACKEND", BACKEND)
         daemon = harness.DaemonProcess(tmp_path_factory.mktemp("compiled"))

@@ -1,6 +1,6 @@
-"""Dispatch on a GPU: device times against CuPy's, the pool, and copies beside kernels.
+"""Dispatch on a GPU: device times compared with CuPy's, the memory pool, and copies beside kernels.
 
-What dispatch is and refuses is tested by `tests/daemon/test_dispatch*.py`, which run here as well with
+The general tests of dispatch are `tests/daemon/launch/test_dispatch*.py`, which run on GPUs with
 HEARTH_TEST_BACKEND=cuda.
 """
 
@@ -39,7 +39,7 @@ CYCLES = np.int64(20_000_000)
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[str]:
-    """A daemon of this module's own."""
+    """A private daemon of this module."""
     with tempfile.TemporaryDirectory(prefix="hearth-gpu-") as folder:
         config = Path(folder) / "hearth.toml"
         config.write_text(f"[cache]\ndir = {json.dumps(folder + '/compiled')}\n")
@@ -72,7 +72,8 @@ def timed(gpu: hearth.Device, kernel: hearth.Function, *args: object, block: int
 
 
 def test_kernel_times_are_the_devices_own(gpu: hearth.Device) -> None:
-    """Cold as warm, whatever is copied, and what CuPy's events say of the same kernel."""
+    """The time is the same with and without a compile, whatever is copied, and equals the time of CuPy's events for the
+    same kernel."""
     import cupy
 
     fresh = KERNELS + f"// {os.urandom(8).hex()}"
@@ -93,7 +94,7 @@ def test_kernel_times_are_the_devices_own(gpu: hearth.Device) -> None:
     reference = np.median(theirs[1:])
     for timing in (cold, *small, *large):
         assert timing.kernel_ns is not None and timing.download_ns is not None and timing.upload_ns is not None
-        assert 0.7 * reference < timing.kernel_ns < 1.5 * reference  # clocks go up and down
+        assert 0.7 * reference < timing.kernel_ns < 1.5 * reference  # clock rates vary
         assert timing.upload_ns + timing.kernel_ns + timing.download_ns <= timing.wall_ns
         assert timing.enqueue_ns + timing.wait_ns <= timing.wall_ns
     for timing in large:
@@ -108,7 +109,7 @@ def test_iterations_beyond_what_the_driver_queues(gpu: hearth.Device) -> None:
     with gpu.stream() as beside:
         x = gpu.ones(32, np.uint32)
         triple((1,), (32,), (x, np.int32(32)))
-        beside.synchronize()  # others go on meanwhile
+        beside.synchronize()  # other streams continue in the meantime
     (out,) = pending.result()
     assert (out == pow(3, n, 1 << 32)).all() and (x.get() == 3).all()
 
@@ -130,7 +131,7 @@ def test_the_pool_is_used_again_and_nothing_is_read_of_what_it_held(gpu: hearth.
 
 
 def test_copies_go_beside_kernels_of_other_dispatches(gpu: hearth.Device) -> None:
-    """While one dispatch's kernel runs for a quarter of a second, another on another stream comes and goes."""
+    """While the kernel of one dispatch runs for a quarter of a second, another dispatch on another stream completes."""
     module = gpu.RawModule(code=KERNELS)
     spin, triple = module.get_function("spin"), module.get_function("triple")
     x = np.arange(4 << 20, dtype=np.uint32)

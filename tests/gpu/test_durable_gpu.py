@@ -1,4 +1,5 @@
-"""Durable arrays on a GPU: a fault, a hang and a kill; one moment of two arrays; and figures of large copies."""
+"""Durable arrays on a GPU: a fault, a hang and a kill; consistent copies of two arrays; and durations of large
+copies."""
 
 from __future__ import annotations
 
@@ -51,11 +52,11 @@ def test_back_after_a_sticky_error_and_a_hang(lossy: DaemonProcess) -> None:
 
 
 def test_a_copy_is_of_its_moment(lossy: DaemonProcess) -> None:
-    """Writers come right behind it, on its stream and on another one; a long kernel holds neither up."""
+    """Writers follow directly behind the copy, on its stream and on another one; a long kernel delays neither."""
     with lossy.connect() as node:
         gpu = node.device(0)
         set_all = gpu.RawModule(code=FAULTS).get_function("set_all")
-        n = 128 * MIB // 4  # more than may be under way at once
+        n = 128 * MIB // 4  # more than may be copied at once
         x, y = gpu.durable(gpu.zeros(n, np.int32), gpu.zeros(3, np.int32))
         side = gpu.stream()
         for value in range(1, 6):
@@ -82,7 +83,7 @@ def test_a_copy_is_of_its_moment(lossy: DaemonProcess) -> None:
 
 
 def test_large_copies(lossy: DaemonProcess, record_property: Callable[[str, object], None]) -> None:
-    """Figures for the note: -rA, or the junit report, shows them."""
+    """Reports durations, which -rA or the junit report shows."""
     with lossy.connect() as node:
         gpu = node.device(0)
         x = gpu.zeros(1 << 30, np.uint8)

@@ -1,4 +1,5 @@
-"""The limit of a device process on a real GPU: what the pool holds, used or not, stays below it."""
+"""The memory limit of a device process on a real GPU: the memory that the pool holds, used or unused, stays below
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ LIMIT = 1024 * MIB
 
 
 class Limited:
-    """A server behind grants, with what it says to the front."""
+    """A server with grants, and the messages that it sends to the front."""
 
     def __init__(self, server: CudaServer, granted: int | None, scrub: bool = False) -> None:
         self.server = server
@@ -73,7 +74,7 @@ def test_the_pool_never_holds_more_than_was_granted(own: CudaServer) -> None:
             except Refusal as refusal:
                 assert refusal.reason == Reason.OUT_OF_MEMORY and refusal.details["granted"] == str(LIMIT)
                 refused += 1
-                settle(own, *streams)  # one that was in pieces is given back behind its stream
+                settle(own, *streams)  # fragmented memory is given back after its stream has completed
                 own.trim()
         assert own.memory_held()[0] <= LIMIT
         if chance.random() < 0.1:

@@ -1,4 +1,5 @@
-"""CUDA graphs as `cuda/graphs.py` makes them: the same bytes as direct calls, changed in flight, never waited for."""
+"""CUDA graphs of `cuda/graphs.py`: the same bytes as direct calls, updates while launches are in flight, and no
+blocking call."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ BYTES = 4 * N
 
 
 class Bench:
-    """A stream, the kernels, and memory that is filled and read as arrays of unsigned."""
+    """A stream, the kernels, and memory that is filled and read as arrays of unsigned integers."""
 
     def __init__(self, server: CudaServer) -> None:
         self.server = server
@@ -127,13 +128,13 @@ def bench(server: CudaServer) -> Iterator[Bench]:
 
 
 def program(bench: Bench, x: int, y: int, z: int) -> list[GraphNode]:
-    """Every kind of node, fills of every pattern, long ones in several pieces, rows and plain ranges."""
+    """Returns every kind of node: fills of every pattern, long fills in several pieces, rows and plain ranges."""
     patterns = [bytes([7]), b"\1\2", b"\1\2\3\4", bytes(range(8)), bytes(range(16)), bytes(4), b"ab" * 8]
     nodes: list[GraphNode] = [bench.mix(x, y, 3)]
     for index, pattern in enumerate(patterns):
         nodes.append(FillNode(z + 256 * index, pattern, 256))
         nodes.append(bench.mix(z, y, index + 2, 1024))
-    nodes.append(FillNode(z, bytes(range(100, 116)), 4 * BYTES))  # as memory has it: longer than one piece
+    nodes.append(FillNode(z, bytes(range(100, 116)), 4 * BYTES))  # longer than one piece
     nodes.append(CopyNode(z + 64, y, 1024))
     nodes.append(CopyNode(y, z, 100, rows=7, destination_pitch=512, source_pitch=256))
     nodes.append(CopyNode(x, y, BYTES))
@@ -154,7 +155,7 @@ def test_a_graph_equals_direct_calls_byte_for_byte(bench: Bench) -> None:
             replay(bench.server, program(bench, *direct), bench.stream)
         for one, other, start in zip(direct, replayed, starts, strict=True):
             np.testing.assert_array_equal(bench.get(one, len(start)), bench.get(other, len(start)))
-    bench.put(replayed[0], starts[1])  # changed inputs are picked up
+    bench.put(replayed[0], starts[1])  # changed inputs are used
     bench.put(direct[0], starts[1])
     bench.launch(graph)
     replay(bench.server, program(bench, *direct), bench.stream)
@@ -163,7 +164,8 @@ def test_a_graph_equals_direct_calls_byte_for_byte(bench: Bench) -> None:
 
 
 def test_updates_count_for_later_launches_only(bench: Bench) -> None:
-    """Values, buffers and geometry, behind fills that make several nodes each, with launches under way."""
+    """Values, buffers and geometry are updated, behind fills that consist of several nodes each, while launches are in
+    flight."""
     x, y, other, z = (bench.array(values) for values in (np.ones(N), np.zeros(N), np.zeros(N), np.zeros(4 * N)))
     nodes: list[GraphNode] = [
         bench.spin(0.02),
@@ -196,7 +198,7 @@ def test_updates_of_a_graph_of_one_node_and_of_many(bench: Bench) -> None:
     np.testing.assert_array_equal(bench.get(y), [303] * 256 + [200] * (N - 256))
     for graph in (single, many):
         bench.server.destroy_graph(graph)
-        bench.server.destroy_graph(graph)  # a second time does nothing
+        bench.server.destroy_graph(graph)  # a second call has no effect
 
 
 def test_much_shared_memory_in_nodes_and_updates(bench: Bench) -> None:
@@ -216,7 +218,7 @@ def test_much_shared_memory_in_nodes_and_updates(bench: Bench) -> None:
 
 
 def test_cooperative_launches_in_graphs(bench: Bench) -> None:
-    """Captured with their attribute: the grid synchronises; an update keeps it so."""
+    """Captured with their attribute: the grid synchronises, also after an update."""
     blocks = bench.server.properties.multiprocessor_count
     y, other = bench.array(np.zeros(N)), bench.array(np.zeros(N))
     cooperative = LaunchAttributes(cooperative=True)
@@ -243,12 +245,12 @@ def test_clusters_in_graphs(bench: Bench) -> None:
 
 
 def test_a_graph_that_cannot_be_made_harms_nothing(bench: Bench) -> None:
-    """The refusal is the node's own; the next graph is made on the same stream."""
+    """The refusal names the node; the next graph is created on the same stream."""
     x, y = bench.array(np.ones(N)), bench.array(np.zeros(N))
     most = bench.server.properties.shared_mem_per_block_optin
     too_much = bench.node("shared", struct.pack("<QI", y, 1), shared=most + 4)
     too_many = KernelNode(bench.kernels["mix"], (1, 1, 1), (1025, 1, 1), 0, struct.pack("<QQIi", x, y, 1, N))
-    # The driver may find the second at the launch, or when it instantiates what was captured.
+    # The driver may detect the second error at the launch, or when it instantiates the captured graph.
     for bad, reasons in (
         (too_much, {Reason.LAUNCH_INVALID}),
         (too_many, {Reason.LAUNCH_FAILED, Reason.CAPTURE_INVALID}),
@@ -283,7 +285,7 @@ def test_launches_on_several_streams_are_serialized(bench: Bench) -> None:
 
 
 def test_making_launching_and_destroying_wait_for_nothing(bench: Bench) -> None:
-    """Beside a kernel that runs for a while, and while another thread locks pages."""
+    """While a kernel runs, and while another thread locks pages."""
     x, y = bench.array(np.ones(N)), bench.array(np.zeros(N))
     warm = bench.server.create_graph([bench.mix(x, y, 1)])
     stop = threading.Event()
@@ -292,7 +294,8 @@ def test_making_launching_and_destroying_wait_for_nothing(bench: Bench) -> None:
     def lock_pages() -> None:
         from cupy_backends.cuda.api import runtime
 
-        while not stop.is_set() and len(locked) < 50:  # never freed meanwhile: that would wait for the device
+        # not freed in the meantime, because that would wait for the device
+        while not stop.is_set() and len(locked) < 50:
             locked.append(runtime.hostAlloc(1 << 20, runtime.hostAllocPortable))
 
     thread = threading.Thread(target=lock_pages)
@@ -305,7 +308,7 @@ def test_making_launching_and_destroying_wait_for_nothing(bench: Bench) -> None:
             graph = bench.server.create_graph([bench.mix(x, y, 1) for _ in range(10)])
             bench.server.update_graph(graph, 3, bench.mix(x, y, 1))
             bench.launch(graph)
-            bench.server.destroy_graph(graph)  # in flight: the driver frees it when it is done
+            bench.server.destroy_graph(graph)  # in flight: the driver frees it after its end
         took = time.perf_counter() - started
     finally:
         stop.set()
@@ -317,8 +320,8 @@ def test_making_launching_and_destroying_wait_for_nothing(bench: Bench) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 8, 20, WINDOW, 4 * WINDOW])
 def test_as_many_launches_as_a_track_takes_do_not_block(bench: Bench, nodes: int) -> None:
-    """Checks the driver's queue against `GraphEntry.cost`: that many launches may be given to a stream that is held
-    up."""
+    """Checks `GraphEntry.cost` against the driver's queue: that number of launches may be submitted to a blocked
+    stream."""
     x, y = bench.array(np.ones(N)), bench.array(np.zeros(N))
     graph = bench.server.create_graph([bench.mix(x, y, 1, 256) for _ in range(nodes)])
     bench.launch(graph)
@@ -328,7 +331,7 @@ def test_as_many_launches_as_a_track_takes_do_not_block(bench: Bench, nodes: int
     started = time.perf_counter()
     bench.launch(graph, count)
     took = time.perf_counter() - started
-    finish(bench.server, bench.stream, 60.0)  # beside other tests on the same GPU
+    finish(bench.server, bench.stream, 60.0)  # other tests may use the same GPU
     assert took < 0.5, f"{count} launches of {nodes} nodes took {took:.3f} s behind a kernel of 1 s"
     assert (bench.get(y, 256) == (count + 1) * nodes).all()
     bench.server.destroy_graph(graph)

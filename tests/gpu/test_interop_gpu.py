@@ -1,6 +1,7 @@
-"""Arrays to and from CuPy and PyTorch in a client's process: DLPack out, GPU memory in, nothing by way of the host.
+"""Arrays to and from CuPy and PyTorch in a client's process: DLPack export, import of GPU memory, without a copy
+through the host.
 
-The clients are processes of their own, for they have a CUDA context. They need HEARTH_TEST_BACKEND=cuda.
+The clients are separate processes, because they have a CUDA context. Requires HEARTH_TEST_BACKEND=cuda.
 """
 
 from __future__ import annotations

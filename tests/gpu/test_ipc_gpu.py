@@ -1,6 +1,7 @@
-"""CUDA IPC: an array of the daemon's, mapped by a client that uses the GPU itself: CuPy, PyTorch, the bare driver.
+"""CUDA IPC: an array of the daemon mapped by a client that uses the GPU itself, through CuPy, PyTorch or the driver
+API.
 
-The clients are processes of their own: they have a CUDA context, and are killed. They need HEARTH_TEST_BACKEND=cuda.
+The clients are separate processes, because they have a CUDA context and are killed. Requires HEARTH_TEST_BACKEND=cuda.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ def started(daemon: DaemonProcess, program: str) -> subprocess.Popen[str]:
 
 
 def settled(daemon: DaemonProcess, held: int) -> None:
-    """All exports are over, and the memory is back; what other processes map is the driver's to count."""
+    """Waits until all exports have ended and the memory is free again; mappings of other processes are counted by the
+    driver."""
     wait_until(lambda: daemon.gauge("buffers_exported") == 0, "the end of the exports")
     with daemon.connect() as node:
         wait_until(lambda: node.device(0).memory_usage().bytes_in_use <= held, "the memory's return")
@@ -188,7 +190,7 @@ def test_the_client_is_killed(daemon: DaemonProcess) -> None:
 
 
 def test_the_device_process_is_killed(daemon: DaemonProcess) -> None:
-    """The client's mapping outlives it: physical memory goes with its last user."""
+    """The client's mapping outlives the process: physical memory is freed with its last user."""
     with started(daemon, HOLD) as client:
         os.kill(daemon.device_pid(), signal.SIGKILL)
         wait_until(lambda: daemon.status()["devices"][0]["generation"] == 2, "a new process", 60)

@@ -1,5 +1,6 @@
-"""A module that is to be loaded while another session's kernel does not end, by the driver's own rules.
-HEARTH_TEST_BACKEND=cuda; `tests/daemon/kernels/test_loads.py` has more of it."""
+"""A module load during an endless kernel of another session, with the driver's own behaviour.
+
+Requires HEARTH_TEST_BACKEND=cuda; `tests/daemon/kernels/test_loads.py` has more tests of it."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> No
         gpu, guest = one.device(0), another.device(0)
         saxpy_works(guest)
         says = guest.RawModule(code=PRINTS).get_function("says")
-        assert says.max_threads_per_block > 0  # it is loaded; the buffer that it prints to is made at its first launch
+        assert says.max_threads_per_block > 0  # the module is loaded; its printf buffer is created at its first launch
         before = guest.zeros(8, np.int32)
         gate, stream = Gate(gpu), gpu.stream()
         gate.hold(stream=stream)
@@ -56,12 +57,12 @@ def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> No
             (late := module(guest, 1)).get_global("number", np.int32)
         error = caught.value
         assert error.reason == "QUEUE_FULL" and error.retryable and error.details["sessions"] == one.session_id
-        for _ in range(2):  # the driver would wait in it
+        for _ in range(2):  # the driver would wait inside the launch
             says((1,), (1,), (before,))
             with pytest.raises(hearth.QuotaExceededError, match="first launch of says"):
                 guest.synchronize(timeout=WAIT_S)
         assert daemon.counter("loads_refused", 0) == 2 and daemon.gauge("loads_waiting") == 0
-        other = guest.zeros(4, np.int32)  # copies and what is loaded go on beside it
+        other = guest.zeros(4, np.int32)  # copies and loaded kernels continue beside it
         assert (other.get(timeout=WAIT_S) == 0).all()
         with daemon.connect(isolation="dedicated") as apart:
             adds(apart.device(0), 1)

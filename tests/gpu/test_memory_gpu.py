@@ -1,4 +1,4 @@
-"""Memory on a real GPU: rows at a pitch, a host that locks no memory, reuse across streams, persistent windows."""
+"""Memory on a real GPU: pitched rows, a host that locks no memory, reuse across streams, persistent windows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ Command = c.Command
 
 @pytest.fixture
 def memory(server: CudaServer, stream: Any) -> Iterator[Callable[[int], int]]:
-    """Yields a function that returns the address of a number of bytes, which are freed with the test."""
+    """Yields a function that allocates a number of bytes and returns the address; the memory is freed at the end of the
+    test."""
     held: list[Any] = []
 
     def take(size: int) -> int:
@@ -53,7 +54,7 @@ def memory(server: CudaServer, stream: Any) -> Iterator[Callable[[int], int]]:
 
 
 def put(server: CudaServer, address: int, data: np.ndarray, stream: Any) -> None:
-    """Writes the data in pieces that the host pool has room for."""
+    """Writes the data in pieces that fit into the host pool."""
     flat = np.ascontiguousarray(data).view(np.uint8).ravel()
     for start in range(0, flat.size, 8 * MIB):
         part = flat[start : start + 8 * MIB]
@@ -81,11 +82,11 @@ def noise(size: int, seed: int = 0) -> np.ndarray:
 
 
 def rows_of(flat: np.ndarray, offset: int, width: int, rows: int, pitch: int) -> np.ndarray:
-    """The rows in place."""
+    """Returns a view of the rows within `flat`."""
     return np.ndarray((rows, width), np.uint8, flat, offset, (pitch, 1))
 
 
-# ---- 2-D copies against NumPy ----
+# ---- 2-D copies compared with NumPy ----
 
 SHAPES = [
     (1, 1, 7), (16, 1, 16), (3, 5, 3), (3, 5, 4), (7, 100, 13), (512, 64, 512), (513, 33, 1024), (1000, 1000, 1023),
@@ -135,7 +136,7 @@ def test_rows_within_the_device(
 
 @pytest.mark.parametrize(("width", "rows"), [(1, 3_000_001), (4, 2_500_000)])
 def test_tall_copies(server: CudaServer, stream: Any, memory: Any, width: int, rows: int) -> None:
-    """More rows than one 2-D copy is given, up, within and down."""
+    """More rows than a single 2-D copy is given: upload, copy within the device, and download."""
     pitch = width + 3
     size = (rows - 1) * pitch + width
     data = noise(width * rows)
@@ -186,7 +187,7 @@ def test_rows_farther_apart_than_the_greatest_pitch(server: CudaServer, stream: 
 def test_ordinary_memory_both_ways(server: CudaServer, memory: Any) -> None:
     data = noise(3 * MIB + 5)
     address = memory(4 * MIB)
-    server.write_now(address, 0, memoryview(data.tobytes()), data.size, 1)  # also out of what cannot be written to
+    server.write_now(address, 0, memoryview(data.tobytes()), data.size, 1)  # also from read-only memory
     into = bytearray(data.size)
     server.read_now(memoryview(into), address, 0, data.size, 1)
     assert into == data.tobytes()
@@ -200,7 +201,7 @@ def test_ordinary_memory_both_ways(server: CudaServer, memory: Any) -> None:
 def test_ordinary_memory_waits_for_no_other_stream(server: CudaServer, stream: Any, memory: Any) -> None:
     slow = server.load(server.compiler.compile(Source(SLOW))).function("slow")
     x, out, other = memory(4), memory(4), memory(MIB)
-    server.write_now(other, 0, memoryview(bytes(16)), 16, 1)  # makes what is made once
+    server.write_now(other, 0, memoryview(bytes(16)), 16, 1)  # makes the allocations of the first use
     cycles = int(server.properties.clock_rate_khz * 400)  # about 0.4 s
     params = bytearray(struct.pack("<QQq", x, out, cycles))
     server.launch(slow, (1, 1, 1), (1, 1, 1), 0, stream, params)
@@ -217,7 +218,7 @@ def test_ordinary_memory_waits_for_no_other_stream(server: CudaServer, stream: A
 
 
 class Rigs:
-    """Device processes of this test, with a host that locks so much memory."""
+    """Device processes of this test, on a host that locks a limited amount of memory."""
 
     def __init__(self) -> None:
         self._made: list[Any] = []
@@ -301,8 +302,8 @@ def launch_slow(rig: Any, x: int, out: int, cycles: int) -> c.Launch:
 
 
 def test_memory_given_back_is_used_by_others_only_behind_its_last_use(rigs: Rigs) -> None:
-    """A kernel on stream 0 still reads x when x is freed, and its memory handed out again on stream 0; what stream 1
-    then writes there must not be seen by the kernel."""
+    """A kernel on stream 0 still reads x when x is freed, and its memory is reused on stream 0; data that stream 1 then
+    writes there must not be visible to the kernel."""
     rig = rigs()
     ok(rig.call(load_module=c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=SLOW.encode())))
     ok(rig.call(get_function=c.GetFunction(function=1, module=1, name="slow")))
@@ -332,14 +333,15 @@ def test_memory_given_back_is_used_by_others_only_behind_its_last_use(rigs: Rigs
 
 
 def address(rig: Any, buffer: int) -> int:
-    """Returns the address of a buffer of the session, asked for behind everything sent before."""
+    """Returns the address of a buffer of the session, after all earlier commands have been executed."""
     ok(rig.call(memory_usage=c.MemoryUsage()))
     session = rig.process.executor.session(1)
     return int(session.buffers.find(buffer).address)
 
 
 def test_the_pool_does_not_grow_by_use(rigs: Rigs) -> None:
-    """Allocations on changing streams, used on others, freed while in use: reserved bytes are the same each round."""
+    """Memory is allocated on changing streams, used on others, and freed while in use: the number of reserved bytes is
+    the same in each round."""
     rig = rigs()
     for number in (1, 2, 3):
         ok(rig.call(create_stream=c.CreateStream(stream=number)))
@@ -444,7 +446,7 @@ def test_persistent_windows(rigs: Rigs) -> None:
     ok(rig.call(free=c.Free(buffers=[2])))
     usage = ok(rig.call(memory_usage=c.MemoryUsage())).memory_usage
     assert usage.bytes_persistent == 100 * MIB and usage.bytes_in_use == 0
-    for _ in range(2):  # the pool counts memory as free when the stream has come to that point
+    for _ in range(2):  # the pool counts memory as free when the stream has reached the free
         ok(rig.call(memory_cleanup=c.MemoryCleanup()))
         ok(rig.call(sync=c.Sync(all_streams=True)))
     usage = ok(rig.call(memory_usage=c.MemoryUsage())).memory_usage
@@ -454,7 +456,7 @@ def test_persistent_windows(rigs: Rigs) -> None:
 def test_a_refusal_has_the_numbers_of_the_device(server: CudaServer, stream: Any) -> None:
     info = server.memory_info()
     assert info.in_use <= info.reserved and info.free <= info.total
-    asked = info.total  # never free as a whole: the context takes some
+    asked = info.total  # never completely free: the context uses some
     with pytest.raises(Refusal) as caught:
         server.allocate(asked, stream)
     refusal = caught.value

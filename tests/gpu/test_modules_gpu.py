@@ -1,4 +1,5 @@
-"""Modules on a real GPU: code from compile workers, what the driver is not shown, and loads beside running kernels."""
+"""Modules on a real GPU: code from compile workers, code that is refused before the driver reads it, and loads beside
+running kernels."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def until(server: CudaServer, event: Event, seconds: float = 20.0) -> None:
 
 
 def puts(server: CudaServer, image: Image, stream: Stream) -> None:
-    """The image's kernel `put` runs, and does what it says."""
+    """Runs the image's kernel `put`, and checks its result."""
     module = server.load(image)
     memory, host = server.allocate(4, stream), server.allocate_host(4)
     server.launch(module.function("put"), (1, 1, 1), (1, 1, 1), 0, stream, bytearray(struct.pack("<Q", memory.address)))
@@ -94,7 +95,7 @@ def capability(server: CudaServer) -> tuple[int, int]:
 
 
 def other_architecture(server: CudaServer) -> str:
-    """An architecture that NVRTC knows and that this device does not run."""
+    """Returns an architecture that NVRTC supports and this device cannot run."""
     return "sm_80" if capability(server)[0] != 8 else "sm_90"
 
 
@@ -203,11 +204,8 @@ print("refused", refused)
 
 
 def test_damage_that_headers_do_not_show_is_refused_or_loads(server: CudaServer) -> None:
-    """Runs in a separate process: what is loaded is never run.
-
-    Damage inside a section can crash the driver (that of CUDA 13 it does), which is the end of one device process, and
-    of nothing else.
-    """
+    """Runs in a separate process, and does not run the loaded code. Damage inside a section can crash the driver (as
+    with CUDA 13), which ends one device process and nothing else."""
     command = [sys.executable, "-c", DAMAGED, PUT, str(random.Random(1).randrange(1000))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     print(done.stdout)
@@ -227,7 +225,7 @@ def test_a_module_comes_with_its_kernels_loaded(server: CudaServer, pool: Compil
 def test_the_first_use_of_a_kernel_does_not_wait_for_what_is_running(
     server: CudaServer, pool: CompileWorkers, stream: Stream
 ) -> None:
-    """A load does wait (see `hearthd.device.resources.idle_work`), so that all of a module is loaded at once."""
+    """A load does wait (see `hearthd.device.resources.idle_work`), so all of a module is loaded at once."""
     spin = server.load(pool.run(Source(SPIN))).function("spin")
     module, other = server.load(pool.run(Source(PUT + "// beside it"))), server.create_stream()
     memory = server.allocate(4, other)

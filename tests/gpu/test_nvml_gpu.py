@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 SOON_S = 0.25
 ALWAYS = ("memory_used", "memory_total", "utilization", "temperature", "power", "sm_clock", "memory_clock")
-"""Readings that every GPU of the last ten years has, but for utilisation under MIG."""
+"""Readings that every GPU of the last ten years supports, except utilization under MIG."""
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""Copies between host and GPU that are larger than what is page-locked in one piece, bit for bit, and kernels between
-them. `HEARTH_TEST_BACKEND=cuda pytest tests/daemon/transfers/test_pinned.py` has everything else."""
+"""Copies between host and GPU that are larger than a page-locked part, with exact results, and kernels between them.
+All other tests of pinned memory: `HEARTH_TEST_BACKEND=cuda pytest tests/daemon/transfers/test_pinned.py`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_large_array_both_ways(gpu: hearth.Device, make: Callable[..., np.ndar
     x = gpu.asarray(host)
     x.get(out=out)
     assert np.array_equal(host, out)
-    start, size = 33_333_333, 1_000_000_007  # across the borders of what is page-locked together, and not aligned
+    start, size = 33_333_333, 1_000_000_007  # across the boundaries of page-locked parts, and not aligned
     x[start : start + size].get(out=out[5 : 5 + size])
     assert np.array_equal(host[start : start + size], out[5 : 5 + size])
 

@@ -1,4 +1,4 @@
-"""Times, prints, ranges and kernel activity on a real GPU: what a fake cannot show of them."""
+"""Times, prints, NVTX ranges and kernel activity on a real GPU: properties that a fake cannot show."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def launch(server: CudaServer, code: str, name: str, stream: Stream, *values: An
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a daemon on the first GPU; settings of `[profile]` as keywords. Gives a connection to it."""
+    """Starts a daemon on the first GPU, with settings of `[profile]` as keywords; returns a connection to it."""
     started: list[tuple[subprocess.Popen[str], hearth.Node]] = []
 
     def serve(**profile: bool) -> hearth.Node:
@@ -109,7 +109,7 @@ def test_events_tell_what_cupys_events_tell(server: CudaServer) -> None:
 
 
 def test_cold_and_warm_kernel_times_agree(start: Start) -> None:
-    """vyre V1: a compile, a module load or a copy is no part of a kernel's time."""
+    """Same definition as vyre (V1): a compile, a module load or a copy is not part of a kernel's time."""
     gpu = start().device(0)
     times = []
     spin = gpu.RawModule(code=f"// {uuid.uuid4()}\n{SPIN}").get_function("spin")
@@ -249,7 +249,7 @@ def test_cuptis_kernels_agree_with_the_events(start: Start, tmp_path: Path) -> N
     for event, kernel in zip(launches, trace.kernels, strict=True):
         assert (kernel.seq, kernel.index, kernel.name) == (event.seq, event.index, "spin")
         assert (kernel.grid, kernel.block) == (event.grid, event.block)
-        assert kernel.registers >= spin.num_regs  # as they are given out, rounded up
+        assert kernel.registers >= spin.num_regs  # the allocated number, which is rounded up
         assert 1 * MS <= kernel.ended_ns - kernel.started_ns <= event.device_ns + 2000
         assert abs(kernel.started_ns - event.started_ns) < 0.2 * MS
     with gpu.graph() as graph:

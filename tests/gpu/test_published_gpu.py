@@ -1,4 +1,4 @@
-"""Memory that processes share on a real GPU: exported, mapped, protected, outliving its maker, given back."""
+"""Memory that processes share on a real GPU: exported, mapped, protected, outliving its creator, freed."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def attach(file: int, size: int, write: int = 0) -> list[str]:
 
 
 def settled(server: CudaServer, free: int) -> None:
-    """Waits until so much of the device is free again: a process's end is seen a little later. Beside other workers of
-    the run, which take and give back memory of the same device, nothing can be said of it."""
+    """Waits until at least `free` bytes of the device are free: the end of a process is noticed a little later. Does
+    nothing with several pytest workers, which use memory of the same device."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
     deadline = time.monotonic() + 20
@@ -125,7 +125,7 @@ def test_another_process_reads_it_and_cannot_write(server: CudaServer, stream: A
         assert total == str(3 * SIZE)
     finally:
         os.close(file)
-    # Where the driver knows no read-only access, it says so, and the daemon tells its client (`protected`).
+    # A driver without read-only access reports that, and the daemon tells its client (`protected`).
     assert outcome == (["fault"] if protected == "1" else ["filled", "written"])
     expected = np.full(SIZE, 3, np.uint8)
     if protected != "1":
@@ -173,14 +173,14 @@ def test_nothing_is_left_of_it(server: CudaServer, stream: Any) -> None:
         finish(server, stream)
         assert (read(server, again.address, 4096, stream) == 1).all()
         server.release_shared(memory)
-        assert (read(server, again.address, 4096, stream) == 1).all()  # the second mapping keeps it
+        assert (read(server, again.address, 4096, stream) == 1).all()  # the second mapping keeps the memory
         server.release_shared(again)
     settled(server, free)
     assert len(list(Path("/proc/self/fd").iterdir())) == files
 
 
 def test_mapping_takes_little(server: CudaServer, stream: Any) -> None:
-    """The device-handle thread does it: some milliseconds for gigabytes at most."""
+    """The device-handle thread maps memory: at most some milliseconds for gigabytes."""
     size = 4 << 30
     began = time.perf_counter()
     memory = server.create_shared(size)

@@ -1,7 +1,6 @@
-"""Shared memory on a GPU: how fast it is, and whom it holds up.
+"""Shared memory on a GPU: its speed, and the work that it delays.
 
-What is taken, refused and copied is tested by `tests/daemon/transfers/test_segments.py`, which runs here as well with
-HEARTH_TEST_BACKEND=cuda.
+The general tests are in `tests/daemon/transfers/test_segments.py`, which run on GPUs with HEARTH_TEST_BACKEND=cuda.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 
 
 def best(work: Callable[[], object]) -> float:
-    """Seconds of the fastest of several rounds."""
+    """Returns the seconds of the fastest of several rounds."""
     times = []
     for _ in range(ROUNDS):
         begun = time.perf_counter()
@@ -55,7 +54,7 @@ def best(work: Callable[[], object]) -> float:
 
 
 def local() -> tuple[float, float]:
-    """GB/s of a copy from and to page-locked memory in this process, up and down."""
+    """Returns the GB/s of copies from and to page-locked memory in this process, as (up, down)."""
     from cupy_backends.cuda.api import runtime
 
     host, device = runtime.hostAlloc(SIZE, 0), runtime.malloc(SIZE)
@@ -76,7 +75,7 @@ def local() -> tuple[float, float]:
 
 
 def test_it_is_one_dma(daemon: DaemonProcess) -> None:
-    """The figure that counts is the benchmark's; here only that nothing stands in its way."""
+    """The benchmark measures the exact speed; this test only shows that nothing prevents it."""
     pinned_up, pinned_down = local()
     with Sharing(daemon.unix) as sharing:
         memory = sharing.shared.share(1, SIZE)
@@ -134,13 +133,13 @@ def test_rows_across_parts(daemon: DaemonProcess) -> None:
 
 
 class Launcher:
-    """Another client, which launches and waits, again and again."""
+    """Another client, which launches and waits repeatedly."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
         self._daemon = daemon
         self._over, self._warm = threading.Event(), threading.Event()
         self.times: list[tuple[float, float]] = []
-        """(when, seconds)"""
+        """(time of the start, seconds) of each round."""
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -166,13 +165,13 @@ class Launcher:
         self._thread.join(60)
 
     def worst(self, since: float, until: float) -> float:
-        """Milliseconds of the slowest round that began, or was under way, between two times."""
+        """Returns the milliseconds of the slowest round that overlaps the time between `since` and `until`."""
         return max((took for begun, took in self.times if begun < until and begun + took > since), default=0.0) * 1e3
 
 
 @pytest.mark.parametrize("size", [64 * MIB, GIB])
 def test_whom_it_holds_up(daemon: DaemonProcess, size: int) -> None:
-    """Locking and unlocking pages beside a client that launches and waits."""
+    """Measures the locking and unlocking of pages beside a client that launches and waits."""
     with Launcher(daemon) as other:
         quiet = time.perf_counter() - 0.2
         begun = time.perf_counter()
@@ -196,7 +195,7 @@ def test_whom_it_holds_up(daemon: DaemonProcess, size: int) -> None:
 
 
 def test_a_release_beside_a_kernel_that_runs_on(daemon: DaemonProcess) -> None:
-    """No other work waits for the release: neither a launch on another stream and a wait for that one, nor further
+    """No other work waits for the release: neither a launch on another stream with a wait for it, nor further
     sharing."""
     with hearth.connect(daemon.unix) as node, Sharing(daemon.unix) as sharing:
         gpu = node.device(0)
@@ -206,10 +205,11 @@ def test_a_release_beside_a_kernel_that_runs_on(daemon: DaemonProcess) -> None:
         add((1,), (32,), (x, np.int32(32)))
         spin((1,), (1,), (np.int64(1000),))
         gpu.synchronize()
-        main = gpu.default_stream  # `gpu.synchronize` would wait for the kernel: it is for all streams of the session
+        # `gpu.synchronize` would wait for the kernel, because it waits for all streams of the session
+        main = gpu.default_stream
         sharing.shared.share(1, 64 * MIB)
         with gpu.stream() as side:
-            spin((1,), (1,), (np.int64(3_000_000_000),))  # cycles: a second or two
+            spin((1,), (1,), (np.int64(3_000_000_000),))  # in cycles: one or two seconds
             sharing.shared.release(1)
             begun = time.perf_counter()
             sharing.shared.share(2, 64 * MIB)

@@ -1,7 +1,7 @@
-"""Sharing on a GPU: shares by weight within a process and between processes, and latency beside a flood.
+"""Sharing of a GPU: shares by weight within a process and between processes, and latency beside a flood.
 
-Kernels take a time by the GPU's own clock. Those that flood fill the device, as a flood's do, so that nothing else runs
-beside them on the multiprocessors.
+The duration of kernels is measured by the GPU's own clock. Kernels of a flood fill the device, so that nothing else
+runs beside them on the multiprocessors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def flood(target: str, token: str, nanoseconds: int, launches: int, ready: Any, stop: Event) -> None:
-    """Launches without end, in a separate process; reports the launches done at each end of a stretch."""
+    """Launches continuously in a separate process; reports the number of completed launches at the start and the end of
+    each measurement."""
     with hearth.connect(target, token=token or None) as node:
         gpu = node.device(0)
         kernel = gpu.RawModule(code=SOURCE).get_function("rest")
@@ -70,7 +71,7 @@ def flood(target: str, token: str, nanoseconds: int, launches: int, ready: Any, 
 
 @contextlib.contextmanager
 def floods(daemon: DaemonProcess, *what: tuple[str, int, int]) -> Iterator[list[Any]]:
-    """(token, nanoseconds, launches at a time) for each; the queues of what was done."""
+    """Starts a flood for each (token, nanoseconds, launches at a time); yields the queues of their reports."""
     context = multiprocessing.get_context("spawn")
     stop, queues = context.Event(), [context.Queue() for _ in what]
     processes = [
@@ -105,7 +106,7 @@ def done(queue: Any, begin: float, end: float) -> int:
 @pytest.mark.parametrize("isolation", ["shared", "tenant"])
 @pytest.mark.parametrize("lengths", [(100_000, 100_000, 100_000), (2_000_000, 200_000, 50_000)])
 def test_three_tenants_get_shares_by_their_weights(start: Start, isolation: str, lengths: tuple[int, ...]) -> None:
-    """The shares are of the time that the kernels ran, and of the metered time."""
+    """Shares of the time that the kernels ran, and of the metered time."""
     who = [tenant(name, weight=weight) for name, weight in WEIGHTS.items()]
     config, tokens = tenants(*who, devices={"isolation": isolation})
     daemon = start(**config)
@@ -125,7 +126,7 @@ def test_three_tenants_get_shares_by_their_weights(start: Start, isolation: str,
     for share, weight in zip(used, WEIGHTS.values(), strict=True):
         assert share / sum(used) == pytest.approx(weight / 7, rel=0.1)
     for share, weight in zip(ran, WEIGHTS.values(), strict=True):
-        # Kernels of 50 us lose a tenth of their time between one another, which is metered as well.
+        # Kernels of 50 us lose a tenth of their time between launches, which is metered as well.
         assert share / sum(ran) == pytest.approx(weight / 7, rel=0.15 if len(set(lengths)) == 1 else 0.25)
     assert sum(used) == pytest.approx(end - begin, rel=0.15)
     assert sum(ran) > 0.8 * (end - begin)
@@ -158,7 +159,7 @@ def test_a_flood_does_not_raise_latency_more_than_twofold_and_a_kernel(
             time.sleep(0.5)
             beside = p99()
     print(f"{isolation} {length} ns: alone {alone}, beside {beside} (p50, p99)")
-    # A process gives its sessions slices of a millisecond, which may run over by half; the GPU gives two processes
-    # slices of about two.
+    # A process gives its sessions slices of a millisecond, which may overrun by half; the GPU gives two processes
+    # slices of about two milliseconds.
     slices = 0.0015 if isolation == "shared" else 0.004
     assert beside[1] <= 2 * alone[1] + length / 1e9 + slices

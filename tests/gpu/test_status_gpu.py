@@ -1,4 +1,4 @@
-"""GPUs in the status document: NVML's figures, memory by tenant, throughput. HEARTH_TEST_BACKEND=cuda."""
+"""GPUs in the status document: NVML's readings, memory by tenant, throughput. Requires HEARTH_TEST_BACKEND=cuda."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stripes into page-locked memory, and from there to a GPU by DMA, in the order of the stream."""
+"""Stripes into page-locked memory, and from there to a GPU by DMA, in stream order."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_bit_for_bit(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> No
 
 
 def test_kernels_stand_between_writes_and_reads(gpu: hearth.Device) -> None:
-    """Alternates write, kernel and read on one stream: each sees what was before it, nothing of what comes behind."""
+    """Alternates write, kernel and read on one stream: each sees the results of earlier commands, and none of later
+    ones."""
     twice = gpu.RawModule(code=DOUBLE).get_function("twice")
     x = gpu.empty(16 * MIB, np.uint32)
     for seed in range(4):

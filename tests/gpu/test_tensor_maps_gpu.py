@@ -91,7 +91,7 @@ extern "C" __global__ void load_im2col(const __grid_constant__ TensorMap map, in
 
 
 class Bench:
-    """Arrays in and out of one GPU, and the kernels above."""
+    """Arrays on one GPU, and the kernels above."""
 
     def __init__(self, server: CudaServer) -> None:
         self.server = server
@@ -103,7 +103,7 @@ class Bench:
         return self._module.function(name)
 
     def put(self, array: np.ndarray) -> int:
-        """A copy of `array` in device memory; its address."""
+        """Copies `array` to device memory; returns its address."""
         data = np.ascontiguousarray(array).tobytes()
         memory = self.server.allocate(len(data), self.stream)
         self._held.append(memory)
@@ -171,7 +171,7 @@ def u64(value: int) -> bytes:
 
 
 def matrix_spec(array: np.ndarray, box: tuple[int, int], **more: Any) -> TensorMapSpec:
-    """Builds the specification of a C-contiguous matrix; `box` in NumPy's order."""
+    """Returns the specification of a C-contiguous matrix; `box` is in NumPy's order."""
     rows, columns = array.shape
     fields: dict[str, Any] = {"element_strides": (1, 1), **more}
     return TensorMapSpec(
@@ -189,7 +189,7 @@ def load(bench: Bench, spec: TensorMapSpec, address: int, x: int, y: int, like: 
 
 
 def cut(array: np.ndarray, y: int, x: int, shape: tuple[int, int], outside: Any = 0) -> np.ndarray:
-    """The box at (y, x), what lies outside the array replaced."""
+    """Returns the box at (y, x), in which elements outside the array are replaced by `outside`."""
     found = np.full(shape, outside, array.dtype)
     for i, j in np.ndindex(shape):
         if 0 <= y + i < array.shape[0] and 0 <= x + j < array.shape[1]:
@@ -349,7 +349,8 @@ def columns(
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("start", ["first", "middle", "last"])
 def test_columns_of_a_convolution(bench: Bench, padding: int, start: str) -> None:
-    """A filter of 3 x 3: at each of its places the pixels that it meets, one column of them a load."""
+    """A filter of 3 x 3: for each of its elements the pixels that it is applied to, with one column of them for each
+    load."""
     x = np.arange(IMAGES * HEIGHT * WIDTH * CHANNELS, dtype=np.float32).reshape(IMAGES, HEIGHT, WIDTH, CHANNELS) + 1
     lower = (-padding, -padding)
     upper = (padding - 2, padding - 2)  # the filter reaches two further

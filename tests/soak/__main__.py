@@ -1,8 +1,8 @@
-"""Runs the soak and writes its report: `python -m tests.soak --seconds 3600 --clients 16 --report soak.json`.
+"""Runs the soak test and writes its report: `python -m tests.soak --seconds 3600 --clients 16 --report soak.json`.
 
-With `--strangers 4` every client is a separate tenant, and four processes without a credential attack the daemon
-meanwhile, with one attack of `tests.attacks` after the other. HEARTH_TEST_BACKEND=cuda runs the soak against GPUs. The
-exit code says whether all was well.
+With `--strangers 4` every client is a separate tenant, and four processes without a credential attack the daemon in the
+meantime, with one attack of `tests.attacks` after another. HEARTH_TEST_BACKEND=cuda runs the soak against GPUs. The
+exit code is 0 if there were no problems.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG: dict[str, Any] = {
     "sessions": {"lease": "5s"},
     "devices": {"max_restarts": 1_000_000, "restart_window": "1s"},
-    "collectives": {"timeout": "120s"},  # on a machine that has a lot else to do
+    "collectives": {"timeout": "120s"},  # long enough for a busy machine
     "log": {"format": "json"},
 }
 KILL_S = (15.0, 45.0)
-"""Between two kills of the same client."""
+"""Range of seconds between two kills of the same client."""
 LOUD = ("error", "critical", "exception")
 ATTACK_S = 10.0
-"""Seconds of one attack of a stranger, before its next."""
+"""Seconds of each attack, which is followed by the next one."""
 
 
 class Child:
-    """A client's process, started again where it is killed or ends by itself."""
+    """A client's process, which is started again after it was killed or has ended."""
 
     def __init__(self, kind: str, number: int, seed: int, target: str, token: str = "") -> None:
         self.kind = kind
@@ -82,7 +82,7 @@ class Child:
         self.errors += self._last["errors"]
 
     def tend(self) -> None:
-        """Kills it where its time has come, and starts it again where it has ended."""
+        """Kills the process if it is due, and starts it again if it has ended."""
         if self.kind in KILLED and time.monotonic() > self.next_kill:
             self.next_kill = time.monotonic() + random.uniform(*KILL_S)
             self._spent += cpu(self.process.pid)
@@ -105,7 +105,7 @@ class Child:
             self.process.stdin.write(f"{factor}\n")
             self.process.stdin.flush()
         except OSError:
-            pass  # it has ended; `tend` sees to that
+            pass  # the process has ended, which `tend` handles
 
     def stop(self) -> None:
         assert self.process.stdin is not None
@@ -120,7 +120,7 @@ class Child:
 
 
 class Stranger:
-    """A process without a credential that attacks the daemon; another one takes its place when it has ended."""
+    """A process without a credential that attacks the daemon; after its end it is replaced by another one."""
 
     def __init__(self, target: str, seed: int) -> None:
         self._target = target
@@ -140,7 +140,7 @@ class Stranger:
         )  # fmt: skip
 
     def tend(self) -> None:
-        """Starts the next attack where the last one has ended."""
+        """Starts the next attack if the last one has ended."""
         code = self.process.poll()
         if code is not None:
             if code:
@@ -153,7 +153,7 @@ class Stranger:
 
 
 def tenanted(clients: int) -> tuple[dict[str, Any], list[str], str]:
-    """The configuration with a tenant for each client, their tokens, and that of an operator."""
+    """Returns the configuration with a tenant for each client, the clients' tokens, and an operator's token."""
     names = [f"soak-{number}" for number in range(clients)]
     sections, tokens = tenants(tenant("operator", rights=["admin"]), *names)
     devices = {**CONFIG["devices"], "max_processes": 2 * clients + 4}
@@ -161,7 +161,8 @@ def tenanted(clients: int) -> tuple[dict[str, Any], list[str], str]:
 
 
 def trouble(log: str) -> list[str]:
-    """Lines of the daemon's log that should not be there: tracebacks, and errors but the loss of devices that fault."""
+    """Returns the lines of the daemon's log that indicate a defect: tracebacks, and errors other than losses of
+    faulting devices."""
     found = []
     for line in log.splitlines():
         if not line.startswith("{"):
@@ -214,7 +215,8 @@ def main() -> int:
 
 
 def soak(daemon: DaemonProcess, chosen: argparse.Namespace, tokens: list[str]) -> dict[str, Any]:
-    """`tokens`: one for each client, empty where the daemon has no tenants."""
+    """Runs the soak test; returns its report. `tokens` has a token for each client, empty if the daemon has no
+    tenants."""
     watch = Watch(daemon, attacked=bool(chosen.strangers))
     idle = descriptors(daemon)
     kinds = list(KINDS)
@@ -280,7 +282,8 @@ def soak(daemon: DaemonProcess, chosen: argparse.Namespace, tokens: list[str]) -
 
 
 OF_A_PROCESS = 3
-"""Descriptors that a device process costs the front. Those of a tenant stay when its sessions have ended."""
+"""Descriptors of the front for each device process. Those for a tenant's process remain after its sessions have
+ended."""
 
 
 def descriptors(daemon: DaemonProcess) -> int:
@@ -290,10 +293,10 @@ def descriptors(daemon: DaemonProcess) -> int:
 
 
 def at_rest(daemon: DaemonProcess, most: int) -> list[str]:
-    """Returns what is still held when all clients have gone and the leases of the killed ones are over.
+    """Returns the resources that are still held after all clients have ended and the leases of killed ones are over.
 
     Args:
-        most: descriptors that the front may have.
+        most: Maximum number of descriptors of the front.
     """
     deadline = time.monotonic() + 20.0
     names = ("sessions", "buffers", "modules", "memory_in_use_bytes")

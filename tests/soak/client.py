@@ -1,7 +1,7 @@
-"""A client of the soak, in a separate process: `python -m tests.soak.client KIND NUMBER SEED TARGET`.
+"""A client of the soak test, in a separate process: `python -m tests.soak.client KIND NUMBER SEED TARGET`.
 
-Says what it did on standard output, a line of JSON every two seconds. Reads from standard input how long to rest after
-each round, in multiples of the round's own time; the end of it is the end.
+Reports its work on standard output, one line of JSON every two seconds. Reads from standard input how long to rest
+after each round, in multiples of the round's duration; the client ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_REST_S = 5.0
 
 
 class Pace:
-    """Length of the rests, as the parent sets it."""
+    """Length of the rests, which the parent sets."""
 
     def __init__(self) -> None:
         self.factor = 1.0

@@ -1,4 +1,4 @@
-"""Ledger of a client of the soak: its work, and its errors."""
+"""Counts of the work and the errors of a client of the soak test."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections import Counter
 from typing import Any
 
 MOST_ERRORS = 20
-"""Kept with their text; all are counted."""
+"""Maximum number of errors whose text is kept; all errors are counted."""
 
 
 class Ledger:
-    """Counts of one client. Safe from any thread."""
+    """Counts of one client. Its methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,19 +21,21 @@ class Ledger:
         self.errors: list[str] = []
 
     def count(self, what: str, n: int = 1) -> None:
-        """`what`: ``rounds``, ``checks``, ``lost``, ``duplicated``, ``wrong``, ``errors``, or a thing worth telling."""
+        """Counts `what`: ``rounds``, ``checks``, ``lost``, ``duplicated``, ``wrong``, ``errors``, or any other event
+        for the report."""
         with self._lock:
             self.counts[what] += n
 
     def wrong(self, text: str, kind: str = "wrong") -> None:
-        """A result that is not what it should be."""
+        """Records a wrong result."""
         with self._lock:
             self.counts[kind] += 1
             if len(self.errors) < MOST_ERRORS:
                 self.errors.append(f"{time.strftime('%H:%M:%S')} {kind}: {text}")
 
     def counted(self, has: int, wanted: int, what: str) -> None:
-        """A number that every command has raised by one: fewer were lost, more ran twice."""
+        """Checks a number that every command has incremented: a smaller number means lost commands, a larger one
+        repeated commands."""
         self.count("checks")
         if has < wanted:
             self.wrong(f"{what}: {has} of {wanted}", "lost")

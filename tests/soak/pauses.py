@@ -1,4 +1,4 @@
-"""Pauses: now and then the front, a device process, the forkserver or a client stands still for a while (SIGSTOP)."""
+"""Pauses: at random times the front, a device process, the forkserver or a client is stopped for a while (SIGSTOP)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from tests.support.daemon.harness import DaemonProcess, marked
 
 EVERY_S = (5.0, 20.0)
-"""Range in seconds from one pause to the next."""
+"""Range of seconds from one pause to the next."""
 LAST_S = (0.1, 0.5, 1.2, 2.0)
-"""Lengths of the pauses in seconds: shorter than the soak's leases, so that nothing may be lost by them."""
+"""Lengths of the pauses in seconds: shorter than the soak's leases, so that no session may be lost."""
 
 
 class Pauses:
-    """A thread that pauses one process at a time, until `stop`; `clients` says which clients there are."""
+    """A thread that pauses one process at a time, until `stop`; `clients` returns the pids of the clients."""
 
     def __init__(self, daemon: DaemonProcess, clients: Callable[[], list[int]], seed: int) -> None:
         self.count = 0
@@ -30,7 +30,7 @@ class Pauses:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when all processes go on."""
+        """Stops the thread; returns when all processes have been continued."""
         self._over.set()
         self._thread.join()
 

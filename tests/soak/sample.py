@@ -13,21 +13,21 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Sample:
-    """Resources of one process at one moment; sizes in KiB."""
+    """Resources of one process at one time; sizes in KiB."""
 
     rss: int
     pss: int
     private: int
-    """Memory that belongs to it alone, which would come back if it ended."""
+    """Memory that only this process uses, and that would be freed if the process ended."""
     fds: int
     memfds: int
     threads: int
     cpu: float
-    """Processor seconds so far."""
+    """Processor time used so far, in seconds."""
 
 
 def sample(pid: int) -> Sample | None:
-    """Returns a sample; None where the process has ended."""
+    """Returns a sample; None if the process has ended."""
     folder = Path(f"/proc/{pid}")
     try:
         rollup = _fields(folder / "smaps_rollup")
@@ -50,7 +50,7 @@ def sample(pid: int) -> Sample | None:
 
 
 def cpu(pid: int) -> float:
-    """Processor seconds of a process and of its children that have ended and been waited for; 0 where it is gone."""
+    """Returns the processor time in seconds of a process and of its reaped children; 0 if the process has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -59,7 +59,7 @@ def cpu(pid: int) -> float:
 
 
 def parent(pid: int) -> int:
-    """0 where it is gone."""
+    """Returns the pid of the parent process; 0 if the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -74,7 +74,7 @@ def command(pid: int) -> str:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The lines `name: number ...` of a file of /proc."""
+    """Returns the lines `name: number ...` of a file of /proc."""
     found = {}
     for line in path.read_text().splitlines():
         name, _, rest = line.partition(":")
@@ -85,7 +85,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """Returns the slope of the line of least squares, per hour where times are seconds."""
+    """Returns the slope of the least-squares line per hour, for times in seconds."""
     n = len(times)
     if n < 2:
         return 0.0
@@ -97,7 +97,7 @@ def slope(times: Sequence[float], values: Sequence[float]) -> float:
 
 
 def growth(values: Sequence[float]) -> float:
-    """Returns the difference of the medians of the last fifth and of the first fifth."""
+    """Returns the median of the last fifth of the values minus the median of the first fifth."""
     if len(values) < 5:
         return 0.0
     part = max(1, len(values) // 5)

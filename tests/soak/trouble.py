@@ -1,4 +1,4 @@
-"""Work amid losses, cuts and guests: what the clients of the soak do that goes wrong on purpose."""
+"""Work with losses, broken connections and shared arrays: kinds of clients of the soak test that provoke failures."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.support.daemon.cutter import Cutter, random_cuts
 
 FAR = np.int64(1 << 45)
 CALM_S = 20.0
-"""Between two faults of a session."""
+"""Seconds between two faults of a session."""
 
 
 def faulting(client: Client) -> Rounds:
-    """A dedicated session whose kernels fault; its durable array, where there are such, survives."""
+    """A dedicated session whose kernels fault; its durable array, if supported, survives."""
     while True:
         node = client.connect(name="soak faulting", isolation="dedicated")
         with node:
@@ -62,7 +62,7 @@ def serves(gpu: hearth.Device) -> bool:
 
 
 def durable(client: Client) -> Rounds:
-    """Checkpoints of arrays that change; a dedicated session loses its process and has them back."""
+    """Checkpoints of arrays that change; a dedicated session loses its process, and its arrays are restored."""
     with client.connect(name="soak durable", isolation="dedicated") as node:
         gpu = client.device(node)
         add_one = gpu.RawModule(code=SOURCE).get_function("add_one")
@@ -86,12 +86,12 @@ def durable(client: Client) -> Rounds:
                 client.ledger.counted(int(has[0]), done, "launches before a checkpoint")
                 client.ledger.check(bool((has == done).all()), "a durable array after a loss")
                 if number >= 120:
-                    return  # a session that faults again and again is refused in the end
+                    return  # a session that faults repeatedly is eventually refused
             yield
 
 
 def resuming(client: Client) -> Rounds:
-    """Launches and transfers over connections that are cut every now and then, at any byte."""
+    """Launches and transfers over connections that are cut from time to time, at any byte."""
     with Cutter(client.target, random_cuts(client.number, 8 << 20)) as cutter:
         node = until_connected(client, cutter)
         with node:
@@ -110,7 +110,7 @@ def resuming(client: Client) -> Rounds:
 
 
 def until_connected(client: Client, cutter: Cutter) -> hearth.Node:
-    """Connects, repeatedly: opening a session is not repeated by itself, and may be cut, too."""
+    """Connects, repeatedly: opening a session is not repeated automatically, and its connection may be cut, too."""
     for _ in range(50):
         try:
             return client.connect(cutter.address, name="soak resuming")
@@ -120,7 +120,7 @@ def until_connected(client: Client, cutter: Cutter) -> hearth.Node:
 
 
 def published(client: Client) -> Rounds:
-    """Arrays that one session publishes and others attach."""
+    """Arrays that one session publishes and other sessions attach."""
     with client.connect(name="soak publisher") as node:
         gpu = client.device(node)
         for number in itertools.count():
@@ -135,7 +135,7 @@ def published(client: Client) -> Rounds:
 
 
 def until_served(gpu: hearth.Device, seconds: float = 30.0) -> None:
-    """Polls until the device is back; raises where it does not come."""
+    """Polls until the device serves; raises an error if it does not within `seconds`."""
     deadline = time.monotonic() + seconds
     while not serves(gpu):
         if time.monotonic() > deadline:
@@ -150,4 +150,4 @@ KINDS: dict[str, Callable[[Client], Rounds]] = {
     "resuming-2": resuming,
 }  # fmt: skip
 KILLED = ("killed", "killed-transfers")
-"""The parent kills these with SIGKILL every now and then, and starts them again."""
+"""Kinds of clients that the parent kills with SIGKILL from time to time, and starts again."""

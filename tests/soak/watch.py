@@ -1,4 +1,4 @@
-"""The processes of the daemon under the soak, sampled; and the verdict on what was sampled."""
+"""Samples of the daemon's processes during the soak test, and their evaluation."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.soak import sample
 from tests.support.daemon.harness import DaemonProcess, marked
 
 WARM_UP = 0.25
-"""The part of the run whose samples say nothing about growth: caches fill, pools find their size."""
+"""Fraction of the run whose samples are ignored for growth, because caches fill and pools grow to their size."""
 ENOUGH = 24
-"""Least number of samples after the warm-up: with fewer, growth is not judged."""
+"""Minimum number of samples after the warm-up: with fewer, growth is not checked."""
 MEMORY_KIB = 24 << 10
-"""A process may have this much more at the end than after the warm-up ..."""
+"""Permitted growth in KiB of a process from the end of the warm-up to the end of the run ..."""
 MEMORY_PART = 0.1
-"""... or this part of what it had, whichever is more: an hour's true leak of anything is above."""
+"""... or as a fraction of its size, whichever is more: a real leak exceeds this in an hour."""
 SLOPE_KIB = 32 << 10
-"""Most KiB that the line through the samples of a long run may rise in an hour."""
+"""Maximum slope, in KiB per hour, of the line through the samples of a long run."""
 DESCRIPTORS = 12
 THREADS = 6
 
@@ -37,8 +37,8 @@ class Watch:
     """Samples the processes of one daemon.
 
     Args:
-        attacked: True if strangers attack meanwhile. Their connections come and go with each attack, so the front's
-            descriptors are not judged here, but at rest.
+        attacked: True if attacks run in the meantime. Their connections change all the time, so the front's
+            descriptors are checked only after the end.
     """
 
     def __init__(self, daemon: DaemonProcess, *, attacked: bool = False) -> None:
@@ -84,10 +84,10 @@ class Watch:
             return "forkserver"
         return "other device process or worker"
 
-    # ---- the verdict ----
+    # ---- evaluation ----
 
     def verdict(self, seconds: float) -> tuple[list[dict[str, Any]], list[str]]:
-        """A summary of each process that lived throughout, and what is wrong."""
+        """Returns a summary of each process that ran for the whole time, and a list of problems."""
         summaries, wrong = [], []
         for course in self.courses.values():
             late = [i for i, t in enumerate(course.times) if t >= WARM_UP * seconds]

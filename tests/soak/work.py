@@ -1,4 +1,4 @@
-"""Work of the clients of the soak: each kind is a generator that does a round of work and yields, for ever.
+"""Work of the clients of the soak test: each kind is an endless generator that does a round of work and yields.
 
 Every result is checked.
 """
@@ -40,7 +40,7 @@ class Client:
     number: int
 
     def connect(self, target: str = "", **options: Any) -> hearth.Node:
-        """A session, with the patience of a machine that has other things to do."""
+        """Opens a session, with a timeout suitable for a busy machine."""
         return hearth.connect(target or self.target, timeout=60, **options)
 
     def device(self, node: hearth.Node) -> hearth.Device:
@@ -51,7 +51,7 @@ Rounds = Iterator[None]
 
 
 class Counter:
-    """A buffer whose only number every launch of `add_one` raises by one, and a sequence that no launch may leave."""
+    """A buffer whose only number every launch of `add_one` increments, to detect lost and repeated launches."""
 
     def __init__(self, gpu: hearth.Device) -> None:
         module = gpu.RawModule(code=SOURCE)
@@ -104,7 +104,7 @@ def transfers(client: Client) -> Rounds:
 
 
 def graphs(client: Client) -> Rounds:
-    """Graphs and prepared lists, launched many times, destroyed and made again."""
+    """Graphs and prepared lists, launched many times, destroyed and created again."""
     with client.connect(name="soak graphs") as node:
         gpu = client.device(node)
         while True:
@@ -125,7 +125,7 @@ def graphs(client: Client) -> Rounds:
 
 
 def dispatches(client: Client) -> Rounds:
-    """Dispatches, waited for and not."""
+    """Dispatches, awaited and not awaited."""
     with client.connect(name="soak dispatches") as node:
         gpu = client.device(node)
         scale = gpu.RawModule(code=SOURCE).get_function("scale")
@@ -145,7 +145,7 @@ def dispatches(client: Client) -> Rounds:
 
 
 def telemetry(client: Client) -> Rounds:
-    """Profiles and traces; memory of other layouts and modes."""
+    """Profiles and traces; memory in other layouts and modes."""
     with client.connect(name="soak telemetry") as node:
         gpu = client.device(node)
         counter = Counter(gpu)
@@ -169,7 +169,7 @@ def telemetry(client: Client) -> Rounds:
 
 
 def short_sessions(client: Client) -> Rounds:
-    """Sessions that come and go: closed, dropped, and left to their lease."""
+    """Short sessions: closed, dropped, or left until their lease ends."""
     left: list[hearth.Node] = []
     for number in itertools.count():
         node = client.connect(name="soak short")
@@ -190,7 +190,7 @@ def short_sessions(client: Client) -> Rounds:
 
 
 def errors(client: Client) -> Rounds:
-    """Launches that are refused, modules that do not compile, handles that are gone; each told once."""
+    """Refused launches, modules that do not compile, handles that no longer exist; each error is reported once."""
     with client.connect(name="soak errors") as node:
         gpu = client.device(node)
         counter = Counter(gpu)
@@ -198,7 +198,8 @@ def errors(client: Client) -> Rounds:
             counter.launch(2)
             wrong = client.rng.randrange(1, 5)
             with gpu.stream() as side:
-                for _ in range(wrong):  # each on a separate array: what depends on a failed one is skipped
+                # each on a separate array, because a launch that depends on a failed one would be skipped
+                for _ in range(wrong):
                     counter.add_one((1,), (4096,), (gpu.zeros(4, np.int32), np.int32(4)))
             try:
                 side.synchronize()
@@ -216,7 +217,7 @@ def errors(client: Client) -> Rounds:
 
 
 def modules(client: Client) -> Rounds:
-    """Compiles a few new modules; then loads them from the cache and unloads them again and again."""
+    """Compiles a few new modules; then repeatedly loads them from the cache and unloads them."""
     with client.connect(name="soak modules") as node:
         gpu = client.device(node)
         fresh = 0.0

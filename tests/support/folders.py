@@ -1,4 +1,4 @@
-"""Directories of tests."""
+"""Directories that tests use."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The top of the tree."""
+"""The root directory of the repository."""
 
 
 def short_folder() -> Path:
-    """A new directory for sockets, whose paths have at most 107 bytes; the names of tests in `tmp_path` are long. The
-    caller removes it."""
+    """Returns a new directory for sockets: socket paths have at most 107 bytes, and the paths of `tmp_path` contain
+    long test names. The caller removes the directory."""
     return Path(tempfile.mkdtemp(prefix="hearth-test-"))

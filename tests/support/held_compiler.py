@@ -1,4 +1,4 @@
-"""A C++ compiler that waits, with the CPU backend's libraries for groups, until it is let go on."""
+"""A C++ compiler, with the CPU backend's libraries for groups, that waits until the test lets it continue."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ exec {compiler} "$@"
 
 
 class HeldCompiler:
-    """`broken`: a word of those command lines that it fails with."""
+    """A wrapper of `compiler`. It fails for command lines that contain the word `broken`."""
 
     def __init__(self, folder: Path, compiler: Sequence[str], broken: str = "") -> None:
         self.path = folder / "compiler"
         self._fifos = [folder / "begun", folder / "go"]
         for fifo in self._fifos:
             os.mkfifo(fifo)
-        # Open for both: neither end then waits for the other to be opened, and nothing is at an end.
+        # Opened for reading and writing, so that no end waits for the other to be opened, and no read meets an end of
+        # file.
         self._begun, self._go = (os.open(fifo, os.O_RDWR) for fifo in self._fifos)
         begun, go = (shlex.quote(str(fifo)) for fifo in self._fifos)
         pattern = f"*{shlex.quote(broken)}*" if broken else "''"
@@ -34,13 +35,13 @@ class HeldCompiler:
         self.path.chmod(0o755)
 
     def begun(self, runs: int, seconds: float = 30) -> None:
-        """Returns when `runs` more runs are under way."""
+        """Returns when `runs` more runs have started."""
         for _ in range(runs):
             assert select.select([self._begun], [], [], seconds)[0], "the compiler was not started"
             assert os.read(self._begun, 2) == b"x\n"
 
     def quiet(self, seconds: float = 0.3) -> bool:
-        """Returns whether no other run begins."""
+        """Returns whether no other run starts within `seconds`."""
         return not select.select([self._begun], [], [], seconds)[0]
 
     def go_on(self, runs: int) -> None:
@@ -52,6 +53,6 @@ class HeldCompiler:
             plain = fifo.with_suffix(".plain")
             plain.write_text("go\n")
             plain.rename(fifo)
-        self.go_on(64)  # for those that have opened it
+        self.go_on(64)  # for runs that have already opened the FIFO
         os.close(self._begun)
         os.close(self._go)

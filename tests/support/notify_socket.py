@@ -1,4 +1,4 @@
-"""Messages to a service manager: the socket of `NOTIFY_SOCKET`."""
+"""The socket named by `NOTIFY_SOCKET`, on which a service manager receives messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class NotifySocket:
-    """Messages are kept in `heard`, each as a dictionary of its lines, with the time at which it was read."""
+    """Received messages are kept in `heard`, each as a dictionary of its lines, with the time at which it was read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -23,7 +23,7 @@ class NotifySocket:
         self.path.unlink()
 
     def listen(self, seconds: float) -> list[dict[str, str]]:
-        """Returns the messages that come within this time; 0: those that are there."""
+        """Returns the messages that arrive within `seconds`; 0: those that have arrived already."""
         begin = len(self.heard)
         until = time.monotonic() + seconds
         while True:
@@ -36,7 +36,7 @@ class NotifySocket:
             self.heard.append((time.monotonic(), lines))
 
     def until(self, condition: Callable[[dict[str, str]], bool], seconds: float = 20.0) -> dict[str, str]:
-        """The next message that is as wanted, behind the last one that was."""
+        """Returns the next message that satisfies `condition`, after the one that the previous call returned."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.listen(0.02)

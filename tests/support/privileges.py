@@ -1,8 +1,9 @@
-"""The superuser without the capability to pass over permissions: what may not be used stays so in a test run as root.
+"""Root without the capabilities that bypass file permissions: files without permission remain unusable in a test run as
+root.
 
-Such a process keeps its user, and with it the files of a clone that no other user may enter; one that becomes another
-user (`setuid`) can import nothing from there. Run as a program, this module drops capabilities, given by number, from
-those that a program may gain, and executes the rest of its arguments.
+Such a process keeps its user, and can therefore read a clone that no other user may enter; a process that becomes
+another user (`setuid`) could import nothing from it. Run as a program, this module drops capabilities, given by number,
+from those that a program may gain, and executes the rest of its arguments.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
 
 def obeying(*command: str, reads: bool = False) -> list[str]:
-    """A command line that runs `command` so that permissions bind it as they bind an ordinary user.
+    """Returns a command line that runs `command` such that file permissions apply to it as to an ordinary user.
 
     Args:
-        reads: Whether it may read, and search directories, as the superuser does; then only writing is bound.
+        reads: True if it may read files and search directories as root does; then only writing is restricted.
     """
     if os.geteuid() != 0:
         return list(command)

@@ -1,6 +1,7 @@
-"""Programs that are no Python packages, and that some tests drive: `make tools` installs them on Debian and its kin.
+"""Programs that are not Python packages and are used by some tests: `make tools` installs them on Debian and its
+derivatives.
 
-A test that needs one which is not there is skipped, and says so.
+A test that needs a missing program is skipped with a message.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ _PACKAGES = {"promtool": "prometheus", "chromium": "chromium", "systemd-analyze"
 
 
 def program(name: str) -> str:
-    """Its path. Skips the test where it is not installed."""
-    beside = Path(sys.executable).parent  # of the virtual environment
+    """Returns the program's path. Skips the test if the program is not installed."""
+    beside = Path(sys.executable).parent  # the `bin` directory of the virtual environment
     found = shutil.which(name, path=f"{beside}:{os.environ.get('PATH', os.defpath)}")
     if found is None:
         pytest.skip(f"{name} is not installed (`make tools`, or the package {_PACKAGES.get(name, name)})")

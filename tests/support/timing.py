@@ -1,4 +1,4 @@
-"""Measuring on a machine on which others are at work."""
+"""Measurements on a machine that runs other work at the same time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TypeVar
 Measured = TypeVar("Measured")
 
 LATE = 15.0
-"""Seconds by which other work may hold up what is due at once. A test that tells a prompt result from a timeout uses a
-timeout of at least twice as long."""
+"""Seconds by which other work on the machine may delay an immediate result. A test that distinguishes an immediate
+result from a timeout uses a timeout of at least twice this value."""
 
 
 def steady(measure: Callable[[], Measured], good: Callable[[Measured], bool], times: int = 4) -> Measured:
-    """Returns the first result that is good, otherwise the last of `times`. Other work on the machine spoils one
-    stretch; a defect spoils every one, and the caller's assertion then says by how much."""
+    """Returns the first result that is good, otherwise the last of `times` results. Other work on the machine affects
+    single measurements; a defect affects all of them, and the caller's assertion then shows the measured value."""
     for _ in range(times - 1):
         measured = measure()
         if good(measured):

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import hearth_proto
 from tests.support.programs import program
 
 HERE = Path(__file__).parent
@@ -120,6 +121,11 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert here <= names, "a part of a package was left out"
+    deploy = {
+        path.relative_to(ROOT) for name in ("examples", "systemd") for path in (ROOT / "deploy" / name).rglob("*.*")
+    }
+    assert {f"hearthd/{path}" for path in deploy if (ROOT / path).is_file()} <= names
+    assert "hearthd/deploy/hearth.toml" in names
 
 
 def metadata(wheel: Path, name: str) -> email.message.Message:
@@ -131,7 +137,7 @@ def metadata(wheel: Path, name: str) -> email.message.Message:
 def test_what_it_says_of_itself(wheel: Path) -> None:
     said = metadata(wheel, "METADATA")
     assert said["Name"] == "hearth-gpu" and said["Requires-Python"] == ">=3.11"
-    assert said["Version"] == re.search(r'__version__ = "(.*)"', (ROOT / "client/hearth/version.py").read_text())[1]  # type: ignore[index]
+    assert said["Version"] == hearth_proto.VERSION
     assert said["License-Expression"] == "Apache-2.0" and said.get_all("License-File") == ["LICENSE"]
     assert said["Author"] and "Environment :: GPU :: NVIDIA CUDA" in said.get_all("Classifier", [])
     with zipfile.ZipFile(wheel) as files:

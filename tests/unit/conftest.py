@@ -1,4 +1,4 @@
-"""Configuration shared by the tests of one process."""
+"""Configuration shared by the unit tests, which run in a single process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import structlog
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    """A daemon or a device process inside the test may set how is logged, and where to: not for the tests behind it."""
+    """Restores the logging configuration, which a daemon or device process inside the test may have changed."""
     yield
     if structlog.is_configured():
         structlog.reset_defaults()

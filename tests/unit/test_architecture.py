@@ -1,6 +1,8 @@
-"""docs/architecture.md and CONTRIBUTING.md name files, folders, classes and functions that exist, and every package.
+"""Checks that docs/architecture.md and CONTRIBUTING.md name files, folders, classes and functions that exist, and that
+they name every package.
 
-A name in backticks right behind a link to a file, or a list of such names with commas between, is of that file.
+A name in backticks directly behind a link to a file, or a comma-separated list of such names, must be defined in that
+file.
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ TABLES = {
     "server/hearthd/device": ("### server/hearthd/device", "The device process"),
     "server/hearthd": ("What stands beside front and device", "The daemon"),
 }
-"""Start of each folder's table, and the contract that lists its packages, top to bottom."""
+"""Start of the table of each folder, and the import contract that lists its packages from top to bottom."""
 
 
 def links(page: Path) -> list[tuple[str, Path, list[str]]]:
-    """(text, target, names behind it) of every link within the repository."""
+    """Returns (text, target, names behind the link) of each link to a file of the repository."""
     found = LINK.findall(page.read_text())
     return [(text, (page.parent / to).resolve(), re.findall(r"`(.+?)`", names)) for text, to, names in found]
 
 
 @cache
 def defined(path: Path) -> frozenset[str]:
-    """Names that a Python file defines; those of a class with the class in front."""
+    """Returns the names that a Python file defines; names inside a class are prefixed with the class."""
     names = set()
 
     def collect(body: list[ast.stmt], prefix: str) -> None:
@@ -54,14 +56,14 @@ def defined(path: Path) -> frozenset[str]:
 
 
 def layers(contract: str) -> list[str]:
-    """The packages of a contract, top to bottom."""
+    """Returns the packages of a contract, from top to bottom."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     found = next(each for each in contracts if each["name"] == contract)
     return [name.strip().removeprefix("hearthd.") for layer in found["layers"] for name in layer.split("|")]
 
 
 def rows(heading: str) -> list[tuple[str, str]]:
-    """(text, target) of the links in the first column of the first table behind `heading`."""
+    """Returns (text, target) of the links in the first column of the first table behind `heading`."""
     behind = ARCHITECTURE.read_text().partition(f"\n{heading}")[2]
     table = re.search(r"(?:^\|.*\n)+", behind, re.MULTILINE)
     assert table is not None, heading

@@ -1,4 +1,4 @@
-"""The conformance table names tests that exist, and says why wherever it names none."""
+"""Checks that the conformance table names tests that exist, and gives a reason in each row without a test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKENDS = ("both", "GPU only", "CPU only", "pure")
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """(item, test, backend) of every row; a `|` inside a cell is escaped."""
+    """Returns (item, test, backend) of every row; a `|` inside a cell is escaped."""
     found = []
     for line in TABLE.read_text().splitlines():
         if line.startswith("|") and not line.startswith(("| item |", "|---")):
@@ -29,7 +29,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 @cache
 def functions(path: str) -> frozenset[str]:
-    """Test functions of a file; read, not imported."""
+    """Returns the names of the test functions in a file, which is parsed and not imported."""
     tree = ast.parse((TESTS / path).read_text())
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
 

@@ -39,8 +39,7 @@ wake-ups of other threads: half the time at 1 MiB (CPU)."""
 
 
 class DeviceArray(BaseArray):
-    """The asyncio counterpart of `hearth.DeviceArray`: `get`, `item`, `publish`, `ipc` and similar calls are
-    awaited."""
+    """The asyncio counterpart of `hearth.DeviceArray`: `get`, `item`, `publish`, `ipc` and the like are awaited."""
 
     __slots__ = ()
 
@@ -108,8 +107,9 @@ class DeviceArray(BaseArray):
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> int:
-        """Reads the bytes of the array, in C order, into a buffer. If the await is cancelled or times out, the same
-        applies to `buffer` as to `out` in `get`.
+        """Reads the bytes of the array, in C order, into a buffer.
+
+        If the await is cancelled or times out, the same applies to `buffer` as to `out` in `get`.
 
         Args:
             buffer: A writable, contiguous buffer of `nbytes` bytes: a bytearray, `array.array`, memoryview, mmap or
@@ -144,8 +144,11 @@ class DeviceArray(BaseArray):
         timeout: float | None,
         progress: bool | Progress | None,
     ) -> None:
-        """Reads all bytes into `data`. `callers`: `data` is memory of the caller; otherwise nothing else refers to it.
-        Raises `TimeoutError` after `timeout` seconds."""
+        """Reads all bytes into `data`.
+
+        `callers`: `data` is memory of the caller; otherwise nothing else refers to it. Raises `TimeoutError` after
+        `timeout` seconds.
+        """
         connection, part = self._connection, host_copy.part_of(self, attachment, stream)
         report = progresses.reporter(progress, "download")
         if plan.inline(len(data), attachment.session.limits) and not _beside(connection, attachment, len(data)):
@@ -209,12 +212,12 @@ class DeviceArray(BaseArray):
         return (await self.get()).item()
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError("an array of hearth.aio is no number without a word: use await x.item()")
+        raise TypeError("an array of hearth.aio is not converted to a number implicitly: use await x.item()")
 
     __bool__ = __int__ = __float__ = __complex__ = __index__ = _refuse
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
-        raise TypeError("an array of hearth.aio is not copied to the host without a word: use await x.get()")
+        raise TypeError("an array of hearth.aio is not copied to the host implicitly: use await x.get()")
 
     async def ipc(self) -> Exported:
         """Maps the array's memory into this process, for CuPy, PyTorch and other libraries: see
@@ -262,9 +265,10 @@ class DeviceArray(BaseArray):
             return
         if blocking:
             raise ArgumentError(
-                "blocking=True would hold up the event loop.",
+                "blocking=True would block the event loop.",
                 reason="INVALID_ARGUMENT",
-                fix="leave it out: contents are taken at once here, those in pinned memory by await gpu.synchronize().",
+                fix="omit it: the contents are copied before the call returns, except those in pinned memory, "
+                "which must not change until await gpu.synchronize().",
             )
         if plan.inline(len(data), attachment.session.limits):
             router.write(self._connection, attachment, part, data, report, shared=False)
@@ -274,7 +278,8 @@ class DeviceArray(BaseArray):
 
 def _beside(connection: LoopConnection, attachment: Attachment, size: int) -> bool:
     """Returns True if a read that would fit in a batch is to use shared memory instead: the connection has read such
-    sizes repeatedly, and memory can probably be shared with the device."""
+    sizes repeatedly, and memory can probably be shared with the device.
+    """
     return plan.worth_a_ring(connection, size) and size >= _MIDDLING and registered.likely(connection, attachment)
 
 

@@ -9,7 +9,7 @@ class AsyncWith:
     """Mix-in that makes ``with`` raise an error which names ``async with``."""
 
     def __enter__(self) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} of hearth.aio is entered by `async with`")
+        raise TypeError(f"a {type(self).__name__} of hearth.aio must be entered with `async with`")
 
     def __exit__(self, *_: object) -> None:
         """Does nothing; present because ``with`` looks up this method before it calls ``__enter__``."""

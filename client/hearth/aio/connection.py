@@ -57,15 +57,18 @@ class LoopAttachment(Attachment):
         self._opened = threading.Event()
 
     def wait_opened(self) -> None:
-        """Blocks until the device is attached; not for the event loop's thread. Raises the error for which the device
-        cannot be attached."""
+        """Blocks until the device is attached; not for the event loop's thread.
+
+        Raises the error for which the device cannot be attached.
+        """
         self._opened.wait()
         if self.session.error is not None:
             raise self.session.error.again()
 
     def open_patiently(self, transport: Transport, token: str, device: int, lease: float, again: AttachBackoff) -> None:
-        """Attaches, with the same retries as `BlockingConnection`; commands queued meanwhile are kept. Blocks; called
-        in a thread of the pool.
+        """Attaches, with the same retries as `BlockingConnection`; commands queued meanwhile are kept.
+
+        Blocks; called in a thread of the pool.
 
         Args:
             transport: Transport of the session.
@@ -111,7 +114,7 @@ class LoopAttachment(Attachment):
         if not session.attached:
             raise TimeoutError(
                 f"device {device} did not answer within {timeout:g} s.", reason="DEADLINE_EXCEEDED",
-                fix="see `hearth status`, or connect with a longer timeout.",
+                fix="check the daemon with `hearth status`, or connect with a longer timeout.",
             )  # fmt: skip
 
     def end(self, error: HearthError) -> None:
@@ -132,7 +135,7 @@ class LoopAttachment(Attachment):
         if session.error is not None or not in_loop():
             super()._await_room()
         elif queue.queued >= TIMES * queue.most_commands or queue.queued_bytes >= TIMES * queue.most_bytes:
-            raise full(f"{queue.queued} commands ({queue.queued_bytes} bytes) wait for the device")
+            raise full(f"{queue.queued} commands ({queue.queued_bytes} bytes) are queued for the device")
 
     @property
     def roomy(self) -> bool:
@@ -142,7 +145,8 @@ class LoopAttachment(Attachment):
 
 class LoopConnection(Connection):
     """The connection to one device for the event loop of `home`; in other threads its calls block like those of
-    `hearth`."""
+    `hearth`.
+    """
 
     def __init__(
         self, home: Home, transport: Transport, token: str, ordinal: int, limits: Limits, timeout: float, lease: float
@@ -173,9 +177,9 @@ class LoopConnection(Connection):
         if attachment is not None and (attachment.alive or attachment is self._last):
             return attachment  # if it has just failed, its use raises the error
         raise UnavailableError(
-            f"device {self.ordinal} is being attached again, and arrays on it come back.",
+            f"device {self.ordinal} is being reattached, and its arrays are being restored.",
             reason="DEVICE_UNAVAILABLE",
-            fix="await gpu.ready() before.",
+            fix="call await gpu.ready() first.",
         )
 
     def _begin(self) -> Work[None]:
@@ -236,16 +240,17 @@ class LoopConnection(Connection):
             opening.result()
 
     async def until_attached(self) -> None:
-        """Returns when the device is attached and its generation is known. Raises the error for which it cannot be
-        attached."""
+        """Returns when the device is attached and its generation is known.
+
+        Raises the error for which it cannot be attached.
+        """
         self.home.check()
         opening = self._begin()
         await self.home.over(opening)
         opening.result()
 
     async def ready(self) -> None:
-        """Returns when the device is attached, the queue has room, and at most `UPLOADS_SOFT` bytes are being
-        uploaded."""
+        """Returns when the device is attached, the queue has room at most `UPLOADS_SOFT` bytes are uploading."""
         await self.until_attached()
         while self.uploading > self.uploads_soft or not self._roomy():  # noqa: ASYNC110 - there is no notification of room
             await asyncio.sleep(_POLL_S)
@@ -268,7 +273,7 @@ class LoopConnection(Connection):
                 accepted.
         """
         if self.uploading and self.uploading + size > self.uploads_hard:
-            raise full(f"{self.uploading} bytes of arrays are on their way to the device")
+            raise full(f"{self.uploading} bytes of arrays are being uploaded to the device")
         self.uploading += size
 
     def put_down(self, size: int) -> None:
@@ -286,7 +291,7 @@ class LoopConnection(Connection):
 def full(what: str) -> QuotaExceededError:
     """Builds the error of a call that would have to wait; `what` describes the full queue."""
     return QuotaExceededError(
-        f"{what}, and an event loop cannot wait in this call.",
+        f"{what}, and this call cannot wait in an event loop.",
         reason="QUEUE_FULL",
-        fix="await gpu.ready() now and then, as one awaits a stream writer's drain().",
+        fix="call await gpu.ready() regularly, as you would await drain() of an asyncio StreamWriter.",
     )

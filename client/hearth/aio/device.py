@@ -483,7 +483,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     def _at_host(self, a: Any) -> Any:
         raise UnsupportedError(
-            f"{a!r} becomes another dtype on the host, and an event loop cannot wait for that in this call.",
+            f"{a!r} has to be converted to another dtype on the host, and this call cannot wait for that "
+            "in an event loop.",
             reason="UNSUPPORTED",
-            fix="gpu.asarray(await x.get(), dtype).",
+            fix="use gpu.asarray(await x.get(), dtype).",
         )

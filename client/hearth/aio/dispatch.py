@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 
 class PendingDispatch(BasePendingDispatch):
-    """The asyncio counterpart of `hearth.PendingDispatch`: any number of tasks may await `result`. Cancelling such an
-    await does not cancel the dispatch."""
+    """The asyncio counterpart of `hearth.PendingDispatch`: any number of tasks may await `result`.
+
+    Cancelling such an await does not cancel the dispatch.
+    """
 
     def __init__(self, job: Job, *, take: bool = False) -> None:
-        """Starts the transfers of the dispatch. `take`: its large inputs still lie in the caller's memory, and a thread
-        copies them."""
+        """Starts the transfers of the dispatch.
+
+        `take`: its large inputs still lie in the caller's memory, and a thread copies them.
+        """
         self._home = cast("LoopConnection", job.connection).home
         self._over: asyncio.Task[None] | None = None
         self._take = take
@@ -64,14 +68,16 @@ class PendingDispatch(BasePendingDispatch):
         await asyncio.wait([self._over], timeout=timeout)
         if not self._over.done():
             raise TimeoutError(
-                f"the dispatch was not done within {timeout:g} s; it continues.",
+                f"the dispatch did not complete within {timeout:g} s; it continues.",
                 reason="DEADLINE_EXCEEDED",
                 fix="wait again, or with a longer timeout.",
             )
 
     async def _run(self) -> list[np.ndarray[Any, Any]]:
-        """Returns the result. If the await is cancelled, the dispatch continues, but no longer reads or writes the
-        caller's arrays."""
+        """Returns the result.
+
+        If the await is cancelled, the dispatch continues, but no longer reads or writes the caller's arrays.
+        """
         try:
             return await self.result()
         except BaseException as error:
@@ -89,8 +95,10 @@ class _Carrying:
     """
 
     def __init__(self, home: Home, job: Job, taken: Work[None] | None) -> None:
-        """Prepares the transfer. `taken` is the task that copies the inputs in another thread; None: no copy is
-        needed."""
+        """Prepares the transfer.
+
+        `taken` is the task that copies the inputs in another thread; None: no copy is needed.
+        """
         self.over: Work[None] = Work(lambda: None)
         self._home = home
         self._job = job
@@ -111,7 +119,7 @@ class _Carrying:
                 return
         except BaseException as error:  # e.g. MemoryError of a copy
             if not isinstance(error, HearthError):
-                error = HearthError(f"the dispatch was given up: {error!r}.", reason="CANCELLED", fix="try again.")
+                error = HearthError(f"the dispatch was aborted: {error!r}.", reason="CANCELLED", fix="try again.")
             job.fail(error)
             job.give_up()
             self.over.set_result(None)

@@ -52,7 +52,7 @@ class Home:
             raise UnsupportedError(
                 "this node belongs to another event loop.",
                 reason="UNSUPPORTED",
-                fix="connect in the loop that uses it: node = await hearth.aio.connect(...).",
+                fix="connect in the event loop that uses the node: node = await hearth.aio.connect(...).",
             )
 
     # ---- answers ----
@@ -122,8 +122,9 @@ class Home:
             raise late[0]
 
     async def answered(self, reply: Reply, timeout: float | None = None) -> None:
-        """Returns when the answer has arrived or `timeout` seconds have passed. Only one task may wait for a reply at a
-        time.
+        """Returns when the answer has arrived or `timeout` seconds have passed.
+
+        Only one task may wait for a reply at a time.
 
         Args:
             reply: The reply to wait for.
@@ -149,8 +150,9 @@ class Home:
     # ---- threads ----
 
     async def call(self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
-        """Runs a function in a thread and returns its result. If the await is cancelled, work that has not started is
-        not run; work that has started continues.
+        """Runs a function in a thread and returns its result.
+
+        If the await is cancelled, work that has not started is not run; work that has started continues.
 
         Args:
             work: The function; it may block.
@@ -192,6 +194,7 @@ class Home:
 
     async def outlast(self, work: Work[Any], error: BaseException) -> None:
         """Waits until a thread no longer uses the memory of the calling task, even if the task is cancelled meanwhile.
+
         The wait is short: until the end of one copy.
 
         Args:
@@ -235,8 +238,10 @@ class Home:
             self.calls.run(partial(undo, work.result()))
 
     def _post(self, came: asyncio.Future[None]) -> None:
-        """Wakes the task that waits for the future. Futures completed at about the same time are delivered by one call
-        into the loop."""
+        """Wakes the task that waits for the future.
+
+        Futures completed at about the same time are delivered by one call into the loop.
+        """
         self._came.append(came)
         if not self._called:
             self._called = True

@@ -10,6 +10,7 @@ from hearth.aio.array import DeviceArray
 from hearth.aio.awaited import AsyncWith
 from hearth.aio.device import Device
 from hearth.collectives.base_group import BaseGroup
+from hearth.collectives.group_members import remaining
 from hearth.errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
@@ -44,9 +45,10 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         for each in devices:
             if not isinstance(each, Device):
                 raise DtypeError(
-                    f"{each!r} is no device of hearth.aio.",
+                    f"{each!r} is not a device of hearth.aio.",
                     reason="INVALID_ARGUMENT",
-                    fix="take them from nodes of hearth.aio.connect; hearth.Group takes the others.",
+                    fix="pass devices of nodes from hearth.aio.connect; use hearth.Group for devices of "
+                    "hearth.connect.",
                 )
         self._unformed = False
         if devices:
@@ -71,8 +73,9 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         return self
 
     async def pair(self, rank: int, peer: int) -> None:
-        """Prepares two ranks on different daemons to send to each other outside of a batch. One call for each pair is
-        enough.
+        """Prepares two ranks on different daemons to send to each other outside of a batch.
+
+        One call for each pair is enough.
 
         Ranks of one session need no preparation.
 
@@ -85,7 +88,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             ClosedError: The group is closed.
         """
         self._check_open()
-        if self._sessions[rank] is not self._sessions[peer]:
+        if not self._formations.paired(rank, peer):
             await self._home.call(partial(super()._pair, rank, peer))
 
     async def subgroup(self, ranks: Iterable[int]) -> Group:
@@ -118,7 +121,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         Raises:
             HearthError: An error that the `Group` constructor raises; this group then stays as it is.
         """
-        fresh = await Group(self._left(without), timeout=self._timeout)
+        fresh = await Group(remaining(self, self.devices, without), timeout=self._timeout)
         await self.close()
         return fresh
 
@@ -127,8 +130,10 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
         return await self._home.call(self._flight_records)
 
     async def close(self) -> None:
-        """Closes the group: see `hearth.Group.close`. If the await is cancelled, the close continues in the
-        background."""
+        """Closes the group: see `hearth.Group.close`.
+
+        If the await is cancelled, the close continues in the background.
+        """
         self._home.check()
         closing = self._home.calls.run(self._close)
         await self._home.over(closing)
@@ -154,15 +159,15 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             raise ArgumentError(
                 "this group over several sessions has not been formed.",
                 reason="INVALID_ARGUMENT",
-                fix="group = await hearth.aio.Group(devices), or async with.",
+                fix="use group = await hearth.aio.Group(devices), or async with.",
             )
         super()._check_open()
 
     def _pair(self, rank: int, peer: int) -> RankOrder:
-        if self._sessions[rank] is not self._sessions[peer] and (min(rank, peer), max(rank, peer)) not in self._orders:
+        if not self._formations.paired(rank, peer):
             raise ArgumentError(
-                f"ranks {rank} and {peer} are on different daemons and have not been paired.",
+                f"ranks {rank} and {peer} are on different daemons that are not connected to each other yet.",
                 reason="INVALID_ARGUMENT",
-                fix=f"await group.pair({rank}, {peer}) before, or send and receive in one group.batch().",
+                fix=f"call await group.pair({rank}, {peer}) first, or send and receive in one group.batch().",
             )
         return super()._pair(rank, peer)

@@ -226,8 +226,9 @@ class Node(AsyncWith, BaseNode["Device"]):
         await self._home.call(partial(self._restart_device, ordinal))
 
     async def drain(self) -> int:
-        """Makes the daemon refuse new sessions; existing sessions continue. To wait for room in a queue, see
-        `Device.ready`.
+        """Makes the daemon refuse new sessions; existing sessions continue.
+
+        To wait for room in a queue, see `Device.ready`.
 
         Returns:
             The number of sessions that continue.

@@ -1,5 +1,7 @@
-"""Streams and events, for asyncio. A ``with`` block makes a stream the current one of the task, also across its
-awaits."""
+"""Streams and events, for asyncio.
+
+A ``with`` block makes a stream the current one of the task, also across its awaits.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,13 @@ class Threads:
                 if self._threads:
                     return given
                 self._queue.remove(given)
-            given.set_exception(HearthError(f"no thread can be started: {error}.", reason="INTERNAL"))
+            given.set_exception(
+                HearthError(
+                    f"no thread could be started: {error}.",
+                    reason="INTERNAL",
+                    fix="raise the limit on threads (ulimit -u); no thread can be started while Python shuts down.",
+                )
+            )
         return given
 
     def _run(self) -> None:

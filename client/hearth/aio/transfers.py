@@ -59,8 +59,10 @@ def _in_loop(home: Home, report: Progress) -> Progress:
 def upload(
     connection: LoopConnection, attachment: LoopAttachment, part: BufferPart, data: memoryview, report: Progress | None
 ) -> None:
-    """Writes bytes in the order of the stream. They are copied before the call returns, unless they lie in memory that
-    is shared with the device. Called in the event loop.
+    """Writes bytes in the order of the stream.
+
+    They are copied before the call returns, unless they lie in memory that is shared with the device. Called in the
+    event loop.
 
     An error is raised by the next await that reports errors.
 
@@ -180,8 +182,10 @@ class _Upload(_Carried):
                 _told(connection, attachment, error)
 
     def _read(self, source: Callable[[], memoryview]) -> memoryview:
-        """Returns the bytes. If `source` fails, cancels the transfer at the daemon, which would otherwise wait for the
-        bytes."""
+        """Returns the bytes.
+
+        If `source` fails, cancels the transfer at the daemon, which would otherwise wait for the bytes.
+        """
         try:
             return source()
         except BaseException as error:  # e.g. MemoryError
@@ -191,7 +195,7 @@ class _Upload(_Carried):
             give_up(self._connection, self._number)
             if isinstance(error, HearthError):
                 raise
-            raise HearthError(f"the upload was given up: {error!r}.", reason="CANCELLED", fix="try again.") from error
+            raise HearthError(f"the upload was aborted: {error!r}.", reason="CANCELLED", fix="try again.") from error
 
 
 def _told(connection: LoopConnection, attachment: LoopAttachment, error: HearthError) -> None:
@@ -204,8 +208,11 @@ def _told(connection: LoopConnection, attachment: LoopAttachment, error: HearthE
 
 
 class _Download(_Carried):
-    """A download. It completes whether or not a task waits for it, because the daemon keeps the bytes until they are
-    received, and work behind the read waits for that."""
+    """A download.
+
+    It completes whether or not a task waits for it, because the daemon keeps the bytes until they are received, and
+    work behind the read waits for that.
+    """
 
     def __init__(
         self,
@@ -227,8 +234,11 @@ class _Download(_Carried):
         self._dropped = self._landing = False
 
     def begin(self) -> bool:
-        """Starts the transfer; called in a thread of the pool. Returns True if the bytes will be in shared memory when
-        the read is answered, False if they are in the caller's memory already."""
+        """Starts the transfer; called in a thread of the pool.
+
+        Returns True if the bytes will be in shared memory when the read is answered, False if they are in the caller's
+        memory already.
+        """
         size = len(self._into)
         there = registered.memory(size) if registered.likely(self._connection, self._attachment) else None
         if there is None:
@@ -239,13 +249,17 @@ class _Download(_Carried):
         return False
 
     def fill(self) -> bool:
-        """Transfers the bytes directly to their destination; called in a thread of the pool. Returns True if they will
-        be there when the read is answered, False if they are there already."""
+        """Transfers the bytes directly to their destination; called in a thread of the pool.
+
+        Returns True if they will be there when the read is answered, False if they are there already.
+        """
         return self._come(self._into)
 
     def _come(self, there: memoryview) -> bool:
-        """Transfers the bytes to `there`. Returns True if they will be there when the read is answered, False if they
-        are there already."""
+        """Transfers the bytes to `there`.
+
+        Returns True if they will be there when the read is answered, False if they are there already.
+        """
         connection, attachment, reply, number = self._connection, self._attachment, self._reply, self._number
         attachment.wait_opened()
         landing = None
@@ -277,8 +291,10 @@ class _Download(_Carried):
             self._report(len(self._into), len(self._into))
 
     def drop(self) -> bool:
-        """Stops all further writes to the caller's memory. Returns True if a copy has started, which then ends
-        shortly."""
+        """Stops all further writes to the caller's memory.
+
+        Returns True if a copy has started, which then ends shortly.
+        """
         with self._lock:
             self._dropped = True
             return self._landing and not self._ours
@@ -359,9 +375,10 @@ async def fill(
     timeout: float | None,
     report: Progress | None,
 ) -> None:
-    """Makes the device fill memory in the order of the stream. Returns when it is certain that the device will do so;
-    an error is then raised by the next await that reports errors. If the device cannot write to the memory, returns
-    when the memory is filled.
+    """Makes the device fill memory in the order of the stream.
+
+    Returns when it is certain that the device will do so; an error is then raised by the next await that reports
+    errors. If the device cannot write to the memory, returns when the memory is filled.
 
     Args:
         connection: The connection to the device.

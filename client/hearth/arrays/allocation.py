@@ -1,5 +1,7 @@
-"""Allocation of device memory for new arrays. Sent one way, so `OutOfMemoryError` is raised by the next call that
-waits."""
+"""Allocation of device memory for new arrays.
+
+Sent one way, so `OutOfMemoryError` is raised by the next call that waits.
+"""
 
 from __future__ import annotations
 

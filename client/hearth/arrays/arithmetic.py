@@ -20,12 +20,13 @@ _BINARY = {
 }  # fmt: skip
 _UNARY = {"neg": "-", "pos": "+", "abs": "abs()", "invert": "~"}
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_FIX = "have a kernel do it on the device (gpu.RawKernel), or do it here with a copy: x.get()."
+_FIX = "use a kernel for the operation on the device (gpu.RawKernel), or operate on a copy on the host: x.get()."
 
 
 def refuse_operators(array_type: type[T]) -> type[T]:
-    """Class decorator that adds operators which raise an error. Type checkers do not see these methods, so they report
-    the operands as wrong.
+    """Class decorator that adds operators which raise an error.
+
+    Type checkers do not see these methods, so they report the operands as wrong.
 
     Arrays remain hashable by identity, whatever their contents.
     """
@@ -42,7 +43,7 @@ def refuse_operators(array_type: type[T]) -> type[T]:
 def refusal(what: str) -> UnsupportedTypeError:
     """Builds the error of an operation; `what` names the operation as the subject of a sentence."""
     return UnsupportedTypeError(
-        f"{what} is not done for arrays on a device: Hearth runs kernels, and provides none.",
+        f"{what} is not supported for device arrays: Hearth runs kernels and provides no array operations.",
         reason="UNSUPPORTED",
         fix=_FIX,
     )
@@ -51,9 +52,10 @@ def refusal(what: str) -> UnsupportedTypeError:
 def unpicklable() -> UnsupportedTypeError:
     """Builds the error of an attempt to pickle an array."""
     return UnsupportedTypeError(
-        "an array on a device cannot be pickled: it is memory of this session.",
+        "a device array cannot be pickled: its memory belongs to this session.",
         reason="UNSUPPORTED",
-        fix="pickle x.get(); to share it with another process, x.publish(name) here and gpu.attach(name) there.",
+        fix="pickle x.get(); to share the array with another process, use x.publish(name) here and "
+        "gpu.attach(name) there.",
     )
 
 
@@ -66,7 +68,8 @@ def _refusing(symbol: str) -> Callable[..., NoReturn]:
 
 def _comparing(symbol: str) -> Callable[[object, object], Any]:
     """Makes a comparison that raises an error for numbers and arrays, with which NumPy would compare each element;
-    objects of other types compare as unequal."""
+    objects of other types compare as unequal.
+    """
 
     def compare(self: object, other: object) -> Any:
         if isinstance(other, int | float | complex) or hasattr(other, "__array__"):

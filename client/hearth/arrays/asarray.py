@@ -1,5 +1,6 @@
 """Conversion of other libraries' arrays for ``gpu.asarray``: host memory, accessed by any protocol, and GPU memory of
-this process (CuPy, PyTorch, JAX, Numba), which is copied on the GPU if the daemon serves the same GPU of this host."""
+this process (CuPy, PyTorch, JAX, Numba), which is copied on the GPU if the daemon serves the same GPU of this host.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ A = TypeVar("A", bound="ArrayLike")
 
 _FAILURES = (TypeError, ValueError, RuntimeError, BufferError)
 """Exceptions that libraries raise for an object that cannot be converted to an array."""
-_TO_HOST = "pass it from host memory: a.get() of CuPy, a.cpu() of PyTorch, np.asarray(a) of JAX."
+_TO_HOST = "pass it from host memory: a.get() for CuPy, a.cpu() for PyTorch, np.asarray(a) for JAX."
 
 
 class OnGpu(NamedTuple):
@@ -68,7 +69,11 @@ def with_host_array(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.nda
             if isinstance(error, HearthError):
                 raise
             why = f"{why}; {error}"
-    raise DtypeError(f"this {_name(obj)} makes no array ({why}).", reason="INVALID_ARGUMENT", fix="see np.asarray.")
+    raise DtypeError(
+        f"this {_name(obj)} cannot be converted to an array ({why}).",
+        reason="INVALID_ARGUMENT",
+        fix="pass an object that np.asarray accepts.",
+    )
 
 
 def _by_dlpack(obj: Any, dtype: np.dtype[Any] | None, use: Callable[[np.ndarray[Any, Any]], None]) -> None:
@@ -89,7 +94,7 @@ def on_gpu(obj: Any) -> OnGpu | None:
         said = getattr(obj, "__cuda_array_interface__", None)
     except _FAILURES as error:  # PyTorch raises for a tensor with gradients
         raise UnsupportedError(
-            f"this {_name(obj)} does not give its memory away: {error}.",
+            f"this {_name(obj)} does not export its memory: {error}.",
             reason="UNSUPPORTED",
             fix="detach it first: t.detach().",
         ) from None
@@ -106,7 +111,7 @@ def on_gpu(obj: Any) -> OnGpu | None:
             return OnGpu(address, taken.shape, taken.dtype, None)
     if kind not in (0, dlpack.CPU, dlpack.CUDA_HOST) and not hasattr(obj, "__array__"):
         raise UnsupportedError(
-            f"this {_name(obj)} lies on a device of DLPack's type {kind}, which cannot be read here.",
+            f"this {_name(obj)} is on a device of DLPack type {kind}, which cannot be read here.",
             reason="UNSUPPORTED",
             fix="pass it from host memory.",
         )
@@ -162,7 +167,7 @@ def local_gpu(obj: Any, device: DeviceContext[Any]) -> CudaDevice:
     try:
         here = device_of(device.properties)
         if not isinstance(here, CudaDevice):
-            raise UnsupportedError(f"device {device.ordinal} is no GPU.", reason="UNSUPPORTED")
+            raise UnsupportedError(f"device {device.ordinal} is not a GPU.", reason="UNSUPPORTED", fix=_TO_HOST)
     except UnsupportedError as error:
         raise _unreachable(obj, device, error) from error
     return here
@@ -170,8 +175,8 @@ def local_gpu(obj: Any, device: DeviceContext[Any]) -> CudaDevice:
 
 def _unreachable(obj: Any, device: DeviceContext[Any], error: UnsupportedError) -> UnsupportedError:
     return UnsupportedError(
-        f"this {_name(obj)} lies in GPU memory of this process, from where device {device.ordinal} cannot take it: "
-        f"{error.message}",
+        f"this {_name(obj)} is in GPU memory of this process, from which it cannot be copied to device "
+        f"{device.ordinal}: {error.message}",
         reason="UNSUPPORTED",
         fix=_TO_HOST,
         details=error.details,
@@ -184,7 +189,7 @@ def _dense(obj: Any, address: int, shape: tuple[int, ...], strides: tuple[int, .
         raise UnsupportedError(
             f"this {_name(obj)} of shape {shape} is not contiguous (strides {tuple(strides)}).",
             reason="UNSUPPORTED",
-            fix="make it so first: cupy.ascontiguousarray(a), or t.contiguous() of PyTorch.",
+            fix="make it contiguous first: cupy.ascontiguousarray(a), or t.contiguous() for PyTorch.",
         )
     return address
 

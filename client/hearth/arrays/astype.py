@@ -74,9 +74,9 @@ def astype(array: A, dtype: Any, on: BaseStream | None, casting: Casting, copy: 
     source = kernel_source(array.dtype, wanted)
     if not np.can_cast(array.dtype, wanted, casting):
         raise DtypeError(
-            f"an array of {array.dtype} is not cast to {wanted} where casting is {casting!r}.",
+            f"an array of {array.dtype} cannot be cast to {wanted} with casting={casting!r}.",
             reason="INVALID_ARGUMENT",
-            fix='leave casting at "unsafe", or choose another dtype.',
+            fix='use casting="unsafe", the default, or choose another dtype.',
         )
     array._usable()
     fresh: A = array._device.empty(array.shape, wanted, on)
@@ -105,9 +105,9 @@ def kernel_source(since: np.dtype[Any], to: np.dtype[Any]) -> str:
     for dtype in (since, to):
         if not known(dtype):
             raise UnsupportedError(
-                f"{since} is not cast to {to} on the device: {dtype} is no type of its arithmetic.",
+                f"{since} cannot be cast to {to} on the device, where {dtype} is not supported.",
                 reason="UNSUPPORTED",
-                fix="cast on the host, gpu.asarray(x.get().astype(dtype)), or see the bytes otherwise: x.view(dtype).",
+                fix="cast on the host, gpu.asarray(x.get().astype(dtype)), or reinterpret the bytes: x.view(dtype).",
             )
     includes = _INCLUDES if {since.name, to.name} & {"float16", "bfloat16"} else ""
     return _SOURCE.substitute(

@@ -199,12 +199,13 @@ class BaseArray(DeviceOperand):
     def __iter__(self) -> Iterator[Self]:
         """Iterates over views along the first axis: rows, or elements if there is only one axis."""
         if not self._shape:
-            raise TypeError("an array without axes has no rows to go through; x.item() reads its element")
+            raise TypeError("an array without axes cannot be iterated over; x.item() returns its element")
         return (self[row] for row in range(self._shape[0]))
 
     def __getitem__(self, index: Any) -> Self:
-        """Returns a view of the selected elements. Integers, slices, `...` and None work as in NumPy, if the selected
-        elements lie in rows at a constant distance.
+        """Returns a view of the selected elements.
+
+        Integers, slices, `...` and None work as in NumPy, if the selected elements lie in rows at a constant distance.
 
         This holds for contiguous memory and for one cut axis: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]``. A
         single element is a view without axes: ``x[3].item()`` reads it.
@@ -273,8 +274,10 @@ class BaseArray(DeviceOperand):
         return self.transpose()
 
     def transpose(self, *axes: int | Sequence[int] | None) -> Self:
-        """Returns a view with the axes in another order. This is possible if the elements still lie in rows at a
-        constant distance: for an array with one axis, or if only axes of length 1 change places.
+        """Returns a view with the axes in another order.
+
+        This is possible if the elements still lie in rows at a constant distance: for an array with one axis, or if
+        only axes of length 1 change places.
 
         Args:
             *axes: The order, as one tuple or several ints; none: reverse order.
@@ -354,13 +357,13 @@ class BaseArray(DeviceOperand):
         host = a if isinstance(a, np.ndarray) else np.asarray(a, dtype)
         if host.dtype is not dtype and host.dtype.newbyteorder("=") != dtype:
             raise DtypeError(
-                f"an array of {host.dtype} cannot be set into one of {dtype}.",
+                f"an array of {dtype} cannot be set from an array of {host.dtype}.",
                 reason="INVALID_ARGUMENT",
                 fix=f"use a.astype({str(dtype)!r}).",
             )
         if host.shape != self._shape:
             raise ArgumentError(
-                f"an array of shape {host.shape} cannot be set into one of shape {self._shape}.",
+                f"an array of shape {self._shape} cannot be set from an array of shape {host.shape}.",
                 reason="INVALID_ARGUMENT",
                 fix="slice or reshape one of them, or use np.broadcast_to(a, shape).",
             )
@@ -563,8 +566,7 @@ class BaseArray(DeviceOperand):
         dtype: Dtype,
         strides: tuple[int, ...] | None = None,
     ) -> Self:
-        """Returns an array in the same memory that starts `offset` bytes after this one; without strides, in C
-        order."""
+        """Returns an array in the same memory that starts `offset` bytes after this one; C order without strides."""
         made: Self = self._device._array_type(self._device, self._memory, self._offset + offset, shape, dtype, strides)
         return made
 
@@ -578,8 +580,10 @@ class BaseArray(DeviceOperand):
         blocking: bool,
         shared: bool,
     ) -> PinnedCopy | None:
-        """Writes host memory to the device; returns the copy if it can be repeated, otherwise None. `shared`: the
-        device may read the memory itself."""
+        """Writes host memory to the device; returns the copy if it can be repeated, otherwise None.
+
+        `shared`: the device may read the memory itself.
+        """
 
     # ---- refused ----
 
@@ -594,7 +598,7 @@ class BaseArray(DeviceOperand):
         def __getattr__(self, name: str) -> Any:
             why = ""
             if name in _INTERFACES:
-                why = "; use x.ipc(), which has it on the daemon's host, or DLPack (from_dlpack(x))"
+                why = "; use x.ipc(), which supports it on the daemon's host, or DLPack (from_dlpack(x))"
             elif name in _NUMPYS:
-                why = f"; Hearth has no array operations: write a kernel, or use a copy, x.get().{name}"
+                why = f"; Hearth has no array operations: write a kernel, or use a copy on the host, x.get().{name}"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}", name=name, obj=self)

@@ -24,8 +24,10 @@ _REGISTERED = 2
 
 @dataclass(frozen=True)
 class PublishedArray:
-    """A published array that can be attached. `shape` and `dtype` are None if the publisher gives none, or invalid
-    ones."""
+    """A published array that can be attached.
+
+    `shape` and `dtype` are None if the publisher gives none, or invalid ones.
+    """
 
     name: str
     tenant: str
@@ -53,21 +55,25 @@ def describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     name = dtype.str if dtype.isbuiltin == 1 or dtype.kind in "SUmM" else dtype.name
     if _dtype_named(name) != dtype:
         raise UnsupportedError(
-            f"dtype {dtype} cannot be described to others by a name.",
+            f"dtype {dtype} cannot be published by name.",
             reason="UNSUPPORTED",
-            fix="publish it as bytes: x.view(np.uint8).publish(name); who attaches gives shape= and dtype=.",
+            fix="publish it as bytes: x.view(np.uint8).publish(name); gpu.attach then requires shape= and dtype=.",
         )
     return json.dumps({"dtype": name, "shape": shape}, separators=(",", ":")).encode()
 
 
 def parse(description: bytes) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """Returns shape and dtype from a description; None if it describes no valid array, because any program may
-    publish."""
+    """Returns shape and dtype from a description; None if it describes no valid array (any program may publish)."""
     try:
         said = json.loads(description)
         shape, name = said["shape"], said["dtype"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
+    return valid(shape, name)
+
+
+def valid(shape: object, name: object) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    """Returns shape and dtype for a shape and the name of a dtype from a document; None if they are invalid."""
     if not isinstance(shape, list) or len(shape) > _MAX_AXES or not isinstance(name, str):
         return None
     if not all(type(axis) is int and 0 <= axis < 2**63 for axis in shape):
@@ -79,8 +85,7 @@ def parse(description: bytes) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
 
 
 def _dtype_named(name: str) -> np.dtype[Any] | None:
-    """Returns the dtype that a name describes, if its elements are plain: no fields, no Python objects; otherwise
-    None."""
+    """Returns the dtype that a name describes; None if its elements have fields or are Python objects."""
     plain = _PLAIN.fullmatch(name) is not None
     if not plain and _NAMED.fullmatch(name) is None:
         return None

@@ -36,11 +36,14 @@ def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> Non
         raise UnsupportedError(
             "the arrays belong to different sessions.",
             reason="UNSUPPORTED",
-            fix="go through the host, x.set(y.get()); or use a hearth.Group over both: broadcast, send and recv.",
+            fix="copy through the host, x.set(y.get()), or use a hearth.Group over both devices: broadcast, "
+            "send and recv.",
         )
     if since._shape != to._shape or (since._dtype is not to._dtype and since.dtype != to.dtype):
         raise ArgumentError(
-            f"{since!r} cannot be copied into {to!r}.", reason="INVALID_ARGUMENT", fix="reshape or view one."
+            f"{since!r} cannot be copied into {to!r}.",
+            reason="INVALID_ARGUMENT",
+            fix="use reshape or view, so that shape and dtype are the same.",
         )
     target = to._as_rows()._replace(offset=to._offset)
     source = since._as_rows()._replace(offset=since._offset)
@@ -50,7 +53,7 @@ def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> Non
         raise ArgumentError(
             f"the arrays overlap in memory: bytes {source} and {target}.",
             reason="INVALID_ARGUMENT",
-            fix="copy from y.copy() instead.",
+            fix="copy from y.copy().",
         )
     attachment = to._usable()
     since._usable()

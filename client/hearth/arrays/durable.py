@@ -67,7 +67,7 @@ def checkpoint(connection: Connection, arrays: Sequence[Any], stream: BaseStream
     for array in _checked(connection, arrays, "checkpoint") if arrays else ():
         if not array.durable:
             raise ArgumentError(
-                f"{array!r} is not durable.", reason="INVALID_ARGUMENT", fix="gpu.durable(x) takes its first copy."
+                f"{array!r} is not durable.", reason="INVALID_ARGUMENT", fix="make it durable first: gpu.durable(x)."
             )
         command.checkpoint.buffers.append(array._memory.handle)
     attachment.submit(command)
@@ -76,19 +76,23 @@ def checkpoint(connection: Connection, arrays: Sequence[Any], stream: BaseStream
 def _checked(connection: Connection, arrays: Sequence[Any], what: str) -> list[BaseArray]:
     """Returns one array for each buffer. Raises an error if an array cannot be used on this connection."""
     if not arrays:
-        raise ArgumentError(f"{what} of no array.", reason="INVALID_ARGUMENT", fix=f"gpu.{what}(x, y)")
+        raise ArgumentError(
+            f"{what} was called without an array.",
+            reason="INVALID_ARGUMENT",
+            fix=f"pass at least one array: gpu.{what}(x, y).",
+        )
     for array in arrays:
         if not isinstance(array, BaseArray):
             raise DtypeError(
                 f"{what} takes DeviceArrays, not a {type(array).__name__}.",
                 reason="INVALID_ARGUMENT",
-                fix="pass them one by one: gpu.durable(*arrays).",
+                fix="pass the arrays as separate arguments: gpu.durable(*arrays).",
             )
         if array._connection is not connection:
             raise UnsupportedError(
                 f"{array!r} belongs to another device or session.",
                 reason="UNSUPPORTED",
-                fix="use the device that it lies on: x.device.durable(x).",
+                fix="use the array's own device: x.device.durable(x).",
             )
         array._usable()
     return list({array._memory.handle: array for array in arrays}.values())

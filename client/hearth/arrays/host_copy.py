@@ -310,9 +310,9 @@ def _check_out(array: ArrayLike, out: np.ndarray[Any, Any]) -> np.ndarray[Any, A
     if not isinstance(out, np.ndarray) or out.shape != array._shape or out.dtype != array.dtype:
         what = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
         raise ArgumentError(
-            f"out is {what}; it has to be a NumPy array of {array.dtype} {array._shape}.",
+            f"out is {what}; it must be a NumPy array of {array.dtype} {array._shape}.",
             reason="INVALID_ARGUMENT",
-            fix="np.empty(x.shape, x.dtype); x.readinto(buffer) fills any buffer of its size.",
+            fix="pass np.empty(x.shape, x.dtype); x.readinto(buffer) accepts any buffer of the same size.",
         )
     if not out.flags.writeable:
         raise ArgumentError("out is read-only.", reason="INVALID_ARGUMENT", fix="pass a writable array.")
@@ -320,8 +320,10 @@ def _check_out(array: ArrayLike, out: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 
 
 def _recorded(array: ArrayLike, given: BaseStream | None) -> bool:
-    """Returns True if the stream is being recorded. Such a stream accepts no copy from or to the host; the daemon
-    refuses one at once if no memory is shared."""
+    """Returns True if the stream is being recorded.
+
+    Such a stream accepts no copy from or to the host; the daemon refuses one at once if no memory is shared.
+    """
     on = given if given is not None else streams.current(array._connection)
     return on is not None and on._recorder is not None
 

@@ -59,7 +59,7 @@ class Publications:
             )
         if array._connection is not self._connection:
             raise UnsupportedError(
-                f"{array!r} belongs to another device or session.", reason="UNSUPPORTED", fix="array.publish(name)"
+                f"{array!r} belongs to another device or session.", reason="UNSUPPORTED", fix="use array.publish(name)."
             )
         if isinstance(tenants, str):
             tenants = (tenants,)
@@ -135,7 +135,7 @@ class Publications:
             raise BufferLostError(
                 f"device {connection.ordinal} lost its process while {name!r} was attached.",
                 reason="BUFFER_LOST",
-                fix="attach it again.",
+                fix="attach it again with gpu.attach(name).",
             )
         memory = Memory(space, handle, answer.size)
         memory.read_only = True
@@ -177,24 +177,26 @@ def _seen_as(
     described: tuple[tuple[int, ...], np.dtype[Any]] | None,
     given: tuple[tuple[int, ...] | None, np.dtype[Any] | None],
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Returns shape and dtype for `size` bytes: those that the caller gave, otherwise those of the description. Raises
-    `ArgumentError` if they do not match the size."""
+    """Returns shape and dtype for `size` bytes: those that the caller gave, otherwise those of the description.
+
+    Raises `ArgumentError` if they do not match the size.
+    """
     shape, dtype = given
     if dtype is None:
         if described is None:
             raise ArgumentError(
-                f"{name!r} is {size} bytes, and its publisher does not say of what.",
+                f"{name!r} has {size} bytes, and its publisher did not specify shape and dtype.",
                 reason="INVALID_ARGUMENT",
-                fix="say it: gpu.attach(name, shape=..., dtype=...).",
+                fix="pass them: gpu.attach(name, shape=..., dtype=...).",
             )
         dtype = described[1]
     if shape is None:
         shape = described[0] if described is not None and given[1] is None else (size // dtype.itemsize,)
     if shapes.bytes_of(shape, dtype) != size:
         raise ArgumentError(
-            f"{name!r} is {size} bytes; shape {shape} of {dtype} takes {shapes.bytes_of(shape, dtype)}.",
+            f"{name!r} has {size} bytes; shape {shape} of {dtype} takes {shapes.bytes_of(shape, dtype)} bytes.",
             reason="INVALID_ARGUMENT",
-            fix="give shape= and dtype= that fit.",
+            fix="pass shape= and dtype= that match the size.",
         )
     return shape, dtype
 
@@ -203,8 +205,8 @@ def _check_whole(array: BaseArray) -> None:
     """Raises `ArgumentError` if the array is only part of a buffer."""
     if array._offset or array._strides is not None or array.nbytes != array._memory.size:
         raise ArgumentError(
-            f"{array!r} is a part of a buffer of {array._memory.size} bytes, or has gaps; only whole buffers are "
-            "published.",
+            f"{array!r} is part of a buffer of {array._memory.size} bytes, or has gaps; only whole buffers "
+            "can be published.",
             reason="INVALID_ARGUMENT",
             fix="publish a separate copy: x.copy().publish(name).",
         )

@@ -54,14 +54,15 @@ def _cast(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     try:
         host = value if isinstance(value, np.ndarray) else np.asarray(value)
         if host.dtype.kind in "iub" and not isinstance(value, np.ndarray):
-            shapes.check_range(host, dtype)
+            if host.size and host.dtype.kind != "b":
+                shapes.check_range(int(host.min()), int(host.max()), dtype)
             return np.asarray(value, dtype)
         return host.astype(dtype, copy=False)
     except (TypeError, ValueError, OverflowError) as error:
         raise DtypeError(
-            f"a {type(value).__name__} cannot be put into an array of {dtype} ({error}).",
+            f"a {type(value).__name__} cannot be assigned to elements of {dtype} ({error}).",
             reason="INVALID_ARGUMENT",
-            fix="convert it first, e.g. with np.asarray(value, dtype).",
+            fix="convert the value first, e.g. with np.asarray(value, dtype).",
         ) from None
 
 
@@ -90,10 +91,11 @@ def assign_array(target: ArrayLike, value: ArrayLike) -> None:
         if not fits:
             raise _shapes_differ(given.shape, target.shape)
         raise UnsupportedError(
-            f"an array on the device of shape {given.shape} is not repeated to {target.shape}: only along further axes "
-            "in front.",
+            f"a device array of shape {given.shape} cannot be broadcast to {target.shape}: device arrays "
+            "are repeated only along additional leading axes.",
             reason="UNSUPPORTED",
-            fix="assign column by column (x[:, i] = ...), use a kernel, or go through the host: x[...] = value.get().",
+            fix="assign column by column (x[:, i] = ...), use a kernel, or copy through the host: x[...] = "
+            "value.get().",
         )
     if value._dtype is not target._dtype and value.dtype != target.dtype:
         value = value.astype(target.dtype)
@@ -111,7 +113,8 @@ def _range(array: ArrayLike) -> layouts.RowLayout:
 
 def _spread(target: ArrayLike, ahead: int, write: Callable[[ArrayLike], None]) -> None:
     """Fills `target`: `write` fills the first block behind the first `ahead` axes, and copies on the device repeat it,
-    doubling the filled part each time."""
+    doubling the filled part each time.
+    """
     if not target.size:
         return
     write(target[(0,) * ahead])
@@ -133,7 +136,7 @@ def _without_leading(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[i
 
 def _shapes_differ(shape: tuple[int, ...], wanted: tuple[int, ...]) -> ArgumentError:
     return ArgumentError(
-        f"an array of shape {shape} cannot be broadcast to the shape {wanted} that is assigned to.",
+        f"an array of shape {shape} cannot be broadcast to shape {wanted} of the assignment.",
         reason="INVALID_ARGUMENT",
-        fix="reshape one of them; broadcasting repeats axes of length 1, and further axes in front.",
+        fix="reshape one of them; broadcasting repeats axes of length 1, and adds leading axes.",
     )

@@ -65,7 +65,7 @@ def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selectio
             if chosen.step < 0 and len(chosen) > 1:
                 raise _unsupported(
                     f"step {chosen.step} on axis {axis} of shape {tuple(shape)}",
-                    "a step goes forward: use x.get()[...], or a kernel.",
+                    "use a positive step, select from a copy on the host (x.get()[...]), or use a kernel.",
                 )
             offset += chosen.start * stride if chosen else 0
             lengths.append(len(chosen))
@@ -97,25 +97,34 @@ def _integer(part: Any) -> int:
     if isinstance(part, int) and not isinstance(part, bool):
         return part
     if isinstance(part, bool | np.bool_) or getattr(part, "dtype", None) == np.bool_:
-        raise _unsupported("a mask", "read and select here, x.get()[mask], or select in a kernel.")
+        raise _unsupported("a mask", "select from a copy on the host, x.get()[mask], or in a kernel.")
     if isinstance(part, list | tuple | np.ndarray | DeviceOperand) and (not hasattr(part, "ndim") or part.ndim):
-        raise _unsupported("a list of indices", "take views one by one, read x.get()[indices], or gather in a kernel.")
+        raise _unsupported(
+            "a list of indices",
+            "take views one by one, select from a copy on the host, x.get()[indices], or gather in a kernel.",
+        )
     try:
         return int(part.__index__())
     except (AttributeError, TypeError):
-        raise IndexError(f"{part!r} is no index: integers, slices (`:`), ellipsis (`...`) and None are") from None
+        raise IndexError(
+            f"{part!r} is not a valid index: use integers, slices (`:`), an ellipsis (`...`) or None"
+        ) from None
 
 
 def _unsupported(what: str, fix: str) -> UnsupportedError:
-    return UnsupportedError(f"{what} does not select rows of memory, as a view does.", reason="UNSUPPORTED", fix=fix)
+    return UnsupportedError(
+        f"{what} cannot be expressed as a view, whose elements are in rows at a constant distance.",
+        reason="UNSUPPORTED",
+        fix=fix,
+    )
 
 
 def no_rows(shape: Sequence[int]) -> UnsupportedError:
     """Builds the error of a view whose elements do not lie in rows at a constant distance."""
     return UnsupportedError(
-        f"the elements of this view of shape {tuple(shape)} do not lie in rows at one distance from each other.",
+        f"the elements of this view of shape {tuple(shape)} are not in rows at a constant distance from each other.",
         reason="UNSUPPORTED",
-        fix="cut one axis at a time, make a copy() in between, or use x.get()[...].",
+        fix="index one axis at a time, make a copy() in between, or use x.get()[...].",
     )
 
 
@@ -167,7 +176,8 @@ def moves(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
 
 def _fine(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
     """Generates the copies into rows that are shorter than those of the source: `each` of them make one row of the
-    source."""
+    source.
+    """
     width = to.width
     each = since.width // width
     if since.rows <= each:

@@ -91,7 +91,8 @@ class Options(TypedDict, total=False):
 
 class _Handle(Memory):
     """The handle of a tensor map, which keeps the array's memory; the map is destroyed when nothing refers to it any
-    more."""
+    more.
+    """
 
     __slots__ = ()
 
@@ -103,8 +104,9 @@ class _Handle(Memory):
 
 
 class TensorMap(DeviceOperand, Generic[A]):
-    """A descriptor of an array for TMA, passed to kernels as an argument. Keeps the array's memory, even after the
-    array has been freed.
+    """A descriptor of an array for TMA, passed to kernels as an argument.
+
+    Keeps the array's memory, even after the array has been freed.
 
     In the kernel, a copy must start at a multiple of 16 bytes along the innermost axis: otherwise an H200 ends the
     kernel with an illegal instruction (measured). A map that violates the device's rules is reported by the next sync,
@@ -157,9 +159,9 @@ class TensorMap(DeviceOperand, Generic[A]):
     ) -> None:
         if (box is None) == (im2col is None):
             raise ArgumentError(
-                "a tensor map takes a box or im2col, and not both.",
+                "a tensor map takes either a box or im2col, not both.",
                 reason="INVALID_ARGUMENT",
-                fix="x.tensor_map((64, 32)) copies 64 rows of 32 elements at a time.",
+                fix="pass only one, e.g. x.tensor_map((64, 32)), which copies 64 rows of 32 elements at a time.",
             )
         command = commands_pb2.Command()
         made = command.create_tensor_map
@@ -207,14 +209,15 @@ def _region(
     array: ArrayLike, shape: Sequence[int] | None, strides: Sequence[int] | None, dtype: Any
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """Returns the type's name (the driver's or NumPy's), the size of each axis in elements and the strides in bytes, in
-    NumPy's order."""
+    NumPy's order.
+    """
     name = array.dtype.name if dtype is None else dtype if isinstance(dtype, str) else np.dtype(dtype).name
     size = array.itemsize
     if _size_of(name, size) != size:
         raise DtypeError(
-            f"the array is of {array.dtype}, with elements of another size than {name}.",
+            f"the array is of {array.dtype}, whose elements have another size than {name}.",
             reason="INVALID_ARGUMENT",
-            fix=f"view it first: x.view({'np.uint8' if name in _PER_BYTE else repr(name)}).tensor_map(...).",
+            fix=f"reinterpret it first: x.view({'np.uint8' if name in _PER_BYTE else repr(name)}).tensor_map(...).",
         )
     packed = _PER_BYTE.get(name, 1)
     if shape is None:
@@ -232,16 +235,18 @@ def _region(
         )
     if steps and steps[-1] != size:
         raise ArgumentError(
-            f"the innermost stride is {steps[-1]} bytes and an element {size}; TMA reads the last axis without gaps.",
+            f"the innermost stride is {steps[-1]} bytes, and an element has {size} bytes; TMA requires a "
+            "last axis without gaps.",
             reason="INVALID_ARGUMENT",
-            fix="make the axis without gaps the last one.",
+            fix="move an axis without gaps to the last position.",
         )
     return name, sizes, steps
 
 
 def _size_of(name: str, otherwise: int) -> int:
     """Returns the bytes of an element of a type; 1 for packed types, whose arrays have elements of one byte;
-    `otherwise` for an unknown type."""
+    `otherwise` for an unknown type.
+    """
     if name in _PER_BYTE:
         return 1
     if name in ("float32_ftz", "tfloat32", "tfloat32_ftz"):
@@ -275,15 +280,15 @@ def _numbers(what: str, given: Sequence[int], allowed: tuple[int, int]) -> tuple
         numbers = tuple(operator.index(each) for each in given)
     except TypeError:
         raise DtypeError(
-            f"{what} is {given!r}; it takes a sequence of whole numbers.",
+            f"{what} is {given!r}; it must be a sequence of integers.",
             reason="INVALID_ARGUMENT",
-            fix="use int(...) or //, and a tuple also for one axis.",
+            fix="use int(...) or //, and pass a tuple even for one axis.",
         ) from None
     for number in numbers:
         if not low <= number <= high:
             raise ArgumentError(
-                f"{what} has {number} in it; it lies between {low} and {high}.",
+                f"{what} contains {number}; its values must be from {low} to {high}.",
                 reason="INVALID_ARGUMENT",
-                fix="check how it is computed.",
+                fix="check how the value is computed.",
             )
     return numbers

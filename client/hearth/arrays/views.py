@@ -64,9 +64,10 @@ def reshaped(rows: layouts.RowLayout, itemsize: int, shape: tuple[int, ...]) -> 
     strides = strided.reshaped_strides(rows, itemsize, shape)
     if strides is None:
         raise UnsupportedError(
-            f"rows of {rows.width} bytes, {rows.pitch} apart, cannot be seen as shape {shape}.",
+            f"rows of {rows.width} bytes at a distance of {rows.pitch} bytes cannot be reshaped to {shape} "
+            "without a copy.",
             reason="UNSUPPORTED",
-            fix="x.copy().reshape(...) makes a contiguous copy first.",
+            fix="use x.copy().reshape(...), which makes a contiguous copy first.",
         )
     return strides
 
@@ -115,9 +116,9 @@ def transposed(
     fresh, moved = tuple(shape[at] for at in order), tuple(strides[at] for at in order)
     if layouts.rows_of(fresh, moved, itemsize) is None:
         raise UnsupportedError(
-            f"an array of shape {shape} is not transposed to {fresh} without moving its elements.",
+            f"an array of shape {shape} cannot be transposed to {fresh} without moving its elements.",
             reason="UNSUPPORTED",
-            fix="have the kernel take its indices in the other order, transpose in a kernel, or on the host: "
+            fix="swap the indices in the kernel that uses the array, transpose in a kernel, or on the host: "
             "gpu.asarray(x.get().transpose(...)).",
         )
     return fresh, moved
@@ -147,7 +148,7 @@ def reinterpreted(
         return shape, fresh, strides
     if not shape or shape[-1] * since.itemsize % fresh.itemsize:
         raise ArgumentError(
-            f"the last axis of shape {shape} of {since} does not divide into {fresh}.",
+            f"the last axis of shape {shape} of {since} cannot be divided into elements of {fresh}.",
             reason="INVALID_ARGUMENT",
             fix="reshape or slice first.",
         )
@@ -156,9 +157,9 @@ def reinterpreted(
     if strides is not None:
         if strides[-1] != since.itemsize:
             raise ArgumentError(
-                f"the last axis of this view has stride {strides[-1]}; it is not contiguous.",
+                f"the last axis of this view is not contiguous: its stride is {strides[-1]} bytes.",
                 reason="INVALID_ARGUMENT",
-                fix="x.copy().view(...) makes a contiguous copy first.",
+                fix="use x.copy().view(...), which makes a contiguous copy first.",
             )
         strides = (*strides[:-1], fresh.itemsize)
     return (*shape[:-1], shape[-1] * since.itemsize // fresh.itemsize), fresh, strides
@@ -180,7 +181,7 @@ def element(array: A, index: tuple[SupportsIndex, ...]) -> A:
     """
     if not index:
         if array.size != 1:
-            raise ValueError(f"the array has {array.size} elements, and item() gives the only one: say which")
+            raise ValueError(f"item() without an index requires exactly one element; the array has {array.size}")
         return array
     at = tuple(operator.index(each) for each in index)
     if len(at) == 1:
@@ -188,5 +189,5 @@ def element(array: A, index: tuple[SupportsIndex, ...]) -> A:
             raise IndexError(f"index {at[0]} is out of bounds for size {array.size}")
         at = shapes.unraveled(at[0] % array.size, array.shape)
     if len(at) != array.ndim:
-        raise ValueError(f"item() takes one index, or one for each of {array.ndim} axes; it was given {len(at)}")
+        raise ValueError(f"item() takes one index, or one for each of {array.ndim} axes, not {len(at)}")
     return array[at]

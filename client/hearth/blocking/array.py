@@ -52,8 +52,9 @@ class DeviceArray(BaseArray):
         timeout: float | None = None,
         progress: bool | Progress | None = None,
     ) -> np.ndarray[Any, Any]:
-        """Copies the array to host memory, after the earlier work on `stream` and on the array. Blocks until the
-        contents have arrived.
+        """Copies the array to host memory, after the earlier work on `stream` and on the array.
+
+        Blocks until the contents have arrived.
 
         Args:
             out: Host array of the same shape and dtype to fill; None: a new one.
@@ -124,7 +125,7 @@ class DeviceArray(BaseArray):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
-            raise ValueError("an array on a device cannot be seen by the host without a copy")
+            raise ValueError("an array on a device cannot be exported to the host without a copy")
         host = self.get()
         return host if dtype is None else host.astype(dtype, copy=False)
 
@@ -169,7 +170,8 @@ class DeviceArray(BaseArray):
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ValueError(
-                f"the truth of an array of {self.size} elements is ambiguous; ask a copy: x.get().any(), x.get().all()"
+                f"the truth value of an array of {self.size} elements is ambiguous; use a copy: "
+                "x.get().any(), x.get().all()"
             )
         return bool(self._element())
 
@@ -184,7 +186,7 @@ class DeviceArray(BaseArray):
 
     def __index__(self) -> int:
         if self._shape or self._dtype.kind not in "iu":
-            raise TypeError("only whole numbers, in arrays without axes, can be an index")
+            raise TypeError("only an integer array without axes can be an index")
         return int(self.item())
 
     def __format__(self, how: str) -> str:
@@ -209,7 +211,7 @@ class DeviceArray(BaseArray):
     def _number(self) -> Any:
         """Reads the only element as a NumPy scalar, or as a Python number if the dtype is known without NumPy."""
         if self.size != 1:
-            raise TypeError(f"only arrays of one element are numbers to Python; this one has {self.size}")
+            raise TypeError(f"only arrays of one element can be converted to a Python number; this one has {self.size}")
         if isinstance(self._dtype, dtypes.Element):
             return self._element()
         return self.get().reshape(())[()]
@@ -237,8 +239,9 @@ class DeviceArray(BaseArray):
         return ipc.export(self)
 
     def publish(self, name: str, tenants: Sequence[str] = ()) -> None:
-        """Lets other sessions attach the array under a name, read-only: see `Device.publish`. Blocks until it is
-        published.
+        """Lets other sessions attach the array under a name, read-only: see `Device.publish`.
+
+        Blocks until it is published.
 
         Args:
             name: Name within this tenant.
@@ -250,8 +253,10 @@ class DeviceArray(BaseArray):
         self._device.publish(name, self, tenants)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Returns DLPack's type and number of the device, as numbered in this process. Raises `BufferError` if this
-        process does not have that device."""
+        """Returns DLPack's type and number of the device, as numbered in this process.
+
+        Raises `BufferError` if this process does not have that device.
+        """
         from hearth.arrays import exchange
 
         return exchange.device_number(self)
@@ -265,6 +270,7 @@ class DeviceArray(BaseArray):
         copy: bool | None = None,
     ) -> Any:
         """Returns a DLPack capsule of the array's memory, mapped as by `ipc`, with the same rules for synchronization.
+
         The mapping ends with the object that the consumer makes of the capsule. ``copy=True`` shares a copy on the
         device. ``dl_device=(1, 0)`` asks for host memory, which is a copy unless the device is of the CPU backend.
 

@@ -48,7 +48,7 @@ class BlockingAttachment(Attachment):
         if error is None:
             error = TimeoutError(
                 f"device {device} did not answer within {timeout:g} s.", reason="DEADLINE_EXCEEDED",
-                fix="see `hearth status`, or connect with a longer timeout.",
+                fix="check the daemon with `hearth status`, or connect with a longer timeout.",
             )  # fmt: skip
             self.end(error)
         raise error.again()

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 class PendingDispatch(BasePendingDispatch):
-    """A dispatch in progress, returned by `Device.dispatch_async`. The dispatch completes even if the program keeps no
-    reference to this object."""
+    """A dispatch in progress, returned by `Device.dispatch_async`.
+
+    The dispatch completes even if the program keeps no reference to this object.
+    """
 
     def _carry(self) -> Carrier:
         """Starts a thread that transfers the dispatch's inputs and outputs."""
@@ -26,8 +28,9 @@ class PendingDispatch(BasePendingDispatch):
 
     @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
     def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
-        """Returns the outputs, in the order of the arguments. Blocks until the dispatch is done; every call returns the
-        same arrays.
+        """Returns the outputs, in the order of the arguments.
+
+        Blocks until the dispatch is done; every call returns the same arrays.
 
         Args:
             timeout: Seconds to wait at most; None: no limit.

@@ -21,8 +21,10 @@ class Function(BaseFunction):
 
     @property
     def attributes(self) -> dict[str, int]:
-        """Registers, shared, local and constant memory, and the largest block, by CuPy's name. Blocks until the kernel
-        is compiled."""
+        """Registers, shared, local and constant memory, and the largest block, by CuPy's name.
+
+        Blocks until the kernel is compiled.
+        """
         return {name: getattr(self, name) for name in ATTRIBUTES}
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hearth.blocking.array import DeviceArray
 from hearth.blocking.device import Device
 from hearth.collectives.base_group import BaseGroup
+from hearth.collectives.group_members import remaining
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -65,8 +66,9 @@ class Group(BaseGroup[Device, DeviceArray]):
         return Group(self._chosen(ranks), timeout=self._timeout)
 
     def rebuild(self, without: Iterable[Named] | Named = ()) -> Group:
-        """Makes a new group without lost members, in the same order, and closes this one. Blocks until the new group is
-        formed, if it is over several sessions.
+        """Makes a new group without lost members, in the same order, and closes this one.
+
+        Blocks until the new group is formed, if it is over several sessions.
 
         To be called after a `CommunicatorError`. No request is sent to the nodes in `without`, so they may be
         unreachable.
@@ -80,7 +82,7 @@ class Group(BaseGroup[Device, DeviceArray]):
         Raises:
             HearthError: An error that the `Group` constructor raises; this group then stays as it is.
         """
-        fresh = Group(self._left(without), timeout=self._timeout)
+        fresh = Group(remaining(self, self.devices, without), timeout=self._timeout)
         self.close()
         return fresh
 

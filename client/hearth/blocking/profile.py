@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 class Profile(BaseProfile):
-    """Times of the work of a block: ``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`. Profiles may be
-    nested and may overlap.
+    """Times of the work of a block: ``with gpu.profile() as p: ...``, then `device_ns` and `wall_ns`.
+
+    Profiles may be nested and may overlap.
 
     The end of the block blocks until the work is done, and raises failures of the stream. If a failure was already
     reported inside the block, by a `get` or the end of an inner profile, the end raises `HearthError` with the reason

@@ -47,8 +47,10 @@ class Stream(BaseStream):
 
     @property
     def done(self) -> bool:
-        """True if everything submitted to the stream so far is done. Blocks for one request to the device, or two;
-        reports no errors."""
+        """True if everything submitted to the stream so far is done.
+
+        Blocks for one request to the device, or two; reports no errors.
+        """
         event, fresh = self._probing()
         return event._querying(False).wait() or (fresh and event._querying(False).wait())
 

@@ -41,7 +41,7 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "completion",
-        help="shell completion",
+        help="print a shell completion script",
         description='Prints a script that completes `hearth` in a shell. bash: eval "$(hearth completion bash)" in '
         "~/.bashrc; zsh: hearth completion zsh > a file named _hearth in a folder of $fpath; fish: hearth completion "
         "fish > ~/.config/fish/completions/hearth.fish.",
@@ -85,8 +85,10 @@ def _option(action: argparse.Action, prog: str = "hearth") -> Option:
 
 
 def _taken(parser: argparse.ArgumentParser) -> tuple[tuple[Option, ...], tuple[Option, ...]]:
-    """Returns the options and positional arguments of a command. For a command with parts, they are the names of the
-    parts and the options of all parts."""
+    """Returns the options and positional arguments of a command.
+
+    For a command with parts, they are the names of the parts and the options of all parts.
+    """
     options: list[Option] = []
     positionals: list[Option] = []
     for action in parser._actions:

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target",
         nargs="?",
         metavar="TARGET",
-        help='"host:7421", "https://host:7421", "unix:/run/hearth/hearth.sock"; else HEARTH_TARGET, else the usual '
-        "socket, else 127.0.0.1:7421",
+        help='"host:7421", "https://host:7421" or "unix:/run/hearth/hearth.sock"; default: HEARTH_TARGET, otherwise '
+        "the default socket if it exists, otherwise 127.0.0.1:7421",
     )
     add_options(parser)
 
@@ -34,20 +34,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds only the options of `connect`, for commands that have other positional arguments."""
     options = parser.add_argument_group("connection")
     token = options.add_mutually_exclusive_group()
-    token.add_argument("--token", help="else HEARTH_TOKEN; others on this host can read a command line")
-    token.add_argument("--token-file", metavar="FILE", help="the token stands in it; else HEARTH_TOKEN_FILE")
-    options.add_argument("--ca", metavar="FILE", help="PEM: who issued the daemon's certificate; else HEARTH_CA")
-    options.add_argument("--certificate", metavar="FILE", help="PEM, for mutual TLS; else HEARTH_CERTIFICATE")
-    options.add_argument("--key", metavar="FILE", help="PEM; else HEARTH_KEY")
-    options.add_argument("--insecure", action="store_true", help="send a token to another host without TLS")
+    token.add_argument(
+        "--token", help="default: HEARTH_TOKEN; note that other users of this host can read command lines"
+    )
+    token.add_argument("--token-file", metavar="FILE", help="file that contains the token; default: HEARTH_TOKEN_FILE")
     options.add_argument(
-        "--timeout", type=seconds, default=10.0, metavar="SECONDS", help="for the daemon to answer (%(default)g)"
+        "--ca", metavar="FILE", help="PEM file: authority that issued the daemon's certificate; default: HEARTH_CA"
+    )
+    options.add_argument(
+        "--certificate", metavar="FILE", help="PEM file: client certificate for mutual TLS; default: HEARTH_CERTIFICATE"
+    )
+    options.add_argument("--key", metavar="FILE", help="PEM file: key of the client certificate; default: HEARTH_KEY")
+    options.add_argument("--insecure", action="store_true", help="allow sending a token to another host without TLS")
+    options.add_argument(
+        "--timeout",
+        type=seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="maximum time to wait for an answer of the daemon (%(default)g)",
     )
 
 
 def connect(arguments: argparse.Namespace, **options: Any) -> Node:
-    """Opens a session on the daemon that the arguments name. `options` are further keywords of `hearth.connect`, whose
-    errors are raised."""
+    """Opens a session on the daemon that the arguments name.
+
+    `options` are further keywords of `hearth.connect`, whose errors are raised.
+    """
     from hearth.blocking.node import connect as connect_to
 
     return connect_to(
@@ -63,9 +75,11 @@ def connect(arguments: argparse.Namespace, **options: Any) -> Node:
 
 
 def ask(arguments: argparse.Namespace, timeout: float | None = None) -> Asker:
-    """Returns an `Asker` for calls to the target daemon without a session. `timeout`, in seconds per call, defaults to
-    that of the arguments. Raises `ArgumentError`, or `AuthenticationError` for a token that would be sent
-    unencrypted."""
+    """Returns an `Asker` for calls to the target daemon without a session.
+
+    `timeout`, in seconds per call, defaults to that of the arguments. Raises `ArgumentError`, or `AuthenticationError`
+    for a token that would be sent unencrypted.
+    """
     from hearth.endpoint import credentials
     from hearth.endpoint import target as targets
     from hearth.endpoint.admin import Asker
@@ -91,9 +105,9 @@ def _token(arguments: argparse.Namespace) -> str | None:
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"the token file {arguments.token_file!r} cannot be read: "
-            f"{getattr(error, 'strerror', None) or 'it is no text'}.",
+            f"{getattr(error, 'strerror', None) or 'it is not a text file'}.",
             reason="INVALID_ARGUMENT",
-            fix="put the token alone into a file that you may read.",
+            fix="use a readable file that contains only the token.",
         ) from None
 
 
@@ -104,12 +118,12 @@ def seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value <= _LONGEST_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0 and up to {_LONGEST_S:g}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0 and up to {_LONGEST_S:g}")
     return value
 
 
 def ordinal(text: str) -> int:
     """Parses an argument that is a device number. Raises `ArgumentTypeError`."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < _DEVICES):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of a device: 0, 1, ...")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device number: 0, 1, ...")
     return int(text)

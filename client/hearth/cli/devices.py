@@ -23,11 +23,11 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "devices",
-        help="the node's devices and their properties",
-        description="Lists the node's devices, or all properties of one. Opens no session.",
+        help="list the node's devices and their properties",
+        description="Lists the node's devices, or all properties of one device. Opens no session.",
         allow_abbrev=False,
     )
-    parser.add_argument("device", nargs="?", metavar="N", help="this device alone, with all its properties")
+    parser.add_argument("device", nargs="?", metavar="N", help="show only this device, with all its properties")
     output.add_arguments(parser)
     connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError(
             f"node {node.name} has no device {ordinal}; it has {known or 'none'}.",
             reason="DEVICE_NOT_FOUND",
-            fix="see `hearth devices`.",
+            fix="list the devices with `hearth devices`.",
         )
     document = {"target": where, "node": node.name, "devices": [_document(device) for device in devices]}
     output.emit(document, arguments.json, "" if arguments.json else _text(node, devices, ordinal is not None))
@@ -53,8 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> int | None:
-    """Returns N, or None for all devices. Because both arguments are optional, a single word that is not a number is
-    taken as TARGET. Raises `ArgumentError`."""
+    """Returns N, or None for all devices.
+
+    Because both arguments are optional, a single word that is not a number is taken as TARGET. Raises `ArgumentError`.
+    """
     word: str | None = arguments.device
     if word is None:
         return None
@@ -62,7 +64,9 @@ def _chosen(arguments: argparse.Namespace) -> int | None:
         return connect_options.ordinal(word)
     except argparse.ArgumentTypeError as error:
         if arguments.target is not None or word.startswith("-") or word.isdecimal():
-            raise ArgumentError(f"{error}.", reason="INVALID_ARGUMENT") from None
+            raise ArgumentError(
+                f"{error}.", reason="INVALID_ARGUMENT", fix="list the devices with `hearth devices`."
+            ) from None
     arguments.target = word
     return None
 
@@ -113,7 +117,7 @@ def _detail(device: DeviceInfo) -> str:
         whose = f"session {printable(process.session_id)} of " if process.session_id else ""
         held = f"{units.size(process.memory_held)} of {units.size(process.memory_granted)} granted"
         rows.append(
-            (f"process {process.pid}", f"{process.state}, {whose}{printable(process.tenant) or 'everybody'}, {held}")
+            (f"process {process.pid}", f"{process.state}, {whose}{printable(process.tenant) or 'all tenants'}, {held}")
         )
     wide = max(len(name) for name, _ in rows)
     heading = f"device {device.ordinal}: {printable(properties.name)}"

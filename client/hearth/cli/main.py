@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from hearth.cli import completion, devices, operate, sessions, status
+from hearth.cli import completion, devices, operate, published, sessions, status
 from hearth.cli.bench import command as bench
 from hearth.cli.doctor import command as doctor
 from hearth.cli.format.complaint import complain
@@ -22,21 +22,21 @@ from hearth.cli.run import command as run
 from hearth.cli.top import command as top
 from hearth.cli.trace import command as trace
 from hearth.errors import ArgumentError, HearthError
-from hearth.version import __version__
+from hearth_proto import VERSION
 
 RUNTIME_ERROR = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
 """Exit status that a shell reports for a command that SIGINT ended."""
 
-_COMMANDS = (status, top, devices, sessions, run, trace, bench, doctor, operate, completion)
+_COMMANDS = (status, top, devices, sessions, published, run, trace, bench, doctor, operate, completion)
 
 
 _ENDS = """exit status:
-  0    fine
-  1    it did not work: no daemon answers, it refuses, or (status) it is not ready
-  2    wrong use: arguments that cannot be right, whatever the daemon
-  130  Ctrl-C
+  0    success
+  1    failure: no daemon answers, the daemon refuses, or (status) it is not ready
+  2    usage error: invalid arguments
+  130  interrupted by Ctrl-C
 """
 
 
@@ -49,7 +49,8 @@ class _Parser(argparse.ArgumentParser):
 
 class _Command(_Parser):
     """Parser that accepts options and positional arguments in any order. argparse alone treats an optional TARGET as
-    omitted if an option precedes it."""
+    omitted if an option precedes it.
+    """
 
     _within = False
 
@@ -73,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"hearth {__version__}")
+    parser.add_argument("--version", action="version", version=f"hearth {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Command)
     for command in _COMMANDS:
         command.add_to(commands)

@@ -21,16 +21,17 @@ def add_to(commands: Any) -> None:
     """Adds the commands and their arguments."""
     drain: argparse.ArgumentParser = commands.add_parser(
         "drain",
-        help="take no new sessions (operators)",
-        description="Has the daemon refuse new sessions and say that it is not ready; those that run go on until they "
-        "close. Only a restart of the daemon takes it back. Needs the right to administer.",
+        help="refuse new sessions (requires the right to administer)",
+        description="Makes the daemon refuse new sessions and report that it is not ready; existing sessions continue "
+        "until they are closed. Only a restart of the daemon ends this state. Requires the right to "
+        "administer.",
         allow_abbrev=False,
     )
     drain.add_argument(
         "--wait",
         type=connect_options.seconds,
         metavar="SECONDS",
-        help="wait until no session is left; 1 where some are",
+        help="wait until no session is left; exit status 1 if some are left",
     )
     output.add_arguments(drain)
     connect_options.add_arguments(drain)
@@ -38,17 +39,17 @@ def add_to(commands: Any) -> None:
 
     restart: argparse.ArgumentParser = commands.add_parser(
         "restart-device",
-        help="replace a device's processes (operators)",
-        description="Replaces a device's processes and lifts its fence. Arrays on it are lost, of all sessions. Needs "
-        "the right to administer.",
+        help="replace a device's processes (requires the right to administer)",
+        description="Replaces a device's processes and removes its fence. Arrays on the device are lost, in all "
+        "sessions. Requires the right to administer.",
         allow_abbrev=False,
     )
-    restart.add_argument("device", type=connect_options.ordinal, metavar="N", help="the device")
+    restart.add_argument("device", type=connect_options.ordinal, metavar="N", help="number of the device")
     restart.add_argument(
         "--wait",
         type=connect_options.seconds,
         metavar="SECONDS",
-        help="wait until it serves again; 1 where it does not",
+        help="wait until the device is serving again; exit status 1 if it is not",
     )
     output.add_arguments(restart)
     connect_options.add_arguments(restart)
@@ -64,13 +65,13 @@ def run_drain(arguments: argparse.Namespace) -> int:
             empty = _until(lambda: not asker.sessions(), arguments.wait)
             left = 0 if empty else len(asker.sessions())
         where = connect_options.where(asker.target)
-    text = f"draining: no new sessions; {left or 'none'} {'goes' if left == 1 else 'go'} on"
+    text = f"draining: no new sessions; {left or 'no'} {'session continues' if left == 1 else 'sessions continue'}"
     output.emit({"target": where, "draining": True, "sessions": left}, arguments.json, text)
     if arguments.wait is None or empty:
         return 0
     sys.stdout.flush()
     are = "session is" if left == 1 else "sessions are"
-    complain(f"{left} {are} left after {arguments.wait:g} s. Fix: wait longer, or `hearth sessions end ID`.")
+    complain(f"{left} {are} left after {arguments.wait:g} s. Fix: wait longer, or use `hearth sessions end ID`.")
     return 1
 
 
@@ -98,7 +99,7 @@ def run_restart(arguments: argparse.Namespace) -> int:
     if done:
         return 0
     sys.stdout.flush()
-    complain(f"device {ordinal} does not serve after {arguments.wait:g} s. Fix: see `hearth status`.")
+    complain(f"device {ordinal} is not serving after {arguments.wait:g} s. Fix: check it with `hearth status`.")
     return 1
 
 

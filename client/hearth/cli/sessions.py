@@ -20,15 +20,16 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "sessions",
-        help="who works on the node; end a session",
+        help="list the sessions of the node, or end one",
         usage="%(prog)s [options] [TARGET]\n       %(prog)s end ID [options] [TARGET]",
-        description="Lists the sessions that you may see, busiest first, or ends one: your own tenant's, or, with the "
-        "right to administer, anybody's. What a session held on the devices is freed with it. Opens no session.",
+        description="Lists the sessions that you may see, busiest first, or ends one. You may end sessions of your own "
+        "tenant, or, with the right to administer, of any tenant. Everything that a session holds on the "
+        "devices is freed with it. Opens no session.",
         allow_abbrev=False,
     )
     action = parser.add_argument("action", nargs="?", metavar="end", help="end the session with this ID")
     action.completions = (_END,)  # type: ignore[attr-defined] # for `completion`
-    parser.add_argument("id", nargs="?", metavar="ID", help="as the list shows it")
+    parser.add_argument("id", nargs="?", metavar="ID", help="session ID, as shown in the list")
     output.add_arguments(parser)
     connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -45,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
             if running:
                 devices = f"device{'s'[: len(running) > 1]} {', '.join(map(str, running))}"
                 text += (
-                    f"; a kernel of it runs on, on {devices}, and keeps what it held until it ends or others have left"
+                    f"; one of its kernels is still running on {devices}, and holds its memory until it "
+                    "ends or the device process ends"
                 )
             output.emit({"target": where, "ended": session_id, "running_on": running}, arguments.json, text)
             return 0
@@ -61,14 +63,14 @@ def _meant(arguments: argparse.Namespace) -> str | None:
     if action == _END:
         if arguments.id is None:
             raise ArgumentError(
-                "which session is to end?", reason="INVALID_ARGUMENT", fix="write `hearth sessions end ID`."
+                "no session ID was specified.", reason="INVALID_ARGUMENT", fix="use `hearth sessions end ID`."
             )
         return str(arguments.id)
     if arguments.id is not None:
         raise ArgumentError(
-            f"{action!r} is nothing that can be done to a session.",
+            f"{action!r} is not an action for a session.",
             reason="INVALID_ARGUMENT",
-            fix="write `hearth sessions [TARGET]` or `hearth sessions end ID [TARGET]`.",
+            fix="use `hearth sessions [TARGET]` or `hearth sessions end ID [TARGET]`.",
         )
     arguments.target = action
     return None
@@ -79,6 +81,7 @@ def _document(session: SessionInfo) -> dict[str, Any]:
     return {
         "id": session.session_id,
         "client": session.client_name,
+        "process": session.client_process,
         "tenant": session.tenant,
         "dedicated": session.isolation == "dedicated",
         "devices": list(session.devices),
@@ -107,7 +110,7 @@ def _text(found: list[SessionInfo]) -> str:
             printable(session.tenant),
             units.duration(now - session.opened),
             lines.lease(session.connected, session.lease_left),
-            lines.client(session.client_name, session.isolation == "dedicated"),
+            lines.client(session.client_name, session.isolation == "dedicated", session.client_process),
         ]
         for session in found
     ]

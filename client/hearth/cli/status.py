@@ -23,16 +23,16 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "status",
-        help="is the daemon ready, and what does it do",
-        description="Shows a daemon, its devices and its latest faults. Opens no session, so it is answered while the "
-        "daemon drains, too. Exit status 1: no daemon answers, or it is not ready.",
+        help="show the state of the daemon and its devices",
+        description="Shows a daemon, its devices and its latest faults. Opens no session, so it also works while the "
+        "daemon is draining. Exit status 1: no daemon answers, or it is not ready.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--wait",
         type=connect_options.seconds,
         metavar="SECONDS",
-        help="wait until it is ready, but no longer than that",
+        help="wait up to this time until the daemon is ready",
     )
     output.add_arguments(parser)
     connect_options.add_arguments(parser)
@@ -50,13 +50,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.wait is not None:
         sys.stdout.flush()
-        complain(f"not ready after {arguments.wait:g} s.")
+        complain(f"the daemon is not ready after {arguments.wait:g} s.")
     return 1
 
 
 def _ready(asker: Asker, seconds: float) -> Document:
-    """Returns the first document of a ready daemon, or the last document before the timeout. Raises the last error if
-    no daemon answered in time: one may be starting."""
+    """Returns the first document of a ready daemon, or the last document before the timeout.
+
+    Raises the last error if no daemon answered in time: one may be starting.
+    """
     from hearth.errors import ConnectError, TimeoutError
 
     deadline = time.monotonic() + seconds

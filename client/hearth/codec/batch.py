@@ -57,8 +57,10 @@ def number(value: int) -> bytes:
 
 
 def answered(response: bytes) -> tuple[int, bytes]:
-    """Extracts the request number and the rest of the serialized `Result` from an `ExecuteResponse`. Returns 0 and no
-    bytes if the response is of another kind or long, or the number has more than 28 bits."""
+    """Extracts the request number and the rest of the serialized `Result` from an `ExecuteResponse`.
+
+    Returns 0 and no bytes if the response is of another kind or long, or the number has more than 28 bits.
+    """
     try:
         if response[0] == _RESULT and response[2] == _RESULT_REQUEST and response[1] == len(response) - 2 < 0x80:
             value = response[3]

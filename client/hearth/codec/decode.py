@@ -79,7 +79,7 @@ def _fields(message: bytes | memoryview) -> Iterator[tuple[int, Any]]:
         tag, at = read_varint(view, at)
         kind = tag & 7
         if kind not in (0, 2):
-            raise ValueError(f"field {tag >> 3} is of kind {kind}")
+            raise ValueError(f"field {tag >> 3} has the invalid wire type {kind}")
         value, at = read_varint(view, at)
         if value >= _LONGEST:
             raise ValueError(f"field {tag >> 3} has more than 64 bits")
@@ -87,7 +87,7 @@ def _fields(message: bytes | memoryview) -> Iterator[tuple[int, Any]]:
             yield tag, value
             continue
         if at + value > len(view):
-            raise ValueError(f"field {tag >> 3} ends behind the message")
+            raise ValueError(f"field {tag >> 3} extends past the end of the message")
         yield tag, view[at : at + value]
         at += value
 

@@ -33,8 +33,10 @@ class Plain:
 
 
 def _count(tag: int, value: int) -> bytes:
-    """Encodes a number field, which takes no bytes for 0. Raises ValueError for a number that does not fit, as the
-    generated classes do."""
+    """Encodes a number field, which takes no bytes for 0.
+
+    Raises ValueError for a number that does not fit, as the generated classes do.
+    """
     if not value:
         return b""
     if not 0 < value < _LONGEST:
@@ -48,8 +50,7 @@ def _bytes(tag: int, *parts: bytes | memoryview) -> bytes:
 
 
 def encodable(text: str) -> bool:
-    """Returns True if `text` can be encoded in UTF-8, the encoding of text in messages: it contains no lone
-    surrogate."""
+    """Returns True if `text` can be encoded in UTF-8, as messages need: it has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -203,7 +204,9 @@ ISOLATION = {None: 0, False: 1, True: 2}
 """Values of `Isolation` by a session's request for dedicated processes; None: not specified."""
 
 
-def open_session(protocol: tuple[int, int], version: str, name: str, isolation: int, launch_timeout_ns: int) -> Plain:
+def open_session(
+    protocol: tuple[int, int], version: str, name: str, isolation: int, launch_timeout_ns: int, process: str = ""
+) -> Plain:
     """Encodes an `OpenSessionRequest`.
 
     Args:
@@ -212,13 +215,14 @@ def open_session(protocol: tuple[int, int], version: str, name: str, isolation: 
         name: Name of the session in the daemon's logs.
         isolation: A value of `ISOLATION`.
         launch_timeout_ns: Time limit of launches in nanoseconds; 0: the daemon's default.
+        process: Host and pid of the client, ``host:pid``.
 
     Returns:
         The serialized request.
     """
     versions = _bytes(0x0A, _count(0x08, protocol[0]), _count(0x10, protocol[1]))
     who = _text(0x12, version) + _text(0x1A, name)
-    return Plain(versions + who + _count(0x20, isolation) + _count(0x28, launch_timeout_ns))
+    return Plain(versions + who + _count(0x20, isolation) + _count(0x28, launch_timeout_ns) + _text(0x32, process))
 
 
 def of_token(token: str) -> Plain:

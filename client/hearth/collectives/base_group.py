@@ -7,20 +7,19 @@ sent one way. Does not cover calls that wait; each of the two group classes has 
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hearth import base_stream as streams
-from hearth import telemetry
 from hearth.arrays.base_array import BaseArray
 from hearth.arrays.device_copy import moved
 from hearth.base_device import BaseDevice
 from hearth.collectives.batch import Batch, check_none_open, opened
 from hearth.collectives.commands import present
 from hearth.collectives.flight_recorder import FlightRecord, records
-from hearth.collectives.group_members import checked, named
+from hearth.collectives.formations import Formations, abandon
+from hearth.collectives.group_members import checked, rank_of
 from hearth.collectives.operands import (
     Operands,
     check_array,
@@ -32,14 +31,13 @@ from hearth.collectives.operands import (
     split,
 )
 from hearth.collectives.part import RankPart, among_all, by_rank, from_root, to_root
-from hearth.collectives.rendezvous import Formed, describe, form
+from hearth.collectives.rendezvous import describe
 from hearth.errors import ArgumentError, ClosedError
 from hearth.session.collective_order import RankOrder, in_order, sorted_order
 from hearth_proto.v1 import commands_pb2, node_pb2
 
 if TYPE_CHECKING:
     from hearth.base_stream import BaseStream
-    from hearth.collectives.group_members import Named
     from hearth.session.lease import NodeSession
 
 TIMEOUT_S = 30.0
@@ -76,11 +74,7 @@ class BaseGroup(Generic[D, A]):
         self._sessions = [device._node._session for device in self.devices]
         ordinals = [device.ordinal for device in self.devices]
         self._ordinals = ordinals
-        self._formed: list[Formed] = []
-        """The group over several daemons, and the groups of two ranks that have been formed for sends between them."""
-        self._orders: dict[tuple[int, ...], RankOrder] = {}
-        """Rank orders of the groups in `_formed`, by the ranks in each."""
-        self._forming = threading.Lock()
+        self._formations = Formations(self._sessions, ordinals, self._timeout)
         self._finalizer: weakref.finalize[..., BaseGroup[D, A]] | None = None
         if len(set(self._sessions)) == 1:
             self._given, self._sorted = in_order(ordinals), sorted_order(ordinals)
@@ -96,7 +90,8 @@ class BaseGroup(Generic[D, A]):
     @property
     def id(self) -> str:
         """The group's id in the daemons' logs; empty for a group of one session."""
-        return self._formed[0].id.hex() if self._formed else ""
+        formed = self._formations.formed
+        return formed[0].id.hex() if formed else ""
 
     @property
     def closed(self) -> bool:
@@ -291,8 +286,9 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Stores on rank r the r-th share of every array, in the group's order: a transposition of the shares. The
-        shares are taken along the first dimension, which must be divisible by the number of ranks. Never in place.
+        """Stores on rank r the r-th share of every array, in the group's order: a transposition of the shares.
+
+        The shares are taken along the first dimension, which must be divisible by the number of ranks. Never in place.
 
         Args:
             arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
@@ -429,7 +425,7 @@ class BaseGroup(Generic[D, A]):
         """
         timeout_ns = self._begin(timeout)
         source: A = check_array("array", array)
-        rank, peer = self._rank_of("array", source), check_rank("to", to, len(self.devices))
+        rank, peer = rank_of(self, self.devices, source), check_rank("to", to, len(self.devices))
         dtype, size = moved(source, source.size)
         self._run_pair(
             RankPart(rank, commands_pb2.COLLECTIVE_KIND_SEND, source, None, size, dtype, peer=peer), timeout_ns
@@ -454,7 +450,7 @@ class BaseGroup(Generic[D, A]):
         """
         timeout_ns = self._begin(timeout)
         target: A = check_out("array", array)
-        rank, peer = self._rank_of("array", target), check_rank("source", source, len(self.devices))
+        rank, peer = rank_of(self, self.devices, target), check_rank("source", source, len(self.devices))
         dtype, size = moved(target, target.size)
         self._run_pair(
             RankPart(rank, commands_pb2.COLLECTIVE_KIND_RECV, None, target, size, dtype, peer=peer), timeout_ns
@@ -465,7 +461,9 @@ class BaseGroup(Generic[D, A]):
 
     def synchronize(self) -> None:
         """Makes later work on each device's current stream wait, on the device, for all collectives submitted so far.
-        Sent one way."""
+
+        Sent one way.
+        """
         self._check_open()
         for connection in self._connections.values():
             attachment = connection.attachment()
@@ -498,26 +496,18 @@ class BaseGroup(Generic[D, A]):
     # ---- internals ----
 
     def _form_all(self) -> None:
-        self._given = self._sorted = self._form(tuple(range(len(self.devices))))
-        self._finalizer = weakref.finalize(self, _abandon, self._formed)
+        self._given = self._sorted = self._formations.form(tuple(range(len(self.devices))))
+        self._finalizer = weakref.finalize(self, abandon, self._formations.formed)
         self._finalizer.atexit = False  # at exit the sessions end, and so do their groups
 
     def _chosen(self, ranks: Iterable[int]) -> list[D]:
         self._check_open()
         return [self.devices[check_rank("rank", rank, len(self))] for rank in ranks]
 
-    def _left(self, without: Iterable[Named] | Named) -> list[D]:
-        gone = named(self.devices, without)
-        left = [device for rank, device in enumerate(self.devices) if rank not in gone]
-        if not left:
-            raise ArgumentError(
-                f"no device of {self!r} is left.", reason="INVALID_ARGUMENT", fix="leave one out of `without`."
-            )
-        return left
-
     def _flight_records(self) -> list[FlightRecord]:
-        asked = {formed.coordinator for formed in self._formed}
-        asked |= {session for session in self._sessions if not self._formed or self._sessions.count(session) > 1}
+        formed = self._formations.formed
+        asked = {each.coordinator for each in formed}
+        asked |= {session for session in self._sessions if not formed or self._sessions.count(session) > 1}
         found: list[tuple[node_pb2.GroupInfo, Mapping[int, int]]] = []
         for session in asked:
             for info in describe(session):
@@ -532,24 +522,24 @@ class BaseGroup(Generic[D, A]):
         self._closed = True
         if self._finalizer is not None:
             self._finalizer.detach()
-        for formed in list(self._formed):
-            formed.leave()
+        for id in self._formations.leave():
             for connection in self._connections.values():
-                connection.sequence.forget(formed.id)
+                connection.sequence.forget(id)
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(
-                f"{self!r} cannot be used any more.", reason="CANCELLED", fix="make another: hearth.Group(devices)."
+                f"{self!r} is closed.", reason="CANCELLED", fix="create another group: hearth.Group(devices)."
             )
 
     def _begin(self, timeout: float | None) -> int:
         self._check_open()
         if timeout is not None and opened(self) is not None:
             raise ArgumentError(
-                f"timeout is {timeout} s inside a batch, which has one for all.",
+                f"timeout is {timeout} s for an operation inside a batch, which has one timeout for all "
+                "its operations.",
                 reason="INVALID_ARGUMENT",
-                fix="with group.batch(timeout=...):",
+                fix="pass it to the batch: with group.batch(timeout=...).",
             )
         return nanoseconds(timeout)
 
@@ -570,21 +560,11 @@ class BaseGroup(Generic[D, A]):
             return
         if part.peer == part.rank:
             raise ArgumentError(
-                f"rank {part.rank} sends to or receives from itself, and would wait for itself.",
+                f"rank {part.rank} sends to or receives from itself outside a batch, and would block forever.",
                 reason="INVALID_ARGUMENT",
-                fix="do both in one group.batch(), or y.copy_from(x).",
+                fix="send and receive in one group.batch(), or use y.copy_from(x).",
             )
         present(self._connections, self._pair(part.rank, part.peer), {part.rank: [part]}, timeout_ns)
-
-    def _rank_of(self, what: str, array: A) -> int:
-        for rank, device in enumerate(self.devices):
-            if array._connection is device._connection:
-                return rank
-        raise ArgumentError(
-            f"{what} is {array!r}, on no device of {self!r}.",
-            reason="INVALID_ARGUMENT",
-            fix="pass an array that was made on one of group.devices.",
-        )
 
     def _present_batch(
         self, parts: Mapping[int, Sequence[RankPart]], timeout_ns: int, on: Mapping[int, BaseStream | None]
@@ -593,41 +573,23 @@ class BaseGroup(Generic[D, A]):
         present(self._connections, self._given, parts, timeout_ns, on)
 
     def _pair(self, rank: int, peer: int) -> RankOrder:
-        """Returns the rank order of a send between two ranks. The first time, forms a group of the two over their
-        daemons, which blocks."""
-        if self._sessions[rank] is self._sessions[peer]:
-            return sorted_order(self._ordinals, (rank, peer))
-        pair = (min(rank, peer), max(rank, peer))  # in a group of two, these are all ranks
-        with self._forming:
-            order = self._orders.get(pair) or self._form(pair)
-        self._check_open()
-        return order
+        """Returns the rank order of a send between two ranks.
 
-    @telemetry.traced("hearth.group", telemetry.of_group)
-    def _form(self, ranks: tuple[int, ...]) -> RankOrder:
-        formed = form([(self._sessions[rank], self._ordinals[rank]) for rank in ranks], self._timeout)
-        self._formed.append(formed)
-        self._orders[ranks] = order = RankOrder(formed.id, ranks)
-        if self._closed:  # another thread closed the group meanwhile
-            formed.leave()
+        The first time, forms a group of the two over their daemons, which blocks.
+        """
+        order = self._formations.pair(rank, peer)
+        self._check_open()
         return order
 
     def _ranks_of(self, session: NodeSession, info: node_pb2.GroupInfo) -> tuple[int, ...] | None:
         """Returns this group's ranks in the order of `info`, a group of a session; None if it is not part of this
-        group."""
+        group.
+        """
         if info.group:
-            coordinated = any(each.id == info.group and each.coordinator is session for each in self._formed)
-            members = [order.members for order in self._orders.values() if order.name == info.group]
-            return members[0] if coordinated and members else None
+            return self._formations.members(info.group, session)
         name = tuple(member.device for member in info.members)
         ranks = {self._ordinals[rank]: rank for rank in range(len(self)) if self._sessions[rank] is session}
         if not all(ordinal in ranks for ordinal in name):
             return None
         ours = name in (self._given.name, self._sorted.name) or len(name) == 2
         return tuple(ranks[ordinal] for ordinal in name) if ours else None
-
-
-def _abandon(formed: list[Formed]) -> None:
-    """Leaves groups whose `Group` object was garbage-collected: see `NodeSession.abandon`."""
-    for each in formed:
-        each.coordinator.later(each.leave)

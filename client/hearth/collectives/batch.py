@@ -36,13 +36,14 @@ def check_none_open(owner: object) -> None:
     """Raises `ArgumentError` if a batch of the group `owner` is open in this thread (or task)."""
     if opened(owner) is not None:
         raise ArgumentError(
-            f"a batch of {owner!r} is open here already.", reason="INVALID_ARGUMENT", fix="use that one."
+            f"a batch of {owner!r} is already open here.", reason="INVALID_ARGUMENT", fix="use the open batch."
         )
 
 
 class Batch:
     """Operations of a ``with`` block, submitted at its end as one NCCL group: no operation waits for another one, so
-    each rank may send and receive in any order. See `Group.batch`."""
+    each rank may send and receive in any order. See `Group.batch`.
+    """
 
     def __init__(self, owner: object, connections: Mapping[int, Connection], timeout_ns: int, present: Present) -> None:
         self.owner = owner
@@ -66,10 +67,10 @@ class Batch:
         for rank, stream in found.items():
             if rank in self._streams and self._streams[rank] is not stream:
                 raise ArgumentError(
-                    f"rank {rank} is on {stream or 'its default stream'} here; the batch began on "
-                    f"{self._streams[rank] or 'its default stream'}.",
+                    f"rank {rank} uses {stream or 'its default stream'} here, but used "
+                    f"{self._streams[rank] or 'its default stream'} earlier in the batch.",
                     reason="INVALID_ARGUMENT",
-                    fix="a batch runs on one stream of each device: choose it around the batch.",
+                    fix="use one stream of each device for the whole batch: select it around the batch.",
                 )
         self._streams.update(found)
         self._parts += parts
@@ -116,18 +117,19 @@ def check_pairs(parts: Iterable[RankPart]) -> None:
         sent, received = sends[source, to], receives[source, to]
         if len(sent) != len(received):
             raise _odd(
-                f"rank {source} sends to rank {to} {len(sent)} times in the batch, which receives "
-                f"{len(received)} times from it"
+                f"the batch has {len(sent)} sends from rank {source} to rank {to}, but {len(received)} "
+                "matching receives"
             )
         for number, (send, receive) in enumerate(zip(sent, received, strict=True), 1):
             if (send.elements, send.dtype) != (receive.elements, receive.dtype):
                 raise _odd(
-                    f"rank {source} sends to rank {to} {send.elements} of {send.dtype}, which receives "
-                    f"{receive.elements} of {receive.dtype} (number {number} between them in the batch)"
+                    f"send {number} from rank {source} to rank {to} in the batch has {send.elements} "
+                    f"elements of {send.dtype}, but the matching receive has {receive.elements} elements "
+                    f"of {receive.dtype}"
                 )
 
 
 def _odd(what: str) -> ArgumentError:
     return ArgumentError(
-        f"{what}.", reason="COLLECTIVE_MISMATCH", fix="pair each send with a recv of the same size and dtype."
+        f"{what}.", reason="COLLECTIVE_MISMATCH", fix="match each send with a recv of the same size and dtype."
     )

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FlightRecord:
-    """An operation of a group: see `Group.flight_recorder`. Times are Unix times in nanoseconds by the daemon's clock;
-    0: not yet."""
+    """An operation of a group: see `Group.flight_recorder`.
+
+    Times are Unix times in nanoseconds by the daemon's clock; 0: not yet.
+    """
 
     what: str
     """Description, e.g. ``all_reduce 1024 float32 sum``; the operations of a batch are separated by commas."""
@@ -38,7 +40,7 @@ class FlightRecord:
         return tuple(rank for rank in self.ranks if rank not in self.presented)
 
     def __str__(self) -> str:
-        waits = f", without rank {', '.join(map(str, self.missing))}" if self.missing else ""
+        waits = f", missing rank {', '.join(map(str, self.missing))}" if self.missing else ""
         error = f": {self.error}" if self.error else ""
         return f"#{self.sequence} {self.what} {self.state}{waits}{error}"
 

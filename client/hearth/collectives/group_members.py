@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from hearth.arrays.base_array import BaseArray
 from hearth.base_device import BaseDevice
 from hearth.base_node import BaseNode
 from hearth.collectives.operands import check_rank
@@ -29,22 +30,28 @@ def checked(devices: Sequence[D]) -> list[D]:
     """
     devices = list(devices)
     if not devices:
-        raise ArgumentError("a group needs a device.", reason="INVALID_ARGUMENT", fix="Group(node.devices)")
+        raise ArgumentError(
+            "a group requires at least one device.",
+            reason="INVALID_ARGUMENT",
+            fix="pass devices, e.g. Group(node.devices).",
+        )
     for each in devices:
         if not isinstance(each, BaseDevice):
             raise DtypeError(
-                f"{each!r} is no device.", reason="INVALID_ARGUMENT", fix="Group([a.device(0), b.device(0)])"
+                f"{each!r} is not a device.",
+                reason="INVALID_ARGUMENT",
+                fix="pass devices, e.g. Group([a.device(0), b.device(0)]).",
             )
     if len({device._connection for device in devices}) != len(devices):
         raise ArgumentError(
-            f"a device appears twice in {[device.ordinal for device in devices]}.",
+            f"a device is listed twice in {[device.ordinal for device in devices]}.",
             reason="INVALID_ARGUMENT",
-            fix="name each device once.",
+            fix="list each device once.",
         )
     return devices
 
 
-def named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
+def _named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
     """Determines the ranks that the caller names.
 
     Args:
@@ -68,7 +75,37 @@ def named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
             ranks = {check_rank("without", each, len(devices))}
         if not ranks:
             raise ArgumentError(
-                f"{each!r} has no part in the group.", reason="INVALID_ARGUMENT", fix="see group.devices."
+                f"{each!r} is not a device of the group.",
+                reason="INVALID_ARGUMENT",
+                fix="use the devices in group.devices.",
             )
         found |= ranks
     return found
+
+
+def remaining(group: object, devices: Sequence[D], without: Iterable[Named] | Named) -> list[D]:
+    """Returns the devices of `group` that remain without the named members.
+
+    Raises `ArgumentError` if none remains, or if a named member is not in the group.
+    """
+    gone = _named(devices, without)
+    left = [device for rank, device in enumerate(devices) if rank not in gone]
+    if not left:
+        raise ArgumentError(
+            f"all devices of {group!r} are excluded.",
+            reason="INVALID_ARGUMENT",
+            fix="exclude fewer devices with `without`.",
+        )
+    return left
+
+
+def rank_of(group: object, devices: Sequence[D], array: BaseArray) -> int:
+    """Returns the rank on whose device `array` is. Raises `ArgumentError` if it is on no device of `group`."""
+    for rank, device in enumerate(devices):
+        if array._connection is device._connection:
+            return rank
+    raise ArgumentError(
+        f"array is {array!r}, which is on no device of {group!r}.",
+        reason="INVALID_ARGUMENT",
+        fix="pass an array that is on one of group.devices.",
+    )

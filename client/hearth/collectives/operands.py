@@ -25,7 +25,8 @@ A = TypeVar("A", bound=BaseArray)
 
 class Operands(Generic[A]):
     """Checks the arrays of a group's operation, one for each device, and allocates arrays that the caller does not
-    give."""
+    give.
+    """
 
     def __init__(self, devices: Sequence[BaseDevice[A, Any]]) -> None:
         self._devices = devices
@@ -104,7 +105,7 @@ class Operands(Generic[A]):
         if out is None:
             return allocate(self._devices[rank], shape, like.dtype)
         found = self._placed(what, check_out(what, out), rank)
-        check_like(what, found, shape, like.dtype, "it has to be")
+        check_like(what, found, shape, like.dtype, "it must be")
         return found
 
     def one(self, what: str, array: Any, rank: int) -> A:
@@ -132,7 +133,7 @@ class Operands(Generic[A]):
     def _list(self, what: str, arrays: Any) -> list[Any]:
         if isinstance(arrays, BaseArray) or not isinstance(arrays, Iterable):
             raise DtypeError(
-                f"{what} is a {type(arrays).__name__}; it has to be a list of {len(self._devices)} arrays.",
+                f"{what} is a {type(arrays).__name__}; it must be a list of {len(self._devices)} arrays.",
                 reason="INVALID_ARGUMENT",
                 fix="pass one array for each device, in the group's order.",
             )
@@ -145,17 +146,25 @@ def reduction(op: str) -> commands_pb2.ReduceOp:
     """Returns the wire value of a reduction. Raises `ArgumentError` for an unknown name."""
     number = OPS.get(op) if isinstance(op, str) else None
     if number is None:
-        raise ArgumentError(f"op is {op!r}.", reason="INVALID_ARGUMENT", fix=f"use one of {', '.join(OPS)}.")
+        raise ArgumentError(
+            f"op is {op!r}, which is not a reduction.", reason="INVALID_ARGUMENT", fix=f"use one of {', '.join(OPS)}."
+        )
     return number
 
 
 def nanoseconds(timeout: float | None) -> int:
-    """Converts a timeout from seconds to nanoseconds; 0: the daemon's default. Raises `ArgumentError` for a timeout out
-    of range."""
+    """Converts a timeout from seconds to nanoseconds; 0: the daemon's default.
+
+    Raises `ArgumentError` for a timeout out of range.
+    """
     if timeout is None:
         return 0
     if not isinstance(timeout, int | float) or not 0 < timeout < 2**63 / 1e9:
-        raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
+        raise ArgumentError(
+            f"timeout is {timeout} s; it must be above 0.",
+            reason="INVALID_ARGUMENT",
+            fix="pass a timeout above 0, in seconds.",
+        )
     return max(1, int(timeout * 1e9))
 
 
@@ -181,7 +190,7 @@ def check_rank(what: str, rank: Any, ranks: int) -> int:
         raise ArgumentError(
             f"{what} is {rank!r}; the group has ranks 0 to {ranks - 1}.",
             reason="INVALID_ARGUMENT",
-            fix="give a place in group.devices.",
+            fix="pass an index into group.devices.",
             details={what: str(rank), "ranks": str(ranks)},
         )
     return number
@@ -206,13 +215,13 @@ def check_array(what: str, array: Any) -> Any:
         array = array.array
     if not isinstance(array, BaseArray):
         raise DtypeError(
-            f"{what} is a {type(array).__name__}.",
+            f"{what} is a {type(array).__name__}; it must be a device array.",
             reason="INVALID_ARGUMENT",
             fix="upload it with node.device(i).asarray(...).",
         )
     if array._rows is not None:
         raise ArgumentError(
-            f"{what} is {array!r} with strides {array.strides}; a collective takes contiguous memory.",
+            f"{what} is {array!r} with strides {array.strides}; a collective requires contiguous memory.",
             reason="INVALID_ARGUMENT",
             fix="pass x.copy().",
         )
@@ -239,7 +248,7 @@ def check_out(what: str, array: Any) -> Any:
         raise ArgumentError(
             f"{what} is {array!r}, which is read-only.",
             reason="READ_ONLY",
-            fix="give a separate array: x.copy(), or gpu.empty_like(x).",
+            fix="pass another array: x.copy(), or gpu.empty_like(x).",
         )
     return check_array(what, array)
 
@@ -282,7 +291,7 @@ def check_like(what: str, array: BaseArray, shape: tuple[int, ...], dtype: np.dt
         raise ArgumentError(
             f"{what} is {array.dtype} {array.shape}; {whose} {dtype} {shape}.",
             reason="COLLECTIVE_MISMATCH",
-            fix="every rank takes part with the same shape and dtype: see reshape, view and the method's docstring.",
+            fix="pass arrays of the same shape and dtype on every rank: see reshape, view and the method's docstring.",
         )
 
 
@@ -321,7 +330,7 @@ def split(what: str, array: BaseArray, ranks: int) -> tuple[int, ...]:
     """
     if not array.shape or array.shape[0] % ranks:
         raise ArgumentError(
-            f"{what} has shape {array.shape}; its first dimension is shared among {ranks} ranks.",
+            f"{what} has shape {array.shape}; its first dimension cannot be divided evenly among {ranks} ranks.",
             reason="INVALID_ARGUMENT",
             fix=f"pad or reshape it so that its first dimension is a multiple of {ranks}.",
             details={"shape": str(array.shape), "ranks": str(ranks)},
@@ -336,7 +345,8 @@ def reducible(array: BaseArray) -> str:
         raise DtypeError(
             f"{array.dtype} cannot be reduced.",
             reason="UNSUPPORTED",
-            fix=f"use one of {', '.join(NUMBERS)}; complex numbers add up as pairs: x.view(np.float32).",
+            fix=f"use one of {', '.join(NUMBERS)}; complex numbers can be added as pairs of floats: "
+            "x.view(np.float32).",
             details={"dtype": name},
         )
     return name

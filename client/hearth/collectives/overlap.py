@@ -1,5 +1,4 @@
-"""Check of memory overlap between the parts of one rank: an error here prevents the other ranks from waiting in
-vain."""
+"""Check of memory overlap between the parts of one rank: an error here saves other ranks a wait in vain."""
 
 from __future__ import annotations
 
@@ -16,8 +15,10 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """A range of bytes in a buffer. Offsets of different buffers are 2^64 apart, so spans of two buffers never
-    overlap."""
+    """A range of bytes in a buffer.
+
+    Offsets of different buffers are 2^64 apart, so spans of two buffers never overlap.
+    """
 
     start: int
     end: int
@@ -42,7 +43,8 @@ def span(array: BaseArray) -> Span:
 
 def check(parts: Sequence[RankPart]) -> None:
     """Raises `ArgumentError` if the source and destination of a part overlap in another way than NCCL's in-place
-    operations allow, or if a part writes memory that a concurrent part reads or writes."""
+    operations allow, or if a part writes memory that a concurrent part reads or writes.
+    """
     if len(parts) == 1:
         source, destination = parts[0].source, parts[0].destination
         if source is None or destination is None or (source is destination and KINDS[parts[0].kind] in SAME):
@@ -56,7 +58,7 @@ def check(parts: Sequence[RankPart]) -> None:
             if not _in_place(KINDS[part.kind], part.rank, since, to):
                 raise _overlap(
                     f"source and destination of rank {part.rank} overlap: {part.source!r} and {part.destination!r}",
-                    "keep them apart, or see the method's docstring for where in place is possible.",
+                    "use separate memory, or see the method's docstring for the operations that work in place.",
                 )
             writes.append(Span(min(since.start, to.start), max(since.end, to.end)))
             continue
@@ -66,8 +68,8 @@ def check(parts: Sequence[RankPart]) -> None:
             writes.append(to)
     if len(parts) > 1 and clash(reads, writes):
         raise _overlap(
-            f"two operations of a batch use the same memory of rank {parts[0].rank}, and one of them writes it",
-            "they run at once: do one after the other, or give each its own memory.",
+            f"two operations of a batch use the same memory of rank {parts[0].rank}, and one of them writes to it",
+            "run the operations one after the other, or use separate memory: operations of a batch run concurrently.",
         )
 
 

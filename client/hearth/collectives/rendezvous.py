@@ -44,8 +44,10 @@ class Formed:
         return self._left.is_set()
 
     def leave(self) -> None:
-        """Leaves the group at all daemons that answer. Blocks for `LEAVE_S` seconds at most. A second call does
-        nothing."""
+        """Leaves the group at all daemons that answer.
+
+        Blocks for `LEAVE_S` seconds at most. A second call does nothing.
+        """
         if self.left:
             return
         self._left.set()
@@ -134,9 +136,9 @@ def _answer(answers: SimpleQueue[HearthError | None], deadline: float, timeout: 
         return answers.get(timeout=max(0.0, deadline - time.monotonic()))
     except Empty:
         return TimeoutError(
-            f"the daemons of the group did not come together within {timeout:g} s.",
+            f"the daemons of the group did not connect to each other within {timeout:g} s.",
             reason="DEADLINE_EXCEEDED",
-            fix="see whether they reach the first device's daemon, or give Group a longer timeout.",
+            fix="check that they can reach the first device's daemon, or pass Group a longer timeout.",
         )
 
 

@@ -56,7 +56,11 @@ class Asker:
         except ValueError:
             document = None
         if not isinstance(document, dict):
-            raise HearthError(f"the daemon at {self.target.address} answers no status document.", reason="INTERNAL")
+            raise HearthError(
+                f"the daemon at {self.target.address} did not return a status document.",
+                reason="INTERNAL",
+                fix="install the same version on both sides.",
+            )
         return document
 
     def sessions(self) -> list[SessionInfo]:
@@ -170,15 +174,15 @@ class Asker:
 
     def _older(self, method: str, error: UnsupportedError) -> UnsupportedError:
         """Builds the error for a daemon that does not implement the call."""
-        from hearth.version import __version__
+        from hearth_proto import VERSION
 
         try:
             found = self._asked("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse)
         except HearthError:
             return error
         return UnsupportedError(
-            f"the daemon at {self.target.address} is hearthd {found.server_version}, which has no {method}; this "
-            f"client is {__version__}.",
+            f"the daemon at {self.target.address} is hearthd {found.server_version}, which does not "
+            f"support {method}; this client is {VERSION}.",
             reason="UNSUPPORTED",
             fix="install the same version on both sides.",
         )

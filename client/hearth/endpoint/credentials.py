@@ -43,7 +43,7 @@ class Credentials(NamedTuple):
     names."""
     certificate: bytes | None = None
     key: bytes | None = None
-    shown: str = "nothing"
+    shown: str = "none"
     """Description of the credentials, for error messages."""
 
     def __repr__(self) -> str:
@@ -88,21 +88,21 @@ def find(
     given = {name: value for name, value in (("ca", ca), ("certificate", certificate), ("key", key)) if value}
     if given and not target.tls:
         raise ArgumentError(
-            f"{' and '.join(given)} belong to TLS, and {target.address} is reached without it.",
+            f"{' and '.join(given)} can be used only with TLS, and {target.address} is used without TLS.",
             reason="INVALID_ARGUMENT",
-            fix=f'write "https://{target.address}".'
+            fix=f'use TLS: "https://{target.address}".'
             if target.address[:5] != "unix:"
-            else "leave them out: a Unix socket needs no TLS.",
+            else "omit them: a Unix socket needs no TLS.",
         )
     secret, origin = _token(token, environ)
     if secret and not (target.tls or target.loopback or insecure):
         raise AuthenticationError(
-            f"a token (from {origin}) would travel in clear to {target.address} (from {target.origin}).",
+            f"a token (from {origin}) would be sent unencrypted to {target.address} (from {target.origin}).",
             reason="UNAUTHENTICATED",
             fix=f'use TLS: "https://{target.address}"; or pass insecure=True on a network that you trust.',
         )
     if not target.tls:
-        return Credentials(secret, origin, shown=f"a token from {origin}" if secret else "nothing")
+        return Credentials(secret, origin, shown=f"a token from {origin}" if secret else "none")
     files = {
         "ca": (ca or environ.get(CA), f"{'the argument ca' if ca else CA}"),
         "certificate": (
@@ -115,15 +115,13 @@ def find(
     if (pem["certificate"] is None) != (pem["key"] is None):
         there = "certificate" if pem["certificate"] is not None else "key"
         raise ArgumentError(
-            f"a client's certificate and its key belong together; only the {there} is given.",
+            f"a client certificate and its key must be given together; only the {there} is given.",
             reason="INVALID_ARGUMENT",
-            fix="give both certificate= and key=, or HEARTH_CERTIFICATE and HEARTH_KEY.",
+            fix="pass both certificate= and key=, or set HEARTH_CERTIFICATE and HEARTH_KEY.",
         )
     parts = [f"a token from {origin}"] if secret else []
     parts += [f"the certificate {files['certificate'][0]}"] if pem["certificate"] is not None else []
-    return Credentials(
-        secret, origin, pem["ca"], pem["certificate"], pem["key"], shown=" and ".join(parts) or "nothing"
-    )
+    return Credentials(secret, origin, pem["ca"], pem["certificate"], pem["key"], shown=" and ".join(parts) or "none")
 
 
 def bearer(credentials: Credentials) -> Metadata:
@@ -194,21 +192,27 @@ def _token(argument: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
         text = _path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(
-            f"{origin} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}.",
+            f"{origin} cannot be read: {getattr(error, 'strerror', None) or 'it is not a text file'}.",
             reason="INVALID_ARGUMENT",
-            fix="put the token alone into a file that you may read.",
+            fix="use a readable file that contains only the token.",
         ) from None
     return _checked(text, origin), origin
 
 
 def _checked(token: str, origin: str) -> str:
-    """Returns the token without surrounding white space, e.g. the newline of a file. The token itself never appears in
-    an error."""
+    """Returns the token without surrounding white space, e.g. the newline of a file.
+
+    The token itself never appears in an error.
+    """
     token = token.strip()
     if not token or not token.isascii() or any(character.isspace() or ord(character) < 32 for character in token):
-        what = "empty" if not token else "no token: it holds spaces, line ends or characters that are not ASCII"
+        what = (
+            "empty"
+            if not token
+            else "not a valid token: it contains spaces, line breaks or characters that are not ASCII"
+        )
         raise ArgumentError(
-            f"{origin} is {what}.", reason="INVALID_ARGUMENT", fix="give the token as `hearthd token` printed it."
+            f"{origin} is {what}.", reason="INVALID_ARGUMENT", fix="pass the token as printed by `hearthd token`."
         )
     return token
 
@@ -228,10 +232,12 @@ def _pem(path: str | os.PathLike[str] | None, origin: str) -> bytes | None:
         raise ArgumentError(
             f"{path} (from {origin}) cannot be read: {error.strerror}.",
             reason="INVALID_ARGUMENT",
-            fix="name a PEM file that you may read.",
+            fix="use a readable PEM file.",
         ) from None
     if b"-----BEGIN " not in data:
         raise ArgumentError(
-            f"{path} (from {origin}) is no PEM file.", reason="INVALID_ARGUMENT", fix='convert it, e.g. with "openssl".'
+            f"{path} (from {origin}) is not a PEM file.",
+            reason="INVALID_ARGUMENT",
+            fix='convert the file, e.g. with "openssl".',
         )
     return data

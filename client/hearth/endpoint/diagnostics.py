@@ -34,8 +34,9 @@ WANTS_CERTIFICATE = "wants certificate"
 
 
 def explain(error: HearthError, target: Target, credentials: Credentials) -> HearthError:
-    """Converts an error of opening a session into one that explains the cause. May probe the address, which blocks for
-    up to a few seconds.
+    """Converts an error of opening a session into one that explains the cause.
+
+    May probe the address, which blocks for up to a few seconds.
 
     Args:
         error: The error.
@@ -47,7 +48,7 @@ def explain(error: HearthError, target: Target, credentials: Credentials) -> Hea
     """
     if isinstance(error, AuthenticationError):
         return type(error)(
-            f"{error.message} (At {target.address}, from {target.origin}; shown: {credentials.shown}.)",
+            f"{error.message} (at {target.address}, from {target.origin}; credentials sent: {credentials.shown})",
             reason=error.reason,
             fix=error.fix,
             details=error.details,
@@ -62,7 +63,8 @@ def _unreached(error: HearthError, target: Target, credentials: Credentials) -> 
         return AuthenticationError(
             f"the certificate of the daemon at {where} is not trusted: {_verification(error.message)}.",
             reason="UNAUTHENTICATED",
-            fix="pass ca= (or HEARTH_CA) with the authority that issued it, and connect by a name that stands in it.",
+            fix="pass the authority that issued it as ca= (or HEARTH_CA), and connect by a name that the "
+            "certificate contains.",
         )
     if target.address[:5] == "unix:":
         return _no_socket(target, where) or _nobody(where, error)
@@ -71,32 +73,33 @@ def _unreached(error: HearthError, target: Target, credentials: Credentials) -> 
 
 def _misunderstood(target: Target, where: str, credentials: Credentials) -> HearthError | None:
     """Returns the error for a peer that uses another protocol than the client tried; None if the peer uses the same
-    protocol or does not answer."""
+    protocol or does not answer.
+    """
     spoken = _probe(target)
     if spoken == PLAIN and _speaks_http(target):
         return ConnectError(
-            f"what listens at {where} speaks HTTP/1, not gRPC: the daemon's page, or another server.",
+            f"the server at {where} speaks HTTP/1, not gRPC: it is the daemon's status page, or another server.",
             reason="DEVICE_UNAVAILABLE",
-            fix="name the port of gRPC, 7421 by default; 7422 is the page's.",
+            fix="use the gRPC port, 7421 by default; 7422 is the default port of the status page.",
         )
     if target.tls and spoken == WANTS_CERTIFICATE:
         return AuthenticationError(
-            f"the daemon at {where} asks for a client's certificate and did not accept what was shown: "
+            f"the daemon at {where} requires a client certificate and did not accept the credentials sent: "
             f"{credentials.shown}.",
             reason="UNAUTHENTICATED",
-            fix="pass certificate= and key= (or HEARTH_CERTIFICATE and HEARTH_KEY), issued by its client_ca.",
+            fix="pass certificate= and key= (or set HEARTH_CERTIFICATE and HEARTH_KEY), issued by its client_ca.",
         )
     if target.tls and spoken == PLAIN:
         return ConnectError(
             f"the daemon at {where} does not speak TLS.",
             reason="DEVICE_UNAVAILABLE",
-            fix=f'write "{target.address}" without https://, or configure [tls] there.',
+            fix=f'use "{target.address}" without https://, or configure [tls] in the daemon.',
         )
     if not target.tls and spoken in (TLS, WANTS_CERTIFICATE):
         return ConnectError(
-            f"the daemon at {where} speaks TLS, and was reached without.",
+            f"the daemon at {where} requires TLS, and the client connected without TLS.",
             reason="DEVICE_UNAVAILABLE",
-            fix=f'write "https://{target.address}".',
+            fix=f'use "https://{target.address}".',
         )
     return None
 
@@ -105,7 +108,8 @@ def _nobody(where: str, error: HearthError, why: str = "", fix: str = "") -> Con
     return ConnectError(
         f"no daemon answers at {where}: {why or _short(error.message)}",
         reason="DEVICE_UNAVAILABLE",
-        fix=fix or "start one with `hearthd serve`, or say where it is: hearth.connect('host:7421') or HEARTH_TARGET.",
+        fix=fix
+        or "start a daemon with `hearthd serve`, or specify its address: hearth.connect('host:7421') or HEARTH_TARGET.",
         retry_after=error.retry_after or _AGAIN_S,
     )
 
@@ -124,16 +128,16 @@ def _no_socket(target: Target, where: str) -> ConnectError | None:
             probe.connect(path)
         except PermissionError:
             return ConnectError(
-                f"the socket at {where} may not be used by user {os.geteuid()}: permission denied{_owner(path)}.",
+                f"user {os.geteuid()} may not use the socket at {where}: permission denied{_owner(path)}.",
                 reason="DEVICE_UNAVAILABLE",
-                fix="use the daemon's TCP address, run this as the daemon's user, or have its [[tenants]] name "
-                "users, which opens the socket to them.",
+                fix="use the daemon's TCP address, run this program as the daemon's user, or list users in the "
+                "daemon's [[tenants]], which opens the socket to them.",
             )
         except OSError as error:
             if error.errno == errno.ENOENT:
-                return _nobody(where, HearthError(""), "there is no such socket.")
+                return _nobody(where, HearthError(""), "the socket does not exist.")
             if error.errno == errno.ECONNREFUSED:
-                why = "its daemon has ended." if is_socket(path) else "this is no socket."
+                why = "its daemon has ended." if is_socket(path) else "the file is not a socket."
                 return _nobody(where, HearthError(""), why)
     return None
 
@@ -143,7 +147,7 @@ def _owner(path: str) -> str:
     try:
         found = os.stat(path)  # noqa: PTH116 - see `hearth.endpoint.target.is_socket`
     except OSError:
-        return " by a folder on the way"
+        return " by a directory in the path"
     import grp
     import pwd
 
@@ -152,7 +156,7 @@ def _owner(path: str) -> str:
         user = pwd.getpwuid(found.st_uid).pw_name
     with contextlib.suppress(KeyError):
         group = grp.getgrgid(found.st_gid).gr_name
-    return f"; it is {user}:{group}'s with mode {stat.S_IMODE(found.st_mode):04o}"
+    return f"; the owner is {user}:{group}, the mode {stat.S_IMODE(found.st_mode):04o}"
 
 
 def _speaks_http(target: Target) -> bool:
@@ -171,7 +175,7 @@ def _verification(text: str) -> str:
     if _NAME in text:
         return "it is for another name"
     _, found, rest = text.partition("CERTIFICATE_VERIFY_FAILED")
-    reason = rest.lstrip(": ").partition("]")[0].partition(";")[0].strip(" .)")
+    reason = rest.lstrip(": ").partition("]")[0].partition(";")[0].strip(" .)").removesuffix(": OK")
     return reason[:120] if found and reason else "its verification failed"
 
 

@@ -67,17 +67,22 @@ def open_session(
         ConnectError: No daemon answers; the error says what was tried.
         HearthError: The error that the daemon answered.
     """
-    from hearth.version import __version__
+    from hearth_proto import VERSION
 
     name = client_name or default_name()
     if not isinstance(name, str) or not encode.encodable(name):
-        raise ArgumentError(f"name is {name!r}.", reason="INVALID_ARGUMENT", fix="pass a str that UTF-8 can hold.")
+        raise ArgumentError(
+            f"name is {name!r}, which cannot be encoded as UTF-8.",
+            reason="INVALID_ARGUMENT",
+            fix="pass a str that can be encoded as UTF-8.",
+        )
     request = encode.open_session(
         (PROTOCOL_MIN, PROTOCOL_MAX),
-        __version__,
+        VERSION,
         name,
         encode.ISOLATION[dedicated],
         int(launch_timeout * 1e9),
+        process_name(),
     )
     within = timeout if within is None else within
     found = _by_frames(target, credentials, request, within, meanwhile) if lanes else None
@@ -96,8 +101,11 @@ def open_session(
 def _by_frames(
     target: Target, credentials: Credentials, request: Plain, timeout: float, meanwhile: Callable[[], object]
 ) -> Opened | None:
-    """Opens a session with frames. Returns None if the daemon does not accept frames or does not answer; gRPC is then
-    tried, and can explain the failure. Raises the daemon's error."""
+    """Opens a session with frames.
+
+    Returns None if the daemon does not accept frames or does not answer; gRPC is then tried, and can explain the
+    failure. Raises the daemon's error.
+    """
     if target.address[:5] != "unix:" or target.tls:
         return None
     from hearth.transport.framed import FramedTransport
@@ -122,10 +130,10 @@ def _by_grpc(
 
     if _Grpc.inherited and os.environ.get(_FORK_SUPPORT, "0").lower() in ("", "0", "false"):
         raise UnsupportedError(
-            "this process was forked from one that had connected already; gRPC's threads do not survive that, and a "
-            "new connection would hang.",
+            "this process was forked from one that had already connected; gRPC's threads do not survive a "
+            "fork, and a new connection would hang.",
             reason="UNSUPPORTED",
-            fix="start it with multiprocessing's spawn or forkserver method, or connect after the fork.",
+            fix="start the process with multiprocessing's spawn or forkserver method, or connect after the fork.",
         )
     _Grpc.used = True
     transport = GrpcTransport(
@@ -139,7 +147,7 @@ def _by_grpc(
             if error.broken and left:
                 continue  # a session that was opened without a received answer ends with its lease
             raise _explained(error, transport, target, credentials) from None
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _explained(error: HearthError, transport: Transport, target: Target, credentials: Credentials) -> HearthError:
@@ -178,7 +186,12 @@ def default_name() -> str:
     program = "python"
     if getattr(sys, "argv", None) and sys.argv[0]:
         program = os.path.basename(sys.argv[0])  # noqa: PTH119 - see `hearth.endpoint.target.is_socket`
-    return f"{socket.gethostname()}:{os.getpid()} {program}"
+    return f"{process_name()} {program}"
+
+
+def process_name() -> str:
+    """Returns host and pid of this process, ``host:pid``."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class _Grpc:

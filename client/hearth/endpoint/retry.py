@@ -51,7 +51,11 @@ def retrying(
         ArgumentError: `timeout` is not above 0.
     """
     if timeout <= 0:
-        raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
+        raise ArgumentError(
+            f"timeout is {timeout} s; it must be above 0.",
+            reason="INVALID_ARGUMENT",
+            fix="pass a timeout above 0, in seconds.",
+        )
 
     def next_pause(error: HearthError, pauses: Pauses) -> float | None:
         pause = pauses.after(error) if may_repeat(error, idempotent) else None

@@ -52,13 +52,15 @@ def resolve(
         return _parse(from_environment, "HEARTH_TARGET")
     for path in _usual_sockets(system_socket):
         if is_socket(path):
-            return _parse(f"unix:{path}", "the usual socket")
-    return _parse(DEFAULT_TARGET, "the default")
+            return _parse(f"unix:{path}", "the default socket")
+    return _parse(DEFAULT_TARGET, "the default address")
 
 
 def is_socket(path: str) -> bool:
-    """Returns True if there is a Unix socket at `path`, like `Path.is_socket`. Does not use `pathlib`, whose import
-    takes longer than all other steps of finding the daemon."""
+    """Returns True if there is a Unix socket at `path`, like `Path.is_socket`.
+
+    Does not use `pathlib`, whose import takes longer than all other steps of finding the daemon.
+    """
     try:
         return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
     except (OSError, ValueError):  # missing, not accessible, or no valid path
@@ -93,7 +95,7 @@ def _parse(target: str, origin: str) -> Target:
 
 def _malformed(target: str, origin: str) -> ArgumentError:
     return ArgumentError(
-        f"{target!r} (from {origin}) is no address of a daemon.",
+        f"{target!r} (from {origin}) is not an address of a daemon.",
         reason="INVALID_ARGUMENT",
         fix='use "host:7421", "https://host:7421" for TLS, "unix:/run/hearth/hearth.sock", or "local".',
     )

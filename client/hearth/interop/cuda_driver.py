@@ -75,7 +75,7 @@ class DriverError(HearthError):
         super().__init__(
             f"{call} failed in this process: {self.what}.",
             reason="UNSUPPORTED",
-            fix="see that this process can use the GPU (nvidia-smi, CUDA_VISIBLE_DEVICES) and has had no CUDA error.",
+            fix="check that this process can use the GPU (nvidia-smi, CUDA_VISIBLE_DEVICES) and has had no CUDA error.",
         )
         self.status = status
 
@@ -233,8 +233,11 @@ class CudaMapping:
 
 
 def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
-    """Loads this process's CUDA driver. Raises `UnsupportedError` if there is no driver, the driver is too old, or it
-    cannot be used in this process: it sees no GPU, does not match the kernel module, or was used before a fork."""
+    """Loads this process's CUDA driver.
+
+    Raises `UnsupportedError` if there is no driver, the driver is too old, or it cannot be used in this process: it
+    sees no GPU, does not match the kernel module, or was used before a fork.
+    """
     why = ""
     for name in names:
         try:
@@ -248,18 +251,18 @@ def load(names: tuple[str, ...] = ("libcuda.so.1", "libcuda.so")) -> Driver:
             raise _unusable(error) from error
         return driver
     raise UnsupportedError(
-        f"this process has no CUDA driver to map exported memory with: {why}.",
+        f"this process has no CUDA driver, which is required to map exported memory: {why}.",
         reason="UNSUPPORTED",
-        fix="run it where the GPU's driver is installed (containers: --gpus all), or copy with x.get().",
+        fix="run the program where the GPU's driver is installed (containers: --gpus all), or copy with x.get().",
     )
 
 
 def _unusable(error: DriverError) -> UnsupportedError:
-    fix = "see whether nvidia-smi works in this environment, and what CUDA_VISIBLE_DEVICES says"
+    fix = "check that nvidia-smi works in this environment, and the value of CUDA_VISIBLE_DEVICES"
     if error.status == _NO_DEVICE:
-        fix = "unset CUDA_VISIBLE_DEVICES, or have it name the daemon's GPU (containers: --gpus all)"
+        fix = "unset CUDA_VISIBLE_DEVICES, or set it to the daemon's GPU (containers: --gpus all)"
     return UnsupportedError(
-        f"this process can use no GPU, so it cannot map exported memory: cuInit answers {error.what}.",
+        f"this process can use no GPU, so it cannot map exported memory: cuInit returned {error.what}.",
         reason="UNSUPPORTED",
         fix=f"{fix}; or copy with x.get().",
         details={"status": str(error.status)},
@@ -306,7 +309,7 @@ def _ordinal(driver: Driver, uuid: str, name: str) -> int:
     raise UnsupportedError(
         f"this process does not see the daemon's GPU {uuid} ({name}); it sees {', '.join(seen) or 'none'}.",
         reason="UNSUPPORTED",
-        fix="run on the daemon's host, with CUDA_VISIBLE_DEVICES naming that GPU; or copy with x.get().",
+        fix="run the program on the daemon's host, with CUDA_VISIBLE_DEVICES set to that GPU, or copy with x.get().",
         details={"requested": uuid, "visible": ", ".join(seen)},
     )
 

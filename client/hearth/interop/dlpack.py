@@ -67,8 +67,10 @@ class _Managed(ctypes.Structure):
 
 
 class _Versioned(ctypes.Structure):
-    """DLManagedTensorVersioned. A consumer that receives the older structure instead must treat the memory as
-    read-only."""
+    """DLManagedTensorVersioned.
+
+    A consumer that receives the older structure instead must treat the memory as read-only.
+    """
 
 
 _Deleter = CFUNCTYPE(None, POINTER(_Managed))
@@ -107,8 +109,10 @@ def _delete(managed: Any) -> None:
 
 
 def _destroy(capsule: int) -> None:
-    """Destructor of a capsule. A consumer that has taken the tensor has renamed the capsule, and calls the deleter
-    itself."""
+    """Destructor of a capsule.
+
+    A consumer that has taken the tensor has renamed the capsule, and calls the deleter itself.
+    """
     for name, kind in ((_NAME, _Managed), (_NAME_VERSIONED, _Versioned)):
         if _is_valid(capsule, name):
             _delete(ctypes.cast(_pointer(capsule, name), POINTER(kind)))
@@ -151,7 +155,7 @@ def capsule(
     """
     code = _NAMED.get(dtype.name, _CODES.get(dtype.kind) if dtype.isbuiltin == 1 else None)
     if code is None or not dtype.isnative or any(step % dtype.itemsize for step in strides):
-        raise BufferError(f"DLPack has no arrays of {dtype} like this one")
+        raise BufferError(f"DLPack does not support arrays of {dtype} like this one")
     axes = len(shape)
     lengths = (c_int64 * max(axes, 1))(*shape)
     steps = (c_int64 * max(axes, 1))(*(step // dtype.itemsize for step in strides))
@@ -180,13 +184,13 @@ _NAME_USED = b"used_dltensor"  # must stay alive, because a capsule stores only 
 
 class Taken:
     """A tensor taken from a producer's capsule, for the duration of a ``with`` block: its end calls the producer's
-    deleter."""
+    deleter.
+    """
 
     def __init__(self, made: Any) -> None:
-        """Raises `BufferError` if `made` is no capsule, its tensor was already taken, or NumPy does not have its
-        dtype."""
+        """Raises `BufferError` if `made` is no capsule, its tensor was taken or NumPy does not have its dtype."""
         if not _is_valid(id(made), _NAME):
-            raise BufferError("no DLPack capsule of a tensor that has not been taken yet")
+            raise BufferError("the object is not a DLPack capsule of a tensor, or its tensor has already been consumed")
         self._managed = ctypes.cast(_pointer(id(made), _NAME), POINTER(_Managed))
         tensor = self._managed.contents.tensor
         self.dtype = _dtype(tensor.code, tensor.bits, tensor.lanes)
@@ -202,8 +206,10 @@ class Taken:
         _rename(id(made), _NAME_USED)
 
     def host(self) -> np.ndarray[Any, Any]:
-        """Returns the tensor as a NumPy array without a copy, if it is in host memory. The array must not be used after
-        the block."""
+        """Returns the tensor as a NumPy array without a copy, if it is in host memory.
+
+        The array must not be used after the block.
+        """
         import numpy as np
 
         if 0 in self.shape:
@@ -242,6 +248,6 @@ def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
         if code == _CODES["b"] and bits == 8:
             return np.dtype(np.bool_)
     raise BufferError(
-        f"DLPack's type {code} of {bits} bits and {lanes} lanes is no dtype here (bfloat16 and 8-bit floats take the "
-        "package ml_dtypes)"
+        f"DLPack type {code} of {bits} bits and {lanes} lanes has no corresponding dtype (bfloat16 and "
+        "8-bit floats require the package ml_dtypes)"
     )

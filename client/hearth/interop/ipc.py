@@ -100,7 +100,7 @@ class Exported:
             ClosedError: The export is closed.
         """
         if self.closed:
-            raise ClosedError("this export is closed.", reason="CANCELLED", fix="export it again: x.ipc().")
+            raise ClosedError("this export is closed.", reason="CANCELLED", fix="export the array again: x.ipc().")
         return self._mapping.address + self._array._offset
 
     @property
@@ -125,10 +125,13 @@ class Exported:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Returns a DLPack capsule of the memory. `stream` is ignored: see the module's notes on waiting. Raises
-        `BufferError` if a copy or another device is requested, or DLPack does not have the dtype."""
+        """Returns a DLPack capsule of the memory.
+
+        `stream` is ignored: see the module's notes on waiting. Raises `BufferError` if a copy or another device is
+        requested, or DLPack does not have the dtype.
+        """
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
-            raise BufferError("an exported array is seen where it lies: neither copied nor on another device")
+            raise BufferError("an exported array can be shared only in place: without a copy, and on the same device")
         return self._capsule(max_version)
 
     def _capsule(self, max_version: tuple[int, int] | None, copied: bool = False) -> Any:
@@ -140,8 +143,10 @@ class Exported:
     # ---- closing ----
 
     def close(self) -> None:
-        """Unmaps the memory after this process's work on the GPU is done, and notifies the daemon. Blocks. A second
-        call does nothing."""
+        """Unmaps the memory after this process's work on the GPU is done, and notifies the daemon.
+
+        Blocks. A second call does nothing.
+        """
         if self._release.detach() is None or os.getpid() != self._session.pid:
             return  # in the child of a fork, mapping and session belong to the parent
         try:
@@ -175,9 +180,9 @@ def export(array: ArrayLike) -> Exported:
     """
     if not array.nbytes:
         raise ArgumentError(
-            f"{array!r} has no elements, and so no memory to export.",
+            f"{array!r} has no elements, so it has no memory to export.",
             reason="INVALID_ARGUMENT",
-            fix="export one that has.",
+            fix="export an array that has elements.",
         )
     connection = array._connection
     # checked before the daemon moves the buffer: this process must be able to map it
@@ -193,7 +198,7 @@ def export(array: ArrayLike) -> Exported:
             raise BufferLostError(
                 f"device {connection.ordinal} lost its process while {array!r} was exported.",
                 reason="BUFFER_LOST",
-                fix="make the array again, and export that.",
+                fix="create the array again, and export the new array.",
             )
     except BaseException:
         _tell(connection, number)
@@ -202,8 +207,10 @@ def export(array: ArrayLike) -> Exported:
 
 
 def _await(array: ArrayLike, attachment: Attachment) -> None:
-    """Blocks, without a time limit, until the work submitted for the array is done, by reading one byte of it. Raises
-    the errors of a read."""
+    """Blocks, without a time limit, until the work submitted for the array is done, by reading one byte of it.
+
+    Raises the errors of a read.
+    """
     connection = array._connection
     command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment))
     command.read.buffer, command.read.offset, command.read.size = array._memory.handle, array._offset, 1
@@ -222,16 +229,20 @@ def _map(array: ArrayLike, device: MappableDevice, number: int) -> Mapping:
 
 
 def _tell(connection: Connection, number: int) -> None:
-    """Notifies the daemon that it may release the memory. If the call fails, the session has ended, and the daemon has
-    released the memory already."""
+    """Notifies the daemon that it may release the memory.
+
+    If the call fails, the session has ended, and the daemon has released the memory already.
+    """
     request = device_pb2.ReleaseIpcRequest(target=_target(connection), export=number)
     with contextlib.suppress(HearthError):
         connection.transport.call_device("ReleaseIpc", request, device_pb2.ReleaseIpcResponse, connection.timeout)
 
 
 def _abandon(session: NodeSession, connection: Connection, mapping: Mapping, number: int) -> None:
-    """Releases an export whose object was garbage-collected. Slow steps run in another thread while the session is
-    open."""
+    """Releases an export whose object was garbage-collected.
+
+    Slow steps run in another thread while the session is open.
+    """
 
     def release() -> None:
         with contextlib.suppress(HearthError):

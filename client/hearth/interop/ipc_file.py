@@ -40,7 +40,8 @@ def fetch(path: str, ticket: bytes, seconds: float = WAIT_S) -> int:
             raise UnsupportedError(
                 f"the daemon's socket {path} cannot be reached from here: {error}.",
                 reason="UNSUPPORTED",
-                fix="mount the directory of its sockets into this container, both of them; or copy with x.get().",
+                fix="mount the directory that contains both of the daemon's sockets into this container, or "
+                "copy with x.get().",
             ) from error
         try:
             connection.sendall(frames.encode(Kind.TICKET, ticket))
@@ -51,10 +52,10 @@ def fetch(path: str, ticket: bytes, seconds: float = WAIT_S) -> int:
                 data, more, _, _ = socket.recv_fds(connection, 4096, 4, socket.MSG_CMSG_CLOEXEC)
                 files += more
                 if not data:
-                    raise ConnectionError("it hung up")
+                    raise ConnectionError("the daemon closed the connection")
                 came = reader.feed(data)
             if came[0].kind != Kind.LIVE or len(files) != 1:
-                raise FrameError(f"a frame of kind {came[0].kind} came, with {len(files)} files")
+                raise FrameError(f"a frame of kind {came[0].kind} arrived with {len(files)} files")
         except (OSError, FrameError) as error:
             _close(files)
             raise ConnectError(

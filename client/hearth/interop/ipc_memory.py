@@ -1,5 +1,6 @@
 """Mappings of exported memory in this process: GPU memory by calls of the CUDA driver, memory of the CPU backend as a
-shared file."""
+shared file.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +52,10 @@ class MappableDevice(Protocol):
 
 
 def device_of(properties: DeviceProperties) -> MappableDevice:
-    """Returns the device as this process sees it. Raises `UnsupportedError` if this process does not have the
-    device."""
+    """Returns the device as this process sees it.
+
+    Raises `UnsupportedError` if this process does not have the device.
+    """
     if properties.backend == "cpu":
         return HostDevice()
     from hearth.interop.cuda_driver import device_of_uuid
@@ -80,19 +83,20 @@ class HostDevice:
         """
         try:
             if os.fstat(file).st_size < size:
-                raise OSError(f"it has {os.fstat(file).st_size} bytes, and should have {size}")
+                raise OSError(f"the file has {os.fstat(file).st_size} bytes, and should have {size}")
             return HostMapping(mmap.mmap(file, size))
         except (OSError, ValueError, OverflowError) as error:
             raise UnsupportedError(
                 f"{size} bytes of exported memory cannot be mapped: {error}.",
                 reason="UNSUPPORTED",
-                fix="look at this process's limits (ulimit -v), or copy with x.get().",
+                fix="check this process's limits (ulimit -v), or copy with x.get().",
             ) from error
 
 
 class HostMapping:
     """Host memory that stays mapped until nothing refers to it, because an access through a NumPy array to unmapped
-    memory would end the process."""
+    memory would end the process.
+    """
 
     cuda = False
     dlpack_device = (1, 0)

@@ -99,8 +99,8 @@ class Signature:
             offset += gap
             if offset + size > launches.MAX_PARAMETER_BYTES:
                 raise LaunchError(
-                    f"argument {index} ends {offset + size} bytes into the parameters; "
-                    f"kernels take at most {launches.MAX_PARAMETER_BYTES}.",
+                    f"argument {index} ends {offset + size} bytes into the parameters; a kernel has at "
+                    f"most {launches.MAX_PARAMETER_BYTES} bytes of parameters.",
                     reason="LAUNCH_INVALID",
                     fix="pass large structs through device memory.",
                 )
@@ -307,9 +307,9 @@ def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
         return passed
     if arg.dtype.hasobject:
         raise LaunchTypeError(
-            f"argument {index} is a struct with Python objects in it ({arg.dtype}).",
+            f"argument {index} is a struct that contains Python objects ({arg.dtype}).",
             reason="LAUNCH_INVALID",
-            fix="use fields of fixed size.",
+            fix="use fields of a fixed size.",
         )
     return Parameter("", passed.size, passed.alignment)
 
@@ -347,7 +347,7 @@ def dimensions(what: str, value: object) -> tuple[int, int, int]:
     axes = value if isinstance(value, tuple | list) else (value,)
     if not 1 <= len(axes) <= 3:
         raise LaunchError(
-            f"{what} has {len(axes)} axes; it takes one to three.",
+            f"{what} has {len(axes)} axes; it must have one to three.",
             reason="LAUNCH_INVALID",
             fix=f"pass {what}=(x,), (x, y) or (x, y, z).",
         )
@@ -355,15 +355,15 @@ def dimensions(what: str, value: object) -> tuple[int, int, int]:
     for index, axis in enumerate(axes):
         if type(axis) is not int and (isinstance(axis, bool | np.bool_) or not isinstance(axis, int | np.integer)):
             raise LaunchTypeError(
-                f"{what}.{_AXES[index]} is {axis!r} ({type(axis).__name__}); it is a whole number.",
+                f"{what}.{_AXES[index]} is {axis!r} ({type(axis).__name__}); it must be an integer.",
                 reason="LAUNCH_INVALID",
                 fix="use // for the division, or int().",
             )
         if not 1 <= axis <= _DIM_MAX:
             raise LaunchError(
-                f"{what}.{_AXES[index]} is {axis}; it lies between 1 and {_DIM_MAX}.",
+                f"{what}.{_AXES[index]} is {axis}; it must be from 1 to {_DIM_MAX}.",
                 reason="LAUNCH_INVALID",
-                fix="skip the launch when there is nothing to do." if axis == 0 else "check how it is computed.",
+                fix="skip the launch when there is nothing to do." if axis == 0 else "check how the value is computed.",
             )
         out[index] = int(axis)
     return out[0], out[1], out[2]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hearth import base_stream as streams
-from hearth.base_stream import _current
+from hearth.base_stream import current_streams
 from hearth.codec import encode
 from hearth.errors import HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
@@ -147,7 +147,7 @@ class BaseFunction:
         attachment = connection._attachment
         if attachment is None or not attachment.alive:
             attachment = connection.attachment()
-        if stream is None and _current.get() is None:
+        if stream is None and current_streams.get() is None:
             on, space, same_grid, same_block, same_shared_mem, same_mode, head, pack = self._recent
             if (
                 grid is same_grid and block is same_block and on is attachment and mode is same_mode
@@ -167,7 +167,7 @@ class BaseFunction:
             attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
         )
         target = stream
-        if target is None and _current.get() is not None:
+        if target is None and current_streams.get() is not None:
             target = streams.current(connection)
         if target is None or target._recorder is None:
             attachment.launch(record)
@@ -192,7 +192,7 @@ class BaseFunction:
         """Returns the launch as a packed record. Raises the errors of `__call__`."""
         if not isinstance(args, _LISTS):
             raise LaunchTypeError(
-                f"args is a {type(args).__name__}; it is a tuple of the kernel's arguments.",
+                f"args is a {type(args).__name__}; it must be a tuple of the kernel's arguments.",
                 reason="LAUNCH_INVALID",
                 fix="write f(grid, block, (x,)), with the comma.",
             )
@@ -200,7 +200,7 @@ class BaseFunction:
         bound = self._bound
         if bound.attachment is not attachment:
             bound = self._bind(attachment)
-        plain = stream is None and _current.get() is None
+        plain = stream is None and current_streams.get() is None
         on = 0 if plain else streams.resolve(stream, connection, attachment, work=False)
         heads = bound.heads
         key: tuple[Any, ...]
@@ -286,7 +286,9 @@ class BaseFunction:
         """
         if not isinstance(geometry, tuple) or not 2 <= len(geometry) <= 4:
             raise LaunchError(
-                f"f[{geometry!r}] is no launch geometry.", reason="LAUNCH_INVALID", fix="use f[grid, block](args...)."
+                f"f[{geometry!r}] is not a valid launch geometry.",
+                reason="LAUNCH_INVALID",
+                fix="use f[grid, block](args...).",
             )
         grid, block = geometry[:2]
         stream = geometry[2] or None if len(geometry) > 2 else None
@@ -331,15 +333,15 @@ class BaseFunction:
         described = self._described
         rows: list[tuple[str, object]] = [("device", self._connection.ordinal)]
         if described is None:
-            rows.append(("attributes", "not asked for yet: .attributes, which waits for the compile"))
+            rows.append(("attributes", "not requested yet: .attributes, which waits for the compile"))
         else:
             parameters = described.parameters
             rows += [
-                ("registers of a thread", described.registers),
+                ("registers per thread", described.registers),
                 ("static shared memory", html_repr.size(described.static_shared_bytes)),
-                ("local memory of a thread", html_repr.size(described.local_bytes)),
+                ("local memory per thread", html_repr.size(described.local_bytes)),
                 ("constant memory", html_repr.size(described.constant_bytes)),
-                ("most threads of a block", described.max_threads_per_block),
+                ("maximum threads per block", described.max_threads_per_block),
                 ("parameters", f"{len(parameters)}, {sum(each.size for each in parameters)} bytes"),
             ]
         return html_repr.pairs(f"Kernel {self.name}", rows)
@@ -371,9 +373,9 @@ class BaseFunction:
         details = {} if index is None else {"argument": str(index)}
         if array._connection is not self._connection:
             raise LaunchError(
-                f"{what} is {array!r} of another device or session; {self!r} cannot reach it.",
+                f"{what} is {array!r}, which belongs to another device or session than {self!r}.",
                 reason="LAUNCH_INVALID",
-                fix="use arrays and kernels of one device; go through the host with gpu.asarray(x.get()).",
+                fix="use arrays and kernels of one device; copy through the host with gpu.asarray(x.get()).",
                 details=details,
             )
         try:
@@ -382,7 +384,12 @@ class BaseFunction:
             for name, value in details.items():
                 error.details.setdefault(name, value)
             raise
-        raise LaunchError(f"{what}, {array!r}, changed hands during the launch.", reason="LAUNCH_INVALID")
+        raise LaunchError(
+            f"{what}, {array!r}, was restored in a new device process during the launch.",
+            reason="LAUNCH_INVALID",
+            fix="launch the kernel again.",
+            details=details,
+        )
 
 
 def _occupancy(answer: commands_pb2.Result) -> Occupancy:

@@ -63,7 +63,7 @@ class GraphNode:
         call = self._call
         if call is None:
             raise LaunchError(
-                f"{self!r} is no launch whose arguments can be changed.",
+                f"{self!r} is not a kernel launch, so it has no arguments that can be changed.",
                 reason="INVALID_ARGUMENT",
                 fix='choose a node whose kind is "kernel".',
                 details={"node": str(self.index)},
@@ -170,9 +170,9 @@ class BaseGraph(Program):
         target = self._target(stream)
         if target is not None and target._recorder is not None:
             raise LaunchError(
-                "a graph cannot be launched inside the recording of another one.",
+                "a graph cannot be launched while another graph is being recorded.",
                 reason="CAPTURE_INVALID",
-                fix="launch it after the block, or record its work again.",
+                fix="launch it after the block, or record its work again in the block.",
             )
         if self._last is None or self._last.on != on or self._last.timeout != timeout:
             self._last = _GraphLaunch(self._handle, on, timeout)
@@ -205,7 +205,8 @@ class BaseGraph(Program):
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
         """The recorded launches, copies and fills, in order; a launch with `iterations` makes one node for each
-        iteration."""
+        iteration.
+        """
         return self._nodes
 
     def __len__(self) -> int:
@@ -220,8 +221,10 @@ class BaseGraph(Program):
 
 
 class _GraphLaunch:
-    """The launch of one graph on one stream. The object identifies the command while repeated launches are merged into
-    it."""
+    """The launch of one graph on one stream.
+
+    The object identifies the command while repeated launches are merged into it.
+    """
 
     def __init__(self, graph: int, on: int, timeout: float | None) -> None:
         self.on = on

@@ -68,25 +68,39 @@ class BaseModule(Generic[F, G]):
         self._device = device
         self._connection = device._connection
         if (code is None) == (path is None):
-            raise ArgumentError("give either code or path.", reason="INVALID_ARGUMENT", fix="code=source")
+            raise ArgumentError(
+                "pass either code or path, not both or none.", reason="INVALID_ARGUMENT", fix="pass e.g. code=source."
+            )
         if path is not None:
             from pathlib import Path
 
             code = Path(path).read_bytes()
         assert code is not None
         if not isinstance(code, str | bytes | bytearray):
-            raise DtypeError(f"code is {type(code).__name__}.", reason="INVALID_ARGUMENT", fix="pass str or bytes.")
+            raise DtypeError(
+                f"code is a {type(code).__name__}; it must be str or bytes.",
+                reason="INVALID_ARGUMENT",
+                fix="pass str or bytes.",
+            )
         if isinstance(code, str) and not encodable(code):
-            raise DtypeError("code is no text that UTF-8 can hold.", reason="INVALID_ARGUMENT", fix="read it as UTF-8.")
+            raise DtypeError(
+                "code is a str that cannot be encoded as UTF-8.",
+                reason="INVALID_ARGUMENT",
+                fix="read the file as UTF-8, or pass bytes.",
+            )
         data = code.encode() if isinstance(code, str) else bytes(code)
         if isinstance(options, str):
-            raise DtypeError("options is a str.", reason="INVALID_ARGUMENT", fix=f"options=({options!r},)")
+            raise DtypeError(
+                "options is a str; it must be a sequence of str.",
+                reason="INVALID_ARGUMENT",
+                fix=f"pass options=({options!r},).",
+            )
         self._load = _serialized(data, list(options), list(name_expressions or ()), dict(headers or {}))
         limit = self._connection.limits.max_code_bytes
         size = len(self._load)
         if size > limit:
             raise ArgumentError(
-                f"the code, options and headers take {size} bytes; the daemon takes {limit}.",
+                f"the code, options and headers have {size} bytes; the daemon accepts at most {limit}.",
                 reason="MESSAGE_TOO_LARGE",
                 fix="compile to a CUBIN for one architecture, or split the module.",
             )
@@ -108,7 +122,7 @@ class BaseModule(Generic[F, G]):
             ArgumentError: `name` is not a text.
         """
         if not isinstance(name, str) or not name or not encodable(name):
-            raise ArgumentError(f"{name!r} is no kernel's name.", reason="INVALID_ARGUMENT", fix="pass a str.")
+            raise ArgumentError(f"{name!r} is not a kernel name.", reason="INVALID_ARGUMENT", fix="pass a str.")
         return self._function_type(self, name)
 
     def _finding(self, name: str, dtype: Any, shape: shapes.Shape | None) -> PendingResult[G]:
@@ -133,9 +147,9 @@ class BaseModule(Generic[F, G]):
         axes = (size // kind.itemsize,) if shape is None else shapes.shape_of(shape)
         if shapes.bytes_of(axes, kind) != size:
             raise ArgumentError(
-                f"{name} has {size} bytes; shape {axes} of {kind} has {shapes.bytes_of(axes, kind)}.",
+                f"{name} has {size} bytes; shape {axes} of {kind} takes {shapes.bytes_of(axes, kind)} bytes.",
                 reason="INVALID_ARGUMENT",
-                fix="give the variable's own type and extent.",
+                fix="pass the type and shape of the variable's declaration.",
             )
         assert attachment.space is not None
         memory = Memory(attachment.space, handle, size, owned=False, keep=self)
@@ -156,7 +170,7 @@ class BaseModule(Generic[F, G]):
         return self._connection.asking(command, lambda result: result.module, attachment)
 
     def _handle_on(self, attachment: Attachment) -> int:
-        """Returns the module's handle on the attachment that is about to be used; loads the module again after a loss."""
+        """Returns the module's handle on the attachment to be used; loads the module again after a loss."""
         if self._attachment is attachment:
             return self._handle
         with self._making:
@@ -185,10 +199,11 @@ def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
     shapes.dtype_of(host.dtype)
     if host.nbytes != variable.nbytes:
         raise ArgumentError(
-            f"an array of {host.nbytes} bytes ({host.dtype} {host.shape}) cannot be set into a variable of "
-            f"{variable.nbytes} bytes.",
+            f"a variable of {variable.nbytes} bytes cannot be set from an array of {host.nbytes} bytes "
+            f"({host.dtype} {host.shape}).",
             reason="INVALID_ARGUMENT",
-            fix="set all of it, or get_global(name, dtype, shape)[a:b].set(...) for a part.",
+            fix="pass an array for the whole variable, or set a part with get_global(name, dtype, "
+            "shape)[a:b].set(...).",
         )
     return host.reshape(-1).view(np.uint8).reshape(variable.shape)
 
@@ -270,8 +285,8 @@ def _keyword_notes(keywords: Mapping[str, Any]) -> str:
                 f"a module has no keyword {name}{meant}", reason="UNSUPPORTED", fix="correct the keyword."
             )
         raise UnsupportedError(
-            f"{name}={value!r} is not supported: code is compiled by the daemon.",
+            f"{name}={value!r} is not supported: the daemon compiles the code.",
             reason="UNSUPPORTED",
-            fix="leave it out; pass headers={...} for includes of your own.",
+            fix="omit it; pass headers={...} for additional include files.",
         )
     return "".join(notes)

@@ -47,8 +47,9 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True)
 class DispatchTiming:
-    """Times of a dispatch in nanoseconds. Device times are measured between events on the device's stream, and are None
-    unless requested by `timed=`.
+    """Times of a dispatch in nanoseconds.
+
+    Device times are measured between events on the device's stream, and are None unless requested by `timed=`.
 
     `kernel_ns` includes neither the compile nor any copy. `enqueue_ns` + `wait_ns` is at most `wall_ns`.
     """
@@ -100,8 +101,9 @@ class Output:
 
 
 class Job:
-    """A dispatch with its transfers. `uploads` are pairs of transfer and bytes; the bytes must not change before they
-    are sent.
+    """A dispatch with its transfers.
+
+    `uploads` are pairs of transfer and bytes; the bytes must not change before they are sent.
 
     A job does not refer to the `PendingDispatch`, so it continues if that object is gone.
     """
@@ -145,13 +147,17 @@ class Job:
         self._bytes.take()
 
     def place(self) -> bool:
-        """Tells the device the addresses of bytes in shared memory. Returns True if there are no other transfers. Does
-        not wait for the device; `carry` must be called afterwards."""
+        """Tells the device the addresses of bytes in shared memory.
+
+        Returns True if there are no other transfers. Does not wait for the device; `carry` must be called afterwards.
+        """
         return self._bytes.place()
 
     def carry(self) -> None:
-        """Carries out the transfers, waits for the answer and stores the outputs. Blocks. Raises the error of the
-        dispatch."""
+        """Carries out the transfers, waits for the answer and stores the outputs.
+
+        Blocks. Raises the error of the dispatch.
+        """
         try:
             self._bytes.move()
             self.finish(None)
@@ -160,7 +166,7 @@ class Job:
             self._bytes.cancel()
             raise
         except BaseException as error:
-            self._error = HearthError(f"the dispatch was given up: {error!r}.", reason="CANCELLED", fix="try again.")
+            self._error = HearthError(f"the dispatch was aborted: {error!r}.", reason="CANCELLED", fix="try again.")
             self.give_up()
             raise
 
@@ -231,8 +237,10 @@ class BasePendingDispatch(ABC):
 
     @property
     def state(self) -> State:
-        """``"pending"``, ``"done"`` or ``"failed"``; does not block. A loss of the device makes its pending dispatches
-        fail."""
+        """``"pending"``, ``"done"`` or ``"failed"``; does not block.
+
+        A loss of the device makes its pending dispatches fail.
+        """
         job = self._job
         if self._carrier is not None and self._carrier.is_alive():
             return "pending"
@@ -246,11 +254,13 @@ class BasePendingDispatch(ABC):
 
     @property
     def timing(self) -> DispatchTiming:
-        """Times of the dispatch, after it is done. Raises the error of a failed dispatch, and `ArgumentError` while it
-        is pending."""
+        """Times of the dispatch, after it is done.
+
+        Raises the error of a failed dispatch, and `ArgumentError` while it is pending.
+        """
         if not self.done():
             raise ArgumentError(
-                "the dispatch is still pending.", reason="INVALID_ARGUMENT", fix="call result() before, or ask done()."
+                "the dispatch is still pending.", reason="INVALID_ARGUMENT", fix="call result() first, or check done()."
             )
         self._finish(None)
         answer = self._job.result
@@ -275,7 +285,7 @@ class BasePendingDispatch(ABC):
             self._carrier.join(timeout)
             if self._carrier.is_alive():
                 raise TimeoutError(
-                    f"the dispatch was not done within {time.monotonic() - started:.3g} s; it continues.",
+                    f"the dispatch did not complete within {time.monotonic() - started:.3g} s; it continues.",
                     reason="DEADLINE_EXCEEDED",
                     fix="wait again, or with a longer timeout.",
                 )

@@ -109,22 +109,26 @@ class BasePrepared(Program):
 
 
 def launch_all(launches: Iterable[Sequence[Any]]) -> None:
-    """Calls each kernel of `launches` with its arguments; see `Device.prepare`. Raises `ArgumentError` for a malformed
-    entry."""
+    """Calls each kernel of `launches` with its arguments; see `Device.prepare`.
+
+    Raises `ArgumentError` for a malformed entry.
+    """
     for index, launch in enumerate(launches):
         if not isinstance(launch, tuple | list) or not 4 <= len(launch) <= 5:
             raise ArgumentError(
-                f"launch {index} is {launch!r}.",
+                f"launch {index} is {launch!r}, which does not describe a launch.",
                 reason="INVALID_ARGUMENT",
-                fix="give (kernel, grid, block, args), and shared_mem where it is wanted.",
+                fix="pass (kernel, grid, block, args), optionally followed by shared_mem.",
             )
         kernel, *rest = launch
         kernel(*rest)
 
 
 class _PreparedLaunch:
-    """The launch of one prepared list on one stream. The object identifies the command while repeated launches are
-    merged into it."""
+    """The launch of one prepared list on one stream.
+
+    The object identifies the command while repeated launches are merged into it.
+    """
 
     def __init__(self, prepared: int, on: int) -> None:
         self.on = on

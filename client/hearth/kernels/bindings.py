@@ -128,13 +128,15 @@ def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any]
     for name, value in (("args", args), ("ins", ins), ("outs", outs), ("scalars", scalars)):
         if value is not None and not isinstance(value, tuple | list):
             raise LaunchTypeError(
-                f"{name} is a {type(value).__name__}; it is a list.", reason="LAUNCH_INVALID", fix=f"{name}=[...]"
+                f"{name} is a {type(value).__name__}; it must be a list.",
+                reason="LAUNCH_INVALID",
+                fix=f"pass {name}=[...].",
             )
     if args is not None and (ins or outs or scalars):
         raise ArgumentError(
-            "args is the whole list of arguments; ins, outs and scalars are another way to give it.",
+            "args contains all arguments, so it cannot be combined with ins, outs and scalars.",
             reason="INVALID_ARGUMENT",
-            fix="use args=[In(a), Out(shape, dtype), ...] alone, or ins=, outs= and scalars=.",
+            fix="pass either args=[In(a), Out(shape, dtype), ...], or ins=, outs= and scalars=.",
         )
     if args is not None:
         return [In(arg) if isinstance(arg, np.ndarray) and arg.ndim else arg for arg in args]
@@ -146,9 +148,9 @@ def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any]
             given.append(Out(*each))
         else:
             raise LaunchTypeError(
-                f"outs[{index}] is {each!r}; an output is a shape and a dtype.",
+                f"outs[{index}] is {each!r}; an output requires a shape and a dtype.",
                 reason="LAUNCH_INVALID",
-                fix="outs=[((rows, columns), np.float32)], or hearth.Out(shape, dtype).",
+                fix="use outs=[((rows, columns), np.float32)], or hearth.Out(shape, dtype).",
             )
     return [*given, *scalars]
 
@@ -235,7 +237,7 @@ def places_of(given: Sequence[Any], out: Sequence[Array | None] | None) -> list[
         raise ArgumentError(
             f"out {count}; the dispatch has {len(wanted)} outputs.",
             reason="INVALID_ARGUMENT",
-            fix="out=[array or None for each output]",
+            fix="pass out=[array or None for each output].",
         )
     places = []
     for index, (shape, dtype) in enumerate(wanted):
@@ -247,7 +249,7 @@ def places_of(given: Sequence[Any], out: Sequence[Array | None] | None) -> list[
             raise ArgumentError(
                 f"out[{index}] is {what}; output {index} is {dtype} {shape}.",
                 reason="INVALID_ARGUMENT",
-                fix=f"np.empty({shape}, {str(dtype)!r})",
+                fix=f"pass np.empty({shape}, {str(dtype)!r}).",
             )
         elif not host.flags.writeable:
             raise ArgumentError(f"out[{index}] is read-only.", reason="INVALID_ARGUMENT", fix="pass a writable array.")
@@ -326,13 +328,15 @@ def _host(array: Any) -> Array:
     """
     if isinstance(array, DeviceOperand):
         raise LaunchTypeError(
-            f"{array!r} lies on the device already.", reason="LAUNCH_INVALID", fix="pass it as it is, without In."
+            f"{array!r} is already on the device.", reason="LAUNCH_INVALID", fix="pass it directly, without In."
         )
     try:
         host = np.asarray(array)
     except (TypeError, ValueError) as error:
         raise DtypeError(
-            f"this {type(array).__name__} makes no array ({error}).", reason="INVALID_ARGUMENT", fix="see np.asarray"
+            f"this {type(array).__name__} cannot be converted to an array ({error}).",
+            reason="INVALID_ARGUMENT",
+            fix="pass an object that np.asarray accepts.",
         ) from None
     return np.asarray(host, shapes.dtype_of(host.dtype), order="C")
 
@@ -350,17 +354,17 @@ def _rows(range: slice | None, shape: tuple[int, ...]) -> tuple[int, int] | None
         return None
     if not isinstance(range, slice) or range.step not in (None, 1) or not shape:
         raise ArgumentError(
-            f"range is {range!r} of an output of shape {shape}; it is a slice of step 1 of the first axis.",
+            f"range is {range!r} for an output of shape {shape}; it must be a slice of the first axis with step 1.",
             reason="INVALID_ARGUMENT",
-            fix="range=slice(start, stop)",
+            fix="use range=slice(start, stop).",
         )
     length = shape[0]
     start = 0 if range.start is None else range.start + length * (range.start < 0)
     stop = length if range.stop is None else range.stop + length * (range.stop < 0)
     if not 0 <= start <= stop <= length:
         raise ArgumentError(
-            f"range [{range.start}:{range.stop}] of an output of {length} along its first axis.",
+            f"range [{range.start}:{range.stop}] is outside an output of length {length} along its first axis.",
             reason="OUT_OF_BOUNDS",
-            fix="0 <= start <= stop <= length",
+            fix="use a range with 0 <= start <= stop <= length.",
         )
     return start, stop

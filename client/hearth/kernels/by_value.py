@@ -18,9 +18,9 @@ class Struct(ByValue):
     def __post_init__(self) -> None:
         if self.align < 1 or self.align & (self.align - 1):
             raise LaunchError(
-                f"a struct's alignment is a power of two, not {self.align}.",
+                f"the alignment of a struct is {self.align}; it must be a power of two.",
                 reason="LAUNCH_INVALID",
-                fix="give what alignof() says in C.",
+                fix="pass the value of alignof() in C.",
             )
 
     def tobytes(self) -> bytes:

@@ -12,7 +12,8 @@ pointers."""
 
 def size_and_alignment(arg: object) -> tuple[int, int] | None:
     """Returns size and alignment in bytes of a number, a structure or a union in this machine's byte order; None for
-    other objects."""
+    other objects.
+    """
     kind: Any = type(arg)
     if isinstance(arg, ctypes._SimpleCData):
         native = getattr(kind, "__ctype_le__", kind) is kind

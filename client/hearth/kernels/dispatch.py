@@ -75,7 +75,7 @@ def job_of(
     connection = device._connection
     if getattr(function, "_connection", None) is not connection:
         raise LaunchTypeError(
-            f"{function!r} is no kernel of {device!r}.",
+            f"{function!r} is not a kernel of {device!r}.",
             reason="LAUNCH_INVALID",
             fix="get it from a module of this device: gpu.RawModule(...).get_function(name).",
         )

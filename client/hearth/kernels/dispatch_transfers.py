@@ -42,8 +42,11 @@ class Wanted(Protocol):
 
 
 class DispatchBytes:
-    """The transfers of a dispatch whose answer is `reply`. All of them end if the dispatch fails. `uploads` are pairs
-    of transfer and bytes; the bytes must not change before they are sent."""
+    """The transfers of a dispatch whose answer is `reply`.
+
+    All of them end if the dispatch fails. `uploads` are pairs of transfer and bytes; the bytes must not change before
+    they are sent.
+    """
 
     def __init__(
         self,
@@ -81,9 +84,11 @@ class DispatchBytes:
         return bool(self._uploads or self._outputs)
 
     def cancel(self) -> None:
-        """Ends all transfers. Unless the daemon has answered, also cancels at the daemon the transfers that were not
-        opened, because the daemon waits for each transfer that the command names, and all later commands wait for
-        it."""
+        """Ends all transfers.
+
+        Unless the daemon has answered, also cancels at the daemon the transfers that were not opened, because the
+        daemon waits for each transfer that the command names, and all later commands wait for it.
+        """
         with self._lock:
             self._over = True
             cancels, self._cancels = self._cancels, []
@@ -108,8 +113,10 @@ class DispatchBytes:
         ]
 
     def place(self) -> bool:
-        """Tells the device the addresses of bytes in shared memory, if possible. Returns True if no other
-        transfers remain. Does not wait for the device. A second call does nothing."""
+        """Tells the device the addresses of bytes in shared memory, if possible.
+
+        Returns True if no other transfers remain. Does not wait for the device. A second call does nothing.
+        """
         if not self._tried:
             self._tried = True
             self._uploads = [upload for upload in self._uploads if not self._place_upload(*upload)]
@@ -143,8 +150,10 @@ class DispatchBytes:
         return True
 
     def move(self) -> None:
-        """Carries out the transfers. Blocks until all bytes have arrived. Raises the error of the dispatch, or
-        otherwise the transfer's own error."""
+        """Carries out the transfers.
+
+        Blocks until all bytes have arrived. Raises the error of the dispatch, or otherwise the transfer's own error.
+        """
         try:
             self.place()
             self._send()
@@ -157,7 +166,8 @@ class DispatchBytes:
 
     def _let_go(self) -> None:
         """Releases memory that the device no longer uses, because the reply, which refers to this object, may exist
-        longer than the dispatch."""
+        longer than the dispatch.
+        """
         if self._reply.answered:
             self._read.clear()
             self._written.clear()
@@ -242,7 +252,7 @@ class DispatchBytes:
     def _check(self) -> None:
         """Raises `TransferError` if the dispatch was cancelled."""
         if self._over:
-            raise TransferError("the dispatch was given up.", reason="CANCELLED", fix="start it again.")
+            raise TransferError("the dispatch was cancelled.", reason="CANCELLED", fix="start it again.")
 
     def _watch(self, cancel: Callable[[], None]) -> None:
         """Adds a function that cancels a transfer; calls it at once if the dispatch has ended."""

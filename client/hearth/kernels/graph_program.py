@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 
 class Program(ABC):
-    """Abstract base of graphs and prepared launches: a handle of the device process, which is lost with that
-    process."""
+    """Abstract base of graphs and prepared launches: a handle of the device process, lost with it."""
 
     _stream_type: ClassVar[type[BaseStream]]
     """The class of the stream that is current inside the ``with`` block."""
@@ -39,8 +38,10 @@ class Program(ABC):
         self._closed = False
 
     def close(self) -> None:
-        """Frees the graph or list on the device now; launches that were submitted earlier still run. A second call does
-        nothing."""
+        """Frees the graph or list on the device now; launches that were submitted earlier still run.
+
+        A second call does nothing.
+        """
         if not self._closed:
             self._closed = True
             if self._space is not None and not self._space.lost:
@@ -72,7 +73,9 @@ class Program(ABC):
             )
         if space is None:
             raise ArgumentError(
-                f"{self._what} has not been recorded.", reason="INVALID_ARGUMENT", fix=f"with gpu.{self._kind}() as x:"
+                f"{self._what} has not been recorded.",
+                reason="INVALID_ARGUMENT",
+                fix=f"record it first: with gpu.{self._kind}() as x.",
             )
         attachment = connection.attachment()
         if space.lost or attachment.space is not space:
@@ -91,7 +94,9 @@ class Program(ABC):
     def _ready_to_enter(self) -> None:
         if self._handle or self._closed:
             raise ArgumentError(
-                f"{self._what} is recorded once.", reason="INVALID_ARGUMENT", fix=f"make another: gpu.{self._kind}()."
+                f"{self._what} has already been recorded.",
+                reason="INVALID_ARGUMENT",
+                fix=f"create another one: gpu.{self._kind}().",
             )
 
     def _target(self, stream: BaseStream | None) -> BaseStream | None:
@@ -123,9 +128,9 @@ def count(n: SupportsIndex) -> int:
         number = 0
     if not 1 <= number <= COUNT_MAX:
         raise ArgumentError(
-            f"n is {n!r}; it is a whole number from 1 to 2**64 - 1.",
+            f"n is {n!r}; it must be an integer from 1 to 2**64 - 1.",
             reason="INVALID_ARGUMENT",
-            fix="skip the launch when there is nothing to do." if n == 0 else "check how it is computed.",
+            fix="skip the launch when there is nothing to do." if n == 0 else "check how the value is computed.",
         )
     return number
 
@@ -145,6 +150,6 @@ def lost(what: str, connection: Connection, space: Space | None) -> InvalidHandl
     return InvalidHandleError(
         f"{what} was lost with {where}.",
         reason="INVALID_HANDLE",
-        fix="record it again; kernels and streams carry on by themselves, arrays have to be made again.",
+        fix="record it again; kernels and streams remain usable, but arrays have to be created again.",
         details={} if space is None else {"generation": str(space.generation)},
     )

@@ -1,4 +1,4 @@
-"""Configuration of a launch: packs the head of its record from its keywords, and checks them as far as the client can."""
+"""Configuration of a launch: packs the head of its record from checked keywords."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def head(
     """
     if mode not in MODES:
         raise ArgumentError(
-            f"mode is {mode!r}.", reason="INVALID_ARGUMENT", fix=f"use one of {', '.join(map(repr, MODES))}."
+            f"mode is {mode!r}, which is not a launch mode.",
+            reason="INVALID_ARGUMENT",
+            fix=f"use one of {', '.join(map(repr, MODES))}.",
         )
     check_shared_mem(shared_mem)
     flags = MODES[mode] | (LaunchFlag.COOPERATIVE if cooperative else 0)
@@ -80,9 +82,9 @@ def check_shared_mem(shared_mem: int) -> None:
     """Raises `LaunchError` if `shared_mem` is not a valid number of bytes."""
     if not 0 <= shared_mem <= SHARED_MAX:
         raise LaunchError(
-            f"shared_mem is {shared_mem} bytes; it lies between 0 and {SHARED_MAX}.",
+            f"shared_mem is {shared_mem} bytes; it must be from 0 to {SHARED_MAX}.",
             reason="LAUNCH_INVALID",
-            fix="see gpu.properties.shared_mem_per_block_optin.",
+            fix="check gpu.properties.shared_mem_per_block_optin.",
         )
 
 
@@ -90,9 +92,11 @@ def check_iterations(iterations: int) -> None:
     """Raises `LaunchError` if `iterations` is not a valid number of launches."""
     if isinstance(iterations, bool) or not isinstance(iterations, int) or not 1 <= iterations <= ITERATIONS_MAX:
         raise LaunchError(
-            f"iterations is {iterations!r}; it is a whole number from 1 to {ITERATIONS_MAX}.",
+            f"iterations is {iterations!r}; it must be an integer from 1 to {ITERATIONS_MAX}.",
             reason="LAUNCH_INVALID",
-            fix="skip the launch when there is nothing to repeat." if iterations == 0 else "check how it is computed.",
+            fix="skip the launch when there is nothing to repeat."
+            if iterations == 0
+            else "check how the value is computed.",
         )
 
 
@@ -102,7 +106,11 @@ def nanoseconds(timeout: float | None) -> int:
     Raises `ArgumentError` for a limit out of range.
     """
     if timeout is not None and not 0 < timeout < 2**63 / 1e9:
-        raise ArgumentError(f"timeout is {timeout} s.", reason="INVALID_ARGUMENT", fix="give seconds above 0.")
+        raise ArgumentError(
+            f"timeout is {timeout} s; it must be above 0.",
+            reason="INVALID_ARGUMENT",
+            fix="pass a timeout above 0, in seconds.",
+        )
     return 0 if timeout is None else max(1, int(timeout * 1e9))
 
 
@@ -125,7 +133,7 @@ def _check_grid(grid: DeviceOperand) -> None:
     dtype, size = getattr(grid, "dtype", None), getattr(grid, "size", None)
     if str(dtype) not in ("uint32", "int32") or size != 3:
         raise LaunchTypeError(
-            f"the grid is {grid!r}; on a device it is an array of three uint32.",
+            f"the grid is {grid!r}; a grid in device memory must be an array of three uint32.",
             reason="LAUNCH_INVALID",
-            fix="let a kernel write three unsigned int into gpu.zeros(3, np.uint32), or pass whole numbers.",
+            fix="let a kernel write three unsigned int into gpu.zeros(3, np.uint32), or pass integers.",
         )

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 class CaptureRecorder:
-    """Records the launches of a stream from which a graph is captured. The recording ends with the attachment of that
-    stream."""
+    """Records the launches of a stream from which a graph is captured.
+
+    The recording ends with the attachment of that stream.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.calls: list[LaunchCall] = []
@@ -66,8 +68,10 @@ class CaptureRecorder:
 
 
 class PreparedRecorder:
-    """Collects the launches of a prepared list instead of sending them. The list ends with the attachment on which it
-    began."""
+    """Collects the launches of a prepared list instead of sending them.
+
+    The list ends with the attachment on which it began.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.attachment = connection.attachment()

@@ -20,24 +20,26 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
         The error.
     """
     if np.here() and isinstance(arg, np.ndarray):
-        what = f"a NumPy array of shape {arg.shape} and dtype {arg.dtype}, which lies in host memory"
-        fix = "upload it with gpu.asarray(...) and pass that; for a single value pass a scalar, e.g. np.float32(x)."
+        what = f"a NumPy array of shape {arg.shape} and dtype {arg.dtype}, which is in host memory"
+        fix = (
+            "upload it with gpu.asarray(...) and pass the result; for a single value pass a scalar, e.g. np.float32(x)."
+        )
     elif isinstance(arg, list | tuple):
         what, fix = f"a {type(arg).__name__}", "upload it with gpu.asarray(...)."
     elif isinstance(arg, str):
         what, fix = "a str", "pass bytes for a struct, or upload the text with gpu.asarray(...)."
     else:
         what = f"of type {type(arg).__module__}.{type(arg).__qualname__}"
-        fix = "pass a DeviceArray, a number, a scalar of NumPy or ctypes, or bytes for a struct."
+        fix = "pass a DeviceArray, a number, a NumPy or ctypes scalar, or bytes for a struct."
         if any(kind.__module__ == "_ctypes" for kind in type(arg).__mro__):
             fix = (
-                "of ctypes pass numbers, structures and unions in this machine's byte order; arrays, and what is "
-                "pointed to, are uploaded with gpu.asarray(...)."
+                "pass ctypes numbers, structures and unions in this machine's byte order; upload arrays "
+                "and the data that pointers refer to with gpu.asarray(...)."
             )
         elif _is_buffer(arg):
-            what, fix = f"{what}, which lies in host memory", "upload it with gpu.asarray(...) and pass that."
+            what, fix = f"{what}, which is in host memory", "upload it with gpu.asarray(...) and pass the result."
     return LaunchTypeError(
-        f"argument {index} is {what}; a kernel cannot take it.", reason="LAUNCH_INVALID", fix=fix,
+        f"argument {index} is {what}; it cannot be passed to a kernel.", reason="LAUNCH_INVALID", fix=fix,
         details={"argument": str(index)},
     )  # fmt: skip
 

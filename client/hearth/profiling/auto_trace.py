@@ -91,8 +91,10 @@ class SessionTraces:
             self._start(connection, attachment)
 
     def finish(self) -> None:
-        """Ends the traces and writes the file, before the session closes. Blocks until the devices' work is done, up to
-        `END_S` for each. Never raises."""
+        """Ends the traces and writes the file, before the session closes.
+
+        Blocks until the devices' work is done, up to `END_S` for each. Never raises.
+        """
         if os.getpid() != self._pid:
             return
         running = list(self._running.items())
@@ -116,7 +118,7 @@ class SessionTraces:
         except HearthError as error:
             self._file.lost += 1
             warnings.warn(
-                f"{VARIABLE}: the trace of device {connection.ordinal} is lost: {error}", RuntimeWarning, stacklevel=2
+                f"{VARIABLE}: the trace of device {connection.ordinal} was lost: {error}", RuntimeWarning, stacklevel=2
             )
 
     def _keep(self, connection: Connection, result: commands_pb2.TraceResult) -> None:
@@ -161,8 +163,9 @@ class TraceFile:
             self._dirty = True
 
     def write(self, *, last: bool = False) -> None:
-        """Writes the file, unless the last write was recent and slow. Warns if the file cannot be written, and does not
-        raise, because the program's own work is done.
+        """Writes the file, unless the last write was recent and slow.
+
+        Warns if the file cannot be written, and does not raise, because the program's own work is done.
 
         Args:
             last: Writes in any case: there will be no further write.
@@ -180,7 +183,7 @@ class TraceFile:
                 write(self.path, made)
                 self._dirty = False
             except (OSError, MemoryError) as error:
-                warnings.warn(f"{VARIABLE}: {self.path} was not written: {error}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"{VARIABLE}: {self.path} could not be written: {error}", RuntimeWarning, stacklevel=2)
             took = time.monotonic() - started
             if took > _SHORT_S:
                 self._not_before = started + (1 + _REST) * took
@@ -229,23 +232,24 @@ def check(file: Path, path: str) -> None:
         ArgumentError: The path is a folder, or its folder does not exist or is not writable.
     """
     if file.is_dir():
-        what = "is a folder"
+        what = "is a directory"
     elif not file.parent.is_dir():
-        what = f"is in {str(file.parent)!r}, which is no folder"
+        what = f"is in {str(file.parent)!r}, which is not a directory"
     elif not os.access(file.parent, os.W_OK | os.X_OK):
-        what = f"is in {str(file.parent)!r}, where you may not write"
+        what = f"is in {str(file.parent)!r}, which is not writable"
     else:
         return
     raise ArgumentError(
         f"{path!r} (from {VARIABLE}) {what}.",
         reason="INVALID_ARGUMENT",
-        fix=f"give a file, e.g. {VARIABLE}=/tmp/trace-%p.json, or unset it.",
+        fix=f"use a file, e.g. {VARIABLE}=/tmp/trace-%p.json, or unset it.",
     )
 
 
 class _Exit:
     """Closes sessions and writes files when Python exits, or when a process of `multiprocessing` ends, which does not
-    run Python's exit functions."""
+    run Python's exit functions.
+    """
 
     process = 0
 

@@ -75,7 +75,7 @@ class BaseProfile:
 
     def __repr__(self) -> str:
         times = self._result
-        state = "running" if times is None else f"{times.device_ns} ns on the device, {times.wall_ns} ns in all"
+        state = "running" if times is None else f"{times.device_ns} ns on the device, {times.wall_ns} ns in total"
         return f"<hearth.Profile: {state}>"
 
     def _repr_html_(self) -> str:

@@ -29,7 +29,9 @@ class BaseTrace:
     def __init__(self, connection: Connection, name: str, max_events: int | None = None) -> None:
         if max_events is not None and not 0 < max_events < 2**32:
             raise ArgumentError(
-                f"max_events is {max_events}.", reason="INVALID_ARGUMENT", fix="give a number from 1 to 2**32 - 1."
+                f"max_events is {max_events}; it must be from 1 to 2**32 - 1.",
+                reason="INVALID_ARGUMENT",
+                fix="pass an integer from 1 to 2**32 - 1.",
             )
         self._connection = connection
         self._name = name
@@ -62,7 +64,8 @@ class BaseTrace:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the trace in Chrome's Trace Event Format, which Perfetto reads; see
-        `hearth_proto.traces.chrome_trace`."""
+        `hearth_proto.traces.chrome_trace`.
+        """
         return document(self._name, self._done())
 
     def save(self, path: str | os.PathLike[str]) -> None:

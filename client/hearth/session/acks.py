@@ -68,8 +68,7 @@ class Receipts:
 
     @property
     def small(self) -> bool:
-        """True if downloads have to be reported in a receipt that is not urgent: it may wait until the sender is
-        idle."""
+        """True if downloads have to be reported in a receipt that may wait until the sender is idle."""
         return bool(self._untold)
 
     def request(self) -> bytes:
@@ -81,8 +80,10 @@ class Receipts:
         return message
 
     def attached(self) -> None:
-        """Notes that an Attach has reported the responses. Downloads are reported again, because receipts for them may
-        have been lost with the previous stream."""
+        """Notes that an Attach has reported the responses.
+
+        Downloads are reported again, because receipts for them may have been lost with the previous stream.
+        """
         self._note()
         self._untold = dict(self._arrived)
         self._untold_bytes = DOWNLOADED_BYTES if self._untold else 0

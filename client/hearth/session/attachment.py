@@ -46,7 +46,8 @@ _AWAY_S = 1.0
 
 class Attachment:
     """Abstract attachment: a session's work on one device, from the first attach to the loss of the device or the close
-    of the session. If the connection breaks, the attachment continues over the next one. A subclass opens it."""
+    of the session. If the connection breaks, the attachment continues over the next one. A subclass opens it.
+    """
 
     def __init__(
         self,
@@ -145,7 +146,8 @@ class Attachment:
 
     def settle(self, timeout: float) -> None:
         """Waits until everything queued was sent and acknowledged, at most `timeout` seconds, and at most `_AWAY_S` for
-        a broken connection."""
+        a broken connection.
+        """
         session, deadline = self.session, time.monotonic() + timeout
         with self._lock:
             self.queue_frees()
@@ -240,15 +242,18 @@ class Attachment:
 
     def _make_ready(self) -> None:
         """Waits for room in the queue, and first queues the frees of released handles, so that their memory is
-        available to new allocations."""
+        available to new allocations.
+        """
         if self.queue.full or self.session.error is not None:
             self._await_room()
         if self._freed:
             self.queue_frees()
 
     def hear(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
-        """Queues a command whose `reply` no thread has to wait for. `one_way`: if the attachment ends before the
-        answer, the command counts as lost one-way work."""
+        """Queues a command whose `reply` no thread has to wait for.
+
+        `one_way`: if the attachment ends before the answer, the command counts as lost one-way work.
+        """
         self.tell(command.SerializeToString(), reply, one_way=one_way)
 
     def tell(self, command: bytes, reply: ReplyLike, *, one_way: bool) -> None:
@@ -279,8 +284,11 @@ class Attachment:
                 self._give_way()
 
     def _give_way(self) -> None:
-        """Waits briefly until the sending thread has run. A thread that submits without a pause keeps the interpreter
-        lock for 5 ms at a time (`sys.getswitchinterval`), and sending needs it several times."""
+        """Waits briefly until the sending thread has run.
+
+        A thread that submits without a pause keeps the interpreter lock for 5 ms at a time (`sys.getswitchinterval`),
+        and sending needs it several times.
+        """
         self.waiters.watch()
         try:
             self._change.wait(self._turn_s if self.channel is None else self._timing.lane_turn)
@@ -391,8 +399,10 @@ class Attachment:
             return ClientPosition(session.acked, sent, session.receipts.responses, self.channel is not None)
 
     def _take_up_again(self, why: str) -> None:
-        """Drops the lane, or else the stream, for the reason `why`. Another stream continues with the missing
-        responses."""
+        """Drops the lane, or else the stream, for the reason `why`.
+
+        Another stream continues with the missing responses.
+        """
         with self._lock:
             channel = self.channel
             if channel is not None:

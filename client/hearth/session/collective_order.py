@@ -38,14 +38,15 @@ class RankOrder(NamedTuple):
 
 
 def in_order(ordinals: Sequence[int]) -> RankOrder:
-    """Returns a rank order of a session's devices in the given order, for operations whose result depends on the
-    order."""
+    """Returns a rank order of a session's devices for operations whose result depends on the order."""
     return RankOrder(tuple(ordinals), tuple(range(len(ordinals))))
 
 
 def sorted_order(ordinals: Sequence[int], among: Iterable[int] | None = None) -> RankOrder:
-    """Returns a rank order of the devices sorted by ordinal, or of the members `among` them. Groups that differ only in
-    the order of their devices share it."""
+    """Returns a rank order of the devices sorted by ordinal, or of the members `among` them.
+
+    Groups that differ only in the order of their devices share it.
+    """
     ranks = range(len(ordinals)) if among is None else among
     members = tuple(sorted(ranks, key=ordinals.__getitem__))
     return RankOrder(tuple(ordinals[rank] for rank in members), members)
@@ -56,7 +57,8 @@ _places = itertools.count()
 
 class CollectiveSequence:
     """Numbering of one device's collective operations within a session: the count under each name, and the lock held by
-    the thread that presents an operation."""
+    the thread that presents an operation.
+    """
 
     __slots__ = ("_counts", "lock", "place")
 
@@ -67,8 +69,10 @@ class CollectiveSequence:
         self._counts: dict[Name, int] = {}
 
     def count(self, name: Name) -> int:
-        """Returns the number of operations under `name`, including those in which this device did not take part. The
-        caller holds `lock`."""
+        """Returns the number of operations under `name`, including those in which this device did not take part.
+
+        The caller holds `lock`.
+        """
         return self._counts.get(name, 0)
 
     def take(self, name: Name, number: int) -> None:

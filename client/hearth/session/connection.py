@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
         def pause(self, connection: Connection) -> None:
             """Pauses the recording, because another trace of the device begins, and a device allows only one trace at a
-            time."""
+            time.
+            """
 
         def resume(self, connection: Connection, result: commands_pb2.TraceResult | None) -> None:
             """Notes that the trace has ended, with `result` if any."""
@@ -171,15 +172,18 @@ class Connection(ABC):
             self._deferred.keep(error)
 
     def arrived(self, transfer: int, size: int) -> None:
-        """Reports to the daemon that the first `size` bytes of a download have arrived. The daemon keeps the bytes
-        until then, in case the stream breaks."""
+        """Reports to the daemon that the first `size` bytes of a download have arrived.
+
+        The daemon keeps the bytes until then, in case the stream breaks.
+        """
         attachment = self._attachment
         if attachment is not None:
             attachment.arrived(transfer, size)
 
     def part(self, kind: Callable[[Connection], P]) -> P:
-        """Returns the part of class `kind` of this connection, and creates it at its first use. The part is closed and
-        forked with the connection.
+        """Returns the part of class `kind` of this connection, and creates it at its first use.
+
+        The part is closed and forked with the connection.
 
         Raises `ClosedError` if the part would have to be created and the connection is closed.
         """
@@ -206,8 +210,10 @@ class Connection(ABC):
         attachment: Attachment | None = None,
         timeout: float | None = None,
     ) -> commands_pb2.Result:
-        """Sends a command and waits for its answer. Raises the command's error, or `TimeoutError` after `timeout`
-        seconds (None: without a limit)."""
+        """Sends a command and waits for its answer.
+
+        Raises the command's error, or `TimeoutError` after `timeout` seconds (None: without a limit).
+        """
         return (attachment or self.attachment()).request(command).wait(timeout)
 
     def asking(
@@ -218,8 +224,10 @@ class Connection(ABC):
         *,
         reports: bool = False,
     ) -> PendingResult[T]:
-        """Sends a command, and returns its pending result, which `read` converts from the answer. `reports`: see
-        `report`."""
+        """Sends a command, and returns its pending result, which `read` converts from the answer.
+
+        `reports`: see `report`.
+        """
         if reports:
             return PendingResult(self.reporting(command, attachment=attachment), read)
         return PendingResult((attachment or self.attachment()).request(command), read)
@@ -232,8 +240,10 @@ class Connection(ABC):
         barrier: bool = False,
         timeout: float | None = None,
     ) -> commands_pb2.Result:
-        """Sends a command that reports earlier failures, and waits for its answer like `call`. A loss that is not yet
-        reported is raised first. With `barrier`, the command covers all streams."""
+        """Sends a command that reports earlier failures, and waits for its answer like `call`.
+
+        A loss that is not yet reported is raised first. With `barrier`, the command covers all streams.
+        """
         return self.reporting(command, attachment=attachment, barrier=barrier).wait(timeout)
 
     def reporting(
@@ -255,8 +265,10 @@ class Connection(ABC):
                 raise error.again()
 
     def check(self, memory: Memory, what: object) -> Attachment:
-        """Returns the attachment on which `memory` can be used. Otherwise raises the reason, in which `what` names the
-        object."""
+        """Returns the attachment on which `memory` can be used.
+
+        Otherwise raises the reason, in which `what` names the object.
+        """
         if self.refusal is not None:
             raise self.refusal.again()
         if memory.owner is None:
@@ -274,7 +286,7 @@ class Connection(ABC):
         return BufferLostError(
             f"{what} was lost with generation {memory.space.generation} of device {self.ordinal}.",
             reason="BUFFER_LOST",
-            fix="upload or compute it again; modules and streams carry on by themselves.",
+            fix="upload or compute it again; modules and streams remain usable.",
             details={"generation": str(memory.space.generation)},
         )
 
@@ -297,9 +309,9 @@ class Connection(ABC):
     def forked(self) -> None:
         """Refuses all use in the child process of a fork. Takes no lock, because another thread may have held it."""
         self.refusal = ClosedError(
-            "this connection belongs to the process that this one was forked from.",
+            "this connection belongs to the parent process, from which this process was forked.",
             reason="UNSUPPORTED",
-            fix="start it with multiprocessing's spawn or forkserver method, or connect after the fork.",
+            fix="start the process with multiprocessing's spawn or forkserver method, or connect after the fork.",
         )
         attachment, self._attachment = self._attachment, None
         if attachment is not None:

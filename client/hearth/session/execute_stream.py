@@ -66,15 +66,19 @@ class StreamDriver(Protocol):
         """Called when a lane is offered: nothing is sent for a while."""
 
     def quiet(self) -> bool:
-        """True if the lane may be opened now, because the daemon has sent all pending responses on this stream. If
-        True, nothing is sent until `carry`."""
+        """True if the lane may be opened now, because the daemon has sent all pending responses on this stream.
+
+        If True, nothing is sent until `carry`.
+        """
 
     def at_rest(self) -> bool:
         """True if nothing is queued or in flight."""
 
     def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
-        """Continues over `lane`, or over the stream if it is None. The lane's thread calls `on_end` as its last
-        step."""
+        """Continues over `lane`, or over the stream if it is None.
+
+        The lane's thread calls `on_end` as its last step.
+        """
 
 
 class ExecuteStream:
@@ -168,7 +172,9 @@ class ExecuteStream:
         except HearthError as refused:
             error = refused
         except Exception as unexpected:  # otherwise every waiting thread would wait forever
-            error = HearthError(f"the connection failed: {unexpected!r}.", reason="INTERNAL")
+            error = HearthError(
+                f"the connection failed: {unexpected!r}.", reason="INTERNAL", fix="connect again, and report the error."
+            )
         if isinstance(error, DeviceLostError):
             self._driver.session.device_lost = True
         self._driver.end(error)
@@ -188,7 +194,7 @@ class ExecuteStream:
         """Processes one response. Returns the error with which it ends the attachment or the stream, if any."""
         if self._channel is not None and not _may_come_beside(response):
             # the daemon sends the response again, in order, after the next attach
-            return broken("the daemon went on beside the lane.")
+            return broken("the daemon sent a response on the stream while a lane was in use.")
         offered = response.WhichOneof("kind") == "attached" and response.attached.lane.path
         if offered and self._transport.lanes and self._fruitless < _FRUITLESS:
             self._offer = response.attached.lane
@@ -209,11 +215,13 @@ class ExecuteStream:
         responses = self._current()
         if responses is not None:
             responses.leave()
-        return broken("another stream may have a lane.")
+        return broken("the stream was closed so that a new one can get a lane.")
 
     def _early(self, response: bytes) -> bool:
-        """Processes a serialized response early if it completes a request and no lane is in use or being opened. Called
-        by the transport's thread, after all responses before it were delivered."""
+        """Processes a serialized response early if it completes a request and no lane is in use or being opened.
+
+        Called by the transport's thread, after all responses before it were delivered.
+        """
         return self._channel is None and self._offer is None and self._driver.early(response)
 
     def _open_lane(self, offer: device_pb2.LaneOffer) -> None:
@@ -240,8 +248,10 @@ class ExecuteStream:
         return ended
 
     def _again(self, broken: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
-        """Attaches another stream, with repeated attempts. Raises the daemon's refusal, or `ConnectError` after the
-        lease."""
+        """Attaches another stream, with repeated attempts.
+
+        Raises the daemon's refusal, or `ConnectError` after the lease.
+        """
         driver, patience, began = self._driver, Backoff(self._lease), time.monotonic()
         driver.suspend(broken)
         there = began  # monotonic time at which the daemon last existed, or may have existed
@@ -281,17 +291,20 @@ class ExecuteStream:
 
     def _lost(self, broken: HearthError, seconds: float) -> ConnectError:
         return ConnectError(
-            f"the connection to {self._transport.target} broke and was not back within {seconds:.3g} s: "
-            f"{broken.message}",
+            f"the connection to {self._transport.target} was lost and could not be restored within "
+            f"{seconds:.3g} s: {broken.message}",
             reason="DEVICE_UNAVAILABLE",
-            fix="look whether the daemon runs and can be reached, then connect again; what the session held on the "
-            f"device is freed when it stays away for its lease, {self._lease:g} s.",
+            fix="check that the daemon is running and reachable, then connect again; the daemon frees the "
+            "session's memory on the device if the client does not return within the lease of "
+            f"{self._lease:g} s.",
             details={"lease_s": f"{self._lease:g}"},
         )
 
 
 def _may_come_beside(response: device_pb2.ExecuteResponse) -> bool:
-    """True if a response may arrive over the stream while a lane is in use. An ack is valid at any time, and the loss
-    of the device ends the attachment."""
+    """True if a response may arrive over the stream while a lane is in use.
+
+    An ack is valid at any time, and the loss of the device ends the attachment.
+    """
     kind: str | None = response.WhichOneof("kind")
     return kind == "ack" or (kind == "event" and response.event.WhichOneof("kind") == "device_lost")

@@ -42,7 +42,8 @@ class KernelOutput:
 
     def deliver(self) -> None:
         """Writes all queued text to the callback or to ``sys.stdout``, preceded by a note of the number of characters
-        that were discarded, if any. May block."""
+        that were discarded, if any. May block.
+        """
         while self._kept:
             try:
                 text = self._kept.popleft()
@@ -51,7 +52,7 @@ class KernelOutput:
             self._size -= len(text)
             lost, self._lost = self._lost, 0
             if lost:
-                text = f"[{lost} characters of output were given up: no call waited for the device]\n{text}"
+                text = f"[{lost} characters of output were discarded: no call waited for the device]\n{text}"
             self._write(text)
 
     def _write(self, text: str) -> None:
@@ -65,4 +66,6 @@ class KernelOutput:
         try:
             callback(text)
         except Exception as error:
-            warnings.warn(f"on_output's callback failed: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"the callback of on_output failed: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2
+            )

@@ -237,8 +237,10 @@ class LaneChannel:
     # ---- in: threads that wait ----
 
     def take_role(self, thread: int) -> bool:
-        """Makes `thread`, which waits for an answer and then calls `receive_for`, the receiver. Returns False if
-        another thread receives or the lane has ended."""
+        """Makes `thread`, which waits for an answer and then calls `receive_for`, the receiver.
+
+        Returns False if another thread receives or the lane has ended.
+        """
         if self.over:
             return False
         role = self.role
@@ -252,8 +254,10 @@ class LaneChannel:
         return True
 
     def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
-        """Receives until `reply` is answered, `deadline` (monotonic time) has passed, or the lane has ended. Called
-        without the lock by the thread that holds the role; leaves the role."""
+        """Receives until `reply` is answered, `deadline` (monotonic time) has passed, or the lane has ended.
+
+        Called without the lock by the thread that holds the role; leaves the role.
+        """
         lane, lock = self.lane, self._lock
         signals = self._owner.signals if reply.foretold is not None else None
         try:
@@ -287,8 +291,10 @@ class LaneChannel:
                 self._leave_role(thread)
 
     def _signalled(self, reply: Reply, began: float, thread: int) -> None:
-        """Completes a reply whose completion the device has signalled. Responses that the device sent before the signal
-        have arrived, and are delivered first."""
+        """Completes a reply whose completion the device has signalled.
+
+        Responses that the device sent before the signal have arrived, and are delivered first.
+        """
         lane, now = self.lane, time.monotonic()
         lane.lookout.came(now - began)
         lane.lookout.signalled(now)
@@ -306,16 +312,19 @@ class LaneChannel:
 
     def interrupted(self, thread: int) -> None:
         """Gives back the role after the thread left `receive_for` by an exception such as KeyboardInterrupt, or never
-        entered it."""
+        entered it.
+        """
         if self.role.holder == thread:
             if self._taking:
-                self._break(lane_broke("what came was interrupted"))  # it comes again over the next lane
+                self._break(lane_broke("receiving was interrupted"))  # it comes again over the next lane
             self._leave_role(thread)
         self.role.summon()  # also where it came while the role was left: perhaps no thread was called
 
     def pass_role(self) -> None:
-        """Called when a thread has stopped sleeping. It may have been woken to receive, so another thread is woken
-        instead."""
+        """Called when a thread has stopped sleeping.
+
+        It may have been woken to receive, so another thread is woken instead.
+        """
         if self.role.parked and not self.role.holder:
             self.role.call()
 
@@ -328,7 +337,7 @@ class LaneChannel:
         self._taking = False
         if self._nested:  # what the handler's thread waits for may have come meanwhile, and nothing more would come
             self._nested = False
-            self._break(lane_broke("a signal handler waited"))
+            self._break(lane_broke("a signal handler waited for a response"))
         self.role.leave(thread)
         self._users -= 1
         if not self._users:
@@ -387,7 +396,7 @@ class LaneChannel:
             elif kind == _ACK:
                 session.acknowledge(number)
             else:
-                raise FrameError(f"frame {kind} came over a lane")
+                raise FrameError(f"a frame of kind {kind} arrived on a lane")
             if session.fail_later is not None:
                 self._break(session.fail_later)
                 return False
@@ -431,7 +440,8 @@ def _ended(error: Exception) -> HearthError:
 
     if isinstance(error, OSError | FrameError | DecodeError):
         return lane_broke(error)
-    return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL")  # else every waiter would wait for ever
+    # otherwise every waiting thread would wait forever
+    return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL", fix="connect again, and report the error.")
 
 
 def lane_broke(cause: object) -> HearthError:

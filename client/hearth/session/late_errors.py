@@ -32,8 +32,10 @@ def origin_here(stream: int, buffer: int) -> ErrorOrigin:
 
 
 class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
-    """Bounded queue of late errors. Takes no lock: the receiving thread appends, and any thread takes. It is a subclass
-    of `deque`, so that the check for an empty queue is cheap.
+    """Bounded queue of late errors.
+
+    Takes no lock: the receiving thread appends, and any thread takes. It is a subclass of `deque`, so that the check
+    for an empty queue is cheap.
 
     The error of a failed copy is raised by a wait for its stream or its buffer, and in the thread that sent the copy,
     which may use the expected contents on other streams. Other threads receive it only if they wait for all streams.
@@ -48,7 +50,9 @@ class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
 
     def take(self, stream: int | None = None, buffer: int = 0) -> HearthError | None:
         """Removes and returns the oldest error that concerns the calling thread, `stream` (None: any) or `buffer`.
-        Returns None if there is none."""
+
+        Returns None if there is none.
+        """
         thread = threading.get_ident()
         for each in tuple(self):
             origin = each[1]

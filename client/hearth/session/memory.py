@@ -101,8 +101,10 @@ class Memory:
         """True if the buffer is attached, that is, published by another session."""
 
     def free(self) -> None:
-        """Gives the buffer back to the daemon, which first waits for the work that uses it. A second call does
-        nothing."""
+        """Gives the buffer back to the daemon, which first waits for the work that uses it.
+
+        A second call does nothing.
+        """
         if self.owner is not None:
             self.owner = None
             if self.owned and not self.space.lost:
@@ -132,8 +134,10 @@ class DurableBuffers:
         self._memories.pop(memory.handle, None)
 
     def move(self, returned: Iterable[int], space: Space) -> None:
-        """Moves the memories of the handles `returned`, which the daemon has restored, to `space`. Frees restored
-        buffers that no array refers to."""
+        """Moves the memories of the handles `returned`, which the daemon has restored, to `space`.
+
+        Frees restored buffers that no array refers to.
+        """
         returned = set(returned)
         for handle in returned:
             memory = self._memories.get(handle)

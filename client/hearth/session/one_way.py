@@ -44,16 +44,20 @@ class CompletionHandler:
 
 
 def heard_otherwise(attachment: Attachment, error: HearthError) -> bool:
-    """True if the error of a one-way command is reported elsewhere. A loss of the attachment is reported once for all
-    work in flight, and the cause of a skipped command is kept by its stream."""
+    """True if the error of a one-way command is reported elsewhere.
+
+    A loss of the attachment is reported once for all work in flight, and the cause of a skipped command is kept by its
+    stream.
+    """
     return attachment.session.error is error or bool(error.failures)
 
 
 def lost_on_the_way(error: HearthError) -> HearthError:
     """Returns the error of a command whose segment no longer existed when the command arrived, because the connection
-    over which the memory was shared had ended."""
+    over which the memory was shared had ended.
+    """
     return TransferError(
-        f"a copy was lost with the connection on which its memory was shared ({error.message})",
+        f"a copy was lost with the connection over which its memory was shared ({error.message})",
         reason="TRANSFER_ABORTED",
         fix="copy the array again.",
     )

@@ -32,8 +32,10 @@ second time, which takes longer for such responses."""
 
 
 class Session:
-    """Protocol state of one attachment. Requests with numbers below `first_request` belong to an earlier attachment,
-    whose answers may still arrive."""
+    """Protocol state of one attachment.
+
+    Requests with numbers below `first_request` belong to an earlier attachment, whose answers may still arrive.
+    """
 
     def __init__(self, limits: Limits, first_request: int = 0, receipts: Receipts | None = None) -> None:
         self.limits = limits
@@ -164,9 +166,11 @@ class Session:
         return self.acked >= self._had and self._owed.isdisjoint(self._replies)
 
     def next_request(self, idle: bool = False) -> bytes | None:
-        """Returns the next serialized request: a receipt if one is due, otherwise a batch. Returns None if there is
-        nothing to send or the window is full. With `idle` (nothing was sent for a while), a receipt that is not urgent
-        may be returned too."""
+        """Returns the next serialized request: a receipt if one is due, otherwise a batch.
+
+        Returns None if there is nothing to send or the window is full. With `idle` (nothing was sent for a while), a
+        receipt that is not urgent may be returned too.
+        """
         return None if (numbered := self.next_numbered(idle)) is None else numbered[1]
 
     def next_numbered(self, idle: bool = False) -> tuple[int, bytes] | None:
@@ -180,7 +184,8 @@ class Session:
 
     def next_with(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> tuple[int, bytes] | None:
         """Combines `add` and `next_numbered` for the usual case: only launches are queued, they fit one batch together
-        with `command`, and the window is open. Otherwise changes nothing and returns None."""
+        with `command`, and the window is open. Otherwise changes nothing and returns None.
+        """
         queue, unacked_bytes, limits = self.queue, self._unacked_bytes, self.limits
         run, size = queue.run, queue.run_bytes
         if (
@@ -213,7 +218,8 @@ class Session:
 
     def add_ready(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> bool:
         """Adds a command like `add`, and builds its batch immediately if `next_with` can, so that the sender only has
-        to take it. Returns False, with nothing added, if other work has to be sent first."""
+        to take it. Returns False, with nothing added, if other work has to be sent first.
+        """
         before = self.next_seq
         try:
             numbered = self.next_with(command, request, reply, barrier)
@@ -257,8 +263,11 @@ class Session:
         self._moving = None
 
     def interrupted(self) -> None:
-        """Completes `next_numbered` after a Ctrl-C interrupted it. The request that it was about to return counts as
-        sent, so the caller has to drop the stream or lane, after which the request is sent again."""
+        """Completes `next_numbered` after a Ctrl-C interrupted it.
+
+        The request that it was about to return counts as sent, so the caller has to drop the stream or lane, after
+        which the request is sent again.
+        """
         if self._moving is not None:
             self._move(*self._moving)
 
@@ -310,7 +319,7 @@ class Session:
 
     def _attach(self, attached: device_pb2.Attached) -> None:
         if self.attached:
-            self._broken("the daemon attached twice")
+            self._broken("the daemon sent a second Attached message")
         elif self._broken_by is None:
             self.attached = True
             self.generation = attached.generation
@@ -328,10 +337,13 @@ class Session:
             self.fail_later = ConnectError(
                 f"the connection broke, and the daemon could not resume it: {self._broken_by.message}",
                 reason=self._broken_by.reason,
-                fix="what was under way is lost; synchronize, and look what has been done.",
+                fix="synchronize, and check which work was completed; the rest of the work in progress is lost.",
             )
         elif not self.acked <= attached.last_seq < self.next_seq:
-            self._broken(f"batch {attached.last_seq} is said to have come, {self.next_seq - 1} was the last one sent")
+            self._broken(
+                f"batch {attached.last_seq} is reported as received, but batch {self.next_seq - 1} was the "
+                "last one sent"
+            )
         else:
             self.attached = True
             self._broken_by = None
@@ -348,7 +360,7 @@ class Session:
     def acknowledge(self, seq: int) -> None:
         """Records that every batch up to `seq` has been executed."""
         if seq >= self.next_seq:
-            self._broken(f"batch {seq} is acknowledged, {self.next_seq - 1} is the last that was sent")
+            self._broken(f"batch {seq} is acknowledged, but batch {self.next_seq - 1} was the last one sent")
         elif seq > self.acked:
             unacked = self._unacked
             while unacked and unacked[0][0] <= seq:
@@ -358,8 +370,10 @@ class Session:
             self.acked = seq
 
     def receive_serialized(self, data: bytes) -> None:
-        """Processes one serialized response. The most frequent ones, an empty or an expected result, are read without
-        building a protobuf message."""
+        """Processes one serialized response.
+
+        The most frequent ones, an empty or an expected result, are read without building a protobuf message.
+        """
         if not self.receive_done(data):
             self.receive_other(data)
 
@@ -373,8 +387,10 @@ class Session:
             self._complete(answer)
 
     def receive_done(self, data: bytes) -> bool:
-        """Processes an empty or an expected result of a pending request. Returns False, with nothing done, for any
-        other response."""
+        """Processes an empty or an expected result of a pending request.
+
+        Returns False, with nothing done, for any other response.
+        """
         request, rest = batch.answered(data)
         reply = self._replies.get(request)
         if reply is None or self.error is not None:
@@ -407,13 +423,15 @@ class Session:
         self.receipts.response()
 
     def _complete(self, result: commands_pb2.Result) -> None:
-        """Delivers a result. Counts the response last: after an interrupt, the daemon sends it again, and each step may
-        be repeated."""
+        """Delivers a result.
+
+        Counts the response last: after an interrupt, the daemon sends it again, and each step may be repeated.
+        """
         request = result.request
         reply = self._replies.get(request)
         if reply is None:
             if request >= self._first_request and request != self._completed:
-                self._broken(f"request {request} is answered, which was not asked or was answered before")
+                self._broken(f"request {request} is answered, but it was not sent or has been answered before")
             self.receipts.response()
             return
         covered = self._barriers.get(request) if self._barriers else None
@@ -449,6 +467,6 @@ class Session:
 
     def _broken(self, what: str) -> None:
         self.fail_later = HearthError(
-            f"the daemon broke the protocol: {what}.", reason="MALFORMED_MESSAGE",
+            f"the daemon violated the protocol: {what}.", reason="MALFORMED_MESSAGE",
             fix="update client and daemon to the same version.",
         )  # fmt: skip

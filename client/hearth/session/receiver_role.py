@@ -64,8 +64,11 @@ class ReceiverRole:
         return self.parked and self._pause == self._tick_s
 
     def tick_soon(self) -> bool:
-        """Returns `ticking`. If the next check would be a slow one, first wakes the background thread, so that it
-        starts again with fast checks, and returns True."""
+        """Returns `ticking`.
+
+        If the next check would be a slow one, first wakes the background thread, so that it starts again with fast
+        checks, and returns True.
+        """
         if self.parked and self._pause == self._slow_tick_s:
             self._unpark()
             return True
@@ -74,12 +77,15 @@ class ReceiverRole:
     @property
     def watching(self) -> bool:
         """True if the background thread is parked without a timeout: another thread has received for long, and wakes
-        the background thread on leaving."""
+        the background thread on leaving.
+        """
         return self.parked and self._pause < 0
 
     def leave(self, thread: int) -> None:
-        """Releases the role if `thread` holds it. Wakes a waiting thread, or the background thread if it is needed, to
-        take the role."""
+        """Releases the role if `thread` holds it.
+
+        Wakes a waiting thread, or the background thread if it is needed, to take the role.
+        """
         if self.holder != thread:
             return
         self.holder = 0

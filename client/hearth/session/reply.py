@@ -24,8 +24,10 @@ form is not decoded."""
 
 
 class ReplyLike(Protocol):
-    """Completion target of a command: a thread's `Reply` or an event loop's future. Completing it a second time changes
-    nothing."""
+    """Completion target of a command: a thread's `Reply` or an event loop's future.
+
+    Completing it a second time changes nothing.
+    """
 
     @property
     def reports(self) -> bool: ...
@@ -47,8 +49,10 @@ class ReplyWaiters(Protocol):
         """Called by a thread that polls for an answer instead of waiting for it."""
 
     def listen(self, more: int) -> None:
-        """Adds `more`, which may be negative, to the number of answers that event loops expect. No thread waits for
-        those."""
+        """Adds `more`, which may be negative, to the number of answers that event loops expect.
+
+        No thread waits for those.
+        """
 
 
 class Reply:
@@ -102,8 +106,10 @@ class Reply:
             self.on_answer()
 
     def signalled(self) -> None:
-        """Completes the reply with its foretold result, as the device has signalled, before its answer has arrived. No
-        thread waits for that answer."""
+        """Completes the reply with its foretold result, as the device has signalled, before its answer has arrived.
+
+        No thread waits for that answer.
+        """
         result = self.foretold
         if not self.answered and result is not None:
             self.set_result(result)
@@ -155,8 +161,10 @@ class Reply:
         )
 
     def listen(self, tell: Callable[[], None]) -> None:
-        """Makes `on_answer` call `tell`, for an event loop, which cannot block here. Until `unlisten`, another thread
-        receives."""
+        """Makes `on_answer` call `tell`, for an event loop, which cannot block here.
+
+        Until `unlisten`, another thread receives.
+        """
         if self._waiting is not None:
             self._waiting.listen(1)
         self.on_answer = tell
@@ -170,8 +178,10 @@ class Reply:
             self._waiting.listen(-1)
 
     def answers_within(self, seconds: float) -> bool:
-        """Waits up to `seconds`; returns True if the answer has arrived. The caller can still wait for the reply
-        afterwards."""
+        """Waits up to `seconds`; returns True if the answer has arrived.
+
+        The caller can still wait for the reply afterwards.
+        """
         return self.answered or self._wait(seconds)
 
     def outlast(self, timeout: float | None) -> None:
@@ -220,8 +230,10 @@ class Reply:
 
 
 class PendingResult(Generic[T]):
-    """A request that was sent, together with the function that reads its answer. For a thread, which waits, or an event
-    loop."""
+    """A request that was sent, together with the function that reads its answer.
+
+    For a thread, which waits, or an event loop.
+    """
 
     __slots__ = ("_read", "reply")
 
@@ -235,8 +247,10 @@ class PendingResult(Generic[T]):
 
 
 def wait_for_all(replies: Sequence[Reply], timeout: float | None = None) -> None:
-    """Waits for all replies, at most `timeout` seconds in total. Raises the first error; later errors go to
-    `on_late_error`."""
+    """Waits for all replies, at most `timeout` seconds in total.
+
+    Raises the first error; later errors go to `on_late_error`.
+    """
     deadline = None if timeout is None else time.monotonic() + timeout
     first: HearthError | None = None
     for reply in replies:

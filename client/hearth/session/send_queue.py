@@ -186,9 +186,10 @@ class SendQueue:
     def _check_size(self, size: int) -> None:
         if size + 2 * batch.FRAMING > self._batch_bytes:
             raise HearthError(
-                f"a command of {size} bytes does not fit a batch; the daemon takes {self._batch_bytes} bytes.",
+                f"a command of {size} bytes does not fit into a batch; the daemon accepts at most "
+                f"{self._batch_bytes} bytes.",
                 reason="MESSAGE_TOO_LARGE",
-                fix="make it smaller: fewer or shorter headers, code, options or arguments.",
+                fix="use fewer or shorter headers, code, options or arguments.",
             )
 
     def _close_run(self) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 
 class Timing:
-    """The times of one attachment, and of its stream, lane and watchdog. A plain class, because every client creates it
-    before its first result: a named tuple of ten fields takes 0.4 ms.
+    """The times of one attachment, and of its stream, lane and watchdog.
+
+    A plain class, because every client creates it before its first result: a named tuple of ten fields takes 0.4 ms.
     """
 
     def __init__(

@@ -25,20 +25,25 @@ if TYPE_CHECKING:
             """Receives until `reply` is answered, `deadline` (monotonic time) has passed, or the lane has ended."""
 
         def interrupted(self, thread: int) -> None:
-            """Gives back the role of a thread that left `receive_for` by an exception, or never entered it. The lock is
-            held."""
+            """Gives back the role of a thread that left `receive_for` by an exception, or never entered it.
+
+            The lock is held.
+            """
 
         def pass_role(self) -> None:
             """Wakes another waiting thread to receive, because the thread that stopped sleeping may have been woken for
-            that. The lock is held."""
+            that. The lock is held.
+            """
 
         def expect(self) -> None:
             """Notes that responses are needed though no thread receives them for itself. The lock is held."""
 
 
 class Waiters:
-    """Threads and event loops that wait for answers of one attachment. All members except `attend`, `expect` and
-    `listen` are used with the attachment's `lock` held."""
+    """Threads and event loops that wait for answers of one attachment.
+
+    All members except `attend`, `expect` and `listen` are used with the attachment's `lock` held.
+    """
 
     def __init__(self, lock: threading.Lock) -> None:
         self.channel: Receiver | None = None
@@ -60,7 +65,9 @@ class Waiters:
 
     def attend(self, reply: Reply, timeout: float | None) -> bool:
         """Waits up to `timeout` seconds (None: without a limit) for the answer, and returns True if it has arrived.
-        This thread receives if answers arrive over a lane and no other thread receives."""
+
+        This thread receives if answers arrive over a lane and no other thread receives.
+        """
         thread = threading.get_ident()
         channel: Receiver | None = None  # the lane from which this thread receives, or is about to
         deadline, left, slept = None, timeout, False

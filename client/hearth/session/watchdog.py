@@ -53,15 +53,19 @@ class DaemonPosition(Protocol):
 
 def missing(here: ClientPosition, there: DaemonPosition) -> str:
     """Returns the reason why the attachment has to be resumed, or an empty string if nothing is missing and its work
-    continues."""
+    continues.
+    """
     if not there.known:
-        return "the daemon has no stream of this attachment"
+        return "the daemon has no stream for this attachment"
     if there.lane != here.lane:
-        return f"the daemon goes {'by a lane' if there.lane else 'by the stream'}, and this client does not"
+        return (
+            f"the daemon uses {'a lane' if there.lane else 'the stream'}, and this client uses "
+            f"{'the stream' if there.lane else 'a lane'}"
+        )
     if there.responses > here.responses:
-        return f"the daemon has sent {there.responses} answers, and {here.responses} have come"
+        return f"the daemon has sent {there.responses} responses, but only {here.responses} have arrived"
     if there.HasField("last_seq") and there.last_seq < here.sent:
-        return f"batch {here.sent} was sent, and {there.last_seq} is the last that came to the daemon"
+        return f"batch {here.sent} was sent, but batch {there.last_seq} is the last that the daemon received"
     return ""
 
 
@@ -112,8 +116,11 @@ class Watchdog:
             self._asking = False
 
     def check(self, point: ClientPosition) -> None:
-        """Asks the daemon for its position. Resumes the attachment if something is missing now and was missing at the
-        previous call, at the same client position `point`."""
+        """Asks the daemon for its position.
+
+        Resumes the attachment if something is missing now and was missing at the previous call, at the same client
+        position `point`.
+        """
         why = ""
         try:
             why = missing(point, self._ask())

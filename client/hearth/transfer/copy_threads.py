@@ -39,8 +39,11 @@ class _Task:
 
 
 class Crew:
-    """Helper threads of this process, started at their first use. They are daemon threads, and may be busy with another
-    transfer for long: the caller does all the work itself if no helper comes."""
+    """Helper threads of this process, started at their first use.
+
+    They are daemon threads, and may be busy with another transfer for long: the caller does all the work itself if no
+    helper comes.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,7 +83,8 @@ class Help:
 
     def dismiss(self, seconds: float | None = None) -> None:
         """Cancels helpers that have not started and waits for the others, up to `seconds` for each (None: without a
-        limit). The work function has to return by itself."""
+        limit). The work function has to return by itself.
+        """
         for task in [task for task in self._tasks if not task.claim()]:
             task.done.wait(seconds)
 

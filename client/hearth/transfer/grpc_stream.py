@@ -89,7 +89,7 @@ class _Stream(ABC, Generic[_S]):
     def _wait(self, patience: Backoff, error: HearthError) -> None:
         """Waits before another stream is opened. Raises `error` if there is no further attempt."""
         if self._over.is_set():
-            raise TransferError("the transfer was given up.", reason="CANCELLED", fix="start it again.")
+            raise TransferError("the transfer was cancelled.", reason="CANCELLED", fix="start it again.")
         again = may_go_on(error) and not self._connection.transport.absent()
         pause = patience.pause(error.retry_after or 0.0) if again else None
         if pause is None:

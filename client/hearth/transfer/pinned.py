@@ -156,6 +156,8 @@ def _make(
 def _order(order: str, allowed: str) -> str:
     if not isinstance(order, str) or order not in allowed or len(order) != 1:
         raise ArgumentError(
-            f"order is {order!r}.", reason="INVALID_ARGUMENT", fix=f"use one of {', '.join(map(repr, allowed))}."
+            f"order is {order!r}, which is not supported.",
+            reason="INVALID_ARGUMENT",
+            fix=f"use one of {', '.join(map(repr, allowed))}.",
         )
     return order

@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 
 
 class PinnedCopy:
-    """A write (`UP`) or a read (`DOWN`) of `size` bytes at `place`, which commands name by `number`. It holds no
-    reference to the memory; its user and each copy in flight do."""
+    """A write (`UP`) or a read (`DOWN`) of `size` bytes at `place`, which commands name by `number`.
+
+    It holds no reference to the memory; its user and each copy in flight do.
+    """
 
     __slots__ = ("_attachment", "_buffer", "_command", "_connection", "_expected", "_segment", "_shared", "_way",
                  "size", "stream")  # fmt: skip
@@ -74,7 +76,8 @@ class PinnedCopy:
 
     def again(self, memory: Memory, on: StreamLike | None, blocking: bool) -> bool:
         """True if the copy can be repeated unchanged for an array in `memory` on the stream `on` (None: the default
-        one). The caller checks the host memory. Returns False if a late error has to be raised first."""
+        one). The caller checks the host memory. Returns False if a late error has to be raised first.
+        """
         connection, attachment, shared = self._connection, self._attachment, self._shared
         return (
             connection._attachment is attachment
@@ -89,15 +92,20 @@ class PinnedCopy:
         )
 
     def begin(self, keep: object) -> None:
-        """Queues the copy in the order of the stream. `keep` refers to the memory until the copy has ended. An error
-        becomes a late error of the connection."""
+        """Queues the copy in the order of the stream.
+
+        `keep` refers to the memory until the copy has ended. An error becomes a late error of the connection.
+        """
         begun, attachment = monotonic(), self._attachment
         attachment.lookout.begin(self._way, self.size, begun)
         attachment.tell(self._command, _UnderWay(self, keep, begun), one_way=True)
 
     def run(self, keep: object, timeout: float | None = None) -> bool:
-        """Queues the copy and waits for it up to `timeout` seconds (None: without a limit). Returns False if the shared
-        memory was lost, so that nothing was copied. Raises the copy's error, or `TimeoutError`."""
+        """Queues the copy and waits for it up to `timeout` seconds (None: without a limit).
+
+        Returns False if the shared memory was lost, so that nothing was copied. Raises the copy's error, or
+        `TimeoutError`.
+        """
         begun, attachment, way, size = monotonic(), self._attachment, self._way, self.size
         # The session refers to the memory until the answer has arrived, even if the wait has ended before.
         unanswered = partial(self._unanswered, self._segment(), keep)
@@ -122,7 +130,8 @@ class PinnedCopy:
 
     def _unanswered(self, segment: Segment | None, _: object) -> None:
         """Marks the segment of a failed command as spoiled if the attachment has ended, because the command may run
-        nevertheless."""
+        nevertheless.
+        """
         if segment is not None and self._attachment.session.error is not None:
             segment.spoiled = True
 
@@ -144,8 +153,7 @@ class PinnedCopy:
 
 
 class _UnderWay:
-    """A copy in flight: receives its completion, like `one_way.CompletionHandler`, and refers to the memory until
-    then."""
+    """A copy in flight: a `one_way.CompletionHandler` that refers to the memory until then."""
 
     __slots__ = ("_begun", "_copy", "_keep", "_thread")
 

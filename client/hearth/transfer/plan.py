@@ -45,7 +45,8 @@ _BATCH_MARGIN = 256
 
 class BufferPart(NamedTuple):
     """Part of a buffer that a copy on `stream` writes or reads: from byte `offset` on, or the `rows` of a pitched
-    layout."""
+    layout.
+    """
 
     stream: int
     buffer: int
@@ -98,8 +99,10 @@ does not use it."""
 
 
 def worth_a_ring(copies: Copies, size: int) -> bool:
-    """Counts a copy of `size` bytes that might travel in a batch. Returns True if it should use the ring, provided that
-    the ring has a slot at once."""
+    """Counts a copy of `size` bytes that might travel in a batch.
+
+    Returns True if it should use the ring, provided that the ring has a slot at once.
+    """
     if size < MIDDLING:
         return False
     copies.middling_copies += 1
@@ -120,7 +123,8 @@ def stripes(size: int, most: int) -> int:
 
 def stripe_chunk(size: int, count: int, most: int) -> int:
     """Returns the size, in bytes, of the chunks for `count` stripes: several chunks for each stripe, so that all end at
-    about the same time; at least 1 MiB and at most `most`, the daemon's limit."""
+    about the same time; at least 1 MiB and at most `most`, the daemon's limit.
+    """
     share = size // (count * _CHUNKS_A_STRIPE)
     return min(most, max(_SMALLEST_CHUNK, 1 << max(0, share.bit_length() - 1)))
 
@@ -135,8 +139,10 @@ def host_bytes(array: np.ndarray[Any, Any]) -> memoryview:
 def upload_messages(
     head: bytes, data: memoryview, chunk: int, progress: Progress | None, offset: int = 0
 ) -> Iterator[bytes]:
-    """Yields serialized `UploadRequest` messages for the bytes from `offset` on. The first one contains `head`
-    (session, device, transfer)."""
+    """Yields serialized `UploadRequest` messages for the bytes from `offset` on.
+
+    The first one contains `head` (session, device, transfer).
+    """
     total = len(data)
     for start in range(offset, total, chunk):
         piece = data[start : start + chunk]
@@ -154,4 +160,6 @@ def later(progress: Progress | None, done: int, total: int) -> Progress | None:
 
 def short(received: int, size: int) -> TransferError:
     """Returns the error of a read of `size` bytes for which `received` bytes arrived."""
-    return TransferError(f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again.")
+    return TransferError(
+        f"only {received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again."
+    )

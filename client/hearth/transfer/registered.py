@@ -65,9 +65,11 @@ def shareable(data: memoryview) -> bool:
 
 
 def upload(connection: Connection, attachment: Attachment, number: int, data: memoryview) -> memoryview | None:
-    """Makes the device copy the bytes of a transfer from shared memory. Returns the memory from which it copies, which
-    must not change until the command is answered; None: the bytes have to take another route. Does not wait for the
-    device."""
+    """Makes the device copy the bytes of a transfer from shared memory.
+
+    Returns the memory from which it copies, which must not change until the command is answered; None: the bytes have
+    to take another route. Does not wait for the device.
+    """
     shared = _shared(connection, attachment)
     if shared is None:
         return None
@@ -90,8 +92,10 @@ class Landing(NamedTuple):
 
 
 def download(connection: Connection, attachment: Attachment, number: int, into: memoryview) -> Landing | None:
-    """Makes the device copy the bytes of a transfer to shared memory, to `into` itself if that can be shared. Returns
-    None if the bytes have to take another route. Does not wait for the device."""
+    """Makes the device copy the bytes of a transfer to shared memory, to `into` itself if that can be shared.
+
+    Returns None if the bytes have to take another route. Does not wait for the device.
+    """
     shared = _shared(connection, attachment)
     if shared is None:
         return None
@@ -114,8 +118,10 @@ def _shared_memory(connection: Connection) -> SharedMemory:
 
 
 def _shared(connection: Connection, attachment: Attachment) -> Shared | None:
-    """Returns the memory shared for the attachment, if transfers may use it, else None. Blocks while sharing is set
-    up."""
+    """Returns the memory shared for the attachment, if transfers may use it, else None.
+
+    Blocks while sharing is set up.
+    """
     if not likely(connection, attachment):
         return None
     shared = _shared_memory(connection).for_attachment(attachment)
@@ -144,8 +150,10 @@ def _place(shared: Shared, kind: Kind, number: int, data: memoryview) -> bool | 
 
 
 def copy(into: memoryview, since: memoryview) -> None:
-    """Copies bytes, unless source and destination are the same memory. Uses several threads for large copies; no helper
-    thread accesses the memory after this returns."""
+    """Copies bytes, unless source and destination are the same memory.
+
+    Uses several threads for large copies; no helper thread accesses the memory after this returns.
+    """
     size = len(into)
     if address_of(into) == address_of(since):
         return

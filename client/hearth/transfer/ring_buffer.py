@@ -35,8 +35,10 @@ class Piece(NamedTuple):
 
 
 class Cut:
-    """Division of `size` bytes into pieces of at most `most` bytes. A piece consists of whole rows of `width` bytes, at
-    least one."""
+    """Division of `size` bytes into pieces of at most `most` bytes.
+
+    A piece consists of whole rows of `width` bytes, at least one.
+    """
 
     def __init__(self, size: int, most: int, width: int = 1) -> None:
         self._size = size
@@ -55,7 +57,8 @@ class Cut:
 
 def piece_bytes(size: int, threads: int) -> int:
     """Returns the best size of a piece, in bytes: large enough to justify a command, small enough to keep all threads
-    and the device busy."""
+    and the device busy.
+    """
     share = -(-size // (4 * threads))
     return min(SLOT_BYTES, max(PIECE_LEAST, -(-share // _ROUND) * _ROUND))
 
@@ -76,8 +79,11 @@ class Slot:
 
 
 class Ring:
-    """Slots for all transfers of one attachment. `make` returns a new slot, or None if there are no more; it may block,
-    and is called by the thread that needs the slot. Thread-safe."""
+    """Slots for all transfers of one attachment.
+
+    `make` returns a new slot, or None if there are no more; it may block, and is called by the thread that needs the
+    slot. Thread-safe.
+    """
 
     def __init__(self, make: Callable[[], Slot | None], count: int = SLOTS, stall: float = STALL_S) -> None:
         self._make = make
@@ -105,8 +111,10 @@ class Ring:
         return len(self._slots)
 
     def take(self, holder: object, *, wait: Callable[[], bool] | None = None) -> Slot | None:
-        """Returns a slot for `holder`; None: there is none. With `wait`, blocks for a slot while `wait` returns True
-        and slots are still being returned."""
+        """Returns a slot for `holder`; None: there is none.
+
+        With `wait`, blocks for a slot while `wait` returns True and slots are still being returned.
+        """
         while True:
             with self._change:
                 slot = self._pick(holder)
@@ -191,8 +199,10 @@ class Ring:
             self._change.notify_all()
 
     def give_up(self, slot: Slot) -> None:
-        """Drops a slot if it is unknown whether a command with it is in flight. The slot is never reused, and another
-        one may be made instead."""
+        """Drops a slot if it is unknown whether a command with it is in flight.
+
+        The slot is never reused, and another one may be made instead.
+        """
         with self._change:
             self._slots = [each for each in self._slots if each is not slot]
             self._free = [each for each in self._free if each is not slot]

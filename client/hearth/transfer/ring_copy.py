@@ -176,8 +176,10 @@ class RingUpload(_Transfer):
         self._waits = waits
 
     def run(self) -> int:
-        """Returns the number of bytes that were read and sent, from the beginning. Raises an error that occurs before
-        the end; a later failure is reported like that of a one-way command."""
+        """Returns the number of bytes that were read and sent, from the beginning.
+
+        Raises an error that occurs before the end; a later failure is reported like that of a one-way command.
+        """
         return self._moved()
 
     def _work(self) -> None:

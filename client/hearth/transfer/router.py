@@ -72,8 +72,11 @@ def write(
 
 
 def _shares(connection: Connection, inline: bool, size: int) -> bool:
-    """True if memory shared with the device may be used. For data that might travel `inline`, this is so only if such
-    copies are frequent, or if an array of this process may lie in shared memory, which requires the imported module."""
+    """True if memory shared with the device may be used.
+
+    For data that might travel `inline`, this is so only if such copies are frequent, or if an array of this process may
+    lie in shared memory, which requires the imported module.
+    """
     return not inline or plan.worth_a_ring(connection, size) or "hearth.transport.memory_segments" in sys.modules
 
 
@@ -102,8 +105,10 @@ def carry_upload(
     data: memoryview,
     progress: Progress | None,
 ) -> None:
-    """Sends the bytes of a write that `begin_upload` began, and waits for its answer. Raises the error of the transfer
-    or the command."""
+    """Sends the bytes of a write that `begin_upload` began, and waits for its answer.
+
+    Raises the error of the transfer or the command.
+    """
     from hearth.transfer import striping  # imported only for arrays that may need it
 
     size = len(data)
@@ -121,7 +126,7 @@ def carry_upload(
     reply.wait()
     if received != size:
         raise TransferError(
-            f"{received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="upload the array again."
+            f"only {received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="upload the array again."
         )
 
 
@@ -208,8 +213,10 @@ def begin_download(connection: Connection, attachment: Attachment, part: BufferP
 
 
 def _tell_late(tell: Callable[[HearthError], None], error: HearthError) -> None:
-    """Reports `error` as a late error, unless it only says that the read was aborted because its wait had ended. An
-    earlier failure is always reported."""
+    """Reports `error` as a late error, unless it only says that the read was aborted because its wait had ended.
+
+    An earlier failure is always reported.
+    """
     if error.reason != "TRANSFER_ABORTED" or error.failures:
         tell(error)
 
@@ -223,8 +230,10 @@ def carry_download(
     timeout: float | None,
     progress: Progress | None,
 ) -> None:
-    """Receives the bytes of a read that `begin_download` began. Raises the error of the transfer or the command, or
-    `TimeoutError`. Afterwards nothing is written to `into`."""
+    """Receives the bytes of a read that `begin_download` began.
+
+    Raises the error of the transfer or the command, or `TimeoutError`. Afterwards nothing is written to `into`.
+    """
     from hearth.transfer import striping
 
     size = len(into)

@@ -79,8 +79,10 @@ def read(
     inline: bool,
     blocking: bool,
 ) -> Moved:
-    """Downloads into `into`; see `write`. When this returns, memory in a segment has not been filled yet, unless
-    `blocking`."""
+    """Downloads into `into`; see `write`.
+
+    When this returns, memory in a segment has not been filled yet, unless `blocking`.
+    """
     place = known.find(address_of(into), len(into))
     if place is None and inline and not plan.ring_is_habit(connection, len(into)):
         return NOTHING

@@ -64,12 +64,14 @@ class Shared:
 
     def lost(self, error: HearthError) -> bool:
         """True if a command failed with `error` because its segment and the connection no longer existed when it
-        arrived. Then the device process does not use the memory any more."""
+        arrived. Then the device process does not use the memory any more.
+        """
         return error.reason == "INVALID_HANDLE" and not error.failures and not self.alive
 
     def number(self, segment: Segment, *, signals: bool = False) -> int:
         """Returns the number by which commands name the segment, which is registered first if needed; 0 if it cannot be
-        registered. `signals`: the segment holds completion signals (`hearth.transport.copy_signals`)."""
+        registered. `signals`: the segment holds completion signals (`hearth.transport.copy_signals`).
+        """
         number = self.connection.number(segment)
         if number or segment.size > self.connection.most:
             return number
@@ -83,8 +85,10 @@ class Shared:
             return 0
 
     def tell(self) -> None:
-        """Lets the device signal completions directly to waiting threads from now on. Does nothing if no thread polls;
-        if signals are impossible, completions come from the daemon alone."""
+        """Lets the device signal completions directly to waiting threads from now on.
+
+        Does nothing if no thread polls; if signals are impossible, completions come from the daemon alone.
+        """
         if not self._tells and self.attachment.lookout.most:
             self._tells = True
             self.attachment.signals = self._signals()
@@ -100,7 +104,8 @@ class Shared:
     def place(self, kind: Kind, transfer: int, place: Place, size: int) -> bool:
         """Asks the device process to copy the bytes of a transfer from `place` (`Kind.UPLOAD`) or to it
         (`Kind.DOWNLOAD`). Returns True if it will. Waits for its answer, but not for the device. Raises `Lost` if no
-        answer came: then the device process may or may not copy."""
+        answer came: then the device process may or may not copy.
+        """
         segment = place.segment
         if not self.transfers or not self.number(segment):
             return False
@@ -186,7 +191,7 @@ class SharedMemory:
         )
         answer = self._connection.transport.open_bulk(request)
         if not answer.tickets or not answer.path:
-            raise OSError("the daemon gave no ticket")
+            raise OSError("the daemon returned no ticket")
         most = answer.max_segment_bytes
         opened = open_segments(answer.path, answer.tickets[0], most, self._connection.mint)
         return Shared(attachment, opened, answer.transfers)

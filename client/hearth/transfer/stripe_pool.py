@@ -58,7 +58,9 @@ class Stripes:
 
     def open(self, generation: int, count: int) -> list[Stripe]:
         """Returns up to `count` stripes to the device process of `generation`; an empty list: none are available now.
-        Blocks while stripes are opened."""
+
+        Blocks while stripes are opened.
+        """
         with self._opening:
             with self._change:
                 if generation < self._generation:
@@ -115,8 +117,10 @@ class Stripes:
         return StripesView(len(self._live), self._refused)
 
     def carry(self, number: int, transfer: Carried, lines: Sequence[Stripe]) -> list[Stripe]:
-        """Routes incoming frames of the transfer `number` to `transfer` from now on. Returns those of `lines` that have
-        already ended."""
+        """Routes incoming frames of the transfer `number` to `transfer` from now on.
+
+        Returns those of `lines` that have already ended.
+        """
         with self._change:
             self._carried[number] = transfer
             return [each for each in lines if each not in self._live]
@@ -133,8 +137,10 @@ class Stripes:
             self._leave()
 
     def forked(self) -> None:
-        """Abandons the stripes in the child process of a fork: they belong to the parent, and continue there. Takes no
-        lock."""
+        """Abandons the stripes in the child process of a fork: they belong to the parent, and continue there.
+
+        Takes no lock.
+        """
         self._closed = True
         self._live = []
         self._pending = set()

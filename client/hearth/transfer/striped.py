@@ -138,7 +138,7 @@ class Striped(ABC):
             if deadline is not None and time.monotonic() >= deadline:
                 raise self._late()
             if over:
-                raise TransferError("the transfer was given up.", reason="CANCELLED", fix="start it again.")
+                raise TransferError("the transfer was cancelled.", reason="CANCELLED", fix="start it again.")
             if error is not None:
                 if self._answered(_ANSWER_S):
                     return True
@@ -147,8 +147,10 @@ class Striped(ABC):
                 return self._answered(0.0)
 
     def _fell_silent(self) -> bool:
-        """True if nothing more is expected from the stripes, though none has ended; then closes them. Called with the
-        lock held."""
+        """True if nothing more is expected from the stripes, though none has ended; then closes them.
+
+        Called with the lock held.
+        """
         now = time.monotonic()
         if self._bytes != self._furthest or self._connection.outages == self._outages:
             self._furthest, self._since = self._bytes, now
@@ -161,15 +163,18 @@ class Striped(ABC):
 
     def _answered(self, seconds: float) -> bool:
         """True if the command succeeds within `seconds`: the end of the transfer may have been in transit when the
-        stripes broke."""
+        stripes broke.
+        """
         deadline = time.monotonic() + seconds
         while not self._reply.done and time.monotonic() < deadline:
             time.sleep(0.005)
         return self._reply.done and self._reply.error is None
 
     def _carry_on(self, progress: Progress | None, deadline: float | None) -> bool:
-        """Waits for the end of the transfer, and opens other stripes as needed. Returns False if no stripes are
-        available."""
+        """Waits for the end of the transfer, and opens other stripes as needed.
+
+        Returns False if no stripes are available.
+        """
         opened, before = 0, -1
         while not self._await(progress, deadline):
             if self._bytes > before:
@@ -180,8 +185,10 @@ class Striped(ABC):
         return True
 
     def _begin_again(self, times: int) -> bool:
-        """Continues over other stripes, unless that was done too many `times` without progress. Returns False if no
-        stripes are available."""
+        """Continues over other stripes, unless that was done too many `times` without progress.
+
+        Returns False if no stripes are available.
+        """
         if self._silent or times > REOPENINGS:
             return False
         lines = self._stripes.open(self._generation, self._wanted)
@@ -239,7 +246,11 @@ class Striped(ABC):
 
     def _late(self) -> HearthError:
         target = self._connection.transport.target
-        return errors.TimeoutError(f"the daemon at {target} did not answer in time.", reason="DEADLINE_EXCEEDED")
+        return errors.TimeoutError(
+            f"the daemon at {target} did not answer in time.",
+            reason="DEADLINE_EXCEEDED",
+            fix="check the daemon with `hearth status`, or use a longer timeout.",
+        )
 
     # ---- what stripes say ----
 
@@ -247,7 +258,7 @@ class Striped(ABC):
         try:
             error = errors.from_status(status_pb2.Status.FromString(status))
         except DecodeError:
-            error = TransferError("the daemon gave the transfer up.", reason="TRANSFER_ABORTED", fix="start it again.")
+            error = TransferError("the daemon aborted the transfer.", reason="TRANSFER_ABORTED", fix="start it again.")
         with self._change:
             self._error = self._error or error
             self._change.notify_all()
@@ -259,12 +270,15 @@ class Striped(ABC):
     @abstractmethod
     def taken(self, stripe: Stripe, offset: int) -> None:
         """Counts the chunk of an upload at `offset`, which the daemon has received; if `offset` is the total size, the
-        daemon has received all chunks."""
+        daemon has received all chunks.
+        """
 
     @abstractmethod
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
-        """Returns the destination of a chunk of a download, valid until `placed`; None: the bytes are dropped. Raises
-        `ValueError` for an invalid chunk."""
+        """Returns the destination of a chunk of a download, valid until `placed`; None: the bytes are dropped.
+
+        Raises `ValueError` for an invalid chunk.
+        """
 
     @abstractmethod
     def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:

@@ -55,9 +55,11 @@ class StripedDownload(Striped):
             return download.into(memory, progress)
 
     def _heard(self) -> bool:
-        """Waits for the command's answer, which the daemon sends when it knows that all chunks have arrived. The last
-        acknowledgement may be lost with a stripe; then the daemon sends those chunks again, over the other stripes or
-        new ones. Returns False if no stripes are available."""
+        """Waits for the command's answer, which the daemon sends when it knows that all chunks have arrived.
+
+        The last acknowledgement may be lost with a stripe; then the daemon sends those chunks again, over the other
+        stripes or new ones. Returns False if no stripes are available.
+        """
         opened = 0
         while True:
             left = _LOOK_S if self._deadline is None else min(_LOOK_S, self._deadline - time.monotonic())

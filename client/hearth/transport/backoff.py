@@ -24,7 +24,8 @@ _BROKEN_S = 1.0
 
 def may_go_on(error: HearthError) -> bool:
     """True if another stream may replace one that ended with `error`: its connection broke, an older connection of this
-    client displaced it with a late attach, or an overloaded daemon refused it."""
+    client displaced it with a late attach, or an overloaded daemon refused it.
+    """
     return error.broken or error.reason in ("HANDLE_IN_USE", "OVERLOADED")
 
 
@@ -38,8 +39,10 @@ class Backoff:
         self._pause = 0.0
 
     def pause(self, least: float = 0.0) -> float | None:
-        """Returns the seconds to wait before the next attempt, at least `least` unless less time is left. Returns None
-        if no time is left."""
+        """Returns the seconds to wait before the next attempt, at least `least` unless less time is left.
+
+        Returns None if no time is left.
+        """
         left = self._deadline - self._clock()
         if left <= 0:
             return None
@@ -51,8 +54,10 @@ class Backoff:
 
 
 class AttachBackoff:
-    """Attempts of one attach, limited to `timeout` seconds in total. `absent` returns True if the daemon has certainly
-    ended."""
+    """Attempts of one attach, limited to `timeout` seconds in total.
+
+    `absent` returns True if the daemon has certainly ended.
+    """
 
     def __init__(self, timeout: float, absent: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
         self._absent = absent
@@ -67,8 +72,10 @@ class AttachBackoff:
         return max(0.1, self._deadline - self._clock())
 
     def pause(self, error: HearthError) -> float:
-        """Returns the seconds until the next attempt, after one that failed with `error`. Raises `error` if there is no
-        further attempt."""
+        """Returns the seconds until the next attempt, after one that failed with `error`.
+
+        Raises `error` if there is no further attempt.
+        """
         if error.broken:
             again = None if self._absent() else self._broken.pause()
             if again is None:

@@ -1,5 +1,6 @@
 """The transport interface that a session uses, implemented over gRPC (`GrpcTransport`) and over Unix sockets
-(`FramedTransport`)."""
+(`FramedTransport`).
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,10 @@ class Responses(Protocol):
 
 
 class Chunks(Protocol):
-    """A download: serialized `DownloadResponse` messages. Iteration raises `HearthError` if the download is cut
-    short."""
+    """A download: serialized `DownloadResponse` messages.
+
+    Iteration raises `HearthError` if the download is cut short.
+    """
 
     def __iter__(self) -> Iterator[bytes]: ...
     def cancel(self) -> None:
@@ -72,8 +75,10 @@ class Transport(Protocol):
         """Makes a unary call of NodeService, with a `timeout` in seconds. Raises `HearthError`."""
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> Answer:
-        """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks. Raises
-        `HearthError`."""
+        """Starts a unary call of NodeService without waiting.
+
+        The call is not repeated if the connection breaks. Raises `HearthError`.
+        """
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """Makes a unary call of DeviceService, with a `timeout` in seconds. Raises `HearthError`."""
@@ -82,8 +87,11 @@ class Transport(Protocol):
         """Requests connections for bulk data. Raises `HearthError`; `UnsupportedError` if the daemon has none."""
 
     def execute(self, requests: Iterator[bytes], early: Early) -> Responses:
-        """Opens an Execute stream that sends `requests`. A transport may pass a serialized response to `early`, from
-        whichever thread receives it first; if `early` returns True, the response is not among those iterated."""
+        """Opens an Execute stream that sends `requests`.
+
+        A transport may pass a serialized response to `early`, from whichever thread receives it first; if `early`
+        returns True, the response is not among those iterated.
+        """
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
         """Opens a lane in addition to an Execute stream; returns None if that fails. Blocks for a short time."""
@@ -99,7 +107,9 @@ class Transport(Protocol):
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
         """Reports the abort of a transfer to the daemon, and repeats that for up to `seconds` until the daemon answers.
-        Does not block, and never fails."""
+
+        Does not block, and never fails.
+        """
 
     def absent(self) -> bool:
         """True if the daemon has certainly ended."""

@@ -16,8 +16,10 @@ from hearth_proto.later import device_pb2
 
 
 class GivingUp:
-    """Reports aborts in a separate thread, which runs while there are aborts to report. `tell` waits for the daemon's
-    answer, and raises `HearthError`, with `broken` set if no answer came."""
+    """Reports aborts in a separate thread, which runs while there are aborts to report.
+
+    `tell` waits for the daemon's answer, and raises `HearthError`, with `broken` set if no answer came.
+    """
 
     def __init__(self, tell: Callable[[device_pb2.TransferStatusRequest], object]) -> None:
         self._tell = tell
@@ -28,7 +30,8 @@ class GivingUp:
 
     def add(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
         """Queues the abort of one transfer, which is reported for up to `seconds`: the time for which a session
-        outlives its broken connection."""
+        outlives its broken connection.
+        """
         with self._lock:
             self._left.append((request, Backoff(seconds)))
             if self._telling:

@@ -17,8 +17,10 @@ _ABSENT = (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def absent(target: str) -> bool:
-    """True if no process listens at the daemon's address, so that the daemon and its sessions have ended. Known only
-    for Unix sockets, which are local to this host."""
+    """True if no process listens at the daemon's address, so that the daemon and its sessions have ended.
+
+    Known only for Unix sockets, which are local to this host.
+    """
     path = target.removeprefix(UNIX)
     if path == target:
         return False
@@ -31,7 +33,7 @@ def unreached(target: str, why: str) -> HearthError:
     """Returns the error for a connection that broke or could not be made, because of `why`."""
     return broken(
         f"the daemon at {target} does not answer ({why}).",
-        fix="start one with `hearthd serve`, or check the address.",
+        fix="start a daemon with `hearthd serve`, or check the address.",
     )
 
 

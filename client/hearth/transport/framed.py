@@ -76,8 +76,10 @@ class FramedTransport:
                     raise
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """Asks how many bytes of an upload the daemon has. Raises `HearthError`; a timeout is treated as a broken
-        connection."""
+        """Asks how many bytes of an upload the daemon has.
+
+        Raises `HearthError`; a timeout is treated as a broken connection.
+        """
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
                 _DEVICE, "TransferStatus", request, device_pb2.TransferStatusResponse, transport_errors.STATUS_S
@@ -87,8 +89,10 @@ class FramedTransport:
         return answer
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Reports the abort of a transfer to the daemon, repeatedly for up to `seconds`. Does not block, and never
-        fails."""
+        """Reports the abort of a transfer to the daemon, repeatedly for up to `seconds`.
+
+        Does not block, and never fails.
+        """
         self._giving_up.add(request, seconds)
 
     # ---- streams ----
@@ -117,8 +121,10 @@ class FramedTransport:
         return _Upload(self, call, device_pb2.UploadResponse)
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Chunks:
-        """Opens a Download stream, which is cut short after `timeout` seconds (None: never). Its messages stay
-        serialized."""
+        """Opens a Download stream, which is cut short after `timeout` seconds (None: never).
+
+        Its messages stay serialized.
+        """
         call = self._start(
             _DEVICE + "Download", request.SerializeToString(), timeout, self.metadata + telemetry.context()
         )
@@ -187,7 +193,7 @@ class _Answer:
         finally:
             self._transport.over(self._call)
         if answer is None:
-            raise transport_errors.unreached(self._transport.target, "it answered nothing")
+            raise transport_errors.unreached(self._transport.target, "the call ended without a response")
         try:
             return self._type.FromString(answer)
         except Exception as error:
@@ -196,7 +202,11 @@ class _Answer:
             if not isinstance(error, DecodeError):
                 raise
             unread = error
-        raise HearthError(f"the daemon's answer cannot be read: {unread}.", reason="INTERNAL")
+        raise HearthError(
+            f"the daemon's answer cannot be decoded: {unread}.",
+            reason="INTERNAL",
+            fix="install the same version on both sides.",
+        )
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -208,7 +218,9 @@ class _Upload(_Answer):
             return int(super().result().received)
         except HearthError as error:
             if self._call.left and error.broken and self._cancelled:
-                raise errors.TransferError("the upload was cancelled.", reason="CANCELLED") from None
+                raise errors.TransferError(
+                    "the upload was cancelled.", reason="CANCELLED", fix="start it again."
+                ) from None
             raise
 
     _cancelled = False

@@ -31,12 +31,16 @@ _open: weakref.WeakSet[FramedExchange] = weakref.WeakSet()
 
 
 class FramedExchange:
-    """Framed call with one receiving thread. Sends hold a lock, because the receiving thread also sends, to ask whether
-    the peer is alive."""
+    """Framed call with one receiving thread.
+
+    Sends hold a lock, because the receiving thread also sends, to ask whether the peer is alive.
+    """
 
     def __init__(self, target: str, path: str, timeout: float | None, keepalive: Keepalive = KEEPALIVE) -> None:
-        """Connects to `path`; `timeout` in seconds applies to the whole call. Raises `OSError`, or `ValueError` for an
-        invalid path."""
+        """Connects to `path`; `timeout` in seconds applies to the whole call.
+
+        Raises `OSError`, or `ValueError` for an invalid path.
+        """
         self.left = False
         """True once the client has ended the call."""
         self._target = target
@@ -53,12 +57,16 @@ class FramedExchange:
     # ---- output ----
 
     def start(self, method: str, metadata: Iterable[tuple[str, str]], message: bytes, *, more: bool = False) -> None:
-        """Sends the method, its metadata and the first message; with `more`, other messages follow. Raises
-        `ArgumentError` for metadata that cannot be sent."""
+        """Sends the method, its metadata and the first message; with `more`, other messages follow.
+
+        Raises `ArgumentError` for metadata that cannot be sent.
+        """
         try:
             head = calls.pack_head(method, metadata)
         except FrameError as error:
-            raise errors.ArgumentError(f"{error}.", reason="INVALID_ARGUMENT") from None
+            raise errors.ArgumentError(
+                f"{error}.", reason="INVALID_ARGUMENT", fix="use shorter values without NUL characters."
+            ) from None
         end = b"" if more else frames.encode(Kind.END)
         # Sent in one piece, so that the daemon wakes once. If the daemon has hung up, the receiving thread finds the
         # reason.
@@ -81,8 +89,10 @@ class FramedExchange:
     # ---- input ----
 
     def messages(self) -> Iterator[bytes]:
-        """Yields the responses. Raises the `HearthError` with which the daemon ended the call, or one for a broken
-        connection."""
+        """Yields the responses.
+
+        Raises the `HearthError` with which the daemon ended the call, or one for a broken connection.
+        """
         try:
             while True:
                 came, self._came = self._came, []
@@ -96,7 +106,7 @@ class FramedExchange:
                     elif frame.kind == Kind.PING:
                         self._say(Kind.PONG)
                     elif frame.kind != Kind.PONG:
-                        raise FrameError(f"frame {frame.kind} came in a call")
+                        raise FrameError(f"a frame of kind {frame.kind} arrived in a call")
                 self._receive()
         except HearthError:
             raise  # some of them are OSErrors as well
@@ -115,22 +125,26 @@ class FramedExchange:
             if self._poll.poll(wait * 1e3):
                 data = self._socket.recv(_READ_BYTES)
                 if not data:
-                    raise ConnectionError("it closed the connection")
+                    raise ConnectionError("the daemon closed the connection")
                 asked = False
                 self._came = self._frames.feed(data)
             elif self._deadline is not None and time.monotonic() >= self._deadline:
                 raise errors.TimeoutError(
-                    f"the daemon at {self._target} did not answer in time.", reason="DEADLINE_EXCEEDED"
+                    f"the daemon at {self._target} did not answer in time.",
+                    reason="DEADLINE_EXCEEDED",
+                    fix="check the daemon with `hearth status`, or use a longer timeout.",
                 )
             elif asked:
-                raise ConnectionError("it says nothing any more")
+                raise ConnectionError("the daemon stopped responding")
             else:
                 asked = self._say(Kind.PING)
 
     def _say(self, kind: Kind) -> bool:
-        """Sends an empty frame, and returns True. Returns False if the frame was not sent because another frame still
-        waits for the daemon to read it. If the daemon has hung up, the receiver finds the reason: the daemon may have
-        answered."""
+        """Sends an empty frame, and returns True.
+
+        Returns False if the frame was not sent because another frame still waits for the daemon to read it. If the
+        daemon has hung up, the receiver finds the reason: the daemon may have answered.
+        """
         if not self._sending.acquire(timeout=self._keepalive.answer):
             return False
         try:
@@ -175,7 +189,7 @@ def _connect(path: str, deadline: float | None) -> socket.socket:
                 break
             except BlockingIOError:  # more clients connect than the daemon has accepted so far
                 if deadline is not None and time.monotonic() > deadline:
-                    raise TimeoutError("it takes no connection") from None
+                    raise TimeoutError("the daemon accepted no connection in time") from None
                 time.sleep(_CROWDED_S)
         connection.setblocking(True)
     except BaseException:
@@ -193,7 +207,7 @@ def refusal_of(payload: bytes) -> HearthError:
     try:
         return errors.from_status(status_pb2.Status.FromString(payload))
     except DecodeError as error:
-        raise FrameError(f"a call ended with what is no status: {error}") from None
+        raise FrameError(f"a call ended with an invalid status: {error}") from None
 
 
 def send_beside(call: FramedExchange, requests: Iterator[bytes], name: str) -> None:

@@ -50,8 +50,10 @@ def _identity(message: bytes) -> bytes:
 
 
 def _read_early(early: Early, message: bytes) -> device_pb2.ExecuteResponse | object:
-    """Deserializes a response in gRPC's thread, before that thread wakes the iterating thread. A result that `early`
-    accepts here reaches its waiting thread without a switch to the iterating thread."""
+    """Deserializes a response in gRPC's thread, before that thread wakes the iterating thread.
+
+    A result that `early` accepts here reaches its waiting thread without a switch to the iterating thread.
+    """
     if message[:1] == _RESULT and early(message):
         return _TAKEN
     return device_pb2.ExecuteResponse.FromString(message)
@@ -105,8 +107,10 @@ class GrpcTransport:
         return self._unary(self.line, _DEVICE + method, request, response_type, timeout, tries)
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """Asks how many bytes of an upload the daemon has. Raises `HearthError`; a timeout is treated as a broken
-        connection."""
+        """Asks how many bytes of an upload the daemon has.
+
+        Raises `HearthError`; a timeout is treated as a broken connection.
+        """
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
                 self._bulk,
@@ -180,8 +184,10 @@ class GrpcTransport:
         )
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Stream[bytes]:
-        """Opens a Download stream, which is cut short after `timeout` seconds (None: never). Its messages stay
-        serialized."""
+        """Opens a Download stream, which is cut short after `timeout` seconds (None: never).
+
+        Its messages stay serialized.
+        """
         channel = self._bulk.channel()
         stub: Callable[..., Any] = channel.unary_stream(
             _DEVICE + "Download",
@@ -193,8 +199,10 @@ class GrpcTransport:
         )
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Reports the abort of a transfer to the daemon, repeatedly for up to `seconds`. Does not block, and never
-        fails."""
+        """Reports the abort of a transfer to the daemon, repeatedly for up to `seconds`.
+
+        Does not block, and never fails.
+        """
         self._giving_up.add(request, seconds)
 
     def absent(self) -> bool:
@@ -225,7 +233,7 @@ class GrpcTransport:
         return (
             transport_errors.closed(self.target)
             if self.line.closed
-            else transport_errors.unreached(self.target, "its channel was left")
+            else transport_errors.unreached(self.target, "the channel was closed")
         )
 
 
@@ -292,7 +300,7 @@ class _Upload(_Answer):
         return int(super().result().received)
 
     def _cancelled(self) -> HearthError:
-        return errors.TransferError("the upload was cancelled.", reason="CANCELLED")
+        return errors.TransferError("the upload was cancelled.", reason="CANCELLED", fix="start it again.")
 
 
 def from_rpc_error(error: Any, target: str) -> HearthError:
@@ -313,11 +321,15 @@ def from_rpc_error(error: Any, target: str) -> HearthError:
     ):  # fmt: skip
         return transport_errors.unreached(target, text)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return errors.TimeoutError(f"the daemon at {target} did not answer in time.", reason="DEADLINE_EXCEEDED")
+        return errors.TimeoutError(
+            f"the daemon at {target} did not answer in time.",
+            reason="DEADLINE_EXCEEDED",
+            fix="check the daemon with `hearth status`, or use a longer timeout.",
+        )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.UnsupportedError(
             f"the server at {target} does not speak hearth.v1 ({text}).",
             reason="UNSUPPORTED",
-            fix="check the address: gRPC is on port 7421 by default.",
+            fix="check the address: the default gRPC port is 7421.",
         )
     return errors.from_status(status_pb2.Status(code=int(code.value[0]), message=f"{text} ({code.name})"))

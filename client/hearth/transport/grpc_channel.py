@@ -39,8 +39,10 @@ class ReopenedChannel:
         return channel
 
     def broke(self, channel: grpc.Channel) -> None:
-        """Marks `channel` as stale, because a call on it ended with a broken connection. The next call uses a new
-        channel."""
+        """Marks `channel` as stale, because a call on it ended with a broken connection.
+
+        The next call uses a new channel.
+        """
         with self._lock:
             if channel is self._channel:
                 self._stale = True

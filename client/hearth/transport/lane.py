@@ -46,8 +46,10 @@ class LaneEnded(OSError):
 
 
 def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
-    """Connects to `path`, presents the ticket and waits up to `seconds` for the device process's first frame. Returns
-    None if that fails."""
+    """Connects to `path`, presents the ticket and waits up to `seconds` for the device process's first frame.
+
+    Returns None if that fails.
+    """
     deadline = monotonic() + seconds
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -60,10 +62,10 @@ def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
             connection.settimeout(max(1e-3, deadline - monotonic()))
             data = connection.recv(_READ_BYTES)
             if not data:
-                raise LaneEnded("the ticket was not taken")
+                raise LaneEnded("the ticket was refused")
             came = reader.feed(data)
         if came[0].kind != Kind.LIVE:
-            raise FrameError(f"a lane begins with frame {came[0].kind}")
+            raise FrameError(f"a lane began with a frame of kind {came[0].kind}")
         connection.settimeout(None)
     except (OSError, FrameError, ValueError):  # invalid path, no listener, or no answer
         connection.close()
@@ -102,8 +104,10 @@ class Lane:
         return self._connection.fileno()
 
     def send(self, seq: int, request: bytes) -> None:
-        """Sends a serialized `ExecuteRequest`, as far as the socket accepts it. `seq` is the number of its batch, or 0.
-        Must not be called while `blocked`."""
+        """Sends a serialized `ExecuteRequest`, as far as the socket accepts it.
+
+        `seq` is the number of its batch, or 0. Must not be called while `blocked`.
+        """
         frame = HEADER.pack(len(request), _BATCH, 0, 0, seq) + request
         try:
             sent = self._connection.send(frame, _FLAGS)
@@ -127,7 +131,9 @@ class Lane:
 
     def readable(self, seconds: float | None = None) -> bool:
         """Blocks up to `seconds` (None: without a limit) until there is something to receive, or the lane has ended.
-        Returns False after the timeout. Receives nothing, so that another thread may receive meanwhile."""
+
+        Returns False after the timeout. Receives nothing, so that another thread may receive meanwhile.
+        """
         if self._raw or self._came:
             return True
         poll = select.poll()
@@ -140,7 +146,8 @@ class Lane:
     def look(self, deadline: float | None = None, word: memoryview[int] = _NO_WORD, number: int = 1) -> float:
         """Polls, without sleeping, for the next bytes or for `number` in `word`: first immediately, then near the
         predicted end of a copy, for as long as the adaptive spin-wait allows. Receives nothing. Returns the monotonic
-        time at which polling began, or 0 if it did not poll."""
+        time at which polling began, or 0 if it did not poll.
+        """
         lookout = self.lookout
         if not lookout.most or self._raw or self._came:
             return 0.0
@@ -176,8 +183,10 @@ class Lane:
         return True
 
     def _sleep(self, until: float) -> bool:
-        """Sleeps until bytes arrive, at most until the monotonic time `until`. Returns True if they arrived. Uses
-        `select`, because `poll` has a resolution of milliseconds only."""
+        """Sleeps until bytes arrive, at most until the monotonic time `until`.
+
+        Returns True if they arrived. Uses `select`, because `poll` has a resolution of milliseconds only.
+        """
         seconds = until - monotonic()
         if seconds <= 0:
             return False
@@ -187,8 +196,10 @@ class Lane:
             return True
 
     def frames(self) -> list[Came]:
-        """Returns the complete frames of the received bytes. Raises `LaneEnded`, or `FrameError` for an invalid frame.
-        An interrupted call leaves the lane unusable."""
+        """Returns the complete frames of the received bytes.
+
+        Raises `LaneEnded`, or `FrameError` for an invalid frame. An interrupted call leaves the lane unusable.
+        """
         came, self._came, raw = self._came, [], self._raw
         while raw:
             data = raw.popleft()

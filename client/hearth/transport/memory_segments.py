@@ -93,7 +93,8 @@ class AddressTable(Generic[T]):
 
     def find(self, start: int, size: int) -> tuple[T, int] | None:
         """Returns the item whose range contains the whole given range, and the offset in bytes within it; None: there
-        is none."""
+        is none.
+        """
         index = bisect.bisect_right(self._starts, start) - 1
         if index < 0 or self._entries[index][0] < start + size:
             return None

@@ -26,8 +26,10 @@ CACHE = 1 << 30
 
 
 class Block(NamedTuple):
-    """Part of a segment, used by one array at a time. `forks` is the number of forks of this process when the block was
-    leased or made."""
+    """Part of a segment, used by one array at a time.
+
+    `forks` is the number of forks of this process when the block was leased or made.
+    """
 
     segment: Segment
     offset: int
@@ -37,7 +39,8 @@ class Block(NamedTuple):
 
 def size_class(size: int) -> int:
     """Returns the size of the block for `size` bytes: a power of two up to `SLABBED`; above it, at most 12.5 % more
-    than `size`."""
+    than `size`.
+    """
     if size <= SLABBED:
         return max(LEAST, 1 << (size - 1).bit_length())
     step = min(1 << ((size - 1).bit_length() - 4), _STEP_MAX)
@@ -92,7 +95,8 @@ class FreeBlocks:
 
 class Lease:
     """Holds a block for an array, through NumPy's array interface: all views of the array refer to this object, which
-    returns the block when it is garbage-collected."""
+    returns the block when it is garbage-collected.
+    """
 
     __slots__ = ("__weakref__", "_block", "_pool", "fresh")
 

@@ -50,8 +50,10 @@ def open_segments(
     path: str, ticket: bytes, most: int, mint: Callable[[], int], seconds: float = LIVE_S
 ) -> SegmentConnection:
     """Connects to a Unix socket, presents the ticket and waits up to `seconds` for the device process's first frame.
+
     `most` is the maximum number of bytes that may be registered; `mint` returns numbers that the session has not used.
-    Raises `OSError`."""
+    Raises `OSError`.
+    """
     deadline = time.monotonic() + seconds
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -61,7 +63,7 @@ def open_segments(
         opened = SegmentConnection(connection, most, mint)
         first = opened.receive(deadline)
         if first[0].kind != Kind.LIVE:
-            raise Lost(f"it began with frame {first[0].kind}")
+            raise Lost(f"the connection began with a frame of kind {first[0].kind}")
         connection.settimeout(None)  # with a Python timeout, MSG_DONTWAIT would block
     except (FrameError, ValueError) as error:  # invalid frames or an invalid path
         connection.close()
@@ -127,8 +129,10 @@ class SegmentConnection:
 
     @property
     def alive_lately(self) -> bool:
-        """True if the connection is open, as of a poll within the last `looked_s` seconds. Polls it if the last poll
-        was earlier."""
+        """True if the connection is open, as of a poll within the last `looked_s` seconds.
+
+        Polls it if the last poll was earlier.
+        """
         return not self.closed and (time.monotonic() - self._looked < self.looked_s or self.alive)
 
     def fileno(self) -> int:
@@ -149,7 +153,9 @@ class SegmentConnection:
 
     def forked(self) -> None:
         """Closes the descriptor in the child process of a fork, without the lock, which another thread may have held.
-        The parent's connection continues."""
+
+        The parent's connection continues.
+        """
         self.closed = True
         self._connection.close()
 
@@ -160,9 +166,11 @@ class SegmentConnection:
         return 0 if self.closed else self._named.get(segment.number, 0)
 
     def register(self, segment: Segment, *, signals: bool = False) -> int:
-        """Makes the device process map the segment, and waits for that. Returns the number by which commands name it,
-        or 0 if the device process refuses it or the total size would exceed `most`. `signals`: the segment holds
-        completion signals (`hearth.transport.copy_signals`). Raises `Lost`."""
+        """Makes the device process map the segment, and waits for that.
+
+        Returns the number by which commands name it, or 0 if the device process refuses it or the total size would
+        exceed `most`. `signals`: the segment holds completion signals (`hearth.transport.copy_signals`). Raises `Lost`.
+        """
         ident = segment.number
         if ident in self._named and not self.closed:
             return self._named[ident]
@@ -188,7 +196,8 @@ class SegmentConnection:
     def place(self, kind: Kind, transfer: int, segment: Segment, offset: int, size: int) -> bool:
         """Asks the device process to copy the bytes of `transfer` from the segment (`Kind.UPLOAD`) or to it
         (`Kind.DOWNLOAD`), and waits for its answer. If True, the device process copies at once or when the command
-        runs, even if this connection ends. If False, it does not. Raises `Lost` if the outcome is unknown."""
+        runs, even if this connection ends. If False, it does not. Raises `Lost` if the outcome is unknown.
+        """
         with self._lock:
             self._release_gone()
             number = self.number(segment)
@@ -244,7 +253,8 @@ class SegmentConnection:
 
     def _take(self, deadline: float) -> None:
         """Waits for and processes the next answers, to any request: the thread that sent a request may have been
-        interrupted."""
+        interrupted.
+        """
         for frame in self.receive(deadline):
             ident = next((ident for ident, each in self._sent.items() if each.number == frame.id), None)
             if ident is not None and frame.kind == Kind.SEGMENT:
@@ -257,7 +267,7 @@ class SegmentConnection:
             elif frame.id in self._asked and frame.kind in (Kind.UPLOAD, Kind.DOWNLOAD, Kind.ABORT):
                 self._asked[frame.id] = frame.kind != Kind.ABORT
             else:
-                raise FrameError(f"frame {frame.kind} came about {frame.id}")
+                raise FrameError(f"a frame of kind {frame.kind} arrived for the unknown id {frame.id}")
 
     def receive(self, deadline: float) -> list[Frame]:
         """Waits for the next frames until the monotonic time `deadline`. Raises `OSError` or `FrameError`."""
@@ -266,7 +276,7 @@ class SegmentConnection:
             self._wait(select.POLLIN, deadline)
             data = self._connection.recv(_READ_BYTES)
             if not data:
-                raise Lost("the daemon closed it")
+                raise Lost("the daemon closed the connection")
             came = self._reader.feed(data)
         return came
 
@@ -274,13 +284,15 @@ class SegmentConnection:
         poll = select.poll()
         poll.register(self._connection, event)
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-            raise Lost("no answer in time")
+            raise Lost("the daemon did not answer in time")
 
     # ---- release of segments ----
 
     def _ended(self, ident: int) -> None:
-        """Records that the segment was garbage-collected. Called by the collector, perhaps in a thread that holds the
-        lock."""
+        """Records that the segment was garbage-collected.
+
+        Called by the collector, perhaps in a thread that holds the lock.
+        """
         self._gone.append(ident)
         if self._lock.acquire(blocking=False):
             try:

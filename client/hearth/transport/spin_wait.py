@@ -42,8 +42,10 @@ UP, DOWN = 0, 1
 
 
 class Lookout:
-    """Adaptive spin-wait of one attachment. Concurrent updates by several threads may be lost, which is acceptable for
-    an estimate."""
+    """Adaptive spin-wait of one attachment.
+
+    Concurrent updates by several threads may be lost, which is acceptable for an estimate.
+    """
 
     __slots__ = ("_early", "_ended", "_margin", "_pace", "_signalled", "copies", "ends_at", "most", "patience")
 

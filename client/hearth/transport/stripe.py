@@ -70,8 +70,10 @@ class Carried(Protocol):
     def credit(self, stripe: Stripe, chunks: int) -> None: ...
     def taken(self, stripe: Stripe, offset: int) -> None: ...
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
-        """Returns the destination of a chunk's bytes, valid until `placed`; None: the bytes are dropped. Raises
-        `ValueError` for an invalid chunk."""
+        """Returns the destination of a chunk's bytes, valid until `placed`; None: the bytes are dropped.
+
+        Raises `ValueError` for an invalid chunk.
+        """
 
     def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None: ...
     def aborted(self, status: bytes) -> None: ...
@@ -92,8 +94,10 @@ class StripeObserver(Protocol):
 
 
 class Stripe:
-    """A stripe that opens itself in its receiving thread. That thread calls the owner's `live` if the stripe opens, and
-    `over` at the end."""
+    """A stripe that opens itself in its receiving thread.
+
+    That thread calls the owner's `live` if the stripe opens, and `over` at the end.
+    """
 
     def __init__(self, address: Address, ticket: bytes, owner: StripeObserver, timing: StripeTiming = TIMING) -> None:
         self.max_chunk = address.max_chunk
@@ -148,8 +152,10 @@ class Stripe:
             self._owner.over(self, why)
 
     def _open(self) -> Pipe:
-        """Connects, presents the ticket and waits for the device process's first frame. Raises `OSError` or
-        `FrameError`."""
+        """Connects, presents the ticket and waits for the device process's first frame.
+
+        Raises `OSError` or `FrameError`.
+        """
         address, deadline = self._address, time.monotonic() + OPEN_S
         self._connection = connection = socket.create_connection((address.host, address.port), OPEN_S)
         tune(connection)
@@ -163,7 +169,7 @@ class Stripe:
             connection.sendall(frames.encode(Kind.TICKET, self._ticket))
         head = receive_within(connection, HEAD, deadline)
         if read_head(head, 0, frozenset({Kind.LIVE})).id or self._closed:
-            raise PipeEnded("closed before it was open")
+            raise PipeEnded("the connection was closed while it was being opened")
         if inside is None:
             return Pipe(connection, self._timing.stall)
         from hearth_proto.tls_pipe import TlsPipe
@@ -270,5 +276,5 @@ def _within_tls(connection: socket.socket, certificate: bytes) -> ssl.SSLSocket:
     inside = context.wrap_socket(connection)
     if inside.getpeercert(binary_form=True) != certificate:
         inside.close()
-        raise ssl.SSLError("the device process showed another certificate than the daemon had named")
+        raise ssl.SSLError("the device process presented another certificate than the daemon had announced")
     return inside

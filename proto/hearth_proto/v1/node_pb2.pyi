@@ -146,18 +146,20 @@ class DeviceProperties(_message.Message):
     def __init__(self, name: _Optional[str] = ..., backend: _Optional[str] = ..., uuid: _Optional[str] = ..., compute_capability_major: _Optional[int] = ..., compute_capability_minor: _Optional[int] = ..., total_memory: _Optional[int] = ..., multiprocessor_count: _Optional[int] = ..., warp_size: _Optional[int] = ..., max_threads_per_block: _Optional[int] = ..., max_block_dim: _Optional[_Iterable[int]] = ..., max_grid_dim: _Optional[_Iterable[int]] = ..., shared_mem_per_block: _Optional[int] = ..., shared_mem_per_block_optin: _Optional[int] = ..., max_threads_per_multiprocessor: _Optional[int] = ..., max_blocks_per_multiprocessor: _Optional[int] = ..., registers_per_block: _Optional[int] = ..., l2_cache_bytes: _Optional[int] = ..., clock_rate_khz: _Optional[int] = ..., driver_version: _Optional[str] = ..., runtime_version: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., memory_alignment: _Optional[int] = ..., confinement: _Optional[str] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("protocol", "client_version", "client_name", "isolation", "launch_timeout_ns")
+    __slots__ = ("protocol", "client_version", "client_name", "isolation", "launch_timeout_ns", "client_process")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_PROCESS_FIELD_NUMBER: _ClassVar[int]
     protocol: VersionRange
     client_version: str
     client_name: str
     isolation: Isolation
     launch_timeout_ns: int
-    def __init__(self, protocol: _Optional[_Union[VersionRange, _Mapping]] = ..., client_version: _Optional[str] = ..., client_name: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., launch_timeout_ns: _Optional[int] = ...) -> None: ...
+    client_process: str
+    def __init__(self, protocol: _Optional[_Union[VersionRange, _Mapping]] = ..., client_version: _Optional[str] = ..., client_name: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., launch_timeout_ns: _Optional[int] = ..., client_process: _Optional[str] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("session_id", "session_token", "protocol", "server_version", "lease_ns", "limits", "devices", "features", "node", "tenant", "isolation")
@@ -234,7 +236,7 @@ class ListSessionsResponse(_message.Message):
     def __init__(self, sessions: _Optional[_Iterable[_Union[SessionInfo, _Mapping]]] = ...) -> None: ...
 
 class SessionInfo(_message.Message):
-    __slots__ = ("session_id", "client_name", "opened_unix_ns", "connected", "lease_left_ns", "devices", "tenant", "isolation", "device_ns")
+    __slots__ = ("session_id", "client_name", "opened_unix_ns", "connected", "lease_left_ns", "devices", "tenant", "isolation", "device_ns", "client_process")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
     OPENED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +246,7 @@ class SessionInfo(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
     DEVICE_NS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_PROCESS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     client_name: str
     opened_unix_ns: int
@@ -253,7 +256,8 @@ class SessionInfo(_message.Message):
     tenant: str
     isolation: Isolation
     device_ns: int
-    def __init__(self, session_id: _Optional[str] = ..., client_name: _Optional[str] = ..., opened_unix_ns: _Optional[int] = ..., connected: bool = ..., lease_left_ns: _Optional[int] = ..., devices: _Optional[_Iterable[int]] = ..., tenant: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., device_ns: _Optional[int] = ...) -> None: ...
+    client_process: str
+    def __init__(self, session_id: _Optional[str] = ..., client_name: _Optional[str] = ..., opened_unix_ns: _Optional[int] = ..., connected: bool = ..., lease_left_ns: _Optional[int] = ..., devices: _Optional[_Iterable[int]] = ..., tenant: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., device_ns: _Optional[int] = ..., client_process: _Optional[str] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

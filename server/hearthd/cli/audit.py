@@ -13,9 +13,9 @@ from typing import Annotated, Any, NoReturn, Optional
 
 _WRONG, _USAGE, _WEAK = 1, 2, 3
 _TELLS = {
-    "chain": "chain only: shows a changed line; a writer of the file could have written it anew, or cut its end",
-    "keyed": "keyed: shows what was written without the key; the end could have been cut",
-    "anchored": "anchored: shows what was written without the key, changed or cut",
+    "chain": "chain only: detects a changed line; a writer of the file could have rewritten it, or cut its end",
+    "keyed": "keyed: detects lines that were written without the key; the end could have been cut",
+    "anchored": "anchored: detects lines that were written without the key, changed or cut",
 }
 
 
@@ -23,7 +23,7 @@ def add_to(app: Any) -> None:
     """Adds the group of commands to the typer application."""
     import typer
 
-    audit = typer.Typer(no_args_is_help=True, help="Look at the audit log.")
+    audit = typer.Typer(no_args_is_help=True, help="Inspect the audit log.")
     app.add_typer(audit, name="audit")
     File = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file: names the log, its key and anchor.")]
 
@@ -31,32 +31,28 @@ def add_to(app: Any) -> None:
     def verify(
         files: Annotated[
             Optional[list[Path]],  # noqa: UP045
-            typer.Argument(
-                help="The log; with those that were moved away before it, oldest first.", show_default=False
-            ),
+            typer.Argument(help="The log, preceded by its rotated files, oldest first.", show_default=False),
         ] = None,
         key: Annotated[
             Optional[Path],  # noqa: UP045
-            typer.Option(help="The file of keys; without, the daemon's usual one where it can be read."),
+            typer.Option(help="The key file. Default: the daemon's usual key file, if it can be read."),
         ] = None,
         anchor: Annotated[
             Optional[list[Path]],  # noqa: UP045
-            typer.Option(
-                help="A file with anchors in it: of audit.anchor, of a journal, of a log; - for standard input."
-            ),
+            typer.Option(help="A file that contains anchors: audit.anchor, a journal or a log; - for standard input."),
         ] = None,
         require: Annotated[
-            str, typer.Option(help="chain, keyed or anchored: end with 3 where less is shown.")
+            str, typer.Option(help="chain, keyed or anchored: exit with status 3 if the guarantee is less.")
         ] = "chain",
         config: File = None,
-        json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+        json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
         """Check that no line of an audit log was changed, removed or made up, and say what that check can show."""
         _verify(files or [], key, anchor or [], require, config, json)
 
     @audit.command("rotate-key")
     def rotate_key(
-        file: Annotated[Optional[Path], typer.Argument(help="The file of keys.", show_default=False)] = None,  # noqa: UP045
+        file: Annotated[Optional[Path], typer.Argument(help="The key file.", show_default=False)] = None,  # noqa: UP045
         config: File = None,
     ) -> None:
         """Add a key, which signs from the daemon's next reload on; older ones stay, to verify what they signed."""
@@ -150,10 +146,14 @@ def _print(verdict: Any, names: str, as_json: bool) -> None:
     if verdict.missing:
         print(f"{verdict.missing} events are missing: the daemon could not write them")
     if verdict.unknown_keys:
-        print(f"signed by keys that are not known here: {', '.join(verdict.unknown_keys)}; name their file by --key")
+        print(f"signed by unknown keys: {', '.join(verdict.unknown_keys)}; name their file with --key")
     upto = f" up to entry {verdict.anchored} of {verdict.entries}" if verdict.anchored else ""
     tells, _, rest = _TELLS[verdict.guarantee].partition(":")
-    print(f"guarantee: {tells}{upto}:{rest}" if not verdict.problems else "guarantee: none, since it does not hold")
+    print(
+        f"guarantee: {tells}{upto}:{rest}"
+        if not verdict.problems
+        else "guarantee: none, because the verification failed"
+    )
 
 
 def _lines(files: list[Path]) -> Any:
@@ -163,8 +163,7 @@ def _lines(files: list[Path]) -> Any:
 
 
 def _anchors(paths: list[Path], settings: Any) -> list[Any]:
-    """Returns the anchors of the given files; without files, those of the default file, or none if it cannot be
-    read."""
+    """Returns the anchors of the given files; without files, of the default file if it can be read."""
     from hearthd.front.audit.anchors import read
 
     found: list[Any] = []

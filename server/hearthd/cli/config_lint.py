@@ -30,8 +30,10 @@ class LintAdvice(NamedTuple):
 
 
 def advise(config: Config, path: Path | None = None, now: float | None = None) -> list[LintAdvice]:
-    """Returns all warnings that apply on this host for the calling user. Raises `ConfigError` if the daemon would not
-    start."""
+    """Returns all warnings that apply on this host for the calling user.
+
+    Raises `ConfigError` if the daemon would not start.
+    """
     now = time.time() if now is None else now
     return [
         *_file(path),
@@ -52,7 +54,7 @@ def exposed(address: str) -> bool:
 
 def _file(path: Path | None) -> Iterator[LintAdvice]:
     if path is not None and path.stat().st_mode & stat.S_IWOTH:
-        yield LintAdvice(str(path), f"everybody may write it, and with it become any tenant; chmod o-w {path}")
+        yield LintAdvice(str(path), f"every user may write it, and so become any tenant; chmod o-w {path}")
 
 
 def _exposure(config: Config) -> Iterator[LintAdvice]:
@@ -63,14 +65,14 @@ def _exposure(config: Config) -> Iterator[LintAdvice]:
         )
         yield LintAdvice("insecure", f"listen.{', listen.'.join(open_ones)}: other hosts reach it, with {lacking}")
     elif config.insecure:
-        yield LintAdvice("insecure", "is true and nothing needs it; leave it out, so that a later mistake is an error")
+        yield LintAdvice("insecure", "is true, and nothing needs it; remove it, so that a later mistake is an error")
 
 
 def _logins(config: Config) -> Iterator[LintAdvice]:
     address = exposure.unguarded(config)
     if address and (address == exposure.UNIX or not exposed(address)):
         yield LintAdvice(
-            "tenants", f"there are none, so {exposure.who(address)} may do everything by {address}; {exposure.FIX}"
+            "tenants", f"there are none, so {exposure.who(address)} may do everything through {address}; {exposure.FIX}"
         )
 
 
@@ -79,14 +81,14 @@ def _reach(config: Config) -> Iterator[LintAdvice]:
     if exposed(listen.grpc) and listen.lanes and not exposed(listen.lanes) and config.lanes.enabled:
         yield LintAdvice(
             "listen.lanes",
-            f"{listen.lanes} is out of reach for clients on other hosts, whose bulk data then goes over gRPC, several "
-            f'times slower; listen where gRPC does, e.g. "{parse_address(listen.grpc).host}:7423"',
+            f"{listen.lanes} cannot be reached by clients on other hosts, whose bulk data then uses gRPC and is "
+            f'several times slower; listen where gRPC does, e.g. "{parse_address(listen.grpc).host}:7423"',
         )
     if exposed(listen.grpc) and config.collectives.listen and not exposed(config.collectives.listen):
         yield LintAdvice(
             "collectives.listen",
-            f"{config.collectives.listen} is out of reach for daemons on other hosts: groups that are created here are "
-            "for this node alone",
+            f"{config.collectives.listen} cannot be reached by daemons on other hosts: groups that are created "
+            f"here can contain only this node",
         )
     host = parse_address(config.collectives.listen).host if config.collectives.listen else ""
     if host in ("0.0.0.0", "::", "") and config.collectives.listen and not config.collectives.advertise:
@@ -100,7 +102,8 @@ def _reach(config: Config) -> Iterator[LintAdvice]:
 
 def _descriptors(config: Config, devices: int) -> Iterator[LintAdvice]:
     """Yields warnings about the daemon's budget of open files under this shell's limit; `devices`: the number of
-    devices that the daemon would serve."""
+    devices that the daemon would serve.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = descriptors.MOST if hard == resource.RLIM_INFINITY else min(hard, descriptors.MOST)
     processes = devices * min(config.devices.max_processes, max(1, len(config.tenants)))
@@ -139,15 +142,15 @@ def _backend(config: Config) -> Iterator[LintAdvice]:
     if backend == "cpu" and config.tenants and config.devices.cpu_tenants == "trusted":
         yield LintAdvice(
             "devices.cpu_tenants",
-            '"trusted": tenants of the CPU backend run native code, and no wall between them is promised; what this '
-            f"kernel offers is used ({support()})",
+            '"trusted": tenants of the CPU backend run native code, and their isolation is not guaranteed; the '
+            f"daemon uses what this kernel offers ({support()})",
         )
     for tenant in config.tenants:
         strangers = [] if tenant.devices == "all" else [each for each in tenant.devices if each >= len(devices)]
         if strangers:
             yield LintAdvice(
                 f"tenants.{tenant.name}.devices",
-                f"{strangers} are not there: this host has devices 0 to {len(devices) - 1}",
+                f"{strangers} do not exist: this host has devices 0 to {len(devices) - 1}",
             )
 
 
@@ -155,7 +158,7 @@ def _tls(config: Config, now: float) -> Iterator[LintAdvice]:
     tls = config.tls
     files = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca, "crl": tls.crl}
     unreadable = [
-        LintAdvice(f"tls.{name}", f"{path} cannot be read by user {os.getuid()}, so it was not looked at")
+        LintAdvice(f"tls.{name}", f"{path} cannot be read by user {os.getuid()}, so it was not checked")
         for name, path in files.items()
         if path and not os.access(path, os.R_OK) and _hidden(Path(path))
     ]
@@ -184,7 +187,7 @@ def _revocations(crl: str, client_ca: str, now: float) -> Iterator[LintAdvice]:
     except RevocationError as error:
         raise ConfigError(str(error)) from None
     if until <= now:
-        yield LintAdvice("tls.crl", f"{crl} should have been renewed by {_day(until)}; it counts on until it is")
+        yield LintAdvice("tls.crl", f"{crl} should have been renewed by {_day(until)}; it remains in force until it is")
 
 
 def _hidden(path: Path) -> bool:
@@ -214,7 +217,7 @@ def _audit(config: Config) -> Iterator[LintAdvice]:
             "the daemon's user, or make the directory",
         )
     elif config.tenants and not path:
-        yield LintAdvice("audit.path", "is empty: nothing is kept of what tenants did or were refused")
+        yield LintAdvice("audit.path", "is empty: no record is kept of what tenants did or were refused")
 
 
 def _tenants(config: Config, now: float) -> Iterator[LintAdvice]:
@@ -223,7 +226,7 @@ def _tenants(config: Config, now: float) -> Iterator[LintAdvice]:
             credential = token.credential()
             name = f"tenants.{tenant.name}.tokens"
             if credential.expires <= now:
-                yield LintAdvice(name, f"token {credential.name!r} has expired {_day(credential.expires)}")
+                yield LintAdvice(name, f"token {credential.name!r} expired {_day(credential.expires)}")
             elif credential.expires - now < SOON_S:
                 yield LintAdvice(name, f"token {credential.name!r} expires {_day(credential.expires)}")
     if config.tenants and not any("admin" in tenant.rights for tenant in config.tenants):

@@ -136,8 +136,10 @@ class DemoSteps:
 
 
 def run_client(target: str) -> int:
-    """Runs every step once against the daemon at `target` and prints the results as tables. Returns the number of
-    failed steps."""
+    """Runs every step once against the daemon at `target` and prints the results as tables.
+
+    Returns the number of failed steps.
+    """
     import hearth
 
     failed = 0
@@ -201,6 +203,15 @@ def daemon() -> Iterator[str]:
                 process.wait()
 
 
+def next_steps(folder: Path) -> str:
+    """Returns what to try after the demo, with the commands of this environment."""
+    return f"""Next:
+  {folder / "hearthd"} serve      starts a daemon that stays; its page is at http://127.0.0.1:7422/
+  {folder / "python"}             runs the program of README.md, "Sixty seconds", in another terminal
+  {folder / "hearth"} top         shows sessions and devices, live
+docs/guide.md continues."""
+
+
 def main() -> int:
     """Runs the demo. Returns 0 if every result was correct, otherwise 1."""
     os.environ.pop("HEARTH_TARGET", None)
@@ -208,4 +219,6 @@ def main() -> int:
         failed = run_client(target)
     if failed:
         print(f"{failed} steps failed", file=sys.stderr)
+    else:
+        print(next_steps(Path(sys.executable).parent))
     return 1 if failed else 0

@@ -22,6 +22,13 @@ _SERVING = "SERVING"
 _NOT_AS_ASKED = 1
 _NOTHING_TO_ASK = 2
 
+_UNREACHABLE = (
+    ("No such file", "there is no such socket. Fix: start hearthd, or name its configuration with --config"),
+    ("refused", "no daemon listens there. Fix: start hearthd, or name its configuration with --config"),
+    ("denied", "this user may not use the socket. Fix: run the check as the daemon's user"),
+)
+"""What gRPC says of an address that cannot be reached, and what is said of it here."""
+
 
 def add_to(app: typer.Typer) -> None:
     """Adds the command `hearthd health` to the typer application."""
@@ -30,8 +37,10 @@ def add_to(app: typer.Typer) -> None:
     def health(
         path: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file.", show_default=False)] = None,
         unix: Annotated[str | None, typer.Option(help="Path of the daemon's Unix socket.", show_default=False)] = None,
-        service: Annotated[str, typer.Option(help='What to ask about: the node (""), or "device/0".')] = "",
-        live: Annotated[bool, typer.Option("--live", help="Liveness: any answer will do. Else readiness.")] = False,
+        service: Annotated[str, typer.Option(help='Service to check: the node (""), or e.g. "device/0".')] = "",
+        live: Annotated[
+            bool, typer.Option("--live", help="Check liveness: any answer succeeds. Default: check readiness.")
+        ] = False,
         timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.01)] = 3.0,
     ) -> None:
         """Ask the daemon of this configuration whether it is ready; exit status 1: it is not."""
@@ -54,12 +63,16 @@ class Unhealthy(Exception):
 
 class NothingToAsk(Exception):
     """The configuration has no listener that can be queried from this host; the exception's text is one line with
-    advice."""
+    advice.
+    """
 
 
 def check(config: Config, service: str, timeout: float, *, live: bool) -> str:
-    """Returns the answer about `service`, "SERVING". With `live`, any answer is returned, because it shows that the
-    daemon's event loop runs. Raises `Unhealthy` and `NothingToAsk`."""
+    """Returns the answer about `service`, "SERVING".
+
+    With `live`, any answer is returned, because it shows that the daemon's event loop runs. Raises `Unhealthy` and
+    `NothingToAsk`.
+    """
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -72,7 +85,7 @@ def check(config: Config, service: str, timeout: float, *, live: bool) -> str:
             _explain(error, where, service, timeout)
     status = str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
     if status != _SERVING and not live:
-        raise Unhealthy(f"{service or 'the node'} is {status}: it starts, drains, or has no device that serves")
+        raise Unhealthy(f"{service or 'the node'} is {status}: it is starting or draining, or no device serves")
     return status
 
 
@@ -87,7 +100,8 @@ def _channel(config: Config) -> tuple[grpc.Channel, str]:
     address = parse_address(config.listen.grpc) if config.listen.grpc else None
     if address is None or not address.port or config.tls.require_client_certificate:
         raise NothingToAsk(
-            "there is nothing to ask: listen.unix is off, and listen.grpc is off, has no fixed port, or asks for a "
+            "there is no address to check: listen.unix is off, and listen.grpc is off, has no fixed port, or asks "
+            "for a "
             "client's certificate; set listen.unix, or ask listen.http for /healthz and /readyz"
         )
     where = str(_reached(address))
@@ -105,7 +119,8 @@ def _channel(config: Config) -> tuple[grpc.Channel, str]:
 
 def _reached(address: Address) -> Address:
     """Returns the address under which this host reaches a listener on all interfaces; other addresses are returned
-    unchanged."""
+    unchanged.
+    """
     if not address.wildcard:
         return address
     return Address("::1" if ":" in address.host else "127.0.0.1", address.port)
@@ -136,4 +151,7 @@ def _explain(error: Exception, where: str, service: str, timeout: float) -> NoRe
         raise Unhealthy(f"{where} knows no service {service!r}; there are '', 'device/0', ...") from None
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         raise Unhealthy(f"{where} did not answer within {timeout:g} s") from None
-    raise Unhealthy(f"{where} cannot be asked: {details or code.name}") from None
+    reason = details or code.name
+    if code == grpc.StatusCode.UNAVAILABLE:
+        reason = next((said for part, said in _UNREACHABLE if part in reason), reason)
+    raise Unhealthy(f"{where} cannot be asked: {reason}") from None

@@ -40,8 +40,10 @@ def _load(path: Path | None, flags: dict[tuple[str, ...], Any]) -> tuple[Any, di
         _fail(f"hearthd: {error}", USAGE_ERROR)
 
 
-def _serve(path: Path | None, flags: dict[tuple[str, ...], Any]) -> NoReturn:
+def _serve(path: Path | None, flags: dict[tuple[str, ...], Any], instance: str = "") -> NoReturn:
     config, _ = _load(path, flags)
+    if instance:
+        config, flags = _as_instance(config, path, flags, instance)
     from hearthd.front.config.loader import load
     from hearthd.shared import log
 
@@ -49,6 +51,22 @@ def _serve(path: Path | None, flags: dict[tuple[str, ...], Any]) -> NoReturn:
     from hearthd.front.daemon.main import serve
 
     raise SystemExit(serve(config, read=lambda: load(path, flags=flags)[0], hangup=_hangup))
+
+
+def _as_instance(
+    config: Any, path: Path | None, flags: dict[tuple[str, ...], Any], name: str
+) -> tuple[Any, dict[tuple[str, ...], Any]]:
+    """Returns the configuration and the flags with the ports and sockets of an instance, and prints its target."""
+    from hearthd.cli import instance
+
+    try:
+        flags = {**flags, **instance.overrides(config, name, flags)}
+    except ValueError as error:
+        _not_served()
+        _fail(f"hearthd: {error}", USAGE_ERROR)
+    config, _ = _load(path, flags)
+    print(instance.announcement(config, name), flush=True)
+    return config, flags
 
 
 def _check_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json: bool, strict: bool) -> None:
@@ -108,22 +126,30 @@ def _print_token(name: str, expires: str | None) -> None:
         TokenSettings.model_validate(entry)
     except ValidationError as error:
         _fail(f"hearthd: {error.errors()[0]['msg'].removeprefix('Value error, ')}", USAGE_ERROR)
-    print("# The token, for the client (HEARTH_TOKEN); it is shown this once and kept nowhere:")
+    print("# The token, for the client (HEARTH_TOKEN); it is shown only this once and is not stored:")
     print(token)
     print("# For the daemon, an entry of `tokens` of a tenant in its configuration:")
     print(inline(entry))
 
 
 FLAGS: dict[str, tuple[tuple[str, ...], type, str]] = {
-    "grpc": (("listen", "grpc"), str, 'Address for gRPC, "host:port"; empty: none.'),
-    "http": (("listen", "http"), str, 'Address for HTTP, "host:port"; empty: none.'),
-    "unix": (("listen", "unix"), str, "Path of the Unix socket; empty: none."),
-    "lanes": (("listen", "lanes"), str, 'Address for bulk data over TCP, "host:port"; empty: none.'),
-    "backend": (("devices", "backend"), str, "auto, cuda or cpu."),
-    "cpu_count": (("devices", "cpu_count"), int, "Virtual devices of the CPU backend."),
-    "log_level": (("log", "level"), str, "debug, info, warning or error."),
-    "log_format": (("log", "format"), str, "json, console or auto."),
-    "insecure": (("insecure",), bool, "Allow addresses that other hosts reach."),
+    "grpc": (("listen", "grpc"), str, 'Address for gRPC, "host:port"; empty: none. Default: 127.0.0.1:7421.'),
+    "http": (("listen", "http"), str, 'Address for HTTP, "host:port"; empty: none. Default: 127.0.0.1:7422.'),
+    "unix": (("listen", "unix"), str, "Path of the Unix socket; empty: none. Default: auto."),
+    "lanes": (
+        ("listen", "lanes"),
+        str,
+        'Address for bulk data, "host:port"; empty: none. Default: 127.0.0.1:7423.',
+    ),
+    "backend": (("devices", "backend"), str, "auto, cuda or cpu. Default: auto."),
+    "cpu_count": (("devices", "cpu_count"), int, "Virtual devices of the CPU backend. Default: 2."),
+    "log_level": (("log", "level"), str, "debug, info, warning or error. Default: info."),
+    "log_format": (("log", "format"), str, "json, console or auto. Default: auto."),
+    "insecure": (
+        ("insecure",),
+        bool,
+        "Serve other hosts without TLS and tenants. Default: --secure.",
+    ),
 }
 """Settings that have a flag on the command line: path, type, help."""
 
@@ -153,12 +179,12 @@ def build_app() -> Any:
     """Returns the typer application."""
     import typer
 
-    from hearthd.cli import audit, health_check
+    from hearthd.cli import audit, certificate, example_config, health_check, service_unit
 
     app = typer.Typer(name="hearthd", no_args_is_help=True, pretty_exceptions_enable=False)
     File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
     Named = Annotated[Optional[Path], typer.Argument(metavar="FILE", help="The same as --config.", show_default=False)]  # noqa: UP045
-    Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+    Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
     def option(text: str) -> Any:
         return typer.Option(help=text, show_default=False)
@@ -170,9 +196,9 @@ def build_app() -> Any:
 
     def show_version(asked: bool) -> None:
         if asked:
-            import hearthd
+            from hearth_proto import VERSION
 
-            print(f"hearthd {hearthd.version()}")
+            print(f"hearthd {VERSION}")
             raise typer.Exit
 
     @app.callback()
@@ -185,9 +211,15 @@ def build_app() -> Any:
 
     @app.command()
     @_with_flags
-    def serve(flags: Any, config: File = None) -> None:
+    def serve(
+        flags: Any,
+        config: File = None,
+        instance: Annotated[
+            str, option("Name of a further daemon on this machine: free ports, and sockets with this name.")
+        ] = "",
+    ) -> None:
         """Serve this node's devices."""
-        _serve(config, flags)
+        _serve(config, flags, instance)
 
     @app.command("check-config")
     @_with_flags
@@ -196,7 +228,7 @@ def build_app() -> Any:
         file: Named = None,
         config: File = None,
         json: Json = False,
-        strict: Annotated[bool, typer.Option("--strict", help="End with 1 where there are warnings.")] = False,
+        strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 if there are warnings.")] = False,
     ) -> None:
         """Say whether the daemon would start with this file, environment and flags, and what may not be meant."""
         _check_config(either(file, config), flags, json, strict)
@@ -209,15 +241,21 @@ def build_app() -> Any:
 
     @app.command()
     def token(
-        name: Annotated[str, option("What the audit log calls it.")] = "",
-        expires: Annotated[str | None, option("The last day on which it is good, YYYY-MM-DD.")] = None,
+        name: Annotated[str, option("Name of the token in the audit log.")] = "",
+        expires: Annotated[str | None, option("The last day on which it is valid, YYYY-MM-DD.")] = None,
     ) -> None:
         """Make a token, and its hash for the configuration."""
         _print_token(name, expires)
 
     health_check.add_to(app)
 
+    certificate.add_to(app)
+
     audit.add_to(app)
+
+    example_config.add_to(app)
+
+    service_unit.add_to(app)
 
     @app.command()
     def version() -> None:
@@ -249,7 +287,8 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         print(
             f"hearthd: the Python package {missing.name!r} is not installed; the client alone does without it, the "
-            "daemon does not. Fix: pip install 'hearth-gpu[server]', or with GPUs [cuda12] or [cuda13]",
+            "daemon does not. Fix: install the extra hearth-gpu[server], or with GPUs [cuda12] or [cuda13]: in a clone "
+            "pip install '.[server]', from a wheel pip install 'hearth-gpu[server] @ file:///PATH/NAME.whl'",
             file=sys.stderr,
         )
         _not_served()

@@ -34,8 +34,7 @@ def as_toml(config: Config, origins: Origins) -> str:
 
 
 def as_json(config: Config, origins: Origins) -> str:
-    """Returns a JSON list with an object for each setting: setting, value, origin, and the path that "auto" stands
-    for."""
+    """Returns a JSON list with an object for each setting: setting, value, origin, path behind "auto"."""
     values = config.model_dump(mode="json")
     listed: list[dict[str, Any]] = []
     for where in settings():

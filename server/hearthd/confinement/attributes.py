@@ -51,7 +51,6 @@ def no_new_privileges() -> None:
 
 def drop_capabilities() -> None:
     """Drops all capabilities permanently; does nothing if there are none. Raises OSError if that fails."""
-
     if not _capabilities():
         return
 

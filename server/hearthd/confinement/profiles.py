@@ -47,8 +47,11 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_PTRACER = 1, 4, 0x59616D61
 
 
 def cpu(pid: int) -> list[Rule]:
-    """Returns the rules for the process `pid` of the CPU backend. It can use its existing sockets and start threads. It
-    cannot start a process, open a socket, signal other processes, or change anything of files except their content."""
+    """Returns the rules for the process `pid` of the CPU backend.
+
+    It can use its existing sockets and start threads. It cannot start a process, open a socket, signal other processes,
+    or change anything of files except their content.
+    """
     own, own_or_none = (pid,), (0, pid)
     always = (*_OTHER_PROCESSES, *_SYSTEM, *_PROGRAMS, *_SOCKETS, *_ATTRIBUTES, *_IDENTITY, *_NAMED_IPC, "tkill")
     return [

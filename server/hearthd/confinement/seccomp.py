@@ -99,8 +99,10 @@ def available() -> bool:
 
 
 def install(program: bytes) -> None:
-    """Installs the filter permanently for this process and all processes that it starts; sets no-new-privs. Raises
-    OSError."""
+    """Installs the filter permanently for this process and all processes that it starts; sets no-new-privs.
+
+    Raises OSError.
+    """
 
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))

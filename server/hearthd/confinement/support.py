@@ -35,7 +35,8 @@ class Support:
 @functools.cache
 def support() -> Support:
     """Returns the features of this kernel that this process can use: a container, or a filter of its parent, may
-    disable features of the kernel."""
+    disable features of the kernel.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     version = max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _VERSION)))

@@ -51,8 +51,9 @@ class DeviceContext:
     def begin(
         self, stream: LogicalStream, size: int = 0, *, track: PooledStream | None = None, plan: LaunchPlan | None = None
     ) -> None:
-        """Prepares the stream's track, or `track` if given, for work that the caller submits next. The track already
-        waits for all work that the new work depends on.
+        """Prepares the stream's track, or `track` if given, for work that the caller submits next.
+
+        The track already waits for all work that the new work depends on.
 
         Starts the clocks of profiles that were opened on the stream, and the command's record in a trace. `size` is the
         number of bytes that the work copies; `plan` is the launch plan of a kernel launch.

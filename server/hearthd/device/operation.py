@@ -49,8 +49,11 @@ class Announcement(Protocol):
         ...
 
     def ask(self, ahead: Iterable[object]) -> None:
-        """Requests the operation's peers, or queues the request. `ahead` lists the announcements of all operations that
-        this operation waits for, each of which `stands`; the request is ordered behind them."""
+        """Requests the operation's peers, or queues the request.
+
+        `ahead` lists the announcements of all operations that this operation waits for, each of which `stands`; the
+        request is ordered behind them.
+        """
         ...
 
 
@@ -112,8 +115,10 @@ class Origin:
         return bool(self.request or self.call)
 
     def reply(self, result: commands_pb2.Result | None = None) -> None:
-        """Sends `result`, or without `result` the answer that the command is done. Has no effect if no answer was
-        requested."""
+        """Sends `result`, or without `result` the answer that the command is done.
+
+        Has no effect if no answer was requested.
+        """
         if not (self.request or self.call):
             return
         if result is None:
@@ -127,8 +132,11 @@ class Origin:
         self.replies.result(self.session, self.call, commands_pb2.Result(request=self.request, error=status))
 
     def fail(self, refusal: Refusal, spoiled: Sequence[Buffer] = ()) -> None:
-        """Answers the command with the refusal. If no answer was requested, records the refusal on the stream as a late
-        error and marks the buffers in `spoiled`, which the command would have written, as invalid."""
+        """Answers the command with the refusal.
+
+        If no answer was requested, records the refusal on the stream as a late error and marks the buffers in
+        `spoiled`, which the command would have written, as invalid.
+        """
         failure = StreamFailure(self.name, self.stream.handle, self.seq, self.index, refusal)
         self.over = True
         if self.capture is not None:
@@ -168,8 +176,9 @@ class Origin:
 
 
 class Operation:
-    """A command that may have to wait. `run` returns False while the command cannot continue, and is called again
-    later.
+    """A command that may have to wait.
+
+    `run` returns False while the command cannot continue, and is called again later.
 
     While the operation waits, it is ordered against other operations by the objects in `writes` and `reads` (buffers,
     its stream, modules, events). `needs` lists the buffers whose contents it depends on, `spoils` the buffers that
@@ -262,7 +271,8 @@ class Operation:
 
     def _try(self) -> bool:
         """Runs a single call and records whether it submitted any work; a call that has submitted none can still be
-        cancelled."""
+        cancelled.
+        """
         track = self.origin.stream.track
         given = track.given
         done = self._run()
@@ -289,8 +299,10 @@ class Operation:
 
     @property
     def announced(self) -> bool:
-        """True if the operation waits only for other collective operations and for the answer to its request. Its peers
-        depend on it from then on, so it has to run."""
+        """True if the operation waits only for other collective operations and for the answer to its request.
+
+        Its peers depend on it from then on, so it has to run.
+        """
         announcement = self.announcement
         return announcement is not None and announcement.made
 
@@ -331,8 +343,10 @@ class Operation:
 
 
 def internal_error(name: str, error: Exception) -> Refusal:
-    """Returns the refusal for an unexpected exception inside the daemon, and prints the traceback to the log. Only the
-    command fails; the device process continues."""
+    """Returns the refusal for an unexpected exception inside the daemon, and prints the traceback to the log.
+
+    Only the command fails; the device process continues.
+    """
     traceback.print_exception(error, file=sys.stderr)
     return Refusal(
         Reason.INTERNAL,

@@ -1,5 +1,7 @@
-"""Outbox: frames for the front, and frames that lanes send to their clients. They are gathered during one iteration of
-the loop and sent together, without blocking."""
+"""Outbox: frames for the front, and frames that lanes send to their clients.
+
+They are gathered during one iteration of the loop and sent together, without blocking.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,10 @@ class Vectors:
         self.parts: deque[bytes | memoryview] = deque()
 
     def send(self, end: socket.socket) -> int:
-        """Sends as much as the socket accepts and returns the number of bytes. Raises OSError if the peer has
-        closed."""
+        """Sends as much as the socket accepts and returns the number of bytes.
+
+        Raises OSError if the peer has closed.
+        """
         parts = self.parts
         if len(parts) == 1:
             return self._send_one(end)
@@ -118,8 +122,10 @@ class LaneSink(Protocol):
         ...
 
     def answer(self, seq: int, payload: bytes) -> bool:
-        """Sends a response together with the acknowledgement of the last batch. Returns False, without effect, if other
-        frames must be sent first."""
+        """Sends a response together with the acknowledgement of the last batch.
+
+        Returns False, without effect, if other frames must be sent first.
+        """
         ...
 
     def respond(self, payload: bytes) -> bool:
@@ -165,8 +171,10 @@ class Outbox:
         of those acknowledgements for the front."""
 
     def put(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None:
-        """Queues a frame. A response or an acknowledgement is also sent over the channel's lane, if the channel has a
-        lane."""
+        """Queues a frame.
+
+        A response or an acknowledgement is also sent over the channel's lane, if the channel has a lane.
+        """
         if kind in LANES and self.lanes:
             lane = self.lanes.get(channel)
             if lane is not None:
@@ -205,7 +213,8 @@ class Outbox:
 
     def inline(self, lane: LaneSink, seq: int, payload: bytes) -> None:
         """Sends a response with the acknowledgement of its batch `seq`, the last batch that arrived over this lane; all
-        earlier batches are executed. Sent at once unless other frames must be sent first."""
+        earlier batches are executed. Sent at once unless other frames must be sent first.
+        """
         channel = lane.channel
         if self._urgent or not lane.answer(seq, payload):
             self.put(ACK, channel=channel, id=seq)
@@ -222,8 +231,11 @@ class Outbox:
         self.send()
 
     def now(self, channel: int, payload: bytes, last: bool = True) -> None:
-        """Sends a response at once unless other frames must be sent first. A response that is not the `last` is queued:
-        the next response may follow within the same iteration of the loop, and one message then carries both."""
+        """Sends a response at once unless other frames must be sent first.
+
+        A response that is not the `last` is queued: the next response may follow within the same iteration of the loop,
+        and one message then carries both.
+        """
         lane = self.lanes.get(channel)
         if lane is None or self._urgent or not last or not lane.respond(payload):
             self.put(RESPONSE, payload, channel=channel)
@@ -257,8 +269,11 @@ class Outbox:
     # ---- batches that are not executed ----
 
     def repeated(self, channel: int, seq: int) -> None:
-        """Acknowledges a batch that the client had sent again. `seq` is 0 if the batch came over the link, where the
-        acknowledgement only releases the batch's place in the front's window."""
+        """Acknowledges a batch that the client had sent again.
+
+        `seq` is 0 if the batch came over the link, where the acknowledgement only releases the batch's place in the
+        front's window.
+        """
         lane = self.lanes.get(channel)
         if not seq:
             self._urgent = True
@@ -350,8 +365,10 @@ class Outbox:
                 lane.settle()  # settle now, because nothing else may happen before the loop sleeps
 
     def send_all(self) -> None:
-        """Sends everything and blocks until the front has read it, with a timeout of 1 s per write. Used by the fatal
-        exit of a process."""
+        """Sends everything and blocks until the front has read it, with a timeout of 1 s per write.
+
+        Used by the fatal exit of a process.
+        """
         for lane in tuple(self.lanes.values()):
             lane.put_ack()
             lane.settle()

@@ -150,7 +150,7 @@ class PrintfCapture:
             self._journal.info("kernel_output", sessions=sessions, text=text[:LOGGED_BYTES], bytes=len(data) + dropped)
             return
         if dropped:
-            text += f"\n[{dropped} more bytes of output were dropped: {KEPT_BYTES} are kept between two syncs]\n"
+            text += f"\n[{dropped} more bytes of output were dropped: {KEPT_BYTES} is the maximum between two syncs]\n"
         self._telemetry.output_bytes += len(data)
         event = device_pb2.Event(output=device_pb2.Output(text=text))
         response = device_pb2.ExecuteResponse(event=event)

@@ -67,17 +67,18 @@ def parse_address(text: str) -> Address:
     """Parses `host:port`, `[v6]:port` or `:port` (every interface). Raises `ValueError`."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f'{text!r} is no address; write "host:port", e.g. "127.0.0.1:7421"')
+        raise ValueError(f'{text!r} is not an address; write "host:port", e.g. "127.0.0.1:7421"')
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ValueError(f'{text!r} is no address; write an IPv6 address in brackets, e.g. "[::1]:{port}"')
+        raise ValueError(f'{text!r} is not an address; write an IPv6 address in brackets, e.g. "[::1]:{port}"')
     return Address(host or "0.0.0.0", int(port))
 
 
 def default_unix_path(environ: Mapping[str, str]) -> str:
     """Returns `/run/hearth/hearth.sock` if that directory is writable or can be created, otherwise
-    `$XDG_RUNTIME_DIR/hearth/hearth.sock`, otherwise `~/.cache/hearth/hearth.sock`. Clients search the same places."""
+    `$XDG_RUNTIME_DIR/hearth/hearth.sock`, otherwise `~/.cache/hearth/hearth.sock`. Clients search the same places.
+    """
     run = Path("/run/hearth")
     if os.access(run, os.W_OK | os.X_OK) or (not run.exists() and os.access(run.parent, os.W_OK | os.X_OK)):
         return str(run / "hearth.sock")

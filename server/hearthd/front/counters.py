@@ -22,7 +22,8 @@ Number = int | float
 @dataclass
 class HistogramCounts:
     """A histogram: upper bounds in nanoseconds, the count of each bucket and of values above the last bound, and the
-    sum."""
+    sum.
+    """
 
     bounds_ns: tuple[int, ...]
     counts: list[int]
@@ -92,8 +93,10 @@ class DeviceTotals:
         self._tenants[generation] = tenant or EVERYBODY
 
     def observe(self, generation: int, snapshot: Mapping[str, Any]) -> None:
-        """Notes the counts that this generation's process has reported. Late reports of a process that has ended are
-        ignored."""
+        """Notes the counts that this generation's process has reported.
+
+        Late reports of a process that has ended are ignored.
+        """
         if generation not in self._over:
             self._last[generation] = Counts.of(snapshot)
 

@@ -42,7 +42,8 @@ async def abort(context: Context, status: status_pb2.Status) -> NoReturn:
 
 def fitted(status: status_pb2.Status) -> status_pb2.Status:
     """Returns `status`, truncated to fit the trailing metadata: first the message, then the longest values, then the
-    later failures of a stream."""
+    later failures of a stream.
+    """
     if len(status.message) <= MAX_MESSAGE and status.ByteSize() <= MAX_MESSAGE + MAX_DETAILS:
         return status
     refusal = from_status(status)
@@ -84,14 +85,15 @@ def session_expired() -> Refusal:
     return Refusal(
         Reason.SESSION_EXPIRED,
         "The session token names no live session: unknown or expired session.",
-        fix="Open a new session with NodeService.OpenSession; a session ends when it is closed or stays away longer "
-        "than its lease.",
+        fix="Open a new session with NodeService.OpenSession; a session ends when it is closed or is disconnected "
+        "for longer than its lease.",
     )
 
 
 def session_not_found(session_id: str) -> Refusal:
     """Returns the refusal of a session's public id, with the same message if the session belongs to another tenant or
-    does not exist."""
+    does not exist.
+    """
     return Refusal(
         Reason.INVALID_HANDLE,
         f"There is no session {session_id[:64]!r} here.",
@@ -104,7 +106,7 @@ def device_not_found(ordinal: int, ordinals: Iterable[int]) -> Refusal:
     known = ", ".join(map(str, ordinals)) or "none"
     return Refusal(
         Reason.DEVICE_NOT_FOUND,
-        f"Device {ordinal} was asked for; this node has devices: {known}.",
+        f"Device {ordinal} was requested; this node has devices: {known}.",
         fix="Use an ordinal that NodeService.Describe lists.",
         details={"requested": ordinal, "allowed": known},
     )
@@ -113,8 +115,8 @@ def device_not_found(ordinal: int, ordinals: Iterable[int]) -> Refusal:
 def too_large(what: str, size: int, most: int, setting: str) -> Refusal:
     return Refusal(
         Reason.MESSAGE_TOO_LARGE,
-        f"{what} has {size} bytes; the most is {most}.",
-        fix=f"Send smaller messages; OpenSessionResponse.limits.{setting} says how large they may be.",
+        f"{what} has {size} bytes; the maximum is {most}.",
+        fix=f"Send smaller messages; OpenSessionResponse.limits.{setting} is the maximum size.",
         details={"requested": size, "allowed": most, "limit": setting},
     )
 

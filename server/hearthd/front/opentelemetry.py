@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
+from hearth_proto import VERSION
 from hearth_proto.reasons import Code
-from hearthd import version
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -63,7 +63,8 @@ def exporters(environ: Mapping[str, str]) -> list[str]:
 
 def switch_on(environ: Mapping[str, str] = os.environ) -> None:
     """Starts tracing if the environment asks for traces, or the process already has a provider
-    (`opentelemetry-instrument`, an embedder). An error is logged, and the daemon serves without traces."""
+    (`opentelemetry-instrument`, an embedder). An error is logged, and the daemon serves without traces.
+    """
     try:
         provider = _configured()
         ours = provider is None
@@ -104,10 +105,10 @@ def _provider(names: list[str]) -> Any:
     except ImportError as error:
         raise _TracingUnavailable(
             f"the environment asks for traces, and OpenTelemetry is not installed: {error}",
-            "pip install 'hearth-gpu[otel]', or OTEL_SDK_DISABLED=true",
+            "install the extra hearth-gpu[otel] (in a clone: pip install '.[otel]'), or set OTEL_SDK_DISABLED=true",
         ) from None
     asked = OTELResourceDetector().detect().attributes  # OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME
-    ours = {"service.name": "hearthd", "service.version": version(), "host.name": socket.gethostname()}
+    ours = {"service.name": "hearthd", "service.version": VERSION, "host.name": socket.gethostname()}
     provider = TracerProvider(resource=Resource.create({**ours, **asked}), shutdown_on_exit=False)
     for name in names:
         provider.add_span_processor(BatchSpanProcessor(_exporter(name)))
@@ -122,8 +123,8 @@ def _exporter(name: str) -> Any:
         there = ", ".join(sorted({each.name for each in entry_points(group=_GROUP)})) or "none"
         raise _TracingUnavailable(
             f"no exporter {name!r} for traces is installed; there are: {there}",
-            "pip install 'hearth-gpu[otel]', which has otlp over http/protobuf, or name another in "
-            "OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL",
+            "install the extra hearth-gpu[otel] (in a clone: pip install '.[otel]'), which has otlp over "
+            "http/protobuf, or name another in OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL",
         )
     return found[0].load()()
 
@@ -141,7 +142,7 @@ class _Tracing:
         self.provider = provider
         self.ours = ours
         self.api: Any = trace
-        self.tracer: Any = provider.get_tracer("hearthd", version())
+        self.tracer: Any = provider.get_tracer("hearthd", VERSION)
         self.w3c = TraceContextTextMapPropagator()
 
 
@@ -225,8 +226,11 @@ class CallSpan:
 
 
 def _carried(context: Context) -> dict[str, str]:
-    """Returns the text entries of the metadata. The metadata of a framed call (`FramedCall`) are read directly: asking
-    the call for them would identify its caller, which is left to the code that needs it."""
+    """Returns the text entries of the metadata.
+
+    The metadata of a framed call (`FramedCall`) are read directly: asking the call for them would identify its caller,
+    which is left to the code that needs it.
+    """
     shown: Any = getattr(context, "metadata", None)
     if shown is None:
         shown = context.invocation_metadata()

@@ -1,4 +1,4 @@
-"""Rates of counters over the last seconds. Pure: the time is passed in."""
+"""Rates of counters over the last seconds, and their history over the last minutes. Pure: the time is passed in."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ STEP_S = 0.5
 number."""
 LATE_S = 3.0
 """Age, in seconds, up to which the last sample counts as present. Device processes are asked every two seconds."""
+
+HISTORY_S = 300.0
+"""Time, in seconds, for which a history keeps rates."""
+HISTORY_STEP_S = 1.0
+"""Minimum interval between two entries of a history, in seconds."""
 
 Number = int | float
 
@@ -48,8 +53,10 @@ class Rates:
             samples.popleft()
 
     def per_second(self, now: float) -> dict[str, float]:
-        """Returns each counter's rate per second; empty until there are two samples. A counter that appeared later is
-        assumed to have started from 0."""
+        """Returns each counter's rate per second; empty until there are two samples.
+
+        A counter that appeared later is assumed to have started from 0.
+        """
         if len(self._samples) < 2:
             return {}
         (since, before), (until, after) = self._samples[0], self._samples[-1]
@@ -57,3 +64,29 @@ class Rates:
         if seconds <= 0:
             return {}
         return {name: max(0.0, (value - before.get(name, 0)) / seconds) for name, value in after.items()}
+
+
+class RateHistory:
+    """The rates of the last minutes.
+
+    It has no timer: an entry is added with a report of a device process, which comes every two seconds, or more often
+    while a status page is open. The number of entries is bounded.
+    """
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[float, dict[str, float]]] = deque(maxlen=int(HISTORY_S / HISTORY_STEP_S))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, now: float, rates: Rates) -> None:
+        """Adds the present rates, unless the last entry is more recent than `HISTORY_STEP_S` or there are no rates."""
+        if self._entries and now - self._entries[-1][0] < HISTORY_STEP_S:
+            return
+        found = rates.per_second(now)
+        if found:
+            self._entries.append((now, found))
+
+    def since(self, now: float) -> list[tuple[float, dict[str, float]]]:
+        """Returns the entries of the last `HISTORY_S` seconds, oldest first, each with its age in seconds."""
+        return [(now - at, found) for at, found in self._entries if now - at <= HISTORY_S]

@@ -37,7 +37,7 @@ def listen_error(address: Address, setting: str, error: OSError) -> ListenError:
     if error.errno == errno.EADDRINUSE:
         return ListenError(
             f"listen.{setting}: port {address.port} on {address.host} is in use, perhaps by another hearthd; "
-            f"`ss -ltnp 'sport = :{address.port}'` says by whom; stop it or configure another port"
+            f"`ss -ltnp 'sport = :{address.port}'` shows which process uses it; stop it or configure another port"
         )
     return ListenError(f"listen.{setting}: {address} cannot be listened on: {error.strerror or error}")
 
@@ -46,8 +46,10 @@ class UnixSocket:
     """The claim to the path of a Unix socket, held by a lock file beside the path while the daemon runs."""
 
     def __init__(self, path: str, *, public: bool = False, setting: str = "listen.unix") -> None:
-        """Creates the object. With `public`, other users of the host may connect. `setting`: the setting that has the
-        path."""
+        """Creates the object.
+
+        With `public`, other users of the host may connect. `setting`: the setting that has the path.
+        """
         self.path = Path(path)
         self._setting = setting
         self._public = public
@@ -58,8 +60,10 @@ class UnixSocket:
         self._made: Path | None = None
 
     def claim(self) -> None:
-        """Claims the path: creates its directory, and removes a socket that a daemon left behind. Raises `ListenError`
-        if another daemon uses the path."""
+        """Claims the path: creates its directory, and removes a socket that a daemon left behind.
+
+        Raises `ListenError` if another daemon uses the path.
+        """
         directory = self.path.parent
         try:
             if not directory.exists():
@@ -115,7 +119,7 @@ class UnixSocket:
             return
         if not self.path.is_socket():
             raise ListenError(
-                f"{self._setting}: {self.path} exists and is no socket; remove it or configure another path"
+                f"{self._setting}: {self.path} exists and is not a socket; remove it or configure another path"
             )
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)

@@ -47,7 +47,8 @@ NONE = Layout(0, 0)
 
 def layout(chunk_bytes: int) -> Layout:
     """Returns the layout for chunks of up to `chunk_bytes`; no slots if such chunks are too small to benefit, or too
-    large to fit."""
+    large to fit.
+    """
     if chunk_bytes < SMALLEST:
         return NONE
     size = -(-chunk_bytes // _PAGE) * _PAGE

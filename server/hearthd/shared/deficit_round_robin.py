@@ -94,8 +94,10 @@ class DeficitRoundRobin(Generic[K]):
             entry.credit -= cost
 
     def turn(self) -> K | None:
-        """Returns the flow that has the turn; None if no flow waits. The same flow is returned until it has used its
-        credit or leaves."""
+        """Returns the flow that has the turn; None if no flow waits.
+
+        The same flow is returned until it has used its credit or leaves.
+        """
         if not self._order:
             return None
         for _ in range(len(self._order)):
@@ -139,8 +141,10 @@ class _Class(Generic[K]):
 
 
 class HierarchicalRoundRobin(Generic[K]):
-    """Flows in groups, and groups in priority classes; see the module. A lower `priority` is more urgent, as for CUDA
-    streams."""
+    """Flows in groups, and groups in priority classes; see the module.
+
+    A lower `priority` is more urgent, as for CUDA streams.
+    """
 
     def __init__(self, quantum: float) -> None:
         self._quantum = quantum
@@ -156,8 +160,10 @@ class HierarchicalRoundRobin(Generic[K]):
         return key in self._wanting
 
     def enter(self, key: K, group: str = "", weight: float = 1.0, priority: int = 0) -> None:
-        """Queues the flow for a turn. `weight` is that of the flow's group; the last value given for the group
-        applies."""
+        """Queues the flow for a turn.
+
+        `weight` is that of the flow's group; the last value given for the group applies.
+        """
         place = (priority, group)
         if self._places.get(key, place) != place:
             self.forget(key)

@@ -44,12 +44,14 @@ def without_room(path: str) -> bool:
 
 
 def refusal(path: str, purpose: str, setting: str) -> Refusal:
-    """Returns the refusal DISK_FULL. `purpose`: the data to be written at `path`; `setting`: the name of the setting
-    that chooses the path."""
+    """Returns the refusal DISK_FULL.
+
+    `purpose`: the data to be written at `path`; `setting`: the name of the setting that chooses the path.
+    """
     return Refusal(
         Reason.DISK_FULL,
         f"The disk is full that holds {path}: there is no room for {purpose}.",
-        fix=f"Free space there, or have {setting} name a place with room.",
+        fix=f"Free space there, or have {setting} name a directory with free space.",
         details={"path": path, "setting": setting},
         retry_after_s=RETRY_S,
     )

@@ -24,7 +24,8 @@ _MOST_KINDS = 1024
 
 def configure(level: str = "info", format: str = "auto") -> None:
     """Configures structlog for the whole process; records of libraries that use `logging` (from level warning) get the
-    same format. May be called again: the last call applies to all loggers."""
+    same format. May be called again: the last call applies to all loggers.
+    """
     global _threshold  # noqa: PLW0603 - there is one log
     if format == "auto":
         format = "console" if sys.stderr.isatty() else "json"
@@ -88,7 +89,8 @@ def _from_level_up(logger: Any, method: str, event: MutableMapping[str, Any]) ->
 
 def _for_terminals(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Escapes what a terminal would interpret or hide: control characters, escape sequences, marks of writing
-    direction. Names and headers come from clients; each event stays on one line whatever they contain."""
+    direction. Names and headers come from clients; each event stays on one line whatever they contain.
+    """
     for key, value in event.items():
         if isinstance(value, str):
             event[key] = printable(value, also="\n\t" if key in ("exception", "stack") else "")
@@ -96,8 +98,10 @@ def _for_terminals(logger: Any, method: str, event: MutableMapping[str, Any]) ->
 
 
 def printable(text: str, also: str = "") -> str:
-    """Returns the text with non-printable characters replaced by Python's escapes. `also`: further characters to
-    keep."""
+    """Returns the text with non-printable characters replaced by Python's escapes.
+
+    `also`: further characters to keep.
+    """
     if text.isprintable():
         return text
     return "".join(
@@ -126,7 +130,8 @@ class LogThrottle:
 
     def times(self, kind: Hashable, now: float) -> int:
         """Returns the number of events of this kind since its last line, including this event, and counts a line as
-        written. Returns 0 if no line is due."""
+        written. Returns 0 if no line is due.
+        """
         last, unlogged = self._last.get(kind, (float("-inf"), 0))
         if now - last < self._period:
             self._last[kind] = (last, unlogged + 1)

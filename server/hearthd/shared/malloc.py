@@ -18,7 +18,8 @@ LARGEST_MMAP_THRESHOLD = 32 << 20
 def keep_freed_memory(keep_bytes: int, arenas: int = 0) -> None:
     """Keeps up to `keep_bytes` of free memory mapped in each of at most `arenas` heaps, which threads share; 0: the C
     library's default, which is eight for each core. Must be called before any thread starts. Has no effect if the C
-    library has no mallopt."""
+    library has no mallopt.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
@@ -28,8 +29,10 @@ def keep_freed_memory(keep_bytes: int, arenas: int = 0) -> None:
 
 
 def give_back() -> None:
-    """Returns all free memory to the system, including memory that is kept for reuse. Takes some milliseconds. Has no
-    effect if the C library has no malloc_trim."""
+    """Returns all free memory to the system, including memory that is kept for reuse.
+
+    Takes some milliseconds. Has no effect if the C library has no malloc_trim.
+    """
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

@@ -11,8 +11,10 @@ from pathlib import Path
 
 
 class Scratch:
-    """A directory whose name begins with `prefix`, and subdirectories in it. Creating one removes the directories that
-    killed processes left under the same prefix."""
+    """A directory whose name begins with `prefix`, and subdirectories in it.
+
+    Creating one removes the directories that killed processes left under the same prefix.
+    """
 
     def __init__(self, prefix: str) -> None:
         for stale in Path(tempfile.gettempdir()).glob(f"{prefix}*"):

@@ -1,5 +1,7 @@
-"""Memory that two processes share, and that neither can shrink. Shared code: imports nothing of `front/` or
-`device/`."""
+"""Memory that two processes share, and that neither can shrink.
+
+Shared code: imports nothing of `front/` or `device/`.
+"""
 
 from __future__ import annotations
 

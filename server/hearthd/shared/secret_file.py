@@ -14,8 +14,11 @@ SIZE = 32
 
 
 def ensure(path: str) -> None:
-    """Creates the file if it does not exist. Several processes may call it at the same time. Raises OSError, also if
-    other users can read the file or it contains no key."""
+    """Creates the file if it does not exist.
+
+    Several processes may call it at the same time. Raises OSError, also if other users can read the file or it contains
+    no key.
+    """
     place = Path(path)
     if not place.exists():
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,7 +37,7 @@ def read(path: str) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise PermissionError(f"{path} is to be a file of this user that no other user can read; chmod 600 {path}")
+            raise PermissionError(f"{path} must be a file of this user that no other user can read; chmod 600 {path}")
         key = file.read(4096)
     if len(key) < SIZE:
         raise OSError(f"{path} has {len(key)} bytes; a key has at least {SIZE}")

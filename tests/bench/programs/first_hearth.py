@@ -1,4 +1,5 @@
-"""A new client: import, connect, upload, a kernel that the node has compiled before, read. First argument: target."""
+"""A new client: import, connect, upload, a kernel that the node has compiled before, read. First argument: the
+target."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Equivalent of first_hearth.py and first_cupy.py with NumPy alone: the part that both begin with."""
+"""Equivalent of first_hearth.py and first_cupy.py with NumPy alone: the part that both have in common."""
 
 import numpy as np
 

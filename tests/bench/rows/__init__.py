@@ -1,1 +1,1 @@
-"""Groups of rows, one a file: `measure` runs in the parent, everything else in separate processes."""
+"""Groups of rows, one in each module: `measure` runs in the parent, everything else in separate processes."""

@@ -1,6 +1,7 @@
-"""Attacks by strangers on a daemon with tenants: the front's growth, and the latency and rate of a tenant beside.
+"""Attacks by unauthenticated clients on a daemon with tenants: the growth of the front, and the latency and rate of a
+tenant during the attack.
 
-Each attack runs on a separate daemon with one device of the CPU backend, for an attack concerns the front only; see
+Each attack runs on a separate daemon with one device of the CPU backend, because an attack concerns only the front; see
 `tests.attacks`.
 """
 
@@ -13,7 +14,7 @@ from tests.bench.stats import Row, Summary
 
 
 def measure(context: Context) -> list[Row]:
-    """Four rows an attack. Seconds of each: 5 or 10, and as many without an attack before it."""
+    """Returns four rows for each attack, which lasts 5 or 10 seconds, after the same time without an attack."""
     measured: list[Row] = []
     for attack in rows.load():
         with Trial.of(attack) as trial:
@@ -40,5 +41,5 @@ def _rows(attack: rows.Row, outcome: Outcome) -> list[Row]:
 
 
 def _one(value: float) -> Summary:
-    """A figure that was measured once."""
+    """Returns the summary of a value that was measured once."""
     return Summary.of([value])

@@ -1,9 +1,9 @@
-"""Collectives over all devices, float32, beside NCCL called directly.
+"""Collectives over all devices, float32, compared with NCCL called directly.
 
-Bus bandwidth as in NCCL's tests (nccl-tests, doc/PERFORMANCE.md), which is what each link carries whatever the number
-of devices is: bytes / seconds times 2 (n - 1) / n for all_reduce, (n - 1) / n for all_gather and reduce_scatter, where
-the bytes are those of the larger side. Both sides are pipelined: many operations, one wait. What Hearth adds to a small
-operation is given in microseconds.
+Bus bandwidth as in NCCL's tests (nccl-tests, doc/PERFORMANCE.md), which is the load of each link independent of the
+number of devices: bytes / seconds times 2 (n - 1) / n for all_reduce, (n - 1) / n for all_gather and reduce_scatter,
+where bytes is the size of the larger side. Both sides are pipelined: many operations, one wait. The overhead of Hearth
+for a small operation is given in microseconds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 """Kinds that are measured at every size, on all devices."""
 JOIN = "join"
-"""The name of what a new group's first operation takes."""
+"""Name of the row for a new group's first operation."""
 BATCH = 32
 BOUNDED = 64 * MIB
-"""Size in bytes from which the ratio has to be that of the issue."""
+"""Size in bytes from which the required ratio applies."""
 _GPU_SIZES = (KIB, 8 * KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
 _CPU_SIZES = (KIB, 32 * KIB, MIB, 4 * MIB)
 _NAMES = {
@@ -36,10 +36,10 @@ _NAMES = {
 }
 
 _NAMED_SMALL = {"one", "batch"}
-"""Cases whose results are in microseconds only."""
+"""Cases whose results are reported in microseconds only."""
 
 Case = tuple[str, int]
-"""Kind of operation, and bytes."""
+"""Kind of operation, and size in bytes."""
 
 
 def cases(cuda: bool, quick: bool) -> list[Case]:
@@ -52,7 +52,8 @@ def cases(cuda: bool, quick: bool) -> list[Case]:
 
 
 def measure(context: Context) -> list[Row]:
-    """Against NCCL, one process a GPU, the slowest rank of each repeat; without GPUs against nothing."""
+    """Measures Hearth and NCCL, with one process for each GPU and the slowest rank of each repeat; without GPUs there
+    is no baseline."""
     n = context.device_count
     if n < 2:
         return []
@@ -77,7 +78,7 @@ def measure(context: Context) -> list[Row]:
 
 
 def _joining(n: int, seconds: Sequence[float], base: Sequence[float] | None) -> Row:
-    """Later rounds have found the daemon's communicator there."""
+    """Returns the row of the first operation of a group. In later rounds the daemon's communicator exists already."""
     first = Summary.of([max(seconds)])
     them, name = (None, "") if base is None else (Summary.of(base), "NCCL directly")
     what = f"first operation of a new group, {n} devices"
@@ -123,23 +124,23 @@ def _factor(kind: str, n: int) -> float:
 
 
 def _bytes(kind: str, size: int, n: int) -> int:
-    """Returns the bytes that are really moved: shares are whole elements."""
+    """Returns the number of bytes that are moved, because shares are whole elements."""
     return share(size, n) * n * 4 if kind in {"all_gather", "reduce_scatter"} else size
 
 
 def share(size: int, n: int) -> int:
-    """Returns the elements of one rank's share of `size` bytes."""
+    """Returns the number of elements of one rank's share of `size` bytes."""
     return max(1, size // 4 // n)
 
 
 def key(case: Sequence[Any]) -> str:
-    """The name of a case's samples."""
+    """Returns the name of a case's samples."""
     return f"{case[0]} {case[1]}"
 
 
 def count(case: Sequence[Any], cuda: bool) -> int:
-    """Returns the number of operations of a sample: the same on both sides. A sample whose ratio counts takes a fifth
-    of a second and more, so that their start and the wait for their end, a few milliseconds, do not matter."""
+    """Returns the number of operations of a sample, which is the same on both sides. A sample whose ratio is checked
+    takes at least a fifth of a second, so that the few milliseconds for the start and the final wait do not matter."""
     kind, size = case
     if kind == "one":
         return 100 if cuda else 10
@@ -158,7 +159,8 @@ def _label(size: int) -> str:
 
 
 def _slowest(ranks: list[Samples]) -> Samples:
-    """Returns, for each repeat, the time of the slowest rank; a case that only one rank measures is that rank's."""
+    """Returns, for each repeat, the time of the slowest rank; if only one rank measures a case, the time of that
+    rank."""
     return {
         case: [max(each) for each in zip(*(rank[case] for rank in ranks if case in rank), strict=True)]
         for case in ranks[0]
@@ -166,7 +168,7 @@ def _slowest(ranks: list[Samples]) -> Samples:
 
 
 def hearth_side(target: str, plan: list[Case], repeats: int, cuda: bool) -> Samples:
-    """Hearth: one client with a group of all devices; seconds an operation."""
+    """Measures Hearth: one client with a group of all devices; returns seconds for each operation."""
     import numpy as np
 
     import hearth
@@ -180,13 +182,14 @@ def hearth_side(target: str, plan: list[Case], repeats: int, cuda: bool) -> Samp
         arrays = [device.zeros(1, np.float32) for device in devices[::-1]]
         finish()
         started = time.perf_counter()
-        hearth.Group(devices[::-1]).all_gather(arrays, timeout=120)  # in this order, a separate communicator
+        # a group in this order needs a separate communicator
+        hearth.Group(devices[::-1]).all_gather(arrays, timeout=120)
         finish()
         measured[JOIN] = [time.perf_counter() - started]
         for case in plan:
             operation, arrays = _prepared(group, *case)
             times, samples = count(case, cuda), []
-            for repeat in range(repeats + 1):  # the first one warms up
+            for repeat in range(repeats + 1):  # the first repeat is a warm-up
                 finish()
                 started = time.perf_counter()
                 if case[0] == "one":
@@ -206,7 +209,7 @@ def hearth_side(target: str, plan: list[Case], repeats: int, cuda: bool) -> Samp
 
 
 def _prepared(group: hearth.Group, kind: str, size: int) -> tuple[Callable[[], object], list[hearth.DeviceArray]]:
-    """The operation, and the arrays it works on."""
+    """Returns the operation, and the arrays that it uses."""
     import numpy as np
 
     devices = group.devices

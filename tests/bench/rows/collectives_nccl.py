@@ -1,4 +1,4 @@
-"""The other side of `collectives`: NCCL called directly through CuPy, one process a GPU."""
+"""The baseline of `collectives`: NCCL called directly through CuPy, with one process for each GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Prepared = tuple[Callable[[], object] | None, list[Any]]
 
 
 def nccl_side(rank: int, ranks: int, meet: str, plan: list[Case], repeats: int, cuda: bool) -> Samples:
-    """Measures one rank; rank 0 leaves NCCL's unique id in the file `meet`. Seconds an operation, of what this rank
-    does."""
+    """Measures one rank; rank 0 writes NCCL's unique id to the file `meet`. Returns seconds for each operation in which
+    this rank takes part."""
     identity = nccl_ranks.enter(rank, Path(meet))
     import cupy
 
@@ -29,7 +29,7 @@ def nccl_side(rank: int, ranks: int, meet: str, plan: list[Case], repeats: int, 
         operation, arrays = getattr(own, case[0])(case[1])
         cupy.cuda.get_current_stream().synchronize()
         times, samples = count(case, cuda), []
-        for repeat in range(repeats + 1):  # the first one warms up
+        for repeat in range(repeats + 1):  # the first repeat is a warm-up
             own.barrier()
             if operation is None:
                 continue
@@ -54,8 +54,8 @@ def nccl_side(rank: int, ranks: int, meet: str, plan: list[Case], repeats: int, 
 
 
 class Rank:
-    """A communicator and a stream. What is measured has a method each: the operation, None where this rank has no part
-    in it, and the arrays that it works on."""
+    """A communicator and a stream. Each measured operation has a method, which returns the operation (None if this rank
+    has no part in it) and the arrays that it uses."""
 
     def __init__(self, rank: int, ranks: int, identity: Any) -> None:
         import cupy
@@ -115,7 +115,7 @@ class Rank:
         return lambda: call(*arguments), [array]
 
     def copy(self, size: int) -> Prepared:
-        """Prepares CUDA's copy from device 0 to device 1, in the process of the first."""
+        """Prepares CUDA's copy from device 0 to device 1, in the process of device 0."""
         import cupy
         from cupy.cuda import runtime
 
@@ -125,7 +125,7 @@ class Rank:
         with cupy.cuda.Device(1):
             target = _zeros(size // 4)
             cupy.cuda.get_current_stream().synchronize()
-        with suppress(runtime.CUDARuntimeError):  # it was enabled before
+        with suppress(runtime.CUDARuntimeError):  # peer access is enabled already
             runtime.deviceEnablePeerAccess(1)
         arguments = (target.data.ptr, 1, source.data.ptr, 0, size, self._stream.ptr)
         return lambda: runtime.memcpyPeerAsync(*arguments), [source, target]

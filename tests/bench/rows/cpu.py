@@ -1,10 +1,10 @@
-"""Kernels on the CPU backend, against the same work as a C++ loop and in NumPy.
+"""Kernels on the CPU backend, compared with the same work as a C++ loop and in NumPy.
 
-Measured below the daemon: a module is loaded and launched in the worker's own process. A daemon adds the same time to
-every launch, which `launches` and `roundtrip` measure, and takes its cores from the kernel. The rows exist on machines
-with GPUs too, whose daemon serves no CPU device. Both sides use one thread: the runtime's pool has one worker, NumPy's
-BLAS one thread, the loops are not parallel. A value is then what a core spends, and is worth comparing between
-machines with different numbers of cores.
+Measured without a daemon: a module is loaded and launched in the worker's own process. A daemon adds the same time to
+every launch, which `launches` and `roundtrip` measure, and takes processor time from the kernel. The rows exist on
+machines with GPUs too, whose daemon serves no CPU device. Both sides use one thread: the runtime's pool has one worker,
+NumPy's BLAS one thread, and the loops are not parallel. A value is thus the time of one core, and can be compared
+between machines with different numbers of cores.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 MI = 1 << 20
 BLOCK = 256
 ROUNDS = 1000
-"""Barriers of one thread in a launch of `barriers`."""
+"""Number of barriers of each thread in a launch of `barriers`."""
 
 SHUFFLED = 8
-"""Reductions of one thread in a launch of `warp_sums`, of five shuffles each."""
+"""Number of reductions of each thread in a launch of `warp_sums`, of five shuffles each."""
 
 SIDE = 512
-"""Rows and columns of the matrices."""
+"""Number of rows and of columns of the matrices."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A launch, what its result is to be, and the same in NumPy.
+    """A launch, its expected result, and the same work in NumPy.
 
-    `out` is cleared before the first launch, which is compared with `expected`; launches after it may add to `out`.
+    `out` is cleared before the first launch, which is compared with `expected`; later launches may add to `out`.
     """
 
     grid: tuple[int, int, int]
@@ -54,7 +54,7 @@ class Work:
     numpy: Callable[[], object] | None = None
 
     def check(self, name: str) -> None:
-        """Raises `AssertionError` where the result is not the expected one."""
+        """Raises `AssertionError` if the result differs from the expected one."""
         import numpy as np
 
         if self.out is not None:
@@ -62,14 +62,14 @@ class Work:
 
 
 def measure(context: Context) -> list[Row]:
-    """Three sides that take turns: kernels, loops, NumPy."""
+    """Measures three sides alternately: kernels, loops, NumPy."""
     common = {"cache": str(context.folder / "cpu"), "seconds": 0.2 if context.quick else 0.4}
     measured = context.take_turns({side: Side(f"rows.cpu:{side}", common) for side in ("hearth", "loops", "numpy")})
     return rows(measured["hearth"], measured["loops"], measured["numpy"])
 
 
 def rows(hearth: Samples, loops: Samples, numpy: Samples) -> list[Row]:
-    """The lines, from seconds for one launch or call of each name."""
+    """Returns the rows, from the seconds of each launch or call by name."""
     sides = {"C++ loop": loops, "NumPy": numpy}
     threads, small = MI, 256 * BLOCK
     free = "a barrier in a branch that no thread takes"
@@ -79,7 +79,7 @@ def rows(hearth: Samples, loops: Samples, numpy: Samples) -> list[Row]:
         return Summary.of([factor * value for value in samples[name]])
 
     def against(name: str, what: str, unit: str = "ms", factor: float = 1e3) -> list[Row]:
-        """A line for each baseline that has the work."""
+        """Returns a row for each baseline that implements the work."""
         ours = scaled(hearth, name, factor)
         return [
             Row("cpu", what, unit, ours, "lower", side, scaled(samples, name, factor))
@@ -88,7 +88,7 @@ def rows(hearth: Samples, loops: Samples, numpy: Samples) -> list[Row]:
         ]
 
     def one(name: str, what: str, each: float, at_least: float, aim: float | None = None, note: str = "") -> Row:
-        """A line with a bound on the nanoseconds for one of `each`."""
+        """Returns a row with a bound on the nanoseconds for one of `each` units of work."""
         ours = scaled(hearth, name, 1e9 / each)
         return Row("cpu", what, "ns", ours, "lower", at_least=at_least, aim=aim, note=note)
 
@@ -114,7 +114,7 @@ def rows(hearth: Samples, loops: Samples, numpy: Samples) -> list[Row]:
 
 
 def hearth(cache: str, seconds: float, only: Sequence[str] = ()) -> Samples:
-    """The kernels, launched from this thread with a pool of one worker. Seconds for one launch."""
+    """Launches the kernels from this thread with a pool of one worker. Returns seconds for each launch."""
     from hearthd.device.cpu.compiler import compile_source
     from hearthd.device.cpu.module import CpuModule, load_runtime
 
@@ -132,7 +132,7 @@ def hearth(cache: str, seconds: float, only: Sequence[str] = ()) -> Samples:
 
 
 def loops(cache: str, seconds: float, only: Sequence[str] = ()) -> Samples:
-    """Measures the same work by the functions of cpu_loops.cpp. Seconds for one call."""
+    """Measures the same work by the functions of cpu_loops.cpp. Returns seconds for each call."""
     library = _compiled(_toolchain(cache))
     measured: Samples = {}
     for name, work in _works(only).items():
@@ -145,7 +145,7 @@ def loops(cache: str, seconds: float, only: Sequence[str] = ()) -> Samples:
 
 
 def numpy(cache: str, seconds: float, only: Sequence[str] = ()) -> Samples:
-    """Measures the same work in NumPy on one thread. Seconds for one call."""
+    """Measures the same work in NumPy on one thread. Returns seconds for each call."""
     os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
     return {name: _samples(work.numpy, seconds) for name, work in _works(only).items() if work.numpy is not None}
 
@@ -198,14 +198,14 @@ def _works(only: Sequence[str]) -> Mapping[str, Work]:
 
 
 def _timed(name: str, work: Work, run: Callable[[], object], seconds: float) -> list[float]:
-    """Samples of `run`, once its result has been found right."""
+    """Checks the result of `run`, then returns samples of its duration."""
     run()
     work.check(name)
     return _samples(run, seconds)
 
 
 def _samples(run: Callable[[], object], seconds: float) -> list[float]:
-    """Seconds for one call: five samples or more, each of enough calls to take a millisecond."""
+    """Returns seconds for one call: at least five samples, each of enough calls to take a millisecond."""
     started = time.perf_counter()
     run()
     calls = max(1, int(1e-3 / max(time.perf_counter() - started, 1e-7)))
@@ -226,7 +226,7 @@ def _toolchain(cache: str) -> Toolchain:
 
 
 def _compiled(toolchain: Toolchain) -> ctypes.CDLL:
-    """cpu_loops.cpp as a library, by the compiler and the options of kernels."""
+    """Compiles cpu_loops.cpp to a library, with the compiler and the options of kernels."""
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as name:
         library = Path(name) / "loops.so"
         options = [*toolchain.compile_options("gnu++17"), "-shared", "-x", "c++", "-", "-o", str(library), "-lm"]
@@ -237,7 +237,7 @@ def _compiled(toolchain: Toolchain) -> ctypes.CDLL:
 
 
 def _packed(value: Any) -> bytes:
-    """Eight bytes of a parameter block."""
+    """Returns the eight bytes of a value in a parameter block."""
     if hasattr(value, "ctypes"):
         return struct.pack("=Q", value.ctypes.data)
     return struct.pack("=d" if isinstance(value, float) else "=q", value)

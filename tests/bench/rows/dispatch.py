@@ -1,4 +1,4 @@
-"""Dispatch: arrays in, kernel, array out, one call after the other; the inputs change each time."""
+"""Dispatch: arrays in, kernel, array out, one call after another; the inputs change each time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from tests.bench.kernels import SAXPY
 from tests.bench.stats import Row, Samples, Summary
 
 SMALL, LARGE = 16 << 10, 16 << 20
-"""Bytes of each array: inside the message, and on transfer streams."""
+"""Bytes of each array: small enough for the message, and large enough for transfer streams."""
 
 
 def measure(context: Context) -> list[Row]:
-    """Against the same in steps (arrays made, kernel, result read), and against CuPy in its own process."""
+    """Compares with the same work in steps (create arrays, run the kernel, read the result), and with CuPy in its own
+    process."""
     rows = []
     for size, label, count in ((SMALL, "16 KiB", context.pick(200, 1000)), (LARGE, "16 MiB", context.pick(10, 40))):
         arguments = {"target": context.daemon.unix, "size": size, "count": count}
@@ -33,7 +34,7 @@ def measure(context: Context) -> list[Row]:
 
 
 def _times(once: Callable[[float], Any], size: int, count: int) -> Samples:
-    """Microseconds of each of `count`, after a tenth as many to warm up; every result is looked at."""
+    """Returns microseconds of each of `count` calls, after a tenth of that number as warm-up; checks every result."""
     samples = []
     for index in range(-max(5, count // 10), count):
         started = time.perf_counter_ns()
@@ -66,7 +67,7 @@ def hearth(target: str, size: int, count: int) -> Samples:
 
 
 def steps(target: str, size: int, count: int) -> Samples:
-    """Measures the same work by arrays."""
+    """Measures the same work in steps."""
     import hearth
 
     with hearth.connect(target) as node:
@@ -74,7 +75,7 @@ def steps(target: str, size: int, count: int) -> Samples:
 
 
 def cupy(size: int, count: int) -> Samples:
-    """Measures the same work by arrays, in CuPy's own process."""
+    """Measures the same work in steps, in CuPy's own process."""
     import cupy
 
     return _by_arrays(cupy, size, count)

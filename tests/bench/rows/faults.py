@@ -1,4 +1,4 @@
-"""A kernel that faults: how long until the same client launches again with success."""
+"""A kernel that faults: the time until the same client launches successfully again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.bench.stats import Row, Samples, Summary
 
 
 def measure(context: Context) -> list[Row]:
-    """Measures a separate daemon with one device, whose limits on restarts and on a session's faults are lifted."""
+    """Uses a separate daemon with one device, without limits on restarts and on a session's faults."""
     settings = {"HEARTH_DEVICES_MAX_RESTARTS": "1000", "HEARTH_DEVICES_MAX_FAULTS": "1000"}
     if context.cuda:
         settings["HEARTH_DEVICES_VISIBLE"] = "0"
@@ -31,7 +31,7 @@ def measure(context: Context) -> list[Row]:
 
 
 def hearth(target: str, repeats: int) -> Samples:
-    """A client that keeps using its functions; they are looked up again by themselves."""
+    """A client that keeps using its functions, which are loaded again automatically."""
     import numpy as np
 
     import hearth

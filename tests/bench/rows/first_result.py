@@ -1,14 +1,16 @@
-"""Time from the start of a new process to its first result in hand: interpreter, imports, upload, cached kernel, read.
+"""Time from the start of a new process to its first result: interpreter, imports, upload, cached kernel, read.
 
-Three rows have the bounds. The first two are of the whole process, as a user waits for it: one whose job needs no more
-of the host than Python's own numbers and buffers, for which Hearth's client does not import NumPy, and one of NumPy's
-arrays. CuPy's has NumPy either way. To import that takes longer than the bound leaves on some machines, so that no
-client of NumPy's arrays can keep it there: the third row is of what each adds to the interpreter and NumPy, the
-difference to NumPy alone in the same turn; its bounds are on the ratio of those. Two rows without bounds are against a
-process that has to compile its kernel, as the first in a new container or in a job of CI has (a node of Hearth's
-compiles it once for all), and against one that has the machine to itself, as its user had before there was a daemon: an
-unused driver may have to wake the device first. The last row is of what Hearth adds until the process is gone, its
-session closed.
+Three rows have bounds. The first two measure the whole process, as a user waits for it: one whose job needs only
+Python's own numbers and buffers on the host, for which Hearth's client does not import NumPy, and one with NumPy's
+arrays. CuPy's process imports NumPy in both cases. On some machines the import of NumPy takes longer than the bound
+allows, so that no client with NumPy's arrays could meet it: the third row measures what each side adds to the
+interpreter and NumPy, that is, the difference to NumPy alone in the same turn; its bounds are on the ratio of these
+differences.
+
+Two rows have no bounds. They compare with a process that has to compile its kernel, as the first process in a new
+container or CI job does (a node of Hearth compiles the kernel once for all clients), and with a process that has the
+machine to itself, as before there was a daemon: an unused driver may have to wake the device first. The last row
+measures what Hearth adds until the process has ended, with its session closed.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ _EXPECTED = f"first {2.0 * ((1 << 16) - 1)}"
 
 
 def alone(folder: Path, turns: int) -> list[float]:
-    """Seconds to the first result of CuPy's processes, before the daemon is started; the first of them fills the caches
-    and is not counted. Nothing where CuPy or a device is missing, which the parent cannot know: it never loads CUDA."""
+    """Returns the seconds to the first result of CuPy's processes, before the daemon is started; the first of them
+    fills the caches and is not counted. Returns an empty list if CuPy or a device is missing, which the parent cannot
+    know because it never loads CUDA."""
     found: list[float] = []
     for turn in range(turns + 1):
         try:
@@ -44,8 +47,8 @@ def alone(folder: Path, turns: int) -> list[float]:
 
 
 def measure(context: Context) -> list[Row]:
-    """Hearth, CuPy and what both begin with in turn; the first of each fills the compile caches and the page cache, and
-    is not counted."""
+    """Measures Hearth, CuPy and their common part alternately; the first process of each fills the compile caches and
+    the page cache, and is not counted."""
     programs = {
         "hearth": [str(_PROGRAMS / "first_hearth.py"), context.daemon.unix],
         "plain": [str(_PROGRAMS / "first_plain.py"), context.daemon.unix],
@@ -67,8 +70,8 @@ def measure(context: Context) -> list[Row]:
 
 
 def rows(firsts: Samples, ends: Samples, before: Sequence[float] = ()) -> list[Row]:
-    """Builds the rows from the seconds to the first result and to the end of the process, by program; a turn's are at
-    the same place. `before`: the result of `alone`."""
+    """Builds the rows from the seconds to the first result and to the end of the process, by program; values of the
+    same turn have the same index. `before` is the result of `alone`."""
     quickest, what = "new process to its first result, without NumPy", "the same with NumPy's arrays"
     added = "of that, beyond the interpreter and NumPy"
     plain, whole, more = (Summary.of(each) for each in (firsts["plain"], firsts["hearth"], _beyond(firsts, "hearth")))
@@ -93,15 +96,16 @@ def rows(firsts: Samples, ends: Samples, before: Sequence[float] = ()) -> list[R
 
 
 def _beyond(samples: Samples, name: str) -> list[float]:
-    """Returns the seconds that a program took more than NumPy alone, turn by turn."""
+    """Returns the seconds that a program took longer than NumPy alone, for each turn."""
     return [seconds - common for seconds, common in zip(samples[name], samples["numpy"], strict=True)]
 
 
 def _once(folder: Path, command: list[str], extra: Mapping[str, str]) -> tuple[float, float]:
-    """Seconds to the first result, and to the end of the process; `extra`: of its environment."""
+    """Returns the seconds to the first result, and to the end of the process; `extra` holds variables of its
+    environment."""
     environment = processes.environment(folder, extra)
-    # As installed packages have it. A checkout has its bytecode only where Python may write it; where it may not, every
-    # start would compile Hearth's client anew, and CuPy's not.
+    # As for installed packages: a checkout has bytecode only if Python may write it; otherwise every start would
+    # compile Hearth's client again, but not CuPy.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     environment["PYTHONPATH"] = fresh.python_path()
@@ -113,7 +117,7 @@ def _once(folder: Path, command: list[str], extra: Mapping[str, str]) -> tuple[f
         seconds = time.perf_counter() - started
         if said != _EXPECTED:
             raise processes.BenchError(f"wrong result: {said!r}, not {_EXPECTED!r}")
-        child.process.wait(30)  # the session is closed before the next one is opened
+        child.process.wait(30)  # waits until the session is closed, before the next one is opened
         return seconds, time.perf_counter() - started
     finally:
         child.end()

@@ -1,4 +1,4 @@
-"""Graph replay and prepared launches of one client. Every kernel counts itself, and the counts are looked at."""
+"""Graph replay and prepared launches of one client. Every kernel increments a counter, and the counts are checked."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ extern "C" __global__ void count(const int* by, int* total, int n) {
 }
 """
 NODES = 20
-"""Launches in the graph and in the list; a graph of one shows what a launch of it costs."""
+"""Launches in the graph and in the list; a graph with one launch shows the cost of launching a graph."""
 
 THREADS = 128
 
 
 def measure(context: Context) -> list[Row]:
-    """Against the same graph launched by CuPy, and CuPy's launches; without a GPU against the launches one by one."""
+    """Compares with the same graph launched by CuPy, and with CuPy's launches; without a GPU, with single launches."""
     kernels = context.pick(40_000, 100_000) if context.cuda else context.pick(10_000, 20_000)
     common = {"kernels": kernels, "repeats": context.pick(4, 5)}
     sides = {"hearth": Side("rows.graphs:hearth", {"target": context.daemon.unix, **common})}
@@ -56,7 +56,7 @@ def measure(context: Context) -> list[Row]:
 
 
 class Counted:
-    """The kernel on its arrays, and how often it was to run."""
+    """The kernel on its arrays, and its expected number of runs."""
 
     def __init__(self, library: Any) -> None:
         import numpy as np
@@ -69,26 +69,26 @@ class Counted:
         self.launch = functools.partial(kernel, (1,), (THREADS,), (by, self.total, np.int32(THREADS)))
 
     def rates(self, run: Callable[[], Any], finish: Callable[[], Any], kernels: int, repeats: int) -> list[float]:
-        """Kernels per second, each sample over one `run` of `kernels` and the wait for the last of them."""
+        """Returns kernels per second; each sample covers one `run` of `kernels` and the wait for the last of them."""
         samples = []
         for repeat in range(repeats + 1):
             started = time.perf_counter()
             run()
             finish()
-            if repeat:  # the first warms up
+            if repeat:  # the first run is a warm-up
                 samples.append(kernels / (time.perf_counter() - started))
             self.expected += kernels
         return samples
 
     def check(self) -> None:
-        """Raises where anything was left out, or run twice."""
+        """Raises an error if a kernel did not run, or ran twice."""
         found = self.total.get().tolist()
         if found != [self.expected] * THREADS:
             raise AssertionError(f"{self.expected} kernels were to run; {found[0]} did")
 
 
 def hearth(target: str, kernels: int, repeats: int) -> Samples:
-    """A client. Rates in kernels per second."""
+    """Measures a client; returns rates in kernels per second."""
     import hearth
 
     with hearth.connect(target) as node:
@@ -125,7 +125,7 @@ def hearth(target: str, kernels: int, repeats: int) -> Samples:
 
 
 def cupy(kernels: int, repeats: int) -> Samples:
-    """CuPy in its own process. Rates in kernels per second."""
+    """Measures CuPy in its own process; returns rates in kernels per second."""
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -135,7 +135,7 @@ def cupy(kernels: int, repeats: int) -> Samples:
 
     def captured(nodes: int) -> Any:
         with stream:
-            counted.launch()  # compiles before the capture
+            counted.launch()  # compiles the kernel before the capture
             counted.expected += 1
             stream.begin_capture()
             for _ in range(nodes):

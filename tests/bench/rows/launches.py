@@ -21,7 +21,8 @@ _IN_FLIGHT = 64
 
 
 def measure(context: Context) -> list[Row]:
-    """Both modes against CuPy where there is a GPU, else against batches of the same bytes that are not executed."""
+    """Compares both modes with CuPy if there is a GPU, otherwise with batches of the same bytes that are not
+    executed."""
     common = {"count": 40_000 if context.cuda and not context.quick else 10_000, "repeats": context.pick(5, 4)}
     sides = {
         "hearth": Side("rows.launches:hearth", {"target": context.daemon.unix, **common}),
@@ -51,20 +52,20 @@ def measure(context: Context) -> list[Row]:
 
 
 def _rates(launch: Callable[[], Any], finish: Callable[[], Any], count: int, repeats: int) -> list[float]:
-    """Launches per second, each sample over `count` launches and the wait for the last of them."""
+    """Returns launches per second; each sample covers `count` launches and the wait for the last of them."""
     samples = []
     for repeat in range(repeats + 1):
         started = time.perf_counter()
         for _ in range(count):
             launch()
         finish()
-        if repeat:  # the first warms up
+        if repeat:  # the first sample is a warm-up
             samples.append(count / (time.perf_counter() - started))
     return samples
 
 
 def hearth(target: str, count: int, repeats: int) -> Samples:
-    """A client."""
+    """Measures a client of Hearth."""
     import hearth
 
     with hearth.connect(target) as node:
@@ -82,7 +83,7 @@ def cupy(count: int, repeats: int) -> Samples:
 
 
 def hearth_paced(target: str, count: int, repeats: int) -> Samples:
-    """A client whose kernels take longer than their launches: the daemon's queue is full all the time."""
+    """Measures a client whose kernels take longer than their launches, so that the daemon's queue is always full."""
     import hearth
 
     with hearth.connect(target) as node:
@@ -98,7 +99,8 @@ def cupy_paced(count: int, repeats: int) -> Samples:
 
 
 def bare(target: str, count: int, repeats: int) -> Samples:
-    """Records of a launch's size, packed one by one, in batches over a bare stream; the server parses and acks them."""
+    """Sends records of a launch's size, packed one by one, in batches over a bare stream; the server parses and
+    acknowledges them."""
     from hearth_proto.v1 import commands_pb2, device_pb2
 
     record = struct.Struct("<104s")

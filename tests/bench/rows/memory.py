@@ -1,4 +1,4 @@
-"""Memory of the front and of a device process: idle, by session, and what sessions leave behind."""
+"""Memory of the front and of a device process: idle, for each session, and after sessions have closed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from tests.bench.worker import READY
 _PROCESSES = 4
 _BUFFERS = 16
 _SETTLED_S = 1.5
-"""Seconds after which everything freed has been given back."""
+"""Seconds after which all freed memory has been given back."""
 _GIVEN_BACK_S = 8.0
-"""The front has given back what it keeps for the next chunks by then; see `hearthd.front.daemon.heap_trim`."""
+"""Seconds after which the front has given back the memory that it keeps for further chunks; see
+`hearthd.front.daemon.heap_trim`."""
 
 
 def measure(context: Context) -> list[Row]:
-    """A fresh daemon, HTTP and all, without a client so far; then with sessions that are attached and hold a stream, a
-    module and some buffers each; then without them. And, for comparison, the front that served the rows before."""
+    """Measures a new daemon with HTTP: before any client has connected; then with attached sessions that each hold a
+    stream, a module and some buffers; then after they have closed. For comparison, also the front that served the
+    earlier rows."""
     count = context.pick(40, 200)
     with processes.daemon(context.folder, context.backend, 1, http="127.0.0.1:0") as daemon:
         time.sleep(0.5)
@@ -29,7 +31,7 @@ def measure(context: Context) -> list[Row]:
         for _ in range(5):
             time.sleep(0.1)
             idle.append(daemon.resident_mib())
-        _hold(context, daemon, 4)  # what the first session of all brings with it belongs to none
+        _hold(context, daemon, 4)  # excludes memory that only the very first session allocates
         time.sleep(_SETTLED_S)
         before = _held(daemon)
         front, device = _hold(context, daemon, count)
@@ -55,13 +57,13 @@ def _row(what: str, unit: str, value: float, note: str) -> Row:
 
 
 def _held(daemon: Daemon) -> tuple[int, int]:
-    """Returns the memory of the front and of the device process, in KiB."""
+    """Returns the memory of the front and of the device process in KiB."""
     (device,) = daemon.device_pids()
     return memory_kib(daemon.child.process.pid)["Pss"], memory_kib(device)["Pss"]
 
 
 def _hold(context: Context, daemon: Daemon, count: int) -> tuple[int, int]:
-    """Returns the same while `count` sessions are open; they have been closed when this returns."""
+    """Returns the same while `count` sessions are open; they are closed before this returns."""
     env = processes.environment(context.folder)
     share = {"target": daemon.unix, "sessions": count // _PROCESSES}
     children: list[Child] = []
@@ -82,7 +84,7 @@ def _hold(context: Context, daemon: Daemon, count: int) -> tuple[int, int]:
 
 
 def hold(target: str, sessions: int) -> int:
-    """Opens `sessions` sessions, uses their device, and closes them at the parent's word."""
+    """Opens `sessions` sessions, uses their device, and closes them when the parent says so."""
     import hearth
     from tests.bench.kernels import saxpy_on
     from tests.bench.worker import ready

@@ -1,5 +1,4 @@
-"""Launch + synchronize, and short copies: one after the other, the median over many; over gRPC alone, and over a
-lane."""
+"""Launch + synchronize, and short copies: one after another, the median of many; over gRPC alone, and over a lane."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ _STEPS = ("get 4 KiB", "set, launch, get 4 KiB")
 
 
 def measure(context: Context) -> list[Row]:
-    """Against an echo on the same kind of socket; over a lane, where clients on the same host go, also against CuPy in
-    its own process."""
+    """Compares with an echo on the same kind of socket; over a lane, which clients on the same host use, also with CuPy
+    in its own process."""
     count = {"count": context.pick(400, 1500)}
     sides = {
         "tcp": Side("rows.roundtrip:hearth", {"target": context.daemon.tcp, "lanes": False, **count}),
@@ -69,7 +68,7 @@ def measure(context: Context) -> list[Row]:
 
 
 def _times(once: Callable[[], Any], count: int) -> Samples:
-    """Microseconds of each of `count`, after a tenth as many to warm up."""
+    """Returns microseconds of each of `count` calls, after a tenth of that number as warm-up."""
     samples = []
     for index in range(-max(20, count // 10), count):
         started = time.perf_counter_ns()
@@ -80,7 +79,7 @@ def _times(once: Callable[[], Any], count: int) -> Samples:
 
 
 def hearth(target: str, lanes: bool, count: int) -> Samples:
-    """A client."""
+    """Measures a client of Hearth."""
     import hearth
 
     with hearth.connect(target, lanes=lanes) as node:
@@ -95,7 +94,7 @@ def hearth(target: str, lanes: bool, count: int) -> Samples:
 
 
 def cupy(count: int) -> Samples:
-    """CuPy in its own process."""
+    """Measures CuPy in its own process."""
     import cupy
 
     launch, stream = saxpy_on(cupy), cupy.cuda.get_current_stream()
@@ -108,7 +107,7 @@ def cupy(count: int) -> Samples:
 
 
 def _step(step: str, gpu: Any, get: Callable[[Any, Any], Any]) -> Callable[[], Any]:
-    """Returns the function that is timed; `get` copies an array of `gpu` to one of the host."""
+    """Returns the function that is timed; `get` copies an array of `gpu` to a host array."""
     import numpy as np
 
     launch, host = saxpy_on(gpu), np.ones(1024, np.float32)
@@ -125,7 +124,7 @@ def _step(step: str, gpu: Any, get: Callable[[Any, Any], Any]) -> Callable[[], A
 
 
 def hearth_step(target: str, step: str, count: int) -> Samples:
-    """A client."""
+    """Measures a client of Hearth."""
     import hearth
 
     with hearth.connect(target) as node:
@@ -133,14 +132,14 @@ def hearth_step(target: str, step: str, count: int) -> Samples:
 
 
 def cupy_step(step: str, count: int) -> Samples:
-    """CuPy in its own process."""
+    """Measures CuPy in its own process."""
     import cupy
 
     return _times(_step(step, cupy, lambda x, out: x.get(out=out)), count)
 
 
 def echo(target: str, count: int) -> Samples:
-    """gRPC's synchronous client, as Hearth's is, with nothing on top."""
+    """Measures gRPC's synchronous client, which Hearth's client also uses, without further work."""
     outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     with echo_client.connect(target) as channel:
         answers = channel.stream_stream(echo_client.path("Echo"))(iter(outgoing.get, None))
@@ -155,7 +154,7 @@ def echo(target: str, count: int) -> Samples:
 
 
 def sockets(count: int) -> Samples:
-    """Python at both ends of a Unix socket, each thread waiting in `recv`."""
+    """Measures Python at both ends of a Unix socket, where each thread waits in `recv`."""
     ours, theirs = socket.socketpair()
     child = os.fork()
     if not child:

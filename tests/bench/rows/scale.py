@@ -1,4 +1,4 @@
-"""Cost of the objects that a session holds, for it and for others: streams, modules and buffers."""
+"""Cost of the objects that a session holds, for the session and for others: streams, modules and buffers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _STREAMS = 1000
 _MODULES = 200
 _BUFFERS = 100_000
 _FREE_AT, _CLOSE_AT, _END_AT = 0.5, 4.0, 8.0
-"""Seconds after the start at which the one that holds much frees half of it, ends, and the other stops looking."""
+"""Seconds after the start at which the client that holds buffers frees half of them, at which it ends, and at which the
+other client stops measuring."""
 
 
 def measure(context: Context) -> list[Row]:
-    """Launch + synchronize of a client that holds much against the same of one that holds nothing; and the longest
-    that a client beside it waits for an answer while much is given back."""
+    """Compares launch + synchronize of a client that holds many objects with one that holds none; and measures the
+    longest wait of another client for an answer while many objects are freed."""
     count = context.pick(300, 1000)
     unix = {"target": context.daemon.unix, "count": count}
     held = {"streams": _STREAMS, "modules": _MODULES, "buffers": _BUFFERS}
@@ -53,7 +54,7 @@ def measure(context: Context) -> list[Row]:
 
 
 def hearth(target: str, count: int, streams: int = 0, modules: int = 0, buffers: int = 0) -> Samples:
-    """A client that holds so much: microseconds of each launch + synchronize."""
+    """Measures a client that holds the given numbers of objects; returns microseconds of each launch + synchronize."""
     import hearth
 
     with hearth.connect(target, timeout=60) as node:
@@ -72,8 +73,8 @@ def hearth(target: str, count: int, streams: int = 0, modules: int = 0, buffers:
 
 
 def beside(target: str, role: str) -> dict[str, float]:
-    """Runs one of two clients: one holds buffers and frees them, the other measures its waits for answers, in
-    milliseconds, by what the first was doing then."""
+    """Runs one of two clients: one holds buffers and frees them; the other measures the longest wait for an answer, in
+    milliseconds, for each phase of the first."""
     import hearth
     from tests.bench.worker import ready
 
@@ -104,7 +105,7 @@ def _module(gpu: Any, number: int) -> Any:
 
 
 def _times(once: Callable[[], None], count: int) -> list[float]:
-    """Microseconds of each of `count`, after a tenth as many to warm up."""
+    """Returns microseconds of each of `count` calls, after a tenth of that number as warm-up."""
     samples = []
     for index in range(-max(20, count // 10), count):
         started = time.perf_counter_ns()

@@ -1,4 +1,4 @@
-"""Several clients on one device: their launches per second together, and how evenly they share."""
+"""Several clients on one device: their total launches per second, and the fairness of their shares."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from tests.bench.stats import Row, Summary, jain
 
 _AT_A_TIME = 64
 _IN_FLIGHT = 8
-"""Launches between two events, and events that a client has outstanding: enough that it never waits for a reply."""
+"""Launches between two events, and number of outstanding events of a client: enough that it never waits for a reply."""
 _WARM_UP = 0.75
-"""Seconds that all launch before it counts: what is under way at the start then makes up for what is at the end."""
+"""Seconds that all clients launch before the measurement: launches in flight at its start compensate for those at its
+end."""
 
 
 def measure(context: Context) -> list[Row]:
-    """Runs each client in a separate process; all launch at the same time, and the launches completed within it
-    count."""
+    """Runs each client in a separate process; all launch at the same time, and the launches completed in that time are
+    counted."""
     seconds = 1.5 if context.quick else 2.0
     alone: list[float] = []
     together: dict[int, list[float]] = {}
@@ -50,7 +51,7 @@ def _crowd(context: Context, clients: int, seconds: float) -> list[float]:
 
 
 def hearth(target: str, seconds: float) -> float:
-    """Runs one client; returns the launches per second that were done within the time."""
+    """Runs one client; returns the launches per second that completed in time."""
     import hearth
     from tests.bench.worker import ready
 

@@ -1,4 +1,5 @@
-"""Upload and download over TCP in stripes, against as many bare Python sockets between two processes."""
+"""Upload and download over TCP in stripes, compared with the same number of bare Python sockets between two
+processes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.support.client.internals import session_of
 
 
 def measure(context: Context) -> list[Row]:
-    """1, 4 and 8 of them; the bounds are of each against as many."""
+    """Measures 1, 4 and 8 stripes; the bounds are on the ratio to the same number of bare sockets."""
     sizes = [256, 1024]
     common = {"sizes": sizes, "repeats": context.pick(3, 5)}
     rows = []
@@ -38,7 +39,7 @@ def measure(context: Context) -> list[Row]:
 
 
 def hearth(target: str, count: int, sizes: list[int], repeats: int) -> Samples:
-    """A client, its arrays there on both sides; an upload counts until the device has the data."""
+    """Measures a client whose arrays are allocated on both sides; an upload ends when the device has the data."""
     import numpy as np
 
     import hearth
@@ -64,7 +65,7 @@ def hearth(target: str, count: int, sizes: list[int], repeats: int) -> Samples:
 
 
 def bare(count: int, sizes: list[int], repeats: int) -> Samples:
-    """Two Python processes, a thread for each socket at both ends, and memory that is there."""
+    """Measures two Python processes with a thread for each socket at both ends, and allocated memory."""
     import numpy as np
 
     measured: Samples = {}

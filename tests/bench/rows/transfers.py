@@ -1,5 +1,5 @@
-"""Upload and download of NumPy arrays, pinned ones and ordinary ones. The host side is allocated and touched before, on
-both sides."""
+"""Upload and download of NumPy arrays, pinned and ordinary. The host memory is allocated and touched first, on both
+sides."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BARE = "bare grpc.aio, 1 MiB chunks"
 
 
 def measure(context: Context) -> list[Row]:
-    """Over gRPC against bare streams on the same kind of socket; on the same host against CuPy and pinned copies, or,
-    without a GPU, against NumPy's copies."""
+    """Compares transfers over gRPC with bare streams on the same kind of socket; on the same host, with CuPy and pinned
+    copies or, without a GPU, with NumPy's copies."""
     return [*_over_grpc(context), *_same_host(context)]
 
 
@@ -72,8 +72,8 @@ def _same_host(context: Context) -> list[Row]:
 
 
 def _rates(once: Callable[[], Any], size: int, repeats: int, least: int = 0) -> list[float]:
-    """GB/s (1e9 bytes) of each repeat, after an eighth as many to warm up; more of them for a small copy, so that at
-    least `least` MiB are moved."""
+    """Returns GB/s (1e9 bytes) of each repeat, after an eighth of that number as warm-up; a small copy is repeated
+    until at least `least` MiB have been moved."""
     repeats = max(repeats, least * MIB // size)
     samples = []
     for repeat in range(-max(1, repeats // 8), repeats):
@@ -87,7 +87,8 @@ def _rates(once: Callable[[], Any], size: int, repeats: int, least: int = 0) -> 
 def hearth(
     target: str, sizes: list[int], repeats: int, lanes: bool = True, pinned: bool = False, least: int = 0
 ) -> Samples:
-    """A client; an upload counts until the device has the data. `pinned`: arrays in pinned memory as well."""
+    """Measures a client of Hearth; an upload ends when the device has the data. `pinned` also measures arrays in pinned
+    memory."""
     import numpy as np
 
     import hearth
@@ -124,7 +125,7 @@ def hearth(
 
 
 def numpy(sizes: list[int], repeats: int, least: int = 0) -> Samples:
-    """A copy from one array to another, by one thread."""
+    """Measures a copy from one array to another by one thread."""
     import numpy as np
 
     measured: Samples = {}
@@ -136,7 +137,7 @@ def numpy(sizes: list[int], repeats: int, least: int = 0) -> Samples:
 
 
 def cupy(sizes: list[int], repeats: int, least: int = 0) -> Samples:
-    """CuPy in its own process: ordinary arrays, and pinned memory with cudaMemcpyAsync."""
+    """Measures CuPy in its own process: ordinary arrays, and pinned memory with cudaMemcpyAsync."""
     import cupy
     import numpy as np
     from cupy.cuda import runtime
@@ -171,7 +172,8 @@ def cupy(sizes: list[int], repeats: int, least: int = 0) -> Samples:
 
 
 def bare(target: str, sizes: list[int], repeats: int) -> Samples:
-    """Chunks that exist already, each in separate memory, up; and down, where they are only counted."""
+    """Measures the upload of existing chunks, each in separate memory, and the download, in which the chunks are only
+    counted."""
     from tests.bench.echo_server import chunks
 
     measured: Samples = {}

@@ -1,4 +1,4 @@
-"""The asyncio client: what waits is awaited, and nothing holds the loop up."""
+"""The asyncio client: calls that wait are coroutines, and none blocks the event loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_it_computes(daemon: DaemonProcess, way: str, loop: str) -> None:
             x = gpu.asarray(np.arange(1000, dtype=np.int32))
             big = np.arange(LARGE, dtype=np.float64)
             y = gpu.asarray(big)
-            big[:] = -1  # it was taken
+            big[:] = -1  # the array's contents have been copied
             add_one((4,), (256,), (x, np.int32(1000)))
             got, large = await asyncio.gather(x.get(), y.get())
             assert (got == np.arange(1, 1001)).all()
@@ -100,7 +100,7 @@ def test_graphs_and_profiles(daemon: DaemonProcess) -> None:
             assert ((await x.get()) == 1 + 1 + 10 + 5 + 1).all()
             with pytest.raises(hearth.LaunchError):
                 async with gpu.graph() as g:
-                    x.set(np.zeros(256, np.int32))  # a write cannot be recorded
+                    x.set(np.zeros(256, np.int32))  # a write cannot be captured
             with pytest.raises(hearth.InvalidHandleError):
                 g.launch()
 
@@ -200,7 +200,7 @@ def test_a_full_queue_holds_nothing_up(daemon: DaemonProcess) -> None:
             await gpu.synchronize()
             connection_of(gpu).attachment().queue.most_commands = 500
             spin((1,), (1,), (np.int64(300_000_000),))
-            launched = 0  # were one to wait for room, none would be refused
+            launched = 0  # launches do not wait for room: otherwise none would be refused
             with pytest.raises(hearth.QuotaExceededError, match="ready") as caught:
                 while launched < 200_000:
                     add_one((1,), (1,), (x, np.int32(1)))
@@ -212,7 +212,7 @@ def test_a_full_queue_holds_nothing_up(daemon: DaemonProcess) -> None:
             await waiting
             add_one((1,), (1,), (x, np.int32(1)))
             assert await x[0].item() == launched + 1
-            for _ in range(5000):  # as it is meant to be used
+            for _ in range(5000):  # with the intended use: each launch is awaited
                 add_one((1,), (1,), (x, np.int32(1)))
                 await gpu.ready()
             assert await x[0].item() == launched + 5001
@@ -228,7 +228,7 @@ def test_uploads_on_their_way_are_bounded(daemon: DaemonProcess) -> None:
             assert isinstance(connection, LoopConnection)
             connection.uploads_soft, connection.uploads_hard = 8 * LARGE, 24 * LARGE
             arrays = []
-            with pytest.raises(hearth.QuotaExceededError, match="on their way"):
+            with pytest.raises(hearth.QuotaExceededError, match="being uploaded"):
                 for number in range(10):
                     arrays.append(gpu.asarray(np.full(LARGE, number)))
             assert len(arrays) >= 3
@@ -302,10 +302,10 @@ def test_a_loop_that_is_not_its_own(daemon: DaemonProcess) -> None:
         async with connect(daemon) as node:
             x = node.device(0).ones(3)
             await asyncio.to_thread(asyncio.run, stray(node, x))
-            y = await asyncio.to_thread(lambda: node.device(0).full(LARGE, 7.0))  # a plain call, of a thread
+            y = await asyncio.to_thread(lambda: node.device(0).full(LARGE, 7.0))  # a plain call, from a thread
             assert (await x.get() == 1).all() and (await y.get() == 7).all()
 
-    for _ in range(2):  # one loop after the other
+    for _ in range(2):  # two event loops, one after the other
         run(main)
     outcomes: list[object] = []
 
@@ -324,7 +324,7 @@ def test_a_loop_that_is_not_its_own(daemon: DaemonProcess) -> None:
 
 
 def test_beside_the_synchronous_client(daemon: DaemonProcess, gpu: hearth.Device) -> None:
-    gpu.synchronize()  # its threads run
+    gpu.synchronize()  # starts the client's threads
 
     async def main() -> None:
         async with connect(daemon) as node:
@@ -345,7 +345,7 @@ def test_a_node_that_is_left_open(daemon: DaemonProcess) -> None:
         await gpu.synchronize()
         return node.session_id
 
-    session = run(main)  # which waits for its threads to end
+    session = run(main)  # which waits until its threads have ended
     gc.collect()
     wait_until(lambda: session not in [each["id"] for each in daemon.status()["sessions"]], "the session's end")
 
@@ -363,7 +363,7 @@ def test_waits_that_the_end_of_the_loop_cancels(daemon: DaemonProcess) -> None:
 
     keep: list[Any] = []
     asyncio.run(main())
-    node = connection_of(keep[0].side)  # the loop is over: late answers find no waiter, and nothing breaks
+    node = connection_of(keep[0].side)  # the event loop has ended: late answers find no waiter and cause no error
     keep[0].gate.set(np.ones(1, np.int32), stream=keep[0].side)
     assert node.attachment().alive
     keep.clear()
@@ -417,7 +417,7 @@ def test_ranks_of_a_larger_group_are_paired_before_they_send(daemon: DaemonProce
 
 
 def test_a_group_over_sessions(daemon: DaemonProcess) -> None:
-    """The group is formed, and that is awaited, as over daemons."""
+    """The group is formed with an await, as over several daemons."""
 
     async def main() -> None:
         async with connect(daemon) as node, connect(daemon) as other:

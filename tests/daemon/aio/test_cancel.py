@@ -19,12 +19,13 @@ from tests.support.daemon.loops import Gate, run
 
 ELEMENTS = 256
 BIG = 300_000
-"""Elements of four bytes: more than go inside a batch."""
+"""Number of elements of four bytes: more than fit into a batch."""
 SENTINEL = 0xDEADBEEF
 
 
 class Worker:
-    """A task with separate arrays, their expected values, and bad luck. Its answers are compared."""
+    """A task with its own arrays and their expected values, whose awaits are cancelled at random. It compares every
+    answer."""
 
     def __init__(self, gpu: aio.Device, mix: aio.Function, seed: int) -> None:
         self._gpu, self._mix = gpu, mix
@@ -66,7 +67,7 @@ class Worker:
         elif kind == 3:
             out = np.zeros(size, np.uint32)
             if await self._perhaps(y.get(out)) is None:
-                out[:] = SENTINEL  # it is ours again
+                out[:] = SENTINEL  # the array belongs to the test again
                 self._left.append(out)
             else:
                 assert (out == known).all()
@@ -79,7 +80,7 @@ class Worker:
             await self._perhaps(gpu.flush())
 
     async def _perhaps(self, wait: Awaitable[object]) -> object:
-        """Returns the answer; None where the wait is cancelled before."""
+        """Returns the answer; None if the wait was cancelled first."""
         task = asyncio.ensure_future(wait)
         pause = self._chosen.choice([None, None, 0, 0, 1e-4, 1e-3, 1e-2])
         if pause is not None:
@@ -137,7 +138,7 @@ def test_the_answer_and_the_cancel_at_once(daemon: DaemonProcess) -> None:
             for _ in range(50):
                 wait = asyncio.ensure_future(x.get())
                 await asyncio.sleep(0)
-                await gpu.synchronize()  # its answer has come by now, and is not taken
+                await gpu.synchronize()  # the answer of `wait` has arrived by now, but has not been taken
                 wait.cancel()
                 await asyncio.wait([wait])
                 assert wait.cancelled() or (wait.result() == 3).all()
@@ -178,16 +179,16 @@ def test_blocks_that_are_cancelled(daemon: DaemonProcess) -> None:
             args = (x, np.int32(1))
             await gpu.synchronize()
             gate.hold()
-            launched = 2  # the last two
+            launched = 2  # the last two launches
             for block in (gpu.profile, gpu.trace):
                 with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.02), block():  # a trace's beginning may wait as well
+                    async with asyncio.timeout(0.02), block():  # the start of a trace may wait as well
                         add_one((1,), (1,), args)
                         launched += 1
                         await gpu.synchronize()
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.02), gpu.profile():
-                    add_one((1,), (1,), args)  # and is cut short in its end
+                    add_one((1,), (1,), args)  # the profile is cancelled at its end
             await gate.open()
             await gpu.synchronize()
             async with gpu.trace() as t, gpu.profile() as p:

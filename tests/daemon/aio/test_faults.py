@@ -1,5 +1,4 @@
-"""The asyncio client when something is lost: the device, the daemon, the connection, the patience of who pressed
-Ctrl-C."""
+"""The asyncio client after the loss of a device, of the daemon or of the connection, and after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ def test_a_device_that_is_lost(lossy: DaemonProcess) -> None:
             began = time.monotonic()
             for outcome in await asyncio.gather(*waits, return_exceptions=True):
                 assert outcome is None or isinstance(outcome, hearth.DeviceLostError)
-            x = gpu.ones(4, np.int32)  # at once: it is attached again behind it
+            x = gpu.ones(4, np.int32)  # works at once: the client attaches again first
             add_one((1,), (4,), (x, np.int32(4)))
             assert time.monotonic() - began < LATE
             assert (await x.get() == 2).all()
@@ -62,7 +61,8 @@ def test_a_device_that_is_lost(lossy: DaemonProcess) -> None:
 
 
 def test_a_read_behind_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not bring the old bytes, as if nothing had happened: the upload's answer comes while it waits."""
+    """The read must not return the old bytes as if the upload had succeeded: the error of the upload arrives while the
+    read waits."""
     begin, begun, over = router.begin_upload, list[int](), threading.Event()
 
     def begin_upload(*arguments: Any) -> Any:
@@ -76,7 +76,7 @@ def test_a_read_behind_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: 
             x = gpu.zeros(LARGE)
             await gpu.synchronize()
             monkeypatch.setattr(router, "begin_upload", begin_upload)
-            monkeypatch.setattr(registered, "upload", lambda *_: None)  # its bytes do not come, by neither way
+            monkeypatch.setattr(registered, "upload", lambda *_: None)  # the bytes are not sent, by either route
             monkeypatch.setattr(router, "carry_upload", lambda *_: over.wait(60))
             x.set(np.ones(LARGE))
             reading = asyncio.ensure_future(x[:10].get())
@@ -149,7 +149,8 @@ def test_a_device_that_cannot_be_attached_to(start_daemon: StartDaemon) -> None:
         daemon.process.kill()
         await asyncio.to_thread(daemon.process.wait)
         for _ in range(20):
-            with pytest.raises((hearth.UnavailableError, hearth.BufferLostError)):  # here or there, but told
+            # raised by the upload or by the read
+            with pytest.raises((hearth.UnavailableError, hearth.BufferLostError)):
                 await gpu.asarray(np.zeros(4)).get()
             with pytest.raises((hearth.UnavailableError, hearth.BufferLostError)):
                 await gpu.asarray(np.zeros(LARGE)).get()

@@ -1,6 +1,6 @@
-"""Arrays in this process's GPU memory, given to `hearth.aio`: a thread reads them, and the event loop never waits.
+"""Arrays in this process's GPU memory, passed to `hearth.aio`: a thread reads them, and the event loop never blocks.
 
-The GPU is a fake one whose memory is the host's.
+The GPU is a fake whose memory is host memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIZES = [5, INLINE + 1, 4 * INLINE + 7]
 
 
 class GpuArray:
-    """An array of another library, by the CUDA array interface."""
+    """An array of another library, with the CUDA array interface."""
 
     def __init__(self, host: np.ndarray[Any, Any]) -> None:
         self.host = host
@@ -44,7 +44,7 @@ class GpuArray:
 
 
 class FakeGpu(CudaDevice):
-    """Copies host memory, once it may."""
+    """A fake GPU that copies host memory, after `may` has been set."""
 
     def __init__(self) -> None:
         self.may = threading.Event()
@@ -80,7 +80,7 @@ def test_array_of_gpu_memory_is_read_by_a_thread(daemon: DaemonProcess, fake: Fa
             x = gpu.asarray(given)
             del given
             gc.collect()
-            y = x.copy()  # ordered behind it
+            y = x.copy()  # ordered behind the upload
             turns = 0
             for _ in range(20):
                 await asyncio.sleep(0.001)
@@ -132,7 +132,7 @@ def test_failed_read_is_reported_and_holds_nothing_up(daemon: DaemonProcess, fak
 def test_gpu_that_this_process_does_not_have_is_refused_at_once(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with aio.connect(daemon.unix) as node:
-            with pytest.raises(hearth.UnsupportedError, match="lies in GPU memory of this process"):
+            with pytest.raises(hearth.UnsupportedError, match="is in GPU memory of this process"):
                 node.device(0).asarray(GpuArray(np.arange(3)))
 
     run(main)
@@ -141,7 +141,7 @@ def test_gpu_that_this_process_does_not_have_is_refused_at_once(daemon: DaemonPr
 def test_another_thread_exports_and_waits(
     daemon: DaemonProcess, fake: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It copies into the exported memory, as `hearth.Device.asarray` does."""
+    """The thread copies into the exported memory, as in `hearth.Device.asarray`."""
     monkeypatch.setattr(ipc, "device_of", lambda properties: ipc_memory.HostDevice())
     fake.may.set()
 

@@ -1,4 +1,5 @@
-"""Large arrays of the asyncio client on the daemon's host: by shared memory, in order, without a thread that waits."""
+"""Large arrays of the asyncio client on the daemon's host: transferred by shared memory, in order, without a blocked
+thread."""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ def test_views_rows_and_dispatches(daemon: DaemonProcess, make: Make, loop: str)
 
 
 def test_those_that_wait_keep_no_thread(daemon: DaemonProcess) -> None:
-    """More of each kind than there are threads for it wait for a kernel; on another stream as much is done."""
+    """More operations of each kind than there are threads wait for a kernel; the same number completes on another
+    stream."""
     size = 2 * INLINE
 
     async def main() -> None:
@@ -114,7 +116,7 @@ def test_those_that_wait_keep_no_thread(daemon: DaemonProcess) -> None:
             await gpu.synchronize()
             gate.hold()
             gets = [asyncio.ensure_future(x.get()) for x in held]
-            await asyncio.sleep(0)  # where each has its place
+            await asyncio.sleep(0)  # lets each operation be queued
             for x in held:
                 x.set(values[::-1])
             dispatches = [asyncio.ensure_future(gpu.dispatch(kernel, *inverting(values, size))) for _ in range(8)]
@@ -204,7 +206,7 @@ def test_a_cancel_while_it_is_copied_waits_for_that(daemon: DaemonProcess, monke
                 await asyncio.sleep(0)
             with pytest.raises(asyncio.CancelledError):
                 await getting
-            same(out, values)  # whole, and no caller waits any more
+            same(out, values)  # the array is complete, and no caller waits any more
 
     run(main)
 
@@ -213,7 +215,7 @@ def test_a_cancel_while_it_is_copied_waits_for_that(daemon: DaemonProcess, monke
 def test_a_dispatch_copies_its_inputs_beside_the_loop(
     daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
-    """And a cancelled one is out of the caller's memory when its await has ended."""
+    """After a cancelled await has ended, the dispatch no longer uses the caller's memory."""
     size = 3 * INLINE
 
     async def main() -> None:
@@ -263,7 +265,7 @@ def test_what_is_pinned_is_neither_taken_nor_let_go_of_before_it_is_read(daemon:
             host = pinned(values[::-1])
             address = host.ctypes.data
             x.set(host)
-            host[:] = values  # it was not taken
+            host[:] = values  # the old contents were not copied
             del host
             gc.collect()
             others = [hearth.zeros_pinned(size, np.uint8) for _ in range(3)]
@@ -349,7 +351,7 @@ def test_what_is_lost_in_the_middle(lossy: DaemonProcess, start_daemon: StartDae
 
 
 def test_no_memory_is_left_behind(daemon: DaemonProcess) -> None:
-    """Memory is reused, and is released with the node; what is on its way is counted."""
+    """Memory is reused, and is released with the node; memory in use by transfers is counted."""
 
     async def main() -> None:
         async with aio.connect(daemon.unix) as node:
@@ -362,7 +364,7 @@ def test_no_memory_is_left_behind(daemon: DaemonProcess) -> None:
             await asyncio.sleep(0)
             assert connection_of(gpu).uploading == 0
             assert daemon.gauge("segment_bytes") <= 6 * pool_bytes(values.size)
-            gc.collect()  # what an earlier test left in a circle has segments as well
+            gc.collect()  # objects of an earlier test in reference cycles have segments as well
             pool.trim()
             wait_until(lambda: daemon.gauge("segment_bytes") == 0, "a release")
             same(await x.get(), values)

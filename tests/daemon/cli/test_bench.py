@@ -1,4 +1,4 @@
-"""`hearth bench`, in a separate process as a user runs it: its output, and how it ends where it cannot."""
+"""`hearth bench`, in a separate process as a user runs it: its output, and its errors if it cannot measure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.daemon.tenants import new_token, tenant, tenants
 
 LAUNCHING = ["launch + synchronize", "pipelined launches", "new connection to first result"]
 CLOSED = "127.0.0.1:1"
-"""An address without a listener."""
+"""An address at which nothing listens."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -41,7 +41,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def bench(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs `hearth bench` to its end; nothing of it is left, and it never shows a traceback."""
+    """Runs `hearth bench` until it ends; checks that it leaves no process and never prints a traceback."""
     mark = uuid.uuid4().hex
     done = subprocess.run(
         command("bench", *arguments), capture_output=True, text=True, env=environment(**{MARK: mark}, **variables),
@@ -54,7 +54,7 @@ def bench(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
 
 @contextlib.contextmanager
 def started(*arguments: str, mark: str) -> Iterator[subprocess.Popen[str]]:
-    """`hearth bench` under way, in a separate process group."""
+    """Runs `hearth bench` in the background, in a separate process group."""
     with subprocess.Popen(
         command("bench", *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment(**{MARK: mark}), start_new_session=True,
@@ -66,7 +66,7 @@ def started(*arguments: str, mark: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def complaint(done: subprocess.CompletedProcess[str], status: int) -> str:
-    """The one line that it says."""
+    """Returns the only line that it writes to standard error."""
     assert done.returncode == status, (done.returncode, done.stderr)
     (line,) = done.stderr.splitlines()
     return line
@@ -82,13 +82,13 @@ def by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def plausible(series: dict[str, Any], better: str) -> None:
-    """Percentiles of something, from good to bad."""
+    """Checks that percentiles are positive and ordered from better to worse."""
     assert series["n"] >= 1 and series["p50"] > 0
     falling = [series["p99"], series["p90"], series["p50"]]
     assert falling == sorted(falling, reverse=better == "lower")
 
 
-# ---- what it measures ----
+# ---- measurements ----
 
 
 @pytest.mark.parametrize("road", ["unix", "grpc"])
@@ -113,7 +113,7 @@ def test_every_figure_has_percentiles_and_a_floor(daemon: DaemonProcess, road: s
             assert floor["unit"] == figure["unit"] and floor["n"] >= 3
             plausible(floor, figure["better"])
             assert floor["ratio"] == pytest.approx(figure["p50"] / floor["p50"])
-    assert all(len(by_name(found)[size]["other_floors"]) == 1 for size in sizes)  # memcpy
+    assert all(len(by_name(found)[size]["other_floors"]) == 1 for size in sizes)  # the floor of memcpy
 
 
 def test_the_table_has_a_line_for_each(daemon: DaemonProcess) -> None:
@@ -124,11 +124,12 @@ def test_the_table_has_a_line_for_each(daemon: DaemonProcess) -> None:
     (header,) = (line for line in lines if line.split()[:3] == ["p50", "p90", "p99"])
     for name in (*LAUNCHING, "write + read 4 KiB", "upload 1 MiB", "download 1 MiB"):
         (row,) = (line for line in lines if line.startswith(name))
-        assert row.index("bare") == header.index("the floor is")
+        assert row.index("bare") == header.index("floor measured")
 
 
 def sessions(node: hearth.Node) -> set[str]:
-    """All of the daemon's. Those of clients that other tests have killed stay for their lease."""
+    """Returns all sessions of the daemon. Sessions of clients that other tests have killed exist until their lease
+    ends."""
     return {each.session_id for each in node.sessions()}
 
 
@@ -145,18 +146,18 @@ def test_it_leaves_nothing_in_the_daemon(daemon: DaemonProcess) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--max-size", "nonsense"], "'nonsense' is no size"),
-        (["--max-size", "-1"], "'-1' is no size"),
+        (["--max-size", "nonsense"], "'nonsense' is not a size"),
+        (["--max-size", "-1"], "'-1' is not a size"),
         (["--max-size", "0"], "is not between 4 KiB and"),
         (["--max-size", "9000TiB"], "a quarter of this machine's memory"),
-        (["--device", "-1"], "'-1' is no number of a device"),
-        (["--device", "first"], "no number of a device"),
-        (["--timeout", "nan"], "no number of seconds"),
+        (["--device", "-1"], "'-1' is not a device number"),
+        (["--device", "first"], "not a device number"),
+        (["--timeout", "nan"], "not a number of seconds"),
         (["--token", "a", "--token-file", "b"], "not allowed with"),
         (["--token-file", "/nowhere"], "'/nowhere' cannot be read"),
         (["--fast"], "unrecognized arguments: --fast"),
-        (["unix:", "--quick"], "is no address of a daemon"),
-        ([CLOSED, "--ca", "ca.pem"], "belong to TLS"),
+        (["unix:", "--quick"], "is not an address of a daemon"),
+        ([CLOSED, "--ca", "ca.pem"], "only with TLS"),
     ],
 )  # fmt: skip
 def test_wrong_use(arguments: list[str], says: str) -> None:
@@ -182,11 +183,11 @@ def test_a_device_that_does_not_exist(daemon: DaemonProcess) -> None:
     assert "no device 77; it has [0, 1]" in complaint(done, 1) and not done.stdout
 
 
-# ---- what the daemon refuses ----
+# ---- refusals of the daemon ----
 
 
 def test_tokens(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """A wrong one; a right one by each way; without the right to launch the transfers are measured."""
+    """A wrong token; a valid one passed in each way; without the right to launch, the transfers are measured."""
     config, tokens = tenants("all", tenant("no-launch", rights=["allocate", "read", "write"]))
     daemon = start_daemon(**config)
     line = complaint(bench(daemon.grpc, "--quick", "--token", new_token()), 1)
@@ -212,24 +213,24 @@ def test_over_tls(start_daemon: StartDaemon, tmp_path: Path) -> None:
     target = f"https://localhost:{daemon.grpc.rpartition(':')[2]}"
     line = complaint(bench(target, "--quick"), 1)
     assert "is not trusted" in line and "HEARTH_CA" in line
-    assert "speaks TLS, and was reached without" in complaint(bench(daemon.grpc, "--quick"), 1)
+    assert "requires TLS" in complaint(bench(daemon.grpc, "--quick"), 1)
     done = bench(target, "--quick", "--max-size", "4KiB", "--json", "--ca", str(tmp_path / "ours" / "ca.pem"))
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert (document(done)["target"], document(done)["floors"]["over"]) == (target, "tcp")
 
 
 def test_memory_that_is_too_small_for_a_size(start_daemon: StartDaemon) -> None:
-    # A GPU's pool takes memory of its device in pieces of 32 MiB.
+    # A GPU's memory pool allocates device memory in pieces of 32 MiB.
     quota, size = ("4MiB", "8 MiB") if BACKEND == "cpu" else ("40MiB", "64 MiB")
     config, tokens = tenants(tenant("small", quotas={"device_bytes": quota}))
     daemon = start_daemon(**config)
     done = bench(daemon.unix, "--quick", "--max-size", size.replace(" ", ""), HEARTH_TOKEN=tokens["small"])
     assert done.returncode == 1, done.stderr
     lines = [line.removeprefix("hearth: not measured: ") for line in done.stderr.splitlines()]
-    # What is held beside the array, and so what is said of each way, is the backend's and the machine's.
+    # Further memory, and therefore the message, depends on the backend and the machine.
     named = [name for line in lines for name in line.partition(": ")[0].split(", ")]
     assert sorted(named) == [f"download {size}", f"upload {size}"], done.stderr
-    assert all("device memory were asked for" in line for line in lines), done.stderr
+    assert all("device memory were requested" in line for line in lines), done.stderr
     for way in ("upload", "download"):
         assert f"\n{way} {size}  " in done.stdout
         (row,) = (line for line in done.stdout.splitlines() if line.startswith(f"{way} {size}"))
@@ -260,7 +261,7 @@ def test_ctrl_c_in_the_middle(daemon: DaemonProcess) -> None:
         others = sessions(node)
     with daemon.connect() as node, started(daemon.unix, mark=mark) as process:
         wait_until(lambda: daemon.counter("kernel_launches") > before and len(marked(mark)) == 2, "the measurement")
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to all processes of the group
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the group
         out, err = process.communicate(timeout=30)
         assert (process.returncode, out, err) == (130, "", "hearth: interrupted\n")
         assert not [command_of(pid) for pid in marked(mark)]

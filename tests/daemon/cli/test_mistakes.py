@@ -1,4 +1,4 @@
-"""The ten most likely mistakes at the command line: each is reported in one line that says how to put it right."""
+"""The ten most likely mistakes at the command line: each is reported in one line that says how to correct it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BENCH = ("bench", "--quick", "--max-size", "4KiB")
 
 
 class Places(NamedTuple):
-    """Values of the names in braces in the table below."""
+    """Values for the names in braces in the table below."""
 
     plain: str
-    """A daemon with neither TLS nor tenants."""
+    """A daemon without TLS and tenants."""
     http: str
     strict: str
-    """A daemon with TLS and tenants, which drains."""
+    """A draining daemon with TLS and tenants."""
     strict_plain: str
     ca: str
     stranger: str
@@ -38,7 +38,7 @@ class Places(NamedTuple):
     wrong: str
     expired: str
     locked: str
-    """A socket without permissions for any user."""
+    """A socket that no user may access."""
 
 
 class Mistake(NamedTuple):
@@ -51,18 +51,20 @@ class Mistake(NamedTuple):
 
 MISTAKES = (
     Mistake("no daemon there", "status 127.0.0.1:1", 1, ("127.0.0.1:1", "connection refused", "hearthd serve")),
-    Mistake("no socket there", "top unix:/nowhere/hearth.sock", 1, ("there is no such socket", "hearthd serve")),
-    Mistake("no socket at all", "devices unix:/dev/null", 1, ("this is no socket",)),
+    Mistake("no socket there", "top unix:/nowhere/hearth.sock", 1, ("the socket does not exist", "hearthd serve")),
+    Mistake("no socket at all", "devices unix:/dev/null", 1, ("the file is not a socket",)),
     Mistake("the port of HTTP", "status {http}", 1, ("speaks HTTP/1, not gRPC", "7421 by default")),
     Mistake("the port of HTTP, with TLS", "status https://{http}", 1, ("speaks HTTP/1, not gRPC",)),
-    Mistake("TLS is expected", "status {strict_plain}", 1, ("speaks TLS, and was reached without", "https://")),
+    Mistake("TLS is expected", "status {strict_plain}", 1, ("requires TLS", "https://")),
     Mistake("TLS is not expected", "status https://{plain}", 1, ("does not speak TLS", "without https://")),
     Mistake("a wrong CA", "status {strict} --ca {stranger}", 1, ("is not trusted", "HEARTH_CA")),
     Mistake("no CA", "status {strict}", 1, ("is not trusted", "HEARTH_CA")),
-    Mistake("a CA without TLS", "status {plain} --ca {ca}", 2, ("belong to TLS", "https://")),
-    Mistake("no token", "status {strict} --ca {ca}", 1, ("shows no credentials", "HEARTH_TOKEN", "shown: nothing")),
+    Mistake("a CA without TLS", "status {plain} --ca {ca}", 2, ("only with TLS", "https://")),
     Mistake(
-        "a wrong token", "sessions {strict} --ca {ca}", 1, ("not known here", "a token from HEARTH_TOKEN"),
+        "no token", "status {strict} --ca {ca}", 1, ("has no credentials", "HEARTH_TOKEN", "credentials sent: none")
+    ),
+    Mistake(
+        "a wrong token", "sessions {strict} --ca {ca}", 1, ("token is unknown", "a token from HEARTH_TOKEN"),
         {"HEARTH_TOKEN": "{wrong}"},
     ),
     Mistake(
@@ -74,7 +76,7 @@ MISTAKES = (
     Mistake("a malformed HEARTH_TARGET", "status", 2, ("from HEARTH_TARGET", "host:7421"), {"HEARTH_TARGET": "a:b/c"}),
     Mistake("a malformed TARGET", "top unix:", 2, ("from the command line", '"unix:/run')),
     Mistake("a device that is not there", "devices 77 {plain}", 1, ("no device 77; it has 0, 1", "hearth devices")),
-    Mistake("no number of a device", "devices -- -1 {plain}", 2, ("no number of a device",)),
+    Mistake("no number of a device", "devices -- -1 {plain}", 2, ("not a device number",)),
     Mistake("another device to restart", "restart-device 77 {plain}", 1, ("Device 77", "0, 1")),
     Mistake("a session that is not there", "sessions end 0123abcd {plain}", 1, ("no session '0123abcd'",)),
     Mistake("no session to end", "sessions end", 2, ("hearth sessions end ID",)),
@@ -87,7 +89,7 @@ MISTAKES = (
 
 @pytest.fixture(scope="module")
 def strict(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DaemonProcess, dict[str, str]]]:
-    """A daemon with TLS and tenants, which drains; what the table names."""
+    """A draining daemon with TLS and tenants, and the values that the table names."""
     folder = tmp_path_factory.mktemp("mistakes")
     ours, theirs = Authority(folder / "ours"), Authority(folder / "theirs")
     certificate, key = ours.issue("localhost")
@@ -118,13 +120,13 @@ def places(daemon: DaemonProcess, strict: tuple[DaemonProcess, dict[str, str]], 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes the daemon's address from the environment."""
+    """Removes the variables that configure a client from the environment."""
     for name in VARIABLES:
         monkeypatch.delenv(f"HEARTH_{name}", raising=False)
 
 
 def told(status: int, expected: int, written: Any, *says: str) -> str:
-    """The one line."""
+    """Checks that the command wrote exactly one line of error; returns it."""
     assert (status, written.out) == (expected, ""), written
     (line,) = written.err.splitlines()
     assert line.startswith("hearth") and all(each in line for each in says), line
@@ -141,7 +143,7 @@ def test_a_mistake(mistake: Mistake, places: Places, monkeypatch: pytest.MonkeyP
 
 
 def test_a_daemon_that_drains_is_looked_at(places: Places, capsys: Any) -> None:
-    """Looking opens no session, so it is answered; the exit status says that it is not ready."""
+    """`hearth status` opens no session, so it is answered; its exit status says that the daemon is not ready."""
     status = main.main(["status", places.strict, "--ca", places.ca, "--token", places.token])
     written = capsys.readouterr()
     assert (status, written.err) == (1, "") and ": draining\n" in written.out
@@ -164,5 +166,5 @@ def test_a_socket_that_one_may_not_use(places: Places) -> None:
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     (line,) = done.stderr.splitlines()
-    assert done.returncode == 1 and "may not be used by user" in line and "permission denied" in line, line
-    assert "[[tenants]] name users" in line
+    assert done.returncode == 1 and "may not use the socket" in line and "permission denied" in line, line
+    assert "users in the daemon's [[tenants]]" in line

@@ -1,4 +1,4 @@
-"""`hearth run`: kernels from files, arguments from files and made up, results to files; and how it ends."""
+"""`hearth run`: kernels from files, arguments from files or generated, results to files; and how it ends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ Run = Callable[..., Done]
 
 @pytest.fixture(scope="module")
 def node(cache: Path) -> Iterator[DaemonProcess]:
-    """The module's daemon: sessions of their own device processes leave the shared one's generations as they are."""
+    """The module's daemon: a private one, because sessions with dedicated processes consume generations of its
+    device."""
     config, tokens = tenants(tenant("default"), tenant("no-dedicated", rights=["allocate", "read", "write", "launch"]))
     process = DaemonProcess(cache, config, 1)
     process.tokens = tokens  # type: ignore[attr-defined]
@@ -66,7 +67,7 @@ def node(cache: Path) -> Iterator[DaemonProcess]:
 
 @pytest.fixture
 def run(node: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
-    """`hearth run` in this process, in a folder with sources."""
+    """Runs `hearth run` in this process, in a folder with sources."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("HEARTH_")]:
         monkeypatch.delenv(name)
@@ -88,7 +89,7 @@ def run(node: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     return go
 
 
-# ---- what it does ----
+# ---- successful runs ----
 
 
 def test_arrays_from_files_and_made_up_and_a_result_in_a_file(run: Run, tmp_path: Path) -> None:
@@ -167,17 +168,17 @@ def test_the_compilers_log_is_shown_in_full(run: Run, tmp_path: Path) -> None:
     ("arguments", "status", "says"),
     [
         (["none.cu"], 2, "'none.cu' cannot be read: No such file"),
-        (["saxpy.cu", "f33=1"], 2, "argument 1, 'f33=1', character 1: 'f33' is no type"),
+        (["saxpy.cu", "f33=1"], 2, "argument 1, 'f33=1', character 1: 'f33' is not a type"),
         (["saxpy.cu", "in:none.npy"], 2, "'none.npy' cannot be read"),
-        (["saxpy.cu", "out:f32[1]=none/y.npy"], 2, "'none', for the result 'y.npy', is no folder"),
-        (["saxpy.cu", "--grid", "0"], 2, "argument --grid: '0' is no size in x, y and z"),
+        (["saxpy.cu", "out:f32[1]=none/y.npy"], 2, "'none', the directory of the result 'y.npy', does not exist"),
+        (["saxpy.cu", "--grid", "0"], 2, "argument --grid: '0' is not a size in x, y and z"),
         (["saxpy.cu", "--mode", "quick"], 2, "invalid choice: 'quick'"),
-        (["saxpy.cu", "--iterations", "0"], 2, "is no number from 1 to"),
+        (["saxpy.cu", "--iterations", "0"], 2, "is not a number from 1 to"),
         (["saxpy.cu", "--bogus"], 2, "unrecognized arguments: --bogus"),
         ([], 2, "the following arguments are required: FILE"),
         (["saxpy.cu", "--device", "7"], 1, "no device 7; it has [0"),
         (["saxpy.cu", "f32=1"], 1, "1 argument is given; the kernel has 4 parameters"),
-        (["saxpy.cu", "--block", "5000"], 1, "block.x is 5000; the device's most is"),
+        (["saxpy.cu", "--block", "5000"], 1, "block.x is 5000; the device's maximum is"),
         (["several.cu", "--kernel", "beyond", "out:i32[4]", "--block", "4", "--mode", "validate"], 1, "beyond"),
         (["saxpy.cu", "--target", CLOSED], 1, "no daemon answers at"),
     ],
@@ -206,7 +207,7 @@ def command(*arguments: str) -> list[str]:
 
 @on_cpu
 def test_ctrl_c_while_a_kernel_never_ends(run: Run, node: DaemonProcess) -> None:
-    """The session and its process are gone soon after, and others are served meanwhile."""
+    """The session and its process end soon afterwards, and other clients are served in the meantime."""
     mark = uuid.uuid4().hex
     with subprocess.Popen(
         command(*ENDLESS, "--launch-timeout", "2"), stdout=subprocess.PIPE,

@@ -1,8 +1,12 @@
-"""`hearth status`, `devices`, `sessions`, `drain`, `restart-device` against a real daemon: text, documents, ends."""
+"""`hearth status`, `devices`, `sessions`, `drain`, `restart-device` against a real daemon: text, JSON documents, exit
+status."""
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +34,7 @@ class Done(NamedTuple):
 
 
 class Command:
-    """`hearth ARGUMENTS` in this process."""
+    """Runs `hearth ARGUMENTS` in this process."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -59,7 +63,8 @@ def test_status(daemon: DaemonProcess, run: Command, road: str) -> None:
     assert (done.status, done.err) == (0, "")
     lines = done.out.splitlines()
     assert lines[0].endswith(": ready") and f"at {target}" in lines[1] and lines[2].startswith("sessions: ")
-    assert [line.split()[0] for line in lines[4:7]] == ["DEVICE", "0", "1"] and "serving" in lines[5]
+    words = [line.split()[0] for line in lines[4:10]]
+    assert words == ["DEVICE", "QUEUED", "0", lines[7].split()[0], "1", lines[9].split()[0]] and "serving" in lines[6]
     found = run("status", target, "--json").document
     page = daemon.status()
     assert found["target"] == target and found["ready"] and not found["draining"]
@@ -69,12 +74,36 @@ def test_status(daemon: DaemonProcess, run: Command, road: str) -> None:
 
 def test_looking_opens_no_session(daemon: DaemonProcess, run: Command) -> None:
     before = daemon.log().count('"session_open"')
-    for arguments in (["status"], ["devices"], ["sessions"], ["top", "--once", "--interval", "0.1"]):
+    for arguments in (["status"], ["devices"], ["sessions"], ["published"], ["top", "--once", "--interval", "0.1"]):
         for target in (daemon.unix, daemon.grpc):
             assert run(*arguments, target).status == 0
     daemon.connect().close()
     wait_until(lambda: daemon.log().count('"session_open"') > before, "the log")
     assert daemon.log().count('"session_open"') == before + 1, "the test's own"
+
+
+def test_published(start_daemon: StartDaemon, run: Command) -> None:
+    daemon = start_daemon(cpu_count=2)
+    assert run("published", daemon.unix).out == "no published arrays\n"
+    with daemon.connect() as owner, daemon.connect() as user:
+        owner.device(0).zeros((2, 3), "float32").publish("weights")
+        owner.device(1).zeros(4, "int8").publish("bias")
+        attached = user.device(0).attach("weights")
+        header, *rows = (line.split() for line in run("published", daemon.unix).out.splitlines())
+        assert header == ["NAME", "TENANT", "SESSION", "DEVICE", "SHAPE", "DTYPE", "SIZE", "ATTACHED", "SINCE"]
+        session = owner.session_id
+        assert rows[0][:9] == ["weights", "default", session, "0", "2x3", "float32", "24", "bytes", "1"]
+        assert rows[1][:9] == ["bias", "default", session, "1", "4", "int8", "4", "bytes", "0"]
+        assert rows[1][-1] == "ago"
+        found = run("published", daemon.unix, "--json").document
+        assert (
+            found["target"] == daemon.unix and time.time() - 60 < found["published"][0].pop("since_unix") <= time.time()
+        )
+        assert found["published"][0] == {
+            "name": "weights", "tenant": "default", "device": 0, "bytes": 24, "shape": [2, 3], "dtype": "float32",
+            "session": session, "attached": 1, "grants": [],
+        }  # fmt: skip
+        del attached
 
 
 def test_devices(daemon: DaemonProcess, gpu: hearth.Device, run: Command) -> None:
@@ -91,15 +120,18 @@ def test_devices(daemon: DaemonProcess, gpu: hearth.Device, run: Command) -> Non
 
 
 def test_sessions(lossy: DaemonProcess, run: Command) -> None:
-    daemon = lossy  # lent without sessions; those of programs that other tests have killed stay for a lease
+    # lent without sessions, because sessions of programs that other tests have killed exist until their lease ends
+    daemon = lossy
     assert run("sessions", daemon.unix).out == "no sessions\n"
     with daemon.connect(name=HOSTILE) as node:
         node.device(1).zeros(8).get()
         done = run("sessions", daemon.unix)
         (row,) = (line for line in done.out.splitlines() if line.startswith(node.session_id))
-        assert row.isprintable() and row.endswith("evil \u65e5\u672c") and " connected " in row
+        assert row.isprintable() and " connected " in row
+        assert row.endswith(f"evil \u65e5\u672c ({socket.gethostname()}:{os.getpid()})")
         (found,) = run("sessions", daemon.grpc, "--json").document["sessions"]
         assert found["id"] == node.session_id and found["client"] == HOSTILE and found["devices"] == [1]
+        assert found["process"] == f"{socket.gethostname()}:{os.getpid()}"
         assert found["tenant"] == "default" and found["connected"] and found["device_seconds"] >= 0
         for text in (run("status", daemon.unix).out, run("top", "--once", "--interval", "0.1", daemon.unix).out):
             assert "\x1b" not in text and "\x07" not in text
@@ -130,7 +162,7 @@ def test_waiting_for_a_daemon_that_is_not_there(run: Command) -> None:
 def test_waiting_for_one_that_comes(
     daemon: DaemonProcess, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its socket is not there when it is asked first."""
+    """The daemon's socket does not exist at the first attempt."""
     real, refused = Asker.status, []
 
     def status(asker: Asker) -> dict[str, Any]:
@@ -159,7 +191,7 @@ def test_operating(start_daemon: StartDaemon, run: Command) -> None:
     assert run("status", own.unix, "--wait", "60").status == 0
 
     node = own.connect()
-    assert run("drain", own.unix).out == "draining: no new sessions; 1 goes on\n"
+    assert run("drain", own.unix).out == "draining: no new sessions; 1 session continues\n"
     done = run("status", own.unix)
     assert done.status == 1 and ": draining\n" in done.out and not done.err
     waited = run("status", own.unix, "--wait", "0.3")
@@ -167,6 +199,6 @@ def test_operating(start_daemon: StartDaemon, run: Command) -> None:
     left = run("drain", own.unix, "--wait", "0.3", "--json")
     assert left.status == 1 and left.document["sessions"] == 1 and "1 session is left" in left.err
     node.close()
-    assert run("drain", own.grpc, "--wait", "20").out == "draining: no new sessions; none go on\n"
+    assert run("drain", own.grpc, "--wait", "20").out == "draining: no new sessions; no sessions continue\n"
     terminate(own)
     assert own.process.wait(20) == 0

@@ -1,4 +1,4 @@
-"""`hearth top`: in a pseudo-terminal, whose modes and screen it gives back however it ends; and printed plainly."""
+"""`hearth top`: in a pseudo-terminal, whose modes and screen it restores however it ends; and as plain output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.daemon.harness import DaemonProcess, environment
 ENTER, LEAVE, HOME = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H"
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _AS_A_SHELL_DOES = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
-"""The terminal is the process's own: Ctrl-C in it is a signal."""
+"""Makes the terminal the controlling terminal of the process: Ctrl-C in it is a signal."""
 RUN = _AS_A_SHELL_DOES + "import sys; from hearth.cli import main; sys.exit(main.main(sys.argv[1:]))"
 CRASH = (
     _AS_A_SHELL_DOES
@@ -50,7 +50,7 @@ sys.exit(main.main(sys.argv[1:]))
 
 
 class Terminal:
-    """`hearth top` in a separate terminal."""
+    """`hearth top` in a pseudo-terminal."""
 
     def __init__(self, *arguments: str, code: str = RUN, **variables: str) -> None:
         self._ours, self._theirs = pty.openpty()
@@ -84,21 +84,21 @@ class Terminal:
         return found
 
     def picture(self) -> list[str]:
-        """The lines of the last whole picture."""
+        """Returns the lines of the last complete picture."""
         pictures = self.written.split(HOME)
         return (
             [_CONTROL.sub("", line) for line in pictures[-2].replace("\r", "").split("\n")] if len(pictures) > 2 else []
         )
 
     def shows(self, text: str) -> list[str]:
-        """Waits for a picture with `text`."""
+        """Waits for a picture that contains `text`; returns its lines."""
         found: list[str] = self.until(
             lambda: next(([*lines] for lines in [self.picture()] if text in " ".join(lines)), None), text
         )
         return found
 
     def ends(self, status: int) -> str:
-        """Waits for its end: what stands on the screen after it was given back."""
+        """Waits until the program ends; returns the screen after it was restored."""
         self.until(lambda: self.process.poll() is not None, "its end")
         while self.read(0):
             pass
@@ -127,7 +127,7 @@ def top(*arguments: str, **options: str) -> Iterator[Terminal]:
 
 
 class Movable:
-    """A daemon's sockets under other names, which come and go."""
+    """A daemon's sockets under other names, which a test can remove and restore."""
 
     def __init__(self, daemon: DaemonProcess, folder: Path) -> None:
         self._places = {folder / f"d.sock{end}": Path(f"{daemon.socket}{end}") for end in ("", ".call")}
@@ -152,11 +152,12 @@ def movable(daemon: DaemonProcess, tmp_path: Path) -> Movable:
 
 
 def test_it_lives_as_long_as_it_is_watched(daemon: DaemonProcess, movable: Movable) -> None:
-    """Sizes, sessions, a daemon that goes away and comes back, Ctrl-Z, and the key that ends it."""
+    """Sizes, sessions, a daemon that stops and starts again, Ctrl-Z, and the key that quits."""
     with top(movable.target) as terminal:
         lines = terminal.shows("ready; hearthd")
         assert lines[3].startswith("DEVICE") and len(lines) <= 20
-        assert {line.split()[0] for line in lines[4:6]} == {"0", "1"}  # busiest first: others may have left some work
+        # busiest device first: other tests may have left work
+        assert {line.split()[0] for line in lines[4:6]} == {"0", "1"}
         with daemon.connect(name="\x1b[2Jhostile\x07") as node:
             terminal.shows(node.session_id)
             terminal.shows("?[2Jhostile?")
@@ -167,12 +168,12 @@ def test_it_lives_as_long_as_it_is_watched(daemon: DaemonProcess, movable: Movab
         terminal.until(lambda: len(terminal.picture()) > 6, "a larger picture")
 
         movable.go()
-        terminal.shows("gone since")
-        terminal.shows("there is no such socket")
+        terminal.shows("unreachable since")
+        terminal.shows("the socket does not exist")
         movable.come()
         terminal.shows("ready; hearthd")
 
-        terminal.process.send_signal(signal.SIGTSTP)  # no shell would continue it here, so it is not stopped
+        terminal.process.send_signal(signal.SIGTSTP)  # no shell would continue it here, so it does not stop itself
         terminal.until(lambda: terminal.written.count(ENTER) == 2, "the screen again")
         terminal.shows("ready; hearthd")
         terminal.press("xq")
@@ -205,7 +206,7 @@ def test_no_daemon_leaves_the_screen_alone() -> None:
         assert terminal.written.startswith("hearth: no daemon answers at unix:/nowhere/at.sock")
 
 
-# ---- printed ----
+# ---- plain output ----
 
 
 def test_pictures_below_each_other(daemon: DaemonProcess, capsys: Any) -> None:
@@ -215,7 +216,7 @@ def test_pictures_below_each_other(daemon: DaemonProcess, capsys: Any) -> None:
 
 
 def test_a_document_a_line(daemon: DaemonProcess, gpu: hearth.Device, capsys: Any) -> None:
-    """Each line has rates, which the client works out from counters."""
+    """Each line has rates, which the client computes from counters."""
     ended = threading.Event()
 
     def work() -> None:
@@ -243,7 +244,7 @@ def test_a_document_a_line(daemon: DaemonProcess, gpu: hearth.Device, capsys: An
 
 
 def test_a_daemon_that_is_gone_at_the_end(movable: Movable, capsys: Any) -> None:
-    """Later pictures say so, and the exit status."""
+    """Later pictures and the exit status report that the daemon is gone."""
     real = Asker.status
 
     def once(asker: Asker) -> dict[str, Any]:
@@ -255,15 +256,15 @@ def test_a_daemon_that_is_gone_at_the_end(movable: Movable, capsys: Any) -> None
         patch.setattr(Asker, "status", once)
         status = main.main(["top", "--once", "--interval", "0.1", "--json", movable.target])
     found = json.loads(capsys.readouterr().out)
-    assert status == 1 and "there is no such socket" in found["gone"]["why"] and found["gone"]["since_unix"] > 0
+    assert status == 1 and "the socket does not exist" in found["gone"]["why"] and found["gone"]["since_unix"] > 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--interval", "0"], "above 0"),
-        (["--interval", "0.01"], "below the shortest interval"),
-        (["--iterations", "0"], "no number of pictures"),
+        (["--interval", "0.01"], "below the minimum interval"),
+        (["--iterations", "0"], "not a number of updates"),
         (["--once", "--iterations", "2"], "not allowed with"),
     ],
 )

@@ -1,4 +1,4 @@
-"""HEARTH_TRACE and `hearth trace`: programs of several kinds, and what is left of each."""
+"""HEARTH_TRACE and `hearth trace`: programs of several kinds, and the trace file that each produces."""
 
 from __future__ import annotations
 
@@ -89,17 +89,17 @@ def test_a_program_of_several_processes_that_ends_badly(daemon: DaemonProcess, t
 def test_a_program_that_is_killed_and_one_that_uses_no_device(tmp_path: Path) -> None:
     output = tmp_path / "trace.json"
     done = trace("record", "-o", str(output), "--", "sh", "-c", "kill -9 $$")
-    assert done.returncode == 128 + signal.SIGKILL and "nothing was traced" in done.stderr
+    assert done.returncode == 128 + signal.SIGKILL and "nothing was recorded" in done.stderr
     done = trace("record", "-o", str(output), "--", "true")
     assert done.returncode == 1 and "used no device" in done.stderr and not output.exists()
 
 
-# ---- the variable alone ----
+# ---- the variable without the command ----
 
 
 @pytest.fixture
 def traced(daemon: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that a connection from now on is traced into."""
+    """Returns the file into which connections opened from now on are traced."""
     path = tmp_path / "trace-%p.json"
     monkeypatch.setenv("HEARTH_TRACE", str(path))
     return tmp_path / f"trace-{os.getpid()}.json"
@@ -147,7 +147,7 @@ def test_a_programs_own_traces_are_a_part_of_it(daemon: DaemonProcess, traced: P
 
 @on_cpu
 def test_a_device_and_a_daemon_that_are_lost(start_daemon: StartDaemon, traced: Path) -> None:
-    """They cost the trace until then, and the program nothing else."""
+    """A loss ends the trace at that time, and has no other effect on the program."""
     daemon = start_daemon()
     with daemon.connect() as node:
         gpu = node.device(0)
@@ -161,11 +161,11 @@ def test_a_device_and_a_daemon_that_are_lost(start_daemon: StartDaemon, traced: 
     node = daemon.connect()
     node.device(0).zeros(4, np.int32).get()
     daemon.stop()
-    with pytest.warns(RuntimeWarning, match="the trace of device 0 is lost"):
+    with pytest.warns(RuntimeWarning, match="the trace of device 0 was lost"):
         node.close()
 
 
-@pytest.mark.parametrize(("path", "says"), [("", "is a folder"), ("none/trace.json", "which is no folder")])
+@pytest.mark.parametrize(("path", "says"), [("", "is a directory"), ("none/trace.json", "which is not a directory")])
 def test_a_place_that_cannot_be_written(
     daemon: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, says: str
 ) -> None:

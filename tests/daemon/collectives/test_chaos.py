@@ -1,7 +1,7 @@
-"""Ranks that are killed, stopped or held up in the middle of a collective: the others fail within a second after
-its timeout, keep their data, and go on, without the lost rank at once, with it when it serves again. No round hangs.
+"""Ranks that are killed, stopped or blocked in the middle of a collective: the other ranks fail within a second after
+its timeout, keep their data, and continue: without the lost rank at once, with it when it serves again. No round hangs.
 
-HEARTH_TEST_ROUNDS=50 is the whole of it: that many rounds of a node's devices, and of two daemons.
+HEARTH_TEST_ROUNDS=50 is the full test: that number of rounds of a node's devices, and of two daemons.
 """
 
 from __future__ import annotations
@@ -34,29 +34,30 @@ from tests.support.daemon.kernels import gated
 
 ROUNDS = int(os.environ.get("HEARTH_TEST_ROUNDS", "4"))
 TIMEOUT_S = 1.0
-"""Timeout in seconds of the operations that are going to fail."""
+"""Timeout in seconds of the operations that will fail."""
 LARGE = 3_000_000
-"""Elements that take some tens of milliseconds on the CPU backend."""
+"""Number of elements whose collective takes tens of milliseconds on the CPU backend."""
 
 pytestmark = [on_cpu, pytest.mark.timeout(60 + 20 * ROUNDS, method="thread")]
 
 
 class Round(NamedTuple):
-    """A disturbance of the victim: a rank whose kernel keeps it from the exchange, or one in the middle of it."""
+    """A disturbance of the victim: a rank that a kernel keeps from entering the exchange, or a rank in the middle of
+    it."""
 
     held: bool = True
-    """A kernel that has no end runs in front of the collective."""
+    """True if an endless kernel runs before the collective."""
     device: signal.Signals | None = None
-    """Signal that its device process then gets."""
+    """Signal that is then sent to its device process."""
     daemon: signal.Signals | None = None
-    """Signal that its daemon then gets."""
+    """Signal that is then sent to its daemon."""
 
 
 def play(
     round_: Round, group: hearth.Group, victim: int, daemon: DaemonProcess, rng: random.Random
 ) -> contextlib.ExitStack:
-    """Runs one collective that cannot end well; when it returns all survivors have got the error, in time, and
-    continue. The victim stays as it is until the stack is closed. `daemon`: the victim's."""
+    """Runs one collective that must fail. Returns when all surviving ranks have raised the error in time and work
+    again. The victim stays in its state until the returned stack is closed. `daemon` is the victim's daemon."""
     survivors, gpu = Survivors(group, victim), group.devices[victim]
     pid = daemon.process.pid if round_.daemon else daemon.device_pid(gpu.ordinal)
     arrays = reduced_once(group, 10 if round_.held else LARGE)
@@ -69,10 +70,10 @@ def play(
         began = time.monotonic()
         what = round_.device or round_.daemon
         if what:
-            time.sleep(rng.uniform(0, 0.04))  # the moment is what is tried
+            time.sleep(rng.uniform(0, 0.04))  # a random moment
             strike(pid, what, stack)
         if what == signal.SIGKILL:
-            began, timeout = time.monotonic(), TIMEOUT_S  # its loss is seen at once
+            began, timeout = time.monotonic(), TIMEOUT_S  # its loss is noticed at once
         survivors.go_on(began, timeout)
         return stack.pop_all()
 
@@ -101,7 +102,7 @@ def test_devices_of_a_daemon(cache: Path) -> None:
 def test_two_daemons(cache: Path) -> None:
     with TwoDaemons(cache) as world:
         for round_, rng in in_turn(DAEMON_ROUNDS, ROUNDS):
-            order = rng.sample([0, 1], 2)  # whose daemon coordinates
+            order = rng.sample([0, 1], 2)  # the order decides which daemon coordinates
             victim = rng.randrange(2)
             with play(round_, (group := world.group(order)), victim, world.daemons[order[victim]], rng):
                 assert group.closed

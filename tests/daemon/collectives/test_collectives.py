@@ -1,4 +1,4 @@
-"""all_reduce over two devices: right sums, in order, and a clear end where ranks do not come together."""
+"""all_reduce over two devices: correct sums, in order, and a clear error if a rank does not take part."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Every collective with every dtype on groups of 2, 3 and 4 devices, in several orders, against NumPy.
+"""Every collective with every dtype on groups of 2, 3 and 4 devices, in several orders, compared with NumPy.
 
-In place and out of place; what must not be written is looked at as well. On the CPU backend results are those of an
-accumulation in rank order (float32 for what is smaller), bit for bit; NCCL's order is its own, so there the last bits
-of floats may differ.
+In place and out of place; memory that must not be written is checked as well. On the CPU backend results equal those of
+an accumulation in rank order (in float32 for smaller floats), bit for bit. NCCL uses another order, so the last bits of
+floats may differ there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def group(request: pytest.FixtureRequest, devices: list[hearth.Device]) -> heart
 def inputs(
     group: hearth.Group, dtypes: Sequence[np.dtype[Any]], *shape: int, op: str = ""
 ) -> Iterator[tuple[np.dtype[Any], list[np.ndarray], Arrays]]:
-    """Each dtype, and what every rank puts in: on the host, and on its device."""
+    """Yields each dtype with the inputs of every rank, on the host and on its device."""
     for dtype in dtypes:
         hosts = [values(dtype, shape, rank, op) for rank in range(len(group))]
         yield dtype, hosts, up(group, hosts)
@@ -116,8 +116,8 @@ def test_reduce_scatter(group: hearth.Group, op: str) -> None:
 
 
 def test_nan_and_infinity(group: hearth.Group) -> None:
-    """A sum, mean or product with a NaN is one; so is a minimum or maximum on the CPU, as in `numpy.minimum`. NCCL
-    takes the other number there, as `fmin` does."""
+    """A sum, mean or product with a NaN is NaN; so is a minimum or maximum on the CPU, as in `numpy.minimum`. NCCL
+    takes the other number there, like `fmin`."""
     n = len(group.devices)
 
     def cells() -> Cells:
@@ -145,8 +145,8 @@ def test_nan_and_infinity(group: hearth.Group) -> None:
 
 
 def test_sums_that_are_rounded(group: hearth.Group) -> None:
-    """Small floats are not accumulated in themselves: the result is off by no more than a rounding (NCCL: one for each
-    step), and the same on every rank, bit for bit."""
+    """Small floats are accumulated in a wider type: the result is off by at most one rounding (NCCL: one for each
+    step), and bit for bit the same on every rank."""
     n = len(group.devices)
     for dtype, digits in [(np.dtype(np.float16), 10), *((each, 7) for each in SMALL if each not in EIGHT)]:
         rng = np.random.default_rng(n)
@@ -166,7 +166,7 @@ def test_sums_that_are_rounded(group: hearth.Group) -> None:
             assert (abs(found[0].astype(np.float64) - exact) <= limit).all(), (dtype, op)
 
 
-# ---- what moves ----
+# ---- operations that move data ----
 
 
 def test_broadcast(group: hearth.Group) -> None:
@@ -254,7 +254,7 @@ def test_scatter(group: hearth.Group) -> None:
 
 
 def test_send_and_receive(group: hearth.Group) -> None:
-    """Around the ring in one batch, and forth and back between two without."""
+    """Around the ring in one batch, and between two ranks in both directions without a batch."""
     n = len(group.devices)
 
     def cells() -> Cells:
@@ -279,8 +279,8 @@ def test_send_and_receive(group: hearth.Group) -> None:
 
 
 def test_batches(group: hearth.Group) -> None:
-    """Batches contain everything at once, with barriers in between; and an exchange of every rank with every other by
-    hand."""
+    """Batches with all operations at once, with barriers in between; and a hand-written exchange of every rank with
+    every other."""
     n = len(group.devices)
 
     def cells() -> Cells:
@@ -309,7 +309,7 @@ def test_batches(group: hearth.Group) -> None:
 
 
 def test_every_size(devices: list[hearth.Device]) -> None:
-    """Sizes around a chunk, a page, a cache line and a warp; zero elements as well."""
+    """Sizes around a chunk, a page, a cache line and a warp, and zero elements."""
     group = hearth.Group(devices[:3])
     moves: list[tuple[str, Callable[[Arrays], Arrays], Callable[[list[np.ndarray]], list[np.ndarray]]]] = [
         ("all_reduce", group.all_reduce, lambda hosts: [np.add.reduce(hosts)] * 3),

@@ -1,4 +1,4 @@
-"""Collectives at their edges: their memory, many at once, in every order, beside other work."""
+"""Edge cases of collectives: their memory, many at once, in every order, beside other work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.timing import LATE
 
 
 def test_in_place_where_nccl_has_it(ranks: Ranks) -> None:
-    """The rank's part of the larger buffer is its smaller one."""
+    """The rank's smaller buffer is a part of its larger buffer."""
     kinds = {
         "all_gather": lambda rank: operation("all_gather", A, A, count=8, source_offset=32 * rank),
         "reduce_scatter": lambda rank: operation("reduce_scatter", A, A, count=8, destination_offset=32 * rank),
@@ -73,7 +73,7 @@ def test_nothing_to_move_is_an_operation_all_the_same(ranks: Ranks) -> None:
     for stream, more in zip(ranks.streams, ([("send", 1)], [("recv", 0)], []), strict=True):
         parts = [operation(kind, A, B, count=0, peer=peer) for kind, peer in more]
         stream.batch(collective((0, 1, 2), number, *parts))
-    number = ranks.next()  # a mismatch of nothing with something is one
+    number = ranks.next()  # an empty list against a non-empty one is a mismatch
     for rank, stream in enumerate(ranks.streams):
         assert stream.failures() == []
         stream.batch(collective((0, 1, 2), number, operation("all_reduce", A, B, count=5 * (rank == 1))))
@@ -83,7 +83,7 @@ def test_nothing_to_move_is_an_operation_all_the_same(ranks: Ranks) -> None:
 
 
 def test_memory_that_is_freed_at_once_takes_part_to_the_end(ranks: Ranks) -> None:
-    """Its next owner gets it when the collective is over. Rank 2 comes late."""
+    """The next owner of the memory gets it after the end of the collective. Rank 2 presents its part late."""
     number = ranks.next()
     part = operation("all_gather", 7, B, count=16)
     for rank, stream in enumerate(ranks.streams):
@@ -108,7 +108,7 @@ def test_memory_that_is_freed_at_once_takes_part_to_the_end(ranks: Ranks) -> Non
 
 
 def test_dropped_arrays(three: DaemonProcess) -> None:
-    """Arrays that the client drops: their memory is freed when no reference is left."""
+    """The memory of arrays that the client drops is freed after the last reference is gone."""
     with three.connect() as node:
         group = hearth.Group(node.devices[:3])
         for turn in range(10):
@@ -132,7 +132,8 @@ extern "C" __global__ void later(const int* x, int* out, int n) {
 
 
 def test_received_into_memory_that_was_just_freed_and_is_still_read(three: DaemonProcess) -> None:
-    """A kernel reads an array that its client has dropped; what is received meanwhile does not get under it."""
+    """A kernel reads an array that its client has dropped; data received in the meantime must not overwrite the
+    array."""
     n = 5000
     with three.connect() as node:
         sender, receiver = node.devices[:2]
@@ -146,7 +147,7 @@ def test_received_into_memory_that_was_just_freed_and_is_still_read(three: Daemo
         del x
         group = hearth.Group([sender, receiver])
         with side:
-            y = receiver.empty(n, np.int32)  # likely the memory of x, from another stream
+            y = receiver.empty(n, np.int32)  # probably the memory of x, but on another stream
             group.recv(y, 0)
         group.send(sender.full(n, 9, np.int32), 1)
         sender.synchronize()
@@ -154,7 +155,7 @@ def test_received_into_memory_that_was_just_freed_and_is_still_read(three: Daemo
         assert set(out.get()) == {5} and set(y.get()) == {9}
 
 
-# ---- many ----
+# ---- many operations ----
 
 
 MANY = 10_000
@@ -162,7 +163,7 @@ MANY = 10_000
 
 @pytest.mark.parametrize("many", [MANY, 0], ids=["ten thousand", "as many as are allowed"])
 def test_large_batches(ranks: Ranks, many: int) -> None:
-    """More than are allowed are refused at once, with how many are; those work, and in no time."""
+    """More operations than allowed are refused at once, with the allowed number; that number works, and quickly."""
 
     def present(many: int) -> list[list[Refusal]]:
         number = ranks.next()
@@ -210,7 +211,7 @@ def test_the_recorder_keeps_the_last_of_each_group(ranks: Ranks) -> None:
     assert all(each.presented_unix_ns <= each.launched_unix_ns for each in kept)
     assert groups[0, 1, 2].state == "ready" and groups[0, 1, 2].group == b""
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:  # known to a twentieth of a second
+    while time.monotonic() < deadline:  # completions are recorded with a delay of up to 50 ms
         states = {each.state for each in ranks.groups()[0].operations}
         if states == {"done"}:
             break
@@ -222,7 +223,8 @@ GROUPS = [(0, 1), (1, 2), (0, 2), (0, 1, 2), (2, 1, 0), (1, 0)]
 
 
 def test_overlapping_groups_in_every_order(three: DaemonProcess) -> None:
-    """Four clients with two threads each and groups that share devices, all at once: no deadlock, no wrong result."""
+    """Four clients, each with two threads and with groups that share devices, all at once: no deadlock, no wrong
+    result."""
     over = threading.Event()
 
     def work(node: hearth.Node, seed: int) -> int:
@@ -262,8 +264,9 @@ def test_overlapping_groups_in_every_order(three: DaemonProcess) -> None:
 
 
 def test_commands_behind_a_late_group_delay_no_other(three: DaemonProcess) -> None:
-    """Rank 1 has two rows behind each other on one stream, the first with a device that is not there yet; were the
-    second told to go, another session's would be launched before it on one device and behind it on the other."""
+    """Rank 1 has two operations behind each other on one stream, the first with a device that has not presented its
+    part. If the second were launched first, an operation of another session would be launched before it on one device
+    and after it on the other."""
     with Ranks(three, 3) as ranks, Ranks(three, 3) as others:
         late, held, crossing = ranks.next((1, 2)), ranks.next((0, 1)), others.next((1, 0))
         ranks.streams[1].batch(
@@ -313,7 +316,7 @@ def test_a_rank_that_is_refused_tells_the_others_at_once(ranks: Ranks) -> None:
 
 
 def test_rows_that_are_longer_than_what_is_presented_at_once(three: DaemonProcess) -> None:
-    """Two sessions, each with more operations than the device process presents, each in a separate order."""
+    """Two sessions, each with more operations than the device process presents at once, in opposite orders."""
     with three.connect() as one, three.connect() as other, ThreadPoolExecutor(2) as pool:
 
         def work(node: hearth.Node, order: int) -> list[int]:
@@ -335,11 +338,12 @@ def test_rows_that_are_longer_than_what_is_presented_at_once(three: DaemonProces
 
 
 def test_other_work_runs_beside_a_kernel_that_holds_a_rank(three: DaemonProcess) -> None:
-    """A session's rank is held up on its device; another's groups over the same devices are not."""
+    """A kernel of one session blocks its rank on a device; groups of another session over the same devices are not
+    blocked."""
     with three.connect() as slow, three.connect() as quick:
         group = hearth.Group(slow.devices[:3])
         arrays = [gpu.ones(100, np.float32) for gpu in group.devices]
-        # CUDA loads no code while a kernel runs, and that of a rank that waits for another one does.
+        # CUDA loads no code while a kernel runs, including the kernel of a rank that waits for another rank.
         adds = [common(gpu, "add_one") for gpu in quick.devices[1:3]]
         totals = [gpu.zeros(4, np.int32) for gpu in quick.devices[1:3]]
         for add, total in zip(adds, totals, strict=True):

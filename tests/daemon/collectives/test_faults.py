@@ -1,4 +1,5 @@
-"""Ranks that do not come together: named, bounded in time, and over for everybody."""
+"""Ranks that do not all present an operation: the missing ranks are named, the wait is limited, and all ranks get the
+error."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def part(
 
 @pytest.fixture
 def ranks(raw: Raw) -> Any:
-    """Two Execute streams, each with a buffer of 16 bytes under handle 1."""
+    """Returns two Execute streams, each with a buffer of 16 bytes under handle 1."""
     streams = [raw.execute(device) for device in range(2)]
     for stream in streams:
         stream.batch(
@@ -48,7 +49,7 @@ def ranks(raw: Raw) -> Any:
 
 
 def failure(stream: Execute) -> Any:
-    """The only failure of the stream."""
+    """Returns the only failure of the stream."""
     (entry,) = stream.failures()
     assert entry.command.startswith("all_reduce")
     return from_status(entry.status)
@@ -95,7 +96,7 @@ def test_a_missing_rank_is_named_in_time_and_the_daemon_lives(ranks: list[Execut
     assert 0.25 < time.monotonic() - began < LATE
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
     assert refusal.details["missing"] == "1" and "devices 1" in refusal.message
-    ranks[1].batch(part(1, timeout=20))  # too late, and told so at once
+    ranks[1].batch(part(1, timeout=20))  # too late: refused at once
     assert failure(ranks[1]).reason == Reason.COLLECTIVE_TIMEOUT
     for stream in ranks:
         stream.batch(part(1, sequence=2))
@@ -175,12 +176,13 @@ def test_a_collective_with_a_lost_rank_fails_on_the_other(lossy: DaemonProcess) 
         flag = second.zeros(1, np.int32)
         second.synchronize()
         module.get_function("endless")((1,), (1,), (flag,))
-        group.all_reduce(arrays)  # the second rank cannot come to it
+        group.all_reduce(arrays)  # the second rank cannot execute it
         os.kill(lossy.device_pid(1), signal.SIGKILL)
         with pytest.raises(hearth.HearthError):
             second.synchronize()
         wait_until(lambda: second.state == "serving")
-        with contextlib.suppress(hearth.CommunicatorError, hearth.DeviceLostError):  # either, but no hang
+        # one of the two errors, but no hang
+        with contextlib.suppress(hearth.CommunicatorError, hearth.DeviceLostError):
             first.synchronize(timeout=30)
         while True:
             try:

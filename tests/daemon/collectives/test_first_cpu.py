@@ -1,4 +1,4 @@
-"""The first collective of a CPU node with an empty cache, for which something has to be compiled."""
+"""The first collective of a CPU node with an empty cache, for which code has to be compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = on_cpu
 
 @pytest.fixture
 def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldCompiler]:
-    """Daemons that start now compile with it."""
+    """Yields a compiler that daemons started from now on use."""
     compiler = HeldCompiler(tmp_path, find_toolchain().command)
     monkeypatch.setenv("CXX", shlex.quote(str(compiler.path)))
     yield compiler
@@ -29,7 +29,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldCompil
 
 @pytest.fixture
 def ranks(held: HeldCompiler, start_daemon: StartDaemon, tmp_path: Path) -> Iterator[Ranks]:
-    """Ranks of a daemon with an empty cache."""
+    """Yields ranks of a daemon with an empty cache."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     with Ranks(start_daemon(2, cache), 2) as session:
@@ -63,7 +63,7 @@ def test_it_delays_no_other_session(held: HeldCompiler, ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("timeouts_ns", [(1, 60 * 10**9), (60 * 10**9, 1), (10**8, 10**8)])
 def test_a_timeout_that_is_too_short_for_it(held: HeldCompiler, ranks: Ranks, timeouts_ns: tuple[int, int]) -> None:
-    """Says so on every rank, whether the others have come or not; and the next one works."""
+    """Every rank reports the timeout, whether the other ranks have arrived or not; the next operation works."""
     reduce(ranks, *timeouts_ns)
     for rank in ranks.devices:
         assert ranks.failure(rank).reason == Reason.COLLECTIVE_TIMEOUT
@@ -75,7 +75,7 @@ def test_a_timeout_that_is_too_short_for_it(held: HeldCompiler, ranks: Ranks, ti
 def test_the_arithmetic_of_one_dtype_is_compiled_for_its_first_reduction(
     start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """The arithmetic of all dtypes takes 6 s and more, of one 0.4 s."""
+    """Compiling the arithmetic of all dtypes takes at least 6 s, of one dtype 0.4 s."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     with Ranks(start_daemon(2, cache), 2) as ranks:

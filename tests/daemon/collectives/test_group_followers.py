@@ -1,4 +1,4 @@
-"""Group at a daemon that has joined it, as an operator sees it: the last operations of that node's ranks."""
+"""A group at a daemon that has joined it, as an operator sees it: the last operations of the ranks of that node."""
 
 from __future__ import annotations
 

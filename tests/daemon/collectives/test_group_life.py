@@ -1,4 +1,4 @@
-"""Groups from their beginning to their end: subgroups, threads, what goes wrong, and what comes after."""
+"""Groups during their whole lifetime: subgroups, threads, failures, and rebuilt groups."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def four(cache: Path) -> Iterator[DaemonProcess]:
 
 @pytest.fixture
 def group(four: DaemonProcess) -> Iterator[hearth.Group]:
-    """A group of four devices, not in the order of their numbers."""
+    """Yields a group of four devices, not in the order of their numbers."""
     with four.connect() as node:
         yield hearth.Group([node.device(ordinal) for ordinal in (3, 1, 0, 2)])
 
 
 def works(group: hearth.Group) -> None:
-    """Its all_reduce is right."""
+    """Checks that an all_reduce of the group gives the correct result."""
     arrays = [device.full(100, rank + 1, np.int32) for rank, device in enumerate(group.devices)]
     group.all_reduce(arrays)
     expected = len(group) * (len(group) + 1) // 2
@@ -54,7 +54,7 @@ def test_subgroups_beside_the_whole(group: hearth.Group) -> None:
 
 
 def test_overlapping_groups_in_threads(group: hearth.Group) -> None:
-    """There is no circular wait, whatever groups the threads use in whatever order."""
+    """No deadlock occurs, whatever groups the threads use in whatever order."""
     groups = [group.subgroup(ranks) for ranks in ([0, 1], [1, 2], [2, 3], [3, 0], [2, 0, 1], [3, 2, 1, 0])]
 
     def work(seed: int) -> None:
@@ -67,7 +67,8 @@ def test_overlapping_groups_in_threads(group: hearth.Group) -> None:
 
 
 def test_each_rank_in_a_separate_thread(group: hearth.Group) -> None:
-    """Each rank sends to the next and receives from the one before, as in programs of one process a rank."""
+    """Each rank sends to the next rank and receives from the previous one, as in programs with a process for each
+    rank."""
     n, turns = len(group), 10
     seen: list[list[int]] = [[] for _ in range(n)]
 
@@ -76,7 +77,7 @@ def test_each_rank_in_a_separate_thread(group: hearth.Group) -> None:
         mine, came = device.full(8, own, np.int32), device.empty(8, np.int32)
         with device.stream():
             for _ in range(turns):
-                for sender in range(n):  # an order in which all agree: no two ranks wait for each other
+                for sender in range(n):  # all ranks use this order, so that no two ranks wait for each other
                     if own == sender:
                         group.send(mine, to=(sender + 1) % n)
                     elif own == (sender + 1) % n:
@@ -92,14 +93,14 @@ def test_each_rank_in_a_separate_thread(group: hearth.Group) -> None:
 
 
 def _around(n: int, turns: int) -> list[int]:
-    """The ranks' values after `turns` turns: each passes on what it had when the turn began."""
+    """Returns the values of the ranks after `turns` turns: in each turn, each rank passes on its previous value."""
     held = list(range(n))
     for _ in range(turns):
         held = [held[(own - 1) % n] for own in range(n)]
     return held
 
 
-# ---- what goes wrong ----
+# ---- failures ----
 
 
 def test_mismatched_sends_are_distinguished_from_unreceived_ones(group: hearth.Group) -> None:
@@ -121,7 +122,7 @@ def test_mismatched_sends_are_distinguished_from_unreceived_ones(group: hearth.G
     pairs = [entry for entry in recorded if entry.ranks in ((0, 1), (1, 0))]
     assert [entry.state for entry in pairs[-2:]] == ["failed", "failed"]
     assert pairs[-1].presented == (0,) and pairs[-1].missing == (1,) and pairs[-1].error
-    # Each side has counted its own: the receive that is still owed meets the send that was given up.
+    # Each side counts its own operations: the pending receive is matched with the send that failed.
     group.recv(target, source=0, timeout=5)
     with pytest.raises(hearth.CommunicatorError):
         second.synchronize()
@@ -141,7 +142,7 @@ def test_read_only_array_of_one_rank_stops_no_other_rank(group: hearth.Group, fo
         with pytest.raises(hearth.ArgumentError) as caught:
             theirs.all_reduce(arrays)
         assert caught.value.reason == "READ_ONLY"
-        outs = theirs.all_gather(arrays)  # to be read it is as good as any
+        outs = theirs.all_gather(arrays)  # it can be read like any other array
         assert (outs[0].get() == 1).all()
         works(theirs)
     group.devices[1].unpublish("weights")
@@ -159,20 +160,20 @@ def test_the_flight_recorder_has_the_last_operations(group: hearth.Group) -> Non
     for device in group.devices:
         device.synchronize()
     wait_until(lambda: all(entry.state == "done" for entry in group.flight_recorder()))
-    # Ranks that have no part in the send may come to the batch before it.
+    # Ranks that take no part in the send may reach the batch before the send is presented.
     found = sorted(group.flight_recorder()[-4:], key=lambda entry: (len(entry.ranks) == 2, entry.presented_ns))
     reduced, exchanged, batch, sent = found
     assert reduced.what.startswith("all_reduce") and exchanged.what.startswith("all_to_all")
     assert batch.what.startswith("all_reduce") and batch.what.endswith(", barrier")
     assert batch.ranks == batch.presented == (0, 1, 2, 3)
     assert sent.what.split()[0] in ("send", "recv") and sorted(sent.presented) == [0, 3]
-    assert reduced.ranks == (2, 1, 3, 0)  # by the devices' numbers
+    assert reduced.ranks == (2, 1, 3, 0)  # in the order of the devices' numbers
     for entry in found:
         assert 0 < entry.presented_ns <= entry.launched_ns <= entry.finished_ns
         assert abs(entry.presented_ns - time.time_ns()) < 60e9
 
 
-# ---- rebuilt ----
+# ---- rebuilt groups ----
 
 
 def test_rebuilt_without_a_rank_that_is_lost(cache: Path) -> None:
@@ -218,7 +219,7 @@ def test_a_closed_group_leaves_what_is_under_way(group: hearth.Group) -> None:
 
 
 def test_sends_from_one_thread_while_another_waits(group: hearth.Group) -> None:
-    """A send that its peer keeps waiting holds up only its stream."""
+    """A send whose receiver is late blocks only its stream."""
     first, second = group.devices[:2]
     with first.stream() as waiting:
         group.send(first.full(4, 9, np.int32), to=1, timeout=20)

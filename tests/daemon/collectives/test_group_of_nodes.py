@@ -1,4 +1,5 @@
-"""`hearth.Group` over several daemons, through the client: results, refusals, and what is left when a node is gone."""
+"""`hearth.Group` over several daemons, through the client: results, refusals, and the state after the loss of a
+node."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def group(connected: list[hearth.Node]) -> Iterator[hearth.Group]:
 
 
 def works(group: hearth.Group) -> None:
-    """Its all_reduce is right."""
+    """Checks that an all_reduce of the group gives the correct result."""
     arrays = [device.full(100, rank + 1, np.int32) for rank, device in enumerate(group.devices)]
     group.all_reduce(arrays)
     expected = len(group) * (len(group) + 1) // 2

@@ -1,4 +1,4 @@
-"""Every method of a group against NumPy, on two, three and four devices."""
+"""Every method of a group compared with NumPy, on two, three and four devices."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def devices(four: DaemonProcess) -> Iterator[list[hearth.Device]]:
 
 @pytest.fixture(params=[(0, 1), (2, 0, 1), (3, 1, 0, 2)], ids=lambda order: f"{len(order)} devices")
 def group(devices: list[hearth.Device], request: pytest.FixtureRequest) -> hearth.Group:
-    """A group of devices, not in the order of their numbers."""
+    """Returns a group of devices, not in the order of their numbers."""
     return hearth.Group([devices[ordinal] for ordinal in request.param])
 
 
 def hosts(group: hearth.Group, shape: Sequence[int], dtype: str = "float32") -> list[np.ndarray[Any, Any]]:
-    """Returns each rank's initial data: all different."""
+    """Returns each rank's initial data, which differs between ranks."""
     random = np.random.default_rng([len(group), *shape])
     return [random.integers(1, 6, shape).astype(dtype) for _ in group.devices]
 
@@ -50,7 +50,7 @@ def same(arrays: Sequence[hearth.DeviceArray], expected: Sequence[np.ndarray[Any
         np.testing.assert_array_equal(array.get(), host, err_msg=f"rank {rank}")
 
 
-# ---- each kind ----
+# ---- each operation ----
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -89,7 +89,7 @@ def test_what_is_only_moved(group: hearth.Group, dtype: str) -> None:
     stacked = np.stack(given)
     same(group.all_gather(arrays), [stacked] * n)
     same([group.gather(arrays, root=n - 1)], [stacked])
-    shares = np.stack([np.split(host, n) for host in given])  # from, to, ...
+    shares = np.stack([np.split(host, n) for host in given])  # indices: sender, receiver, ...
     same(group.all_to_all(arrays), [np.concatenate(shares[:, rank]) for rank in range(n)])
     same(group.scatter(arrays[n - 1], root=n - 1), np.split(given[n - 1], n))
     same(group.broadcast(arrays[n - 1], root=n - 1), [given[n - 1]] * n)

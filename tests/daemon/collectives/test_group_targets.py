@@ -1,4 +1,4 @@
-"""`[collectives] peers`: a session cannot have the daemon connect to wherever it likes."""
+"""`[collectives] peers`: a session cannot make the daemon connect to arbitrary addresses."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from tests.support.daemon.raw import refused
 from tests.support.daemon.tenants import tenants
 
 EXPOSED: dict[str, Any] = {"listen": {"lanes": "0.0.0.0:0"}, "insecure": True, "devices": {"cpu_on_network": True}}
-"""Other hosts reach it."""
+"""Settings with which other hosts can reach the daemon."""
 
 
 @pytest.fixture
 def started(cache: Path, lent_nodes: LentNodes) -> Iterator[Any]:
-    """Starts daemons; they leave nothing behind. Those without a configuration of their own are lent."""
+    """Yields a function that starts daemons, which must leave nothing behind. Daemons without a special configuration
+    are lent."""
     with ExitStack() as stack:
         count = 0
 
@@ -74,7 +75,7 @@ def test_tenants_of_a_reachable_daemon_learn_which_setting_is_missing(started: A
 
         entries = wait_until(noted, "four refused targets in the audit log")
         assert entries[0]["addresses"] == inside and {each["tenant"] for each in entries} == {"alice"}
-        # The line that the refusal names is the one that helps.
+        # The setting that the refusal names solves the problem.
         section = tomllib.loads(refusal.fix.partition("[collectives] ")[2])
         third = started(**config, collectives=section) if on_device(0) == {"devices": {}} else None
         if third is not None:
@@ -97,7 +98,7 @@ def test_an_empty_list_allows_nothing(started: Any) -> None:
     with ranks(started(), started(collectives={"peers": []})) as both:
         created = both[0].call("CreateGroup", members=members(2))
         assert join(both[1], created).reason == Reason.PERMISSION_DENIED
-        group = form(both[:1])  # its own groups need no peer
+        group = form(both[:1])  # a group within the daemon needs no peer
         work(both[:1], group, 1)
 
 

@@ -1,4 +1,4 @@
-"""Groups over several daemons, each with one device: right results, and a clear and quick end of what goes wrong."""
+"""Groups over several daemons of one device each: correct results, and quick and clear errors after failures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.support.timing import LATE
 
 @pytest.fixture
 def two(lent_nodes: LentNodes) -> Iterator[list[DaemonProcess]]:
-    """Daemons whose devices tests leave as they found them."""
+    """Yields two daemons whose devices the tests must not lose."""
     daemons = lent_nodes.lend(2)
     found = [daemon.generation() for daemon in daemons]
     yield daemons
@@ -87,7 +87,8 @@ def test_every_kind_and_a_batch(pair: list[Rank]) -> None:
 
 
 def test_groups_beside_each_other(pair: list[Rank], two: list[DaemonProcess]) -> None:
-    """Several groups of the same sessions, used in different orders on buffers of their own, and another client's."""
+    """Several groups of the same sessions, used in different orders on separate buffers, and a group of another
+    client."""
     outs = {10 + number: form(pair) for number in range(3)}
     with ranks(*two) as others:
         theirs = form(others)
@@ -113,7 +114,7 @@ def test_a_rank_that_is_refused_tells_the_other_at_once(pair: list[Rank], odd: i
     assert time.monotonic() - began < LATE
     pair[odd].present(group, 2, operation("all_reduce", A, 77))
     assert pair[odd].failure().reason == Reason.INVALID_HANDLE
-    pair[other].present(group, 2, operation("all_reduce", A, B))  # comes when the other has said that it will not
+    pair[other].present(group, 2, operation("all_reduce", A, B))  # presents its part after the other rank has withdrawn
     assert pair[other].failure().reason == Reason.COMMUNICATOR_FAILED
     work(pair, group, 3)
 
@@ -164,7 +165,7 @@ def test_a_rank_that_never_comes(pair: list[Rank], late: int) -> None:
 
 
 def test_two_sessions_of_one_daemon(two: list[DaemonProcess]) -> None:
-    """Node 0 and node 1 are the same; NCCL would want a GPU for each."""
+    """Node 0 and node 1 are the same daemon; NCCL would require a GPU for each."""
     first, second = Rank(two[0], 0), Rank(two[0], 1)
     with first, second:
         group = form([first, second])
@@ -174,7 +175,7 @@ def test_two_sessions_of_one_daemon(two: list[DaemonProcess]) -> None:
             work([first, second], group, 2)
 
 
-# ---- what ends ----
+# ---- losses and ends ----
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -194,7 +195,7 @@ def test_a_device_process_is_killed_in_mid_operation(lent_nodes: LentNodes, lost
         wait_until(lambda: victim.daemon.status()["devices"][0]["state"] == "serving")
         victim.stream.cancel()
         with contextlib.suppress(grpc.RpcError):
-            victim.raw.call("Sync", c.Sync())  # reports the loss, once
+            victim.raw.call("Sync", c.Sync())  # reports the loss, only once
         victim.attach()
         work(pair, group, 3)  # the same group, with a new communicator
 
@@ -259,7 +260,7 @@ def test_a_daemon_that_stops_says_so(lent_nodes: LentNodes) -> None:
         assert over(refusal) and "node 1" in refusal.message
 
 
-# ---- who may ----
+# ---- permissions ----
 
 
 def test_tickets_that_are_not_good(pair: list[Rank]) -> None:
@@ -357,7 +358,7 @@ def test_devices_that_a_tenant_may_not_use_are_not_there(cache: Path) -> None:
         assert refused(bob.node.CreateGroup, request, timeout=20).reason == Reason.DEVICE_NOT_FOUND
 
 
-# ---- the link ----
+# ---- the link between daemons ----
 
 
 def test_groups_over_tls(cache: Path, tmp_path: Path) -> None:
@@ -414,12 +415,12 @@ def test_a_daemon_without_a_port(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "told"),
     [
-        ({"listen": "nowhere"}, "is no address"),
+        ({"listen": "nowhere"}, "is not an address"),
         ({"listen": "0.0.0.0:7424"}, "needs TLS"),
-        ({"listen": "127.0.0.1:7424", "advertise": ["gpu1"]}, "is no address"),
+        ({"listen": "127.0.0.1:7424", "advertise": ["gpu1"]}, "is not an address"),
         ({"listen": "127.0.0.1:7424", "advertise": ["0.0.0.0:7424"]}, "cannot be connected to"),
         ({"advertise": ["gpu1:7424"]}, "no fixed port"),
-        ({"peers": ["gpu*"]}, "is no peer"),
+        ({"peers": ["gpu*"]}, "is not a peer"),
         ({"lisen": "127.0.0.1:7424"}, "collectives.listen"),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""Ranks of collectives that do not agree, and what no rank may ask for: refused by name, and over for everybody."""
+"""Ranks of a collective that do not agree, and invalid operations: refused by name, with an error for all ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_mismatch_names_the_odd_rank_and_the_field(ranks: Ranks, field: str, o
 
 
 def at(offset: int, count: int = 8) -> c.CollectiveOperation:
-    """Builds an operation of a batch, whose operations write nothing of each other's."""
+    """Returns an operation of a batch; the operations of the batch write disjoint ranges."""
     return operation("all_reduce", A, B, count=count, source_offset=offset, destination_offset=offset)
 
 
@@ -96,7 +96,7 @@ def test_sends_and_receives_that_do_not_meet(ranks: Ranks, what: str) -> None:
 
 
 def test_a_rank_with_nothing_to_do_presents_that(ranks: Ranks) -> None:
-    """And a row of sends that would deadlock one by one is one NCCL group."""
+    """A rank without operations presents an empty list; sends that would deadlock one by one form one NCCL group."""
     number = ranks.next()
     right = [operation("send", A, peer=1), operation("recv", 0, B, peer=1)]
     left = [operation("send", A, peer=0), operation("recv", 0, B, peer=0)]
@@ -106,7 +106,7 @@ def test_a_rank_with_nothing_to_do_presents_that(ranks: Ranks) -> None:
     ranks.work()
 
 
-# ---- what cannot be ----
+# ---- invalid operations ----
 
 WRONG: dict[str, Any] = {
     "no such kind": collective((0, 1, 2), 1, c.CollectiveOperation(kind=99, source=A, destination=B, count=1)),
@@ -153,8 +153,9 @@ WRONG: dict[str, Any] = {
 
 
 def test_what_cannot_be_is_refused_at_once(ranks: Ranks) -> None:
-    """And the other ranks hear of it only where they come to it; the second of a batch as well as the first."""
-    assert ranks.next() == 1  # which all of them have
+    """The other ranks receive the error only when they present their part; this also holds for the second operation of
+    a batch."""
+    assert ranks.next() == 1  # all of the commands have this number
     told = set()
     for name, command in WRONG.items():
         began = time.monotonic()

@@ -1,4 +1,5 @@
-"""Ranks of collectives that are missing or are not what they seem: the others fail in time, all else is unharmed."""
+"""Missing ranks of collectives, and ranks of other sessions: the other ranks fail in time, and all else is
+unaffected."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tests.support.timing import LATE
 
 
 def test_a_rank_that_never_comes(ranks: Ranks, three: DaemonProcess) -> None:
-    """The others fail within a second after the timeout; their other streams and sessions noticed nothing."""
+    """The other ranks fail within a second after the timeout; their other streams, and other sessions, are
+    unaffected."""
     number = ranks.next()
     began = time.monotonic()
     for rank in (0, 2):
@@ -42,7 +44,7 @@ def test_a_rank_that_never_comes(ranks: Ranks, three: DaemonProcess) -> None:
         assert ranks.data(rank, A) == [rank + 1.0] * FLOATS
     recorded = ranks.recorded((0, 1, 2), number)
     assert recorded.state == "failed" and recorded.error and set(recorded.presented) == {0, 2}
-    ranks.streams[1].batch(collective((0, 1, 2), number, operation("all_reduce", A, B)))  # too late, and told at once
+    ranks.streams[1].batch(collective((0, 1, 2), number, operation("all_reduce", A, B)))  # too late: refused at once
     assert ranks.failure(1).reason == Reason.COLLECTIVE_TIMEOUT
     ranks.work()
 
@@ -55,7 +57,7 @@ def test_the_shortest_timeout_counts(ranks: Ranks) -> None:
     for rank in (0, 1):
         assert ranks.failure(rank).reason == Reason.COLLECTIVE_TIMEOUT
     assert time.monotonic() - began < 0.5 + LATE
-    for value in (1, 2**64 - 1):  # nanoseconds: one, and more than a clock counts
+    for value in (1, 2**64 - 1):  # timeouts of one nanosecond, and of more than a clock can count
         number = ranks.next()
         for rank in (0, 1, 2):
             command = collective((0, 1, 2), number, operation("barrier"))
@@ -69,7 +71,7 @@ def test_the_shortest_timeout_counts(ranks: Ranks) -> None:
 
 def test_numbers_that_are_skipped_and_taken_twice(ranks: Ranks) -> None:
     ranks.work()
-    for number in (5, 4, 2**63, 2**64 - 1):  # whatever the numbers are: they have to be the same
+    for number in (5, 4, 2**63, 2**64 - 1):  # any numbers, if they are the same on all ranks
         for stream in ranks.streams:
             stream.batch(collective((0, 1, 2), number, operation("barrier")))
     for stream in ranks.streams:
@@ -92,7 +94,8 @@ def test_numbers_that_are_skipped_and_taken_twice(ranks: Ranks) -> None:
 
 
 def test_rank_of_another_session_does_not_count(three: DaemonProcess) -> None:
-    """Two sessions present the same devices and number: two operations, each of which lacks a rank."""
+    """Two sessions present the same devices and sequence number: these are two operations, each of which lacks a
+    rank."""
     with Ranks(three, 2) as ours, Ranks(three, 2) as theirs:
         ours.streams[0].batch(collective((0, 1), 1, operation("all_reduce", A, B), timeout=0.5))
         theirs.streams[1].batch(collective((0, 1), 1, operation("all_reduce", A, B), timeout=0.5))
@@ -106,7 +109,8 @@ def test_rank_of_another_session_does_not_count(three: DaemonProcess) -> None:
 
 
 def test_a_rank_of_another_tenant(start_daemon: StartDaemon) -> None:
-    """Neither its presence nor its group's name does anything; it gets the answers of a group that does not exist."""
+    """Neither the part that the other tenant presents nor its knowledge of the group's name has an effect; it gets the
+    answers for a group that does not exist."""
     config, tokens = tenants("alice", "bob", collectives={"timeout": "10s"})
     daemon = start_daemon(cpu_count=2, **config)
     with Ranks(daemon, 2, tokens["alice"]) as alice, Ranks(daemon, 2, tokens["bob"]) as bob:
@@ -153,7 +157,7 @@ def test_the_session_ends_in_mid_wait(three: DaemonProcess, ranks: Ranks) -> Non
 
 
 def test_a_deadline_of_a_single_call(ranks: Ranks) -> None:
-    """Ends the call. The others fail at the latest after their timeout, and the session continues."""
+    """The deadline ends the call. The other ranks fail at the latest after their timeout, and the session continues."""
     number = ranks.next()
     part = collective((0, 1, 2), number, operation("all_reduce", A, B), timeout=1.0).collective
     request = device_pb2.CollectiveRequest(target=ranks.raw.target(), command=part)
@@ -165,14 +169,14 @@ def test_a_deadline_of_a_single_call(ranks: Ranks) -> None:
     ranks.streams[1].batch(collective((0, 1, 2), number, operation("all_reduce", A, B), timeout=1.0))
     assert ranks.failure(1).reason in (Reason.COLLECTIVE_TIMEOUT, Reason.COMMUNICATOR_FAILED)
     assert time.monotonic() - began < 0.2 + 1.0 + 2 * LATE
-    ranks.streams[0].failures()  # of a call that was broken off: told or not
+    ranks.streams[0].failures()  # the cancelled call may or may not have reported its failure
     ranks.streams[2].batch(collective((0, 1, 2), number, operation("all_reduce", A, B), timeout=1.0))
     assert ranks.failure(2).reason in (Reason.COLLECTIVE_TIMEOUT, Reason.COMMUNICATOR_FAILED)
     ranks.work()
 
 
 def test_single_calls(ranks: Ranks) -> None:
-    """Answered when the operation is over; a mismatch is theirs."""
+    """A call is answered when the operation has completed; a mismatch is its error."""
     for counts in ((8, 8, 8), (8, 8, 9)):
         number = ranks.next()
         calls = []

@@ -1,4 +1,4 @@
-"""A daemon that is held up while an operation of its devices is late: the error of its ranks has to name the cause."""
+"""A daemon that is stopped while an operation of its devices is late: the errors of its ranks must name the cause."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ pytestmark = on_cpu
 
 
 def states(ranks: Ranks, sequence: int) -> list[str]:
-    """Returns the states of the operation, if it has been presented; the group is the session's only one."""
+    """Returns the states of the operation, if it has been presented; the session has only one group."""
     return [each.state for group in ranks.groups() for each in group.operations if each.sequence == sequence]
 
 
 def test_rank_that_aborts_alone_ends_no_other(cache: Path) -> None:
-    """Its deadline passes, and the daemon does not say in time what becomes of it. The other rank has time, and waits
-    for the daemon's word; it does not fail because the first one has left."""
+    """The deadline of one rank passes, and the daemon does not decide in time. The other rank has more time and waits
+    for the daemon's decision; it does not fail because the first rank has left."""
     with several(cache, 2, harmed=True) as daemon, Ranks(daemon, 2) as ranks:
         ranks.work()
         function, one = ranks.raw.function(GATE, "hold"), c.Dim3(x=1)
@@ -40,9 +40,9 @@ def test_rank_that_aborts_alone_ends_no_other(cache: Path) -> None:
         ranks.streams[1].batch(waits)
         wait_until(lambda: "launched" in states(ranks, number), "the launch")
         os.kill(daemon.process.pid, signal.SIGSTOP)
-        time.sleep(TIMEOUT_S + 3 * VERDICT_S)  # nothing tells of what is to be seen here: that nothing happens
+        time.sleep(TIMEOUT_S + 3 * VERDICT_S)  # no event announces that nothing happens
         os.kill(daemon.process.pid, signal.SIGCONT)
         refusal = ranks.failure(1)
         assert refusal.reason == Reason.COLLECTIVE_TIMEOUT, refusal
         assert refusal.details["sequence"] == str(number)
-        os.kill(daemon.device_pid(0), signal.SIGKILL)  # its kernel has no end
+        os.kill(daemon.device_pid(0), signal.SIGKILL)  # its kernel is endless

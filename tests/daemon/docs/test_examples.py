@@ -1,5 +1,5 @@
-"""The example configurations: each is read as it is, and a daemon is started from it and used as it says. Ports, files
-and tokens are the test's."""
+"""The example configurations: each is loaded unchanged, and a daemon is started from it and used as described. Ports,
+files and tokens are replaced by the test."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def start(cache: Path, authority: Authority, tmp_path: Path) -> Iterator[Callabl
     started: list[DaemonProcess] = []
 
     def begin(name: str, tokens: dict[str, str]) -> DaemonProcess:
-        """`tokens` is filled: by tenant."""
+        """Starts a daemon from an example; fills `tokens` with a token for each tenant."""
         config = tomllib.loads((DEPLOY / "examples" / name).read_text())
         config["drain_timeout"] = "0s"
         config["devices"] = {**config.get("devices", {}), "backend": BACKEND}
         listen = config["listen"]
-        listen.pop("unix", None)  # the harness has its own
+        listen.pop("unix", None)  # the test harness sets its own socket
         for key in ("grpc", "http", "lanes"):
             listen[key] = listen.get(key) and "127.0.0.1:0"
         if "tls" in config:
@@ -84,11 +84,13 @@ def test_each_is_read_as_it_is(path: Path, tmp_path: Path) -> None:
 
 
 def test_no_sample_s_token_is_accepted(tmp_path: Path) -> None:
-    """A placeholder that is left is named; a configuration is never taken over with a token that others know."""
+    """A remaining placeholder is named in the error: a configuration is never accepted with a publicly known token."""
     for path in (DEPLOY / "kubernetes" / "base" / "hearth.toml", *EXAMPLES):
         if "tokens" in path.read_text():
             done = hearthd("check-config", str(path))
-            assert done.returncode == 2 and "hash: a placeholder" in done.stderr and "hearthd token" in done.stderr
+            assert (
+                done.returncode == 2 and "hash: this is a placeholder" in done.stderr and "hearthd token" in done.stderr
+            )
     path = tmp_path / "hearth.toml"
     for word in ("foo", "test", "hearth_changeme", ""):
         path.write_text(f'[[tenants]]\nname = "a"\ntokens = ["{token_hash(word)}"]\n')
@@ -134,7 +136,7 @@ def test_cluster_node(start: Callable[..., DaemonProcess], authority: Authority)
     with hearth.connect(target, ca=authority.pem, certificate=certificate, key=key) as node:
         assert node.tenant == "training"
         saxpy_works(node.device(0))
-    with pytest.raises(hearth.AuthenticationError, match="asks for a client's certificate"):
+    with pytest.raises(hearth.AuthenticationError, match="requires a client certificate"):
         hearth.connect(target, ca=authority.pem, token=tokens["prometheus"])
-    # On loopback HTTP is plain and free; beyond it is TLS and asks for the token: see the tests of TLS.
+    # On loopback HTTP is plain and open; beyond loopback it uses TLS and requires the token: see the tests of TLS.
     assert "hearth_sessions" in daemon.get("/metrics", token=tokens["prometheus"]).body

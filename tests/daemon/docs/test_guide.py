@@ -1,4 +1,4 @@
-"""The programs of the guide, and the commands and configuration of the pages beside it, run as shown."""
+"""The programs of the guide, and the commands and configurations of the accompanying pages, run as shown."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_from_the_shell(daemon: DaemonProcess, tmp_path: Path) -> None:
     (source,) = re.findall(r'source = r"""\n(.*?)"""', program_of("Sixty seconds", page=README), re.DOTALL)
     (tmp_path / "saxpy.cu").write_text(source)
     (tmp_path / "my_program.py").write_text("import hearth\nhearth.connect().device(0).zeros(3).get()\n")
-    here = {  # what stands for a machine of the reader's, or would not end
+    here = {  # replacements for commands that refer to the reader's machine, or that would not end
         "hearth top": "hearth top --once",
         "hearth doctor https://gpu-box:7421 --ca ca.pem": "hearth doctor",
         "hearth bench": "hearth bench --quick --max-size 1MiB",
@@ -174,7 +174,7 @@ def test_the_configuration_it_shows_is_accepted(tmp_path: Path) -> None:
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "tls.pem")
     certificate.private_key_pem.write_to_path(tmp_path / "tls.key")
     (tmp_path / "tls.key").chmod(0o600)
-    text = text.replace('"alice"', f'"{getpass.getuser()}"')  # who is not known here is refused
+    text = text.replace('"alice"', f'"{getpass.getuser()}"')  # a user that is unknown on this machine is refused
     file = tmp_path / "hearth.toml"
     file.write_text(filled(text))
     for path in (file, ROOT / "deploy" / "hearth.toml"):

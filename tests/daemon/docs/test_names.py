@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import pickle
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -56,16 +57,18 @@ def compiled(gpu: hearth.Device, *options: str) -> None:
     gpu.RawModule(code=SOURCE, options=options).compile()
 
 
+def refused(x: hearth.DeviceArray) -> None:
+    try:
+        x.get()
+    except hearth.ClosedError:
+        sys.exit(3)
+
+
 def forked(gpu: hearth.Device) -> None:
-    x = gpu.zeros(1)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            x.get()
-        except hearth.ClosedError:
-            os._exit(3)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    child = multiprocessing.get_context("fork").Process(target=refused, args=(gpu.zeros(1),))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 3
     raise hearth.ClosedError("as above")
 
 

@@ -1,4 +1,4 @@
-"""The README's program runs as shown, and what it names exists."""
+"""The README's program runs as shown, and the names that it mentions exist."""
 
 from __future__ import annotations
 
@@ -39,3 +39,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert done.stdout.count("equal to NumPy") == 5
     assert "mean over 2 devices" in done.stdout
     assert "failed" not in done.stdout
+    after = done.stdout.partition("\nNext:\n")[2]
+    for command in re.findall(r"^  (\S.*?/bin/\w+)", after, re.MULTILINE):
+        assert Path(command).exists(), command
+    assert "http://127.0.0.1:7422/" in after

@@ -1,4 +1,5 @@
-"""A kernel that takes its process with it is named, with what it did; only the session that launched it is blamed."""
+"""A kernel that crashes its process is named, with the fault; the fault is attributed only to the session that launched
+the kernel."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ FAR = 1 << 45
 
 @pytest.fixture(scope="module")
 def node(cache: Path) -> Iterator[DaemonProcess]:
-    """The module's daemon: it soon forgets what was lost, or it would take its time to replace it."""
+    """The module's daemon. It soon forgets losses: otherwise it would delay the replacement of its process."""
     process = DaemonProcess(cache, {"devices": {"max_restarts": 100, "max_faults": 100, "restart_window": "1s"}}, 1)
     yield process
     assert process.stop() == 0
@@ -56,7 +57,7 @@ class Client:
         self.again()
 
     def again(self) -> None:
-        """A new array, on a process that serves."""
+        """Creates a new array on a process that serves."""
         wait_until(lambda: self.gpu.state == "serving", "the device's return")
         self.x = self.gpu.zeros(64, np.int8)
         self.launch("fine", 3)
@@ -73,7 +74,7 @@ class Client:
         return caught.value
 
     def holds_the_device(self) -> None:
-        """A kernel of it runs, and does not end."""
+        """Launches a kernel that runs without end, and waits until it has started."""
         begun, side = self.module.get_global("begun", np.int32), self.gpu.stream()
         self.launch("goes_on", 0)
         wait_until(lambda: begun.get(stream=side)[0], "the kernel's begin")
@@ -120,7 +121,7 @@ def test_crash_is_named_in_every_report(node: DaemonProcess, kernel: str, value:
 
 
 def test_faulting_session_is_quarantined_and_its_neighbour_continues(start_daemon: StartDaemon) -> None:
-    """Both have a kernel on the device each time: running work alone does not tell them apart."""
+    """Both sessions have a kernel on the device each time, so that running work alone does not distinguish them."""
     node = start_daemon(devices={"max_faults": 1})
     culprit, bystander = Client(node), Client(node)
     for fault in range(2):

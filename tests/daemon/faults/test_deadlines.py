@@ -1,4 +1,5 @@
-"""Deadlines of single calls: what has not begun is dropped, what has runs on, and the daemon's queue has an end."""
+"""Deadlines of single calls: commands that have not started are dropped, running ones continue, and the daemon's queue
+empties."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ MAX_CALLS = 256
 
 
 class Counted:
-    """A session with a kernel that counts its launches, and a write whose bytes have not come: what is called behind it
-    on its stream waits."""
+    """A session with a kernel that counts its launches, and a write whose bytes have not arrived: later calls on its
+    stream wait."""
 
     STREAM = 7
 
@@ -44,7 +45,7 @@ class Counted:
         self.wait_for(1)
 
     def wait_for(self, commands: int) -> None:
-        """Waits until `commands` commands wait."""
+        """Waits until at least `commands` commands are waiting."""
         wait_until(lambda: self._daemon.gauge("commands_waiting") >= commands, "commands to wait")
 
     def release(self) -> None:
@@ -53,7 +54,7 @@ class Counted:
         self.raw.call("Sync", c.Sync(), stream=self.STREAM)
 
     def launch(self, nanoseconds: int = 0, timeout: float | None = None, future: bool = False) -> Any:
-        """Launches on the stream that is held."""
+        """Launches on the blocked stream."""
         pointer = c.Argument.Pointer(buffer=self.counter)
         command = c.Launch(
             function=self.function,
@@ -112,7 +113,7 @@ def test_a_call_that_is_cancelled_is_dropped(counted: Counted, daemon: DaemonPro
 
 
 def test_what_is_running_is_left_to_run(counted: Counted, daemon: DaemonProcess) -> None:
-    """A launch that is on the device, and a wait for it whose deadline passes: the kernel ends all the same."""
+    """A launch runs on the device, and the deadline of a wait for it passes: the kernel completes nevertheless."""
     before = dropped(daemon)
     counted.launch(nanoseconds=400_000_000)
     request = device_pb2.SyncRequest(target=counted.raw.target(Counted.STREAM), command=c.Sync())
@@ -125,7 +126,8 @@ def test_what_is_running_is_left_to_run(counted: Counted, daemon: DaemonProcess)
 
 
 def test_memory_of_what_runs_on_is_not_used_again_before_its_end(counted: Counted) -> None:
-    """The buffer is freed while the kernel that writes to it runs; the next owner of its memory finds its own bytes."""
+    """The buffer is freed while the kernel that writes to it runs; the next owner of its memory finds only its own
+    bytes."""
     raw = counted.raw
     first = counted.counter
     counted.launch(nanoseconds=200_000_000)
@@ -136,7 +138,7 @@ def test_memory_of_what_runs_on_is_not_used_again_before_its_end(counted: Counte
 
 
 def test_a_client_that_stops_waiting_drops_nothing(daemon: DaemonProcess) -> None:
-    """`timeout=` of the client is about its own wait."""
+    """`timeout=` of the client limits only its own wait."""
     with daemon.connect() as node:
         gpu = node.device(0)
         counter = gpu.zeros(1, "int32")

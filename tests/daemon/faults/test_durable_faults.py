@@ -1,4 +1,4 @@
-"""Losses at random moments, one after another, while durable arrays are copied or brought back."""
+"""Losses at random moments, one after another, while durable arrays are copied or restored."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ ROUNDS = 12
 
 
 def test_two_arrays_stay_of_one_moment_through_a_storm_of_losses(lossy: DaemonProcess) -> None:
-    """Whenever the process is killed, both arrays are back as one checkpoint had them, and as none before the last
-    that was known to be complete."""
+    """Whenever the process is killed, both arrays are restored as of the same checkpoint, which is not older than the
+    last one known to be complete."""
     with lossy.connect() as node:
         gpu = node.device(0)
         set_all = gpu.RawModule(code=FAULTS).get_function("set_all")
         sizes = (MIB + 17, 3)
         x, y = gpu.durable(*(gpu.zeros(size, np.int32) for size in sizes))
-        set_all((1,), (1,), (y, np.int32(0), np.int32(0)))  # compiled before: a compiler outlives who asked for it
+        # compiled first, because a compiler may outlive the process that requested the compile
+        set_all((1,), (1,), (y, np.int32(0), np.int32(0)))
         gpu.synchronize()
         value = known = 0
         chance = random.Random(7)
@@ -63,7 +64,7 @@ def test_losses_while_arrays_are_brought_back(lossy: DaemonProcess) -> None:
         chance = random.Random(3)
         for _ in range(6):
             kill(lossy)
-            time.sleep(chance.uniform(0.0, 0.05))  # somewhere between a fork and the last byte
+            time.sleep(chance.uniform(0.0, 0.05))  # somewhere between the fork and the last byte
         back(gpu)
         for array, host in zip(arrays, hosts, strict=True):
             assert isinstance(array, hearth.DeviceArray)
@@ -88,7 +89,7 @@ def test_a_session_that_ends_while_its_arrays_are_brought_back(lossy: DaemonProc
             assert keep.get().tolist() == [1] * 4
         front = lossy.process.pid
         wait_until(lambda: kept(front).files == kept(lossy.device_pid()).files == 1, "the end of the others' files")
-        assert gpu.memory_usage().bytes_durable == kept(front).bytes * 2  # one area of two has been filled
+        assert gpu.memory_usage().bytes_durable == kept(front).bytes * 2  # one area of two has been written
 
 
 def test_a_waiting_large_copy_starves_no_other(lossy: DaemonProcess) -> None:
@@ -132,7 +133,7 @@ def test_a_dedicated_session_and_its_neighbour(start_daemon: StartDaemon) -> Non
 
 
 def alone_back(gpu: hearth.Device) -> None:
-    """A dedicated session's process is not the one that the device's state is about: its loss is waited for here."""
+    """Waits for the loss of a dedicated session's process, which the device's state does not show."""
     while True:
         try:
             gpu.synchronize()

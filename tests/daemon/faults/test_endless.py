@@ -1,5 +1,5 @@
-"""Sessions that end while a kernel of theirs never does: their process is ended, unless others use it, and then when
-those have left."""
+"""Sessions that end while one of their kernels runs endlessly: their process is ended, but if other sessions use it,
+only after those have closed."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ print(node.session_id, flush=True)
 sys.stdin.read()
 """
 WAIT_S = 10.0
-"""Far more than the two seconds after which a process is ended, and far less than for ever."""
+"""Seconds: far more than the two seconds after which a process is ended, but limited."""
 
 
 @pytest.fixture(scope="module")
 def node(cache: Path) -> Iterator[DaemonProcess]:
-    """The module's daemon: no faults are forgiven, and clients that are gone are missed soon."""
+    """The module's daemon: it tolerates no faults, and ends the sessions of disconnected clients soon."""
     config = {"sessions": {"lease": "1s"}, "devices": {"max_restarts": 0, "max_faults": 0}}
     process = DaemonProcess(cache, config, 1)
-    with process.connect() as connected:  # the kernels are compiled
+    with process.connect() as connected:  # compiles the kernels
         connected.device(0).RawModule(code=CODE).compile()
     yield process
     assert process.stop() == 0
@@ -54,7 +54,7 @@ def node(cache: Path) -> Iterator[DaemonProcess]:
 
 
 def start(connected: hearth.Node) -> None:
-    """A kernel of the session that never ends, and memory that it holds."""
+    """Launches a kernel of the session that never ends, and allocates memory for it."""
     gpu = connected.device(0)
     x = gpu.zeros(BYTES, np.uint8)
     gpu.RawModule(code=CODE).get_function("endless")((1,), (1,), (x,))
@@ -62,7 +62,7 @@ def start(connected: hearth.Node) -> None:
 
 
 def copies(gpu: hearth.Device) -> None:
-    """Copies there and back, which works beside a kernel: CUDA loads no module while one runs."""
+    """Copies to and from the device, which work while a kernel runs; CUDA loads no module while one runs."""
     x = gpu.zeros(8, np.int32)
     x.set(np.arange(8, dtype=np.int32))
     assert x.get(timeout=WAIT_S).tolist() == [*range(8)]
@@ -73,7 +73,7 @@ def processes(node: DaemonProcess) -> list[dict[str, Any]]:
 
 
 def process_of(node: DaemonProcess, session: str = "") -> dict[str, Any]:
-    """A session's own process, or that of all others."""
+    """Returns the description of a session's own process, or of the shared process."""
     return next(each for each in processes(node) if each["session"] == session)
 
 
@@ -91,7 +91,8 @@ def losses(node: DaemonProcess, session: str) -> list[dict[str, Any]]:
 
 
 def is_over(node: DaemonProcess, session: str, pid: int, before: int) -> None:
-    """The session's process is gone with what it held, no session is blamed, and others are served."""
+    """Checks that the session's process has ended and released its resources, that no fault is attributed to the
+    session, and that other sessions are served."""
     wait_until(lambda: not alive(pid), "the end of the process", WAIT_S)
     wait_until(lambda: events(node, "session_close", session=session), "the end of the session", WAIT_S)
     (loss,) = wait_until(lambda: losses(node, session), "the log's word")
@@ -179,7 +180,7 @@ def test_a_busy_neighbour_notices_nothing_and_all_is_free_when_it_has_left(node:
                 add_one((1,), (8,), (x, np.int32(8)))
                 count += 1
                 assert (x.get() == count).all()
-                time.sleep(0.01)  # the machine is for others too
+                time.sleep(0.01)  # leaves processor time to other programs
             ending.join()
         assert ended == [[0]], "the answer names the device of the running kernel"
         (warning,) = events(node, "session_runs_on", session=session)
@@ -187,7 +188,7 @@ def test_a_busy_neighbour_notices_nothing_and_all_is_free_when_it_has_left(node:
         (stuck,) = process_of(node)["stuck"]
         assert (stuck["session"], stuck["kernels"]) == (session, ["endless"]) and stuck["seconds"] > 2
         assert node.gauge("sessions_leaving") == 1
-        with node.connect() as third:  # others are there: it is one more, and gets no stream of the one that is stuck
+        with node.connect() as third:  # another session shares the process, and gets no track of the stuck session
             copies(third.device(0))
         assert process_of(node)["pid"] == pid and abandoned(node) == before
         add_one((1,), (8,), (x, np.int32(8)))

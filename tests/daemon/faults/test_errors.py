@@ -1,4 +1,4 @@
-"""Errors of one-way commands: raised once, all of them, in order, to the calls that they concern."""
+"""Errors of one-way commands: each is raised once, in order, by a call that it concerns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BAD = 'extern "C" __global__ void bad(int* x) { *x = undeclared; }'
 
 
 def bad_launch(gpu: hearth.Device, x: hearth.DeviceArray, stream: hearth.Stream | None = None) -> None:
-    """Fails for its number of arguments, and leaves `x` unproduced."""
+    """Submits a launch that fails because of its number of arguments, so that the contents of `x` are invalid."""
     common(gpu, "add_one")((1,), (1,), (x,), stream=stream)
 
 
@@ -82,7 +82,7 @@ def test_dependants_are_skipped_not_run_on_garbage(gpu: hearth.Device) -> None:
     add_one((1,), (4,), (x, np.int32(4)))
     y.copy_from(x)
     add_one((1,), (4,), (y, np.int32(4)))
-    add_one((1,), (4,), (z, np.int32(4)))  # depends on nothing of it
+    add_one((1,), (4,), (z, np.int32(4)))  # depends on no failed command
     with pytest.raises(hearth.LaunchError) as caught:
         gpu.synchronize()
     assert caught.value.failures[0].command == "launch add_one"
@@ -99,7 +99,7 @@ def test_a_poisoned_buffer_fails_a_read_from_any_stream(gpu: hearth.Device) -> N
     for array in (x, large):
         with pytest.raises(hearth.LaunchError, match="add_one"):
             array.get(stream=side)
-    side.synchronize()  # the failure is not that stream's
+    side.synchronize()  # the failure belongs to another stream
     with pytest.raises(hearth.LaunchError):
         gpu.synchronize()
     x.get(stream=side)

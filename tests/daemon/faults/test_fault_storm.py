@@ -1,6 +1,8 @@
-"""A session loses its device's process again and again, by its own kernels and by SIGKILL; two others notice nothing.
+"""A session loses its device's process repeatedly, by its own kernels and by SIGKILL; two other sessions are
+unaffected.
 
-HEARTH_TEST_STORM=20 is the whole of it: that many rounds of each kind of loss. HEARTH_TEST_BACKEND=cuda wants two GPUs.
+HEARTH_TEST_STORM=20 is the full test: that number of rounds of each kind of loss. HEARTH_TEST_BACKEND=cuda requires two
+GPUs.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ FAR = np.int64(1 << 45)
 
 
 class Bystander:
-    """Checked work in a separate thread, until it is asked to end."""
+    """A session with checked work in a separate thread, until it is asked to end."""
 
     def __init__(self, gpu: hearth.Device) -> None:
         self.rounds = 0
@@ -72,7 +74,7 @@ class Bystander:
 
 
 class Victim:
-    """The session on whose device it storms: durable arrays with what they should hold."""
+    """The session that loses its device repeatedly: its durable arrays, and their expected contents."""
 
     def __init__(self, daemon: DaemonProcess, gpu: hearth.Device) -> None:
         self.daemon, self.gpu = daemon, gpu
@@ -83,7 +85,7 @@ class Victim:
         gpu.synchronize()
 
     def advance(self, k: int) -> None:
-        """The arrays change, are marked, and change once more, which no mark has seen."""
+        """Changes the arrays, makes a checkpoint, and changes the arrays once more without a checkpoint."""
         self._change(k)
         self.gpu.checkpoint(*self.arrays)
         self.gpu.synchronize()
@@ -94,7 +96,7 @@ class Victim:
         for array in self.arrays:
             self._step((64,), (256,), (array, np.uint32(k), np.int32(array.size)))
 
-    # ---- the three kinds of loss: each returns when it was noticed ----
+    # ---- the three kinds of loss: each method returns when the loss has been noticed ----
 
     def illegal_address(self) -> float:
         self._wild((1,), (1,), (self.gpu.zeros(1, np.int32), FAR))
@@ -115,8 +117,8 @@ class Victim:
         return time.monotonic()
 
     def served_again(self, since: float) -> float:
-        """Seconds after `since` at which a kernel has run and its result been read; then the durable arrays are
-        compared."""
+        """Returns the seconds after `since` at which a kernel has run and its result has been read; then compares the
+        durable arrays."""
         wait_until(self._served, "being served again", 30)
         took = time.monotonic() - since
         for array, host in zip(self.arrays, self.expected, strict=True):
@@ -157,7 +159,7 @@ def test_a_storm_costs_one_session_only(start_daemon: StartDaemon, capsys: pytes
         assert not far.errors and not near.errors
         assert victim.gpu.generation > len(losses) and far.gpu.generation == 1
         assert alive(apart[0])
-    seconds = [each for _, each in took]  # `make bench --only faults` judges them
+    seconds = [each for _, each in took]  # `make bench --only faults` checks these times
     with capsys.disabled():
         by_kind = {kind: statistics.median(each for name, each in took if name == kind) for kind, _ in took}
         each = ", ".join(f"{kind} {median:.3f} s" for kind, median in by_kind.items())

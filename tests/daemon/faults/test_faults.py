@@ -1,4 +1,4 @@
-"""Faults that end a device process: reported by name, survived by other processes, and over in a moment."""
+"""Faults that end a device process: reported by name, without effect on other processes, and recovered quickly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAR = np.int64(1 << 45)
 
 
 class Faulty:
-    """A daemon with one connection, and the kernels above."""
+    """A connection to a daemon, and the kernels above."""
 
     def __init__(self, daemon: DaemonProcess, ordinal: int = 0) -> None:
         self.daemon = daemon
@@ -41,7 +41,7 @@ class Faulty:
         self.wild((1,), (1,), (self.x, FAR))
 
     def back(self) -> None:
-        """The device serves again, and all that lives on does."""
+        """Waits until the device serves again, and checks that all surviving objects work."""
         wait_until(lambda: self.gpu.state == "serving", "the device's return")
         with pytest.raises(hearth.BufferLostError) as caught:
             self.x.get()
@@ -75,7 +75,7 @@ def test_a_wild_pointer_costs_its_device_only(lossy: DaemonProcess) -> None:
     assert error.reason == "DEVICE_LOST" and error.details["generation"] == str(first) and error.retry_after
     if BACKEND == "cpu":
         assert "SIGSEGV" in str(error) and error.details["signal"] == "SIGSEGV"
-    faulty.gpu.synchronize()  # told once
+    faulty.gpu.synchronize()  # the loss is reported only once
     faulty.back()
     recovered = time.monotonic() - lost_at
     assert recovered < 30, f"{recovered:.1f} s"
@@ -174,7 +174,7 @@ def test_the_limit_of_the_configuration(start_daemon: StartDaemon) -> None:
 
 
 def test_a_limit_does_not_count_waiting(lossy: DaemonProcess) -> None:
-    """A short kernel behind a long one of its stream has its whole limit."""
+    """The time limit of a short kernel starts after the long kernel before it on its stream has ended."""
     faulty, first = Faulty(lossy), lossy.generation()
     gate = faulty.gpu.RawModule(
         code='__device__ volatile int gate;\nextern "C" __global__ void hold() { while (!gate) {} }'
@@ -182,7 +182,7 @@ def test_a_limit_does_not_count_waiting(lossy: DaemonProcess) -> None:
     variable, side = gate.get_global("gate", np.int32), faulty.gpu.stream()
     gate.get_function("hold")((1,), (1,), timeout=30)
     faulty.fine((1,), (8,), (faulty.x,), timeout=0.3)
-    time.sleep(0.6)  # twice the limit: what is being shown
+    time.sleep(0.6)  # twice the limit, which must not end the kernel
     variable.set(np.ones(1, np.int32), stream=side)
     assert (faulty.x.get() == 2).all()
     assert faulty.gpu.generation == first
@@ -202,7 +202,8 @@ def test_kill_9_of_a_device_process(lossy: DaemonProcess) -> None:
 
 
 def test_kill_9_under_load(lossy: DaemonProcess) -> None:
-    """Uploads, downloads and launches of many threads end with one of the two errors, and all continues after it."""
+    """Uploads, downloads and launches of many threads end with one of the two errors, and everything works
+    afterwards."""
     faulty = Faulty(lossy)
     seen: list[BaseException] = []
     stop = threading.Event()
@@ -272,4 +273,4 @@ def test_a_device_that_fails_again_and_again_is_fenced(start_daemon: StartDaemon
         assert caught.value.reason in ("DEVICE_UNAVAILABLE", "DEVICE_LOST")
         if len(node.devices) > 1:
             saxpy_works(node.device(1))
-            assert daemon.get("/readyz").status == 200  # a fenced device does not take the node with it
+            assert daemon.get("/readyz").status == 200  # a fenced device does not make the node unready

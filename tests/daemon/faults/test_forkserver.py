@@ -1,4 +1,4 @@
-"""The process that device processes are forked from ends, or stands still: it costs no device, and is replaced."""
+"""The forkserver ends or hangs: no device is lost, and the forkserver is replaced."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ Kill = Callable[[], None]
 
 
 def stat(pid: int) -> list[str]:
-    """The fields of `/proc/PID/stat` from the state on; a process that is gone has the state X and no parent."""
+    """Returns the fields of `/proc/PID/stat` from the state on; for a process that has ended, the state X and no
+    parent."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return ["X", "0"]
 
 
 def forkserver(daemon: DaemonProcess, but: int = 0) -> int:
-    """The forkserver's pid, when there is one that is not `but`: the forked child of the front that is no device."""
+    """Waits for a forkserver other than `but`; returns its pid. It is the forked child of the front that is not a
+    device process."""
 
     def find() -> int:
         devices = {device["pid"] for device in daemon.status()["devices"]}
@@ -78,7 +80,8 @@ def two_devices(daemon: DaemonProcess) -> None:
 
 @pytest.fixture
 def load(daemon: DaemonProcess) -> Iterator[Callable[[], None]]:
-    """A client that launches and reads without pause; called, it ends, and has lost nothing."""
+    """A client that launches and reads continuously. Calling the yielded function stops it, and checks that it has lost
+    nothing."""
     stop, errors, counts = threading.Event(), [], []
 
     def work() -> None:
@@ -119,10 +122,10 @@ def test_device_processes_outlive_the_forkserver(daemon: DaemonProcess, load: Ki
     old = forkserver(daemon)
     os.kill(old, signal.SIGKILL)
     wait_until(lambda: not alive(old), "its end")
-    new = forkserver(daemon, but=old)  # in the background, with no device lost
+    new = forkserver(daemon, but=old)  # it is replaced in the background, and no device is lost
     load()
     assert places(daemon) == before
-    lose_device(daemon)  # a child of the first one: the front itself has waited for it
+    lose_device(daemon)  # a child of the first forkserver: the front itself has reaped it
     assert "its process was killed by SIGKILL" in daemon.log()
     assert forkserver(daemon) == new
     with daemon.connect() as node:
@@ -140,7 +143,7 @@ def test_exit_code_of_a_device_whose_forkserver_is_gone(daemon: DaemonProcess) -
 
 @pytest.mark.usefixtures("two_devices")
 def test_forkserver_is_killed_while_it_is_asked_for_a_process(daemon: DaemonProcess) -> None:
-    """It is stopped, so that the request waits in its socket, and killed then."""
+    """The forkserver is stopped, so that the request waits in its socket, and is then killed."""
     old = forkserver(daemon)
     os.kill(old, signal.SIGSTOP)
     lost = daemon.device_pid(0)
@@ -155,7 +158,7 @@ def test_forkserver_is_killed_while_it_is_asked_for_a_process(daemon: DaemonProc
 
 @pytest.mark.usefixtures("two_devices")
 def test_stopped_forkserver_is_replaced(daemon: DaemonProcess, load: Kill) -> None:
-    """SIGSTOP of it holds up neither the front nor a device's return, and its children are seen to end."""
+    """A stopped forkserver delays neither the front nor a device's return, and the ends of its children are noticed."""
     old = forkserver(daemon)
     os.kill(old, signal.SIGSTOP)
     assert daemon.get("/readyz").status == 200
@@ -184,7 +187,7 @@ def test_daemon_stops_beside_a_stopped_forkserver(daemon: DaemonProcess) -> None
 
 
 def test_killed_front_takes_devices_of_a_lost_forkserver_with_it(daemon: DaemonProcess) -> None:
-    """Devices that are stopped, too: the kernel ends them, no code of theirs has to run."""
+    """Stopped device processes end too: the kernel ends them, without running their code."""
     old = forkserver(daemon)
     os.kill(old, signal.SIGKILL)
     forkserver(daemon, but=old)
@@ -196,7 +199,7 @@ def test_killed_front_takes_devices_of_a_lost_forkserver_with_it(daemon: DaemonP
 
 
 def test_compilers_of_a_lost_device_are_waited_for(daemon: DaemonProcess) -> None:
-    """A device process that is killed leaves a compile worker, which has no other parent to wait for it."""
+    """A device process that is killed leaves a compile worker, which no other parent would reap."""
     pid = daemon.device_pid(0)
     workers = [child for child in marked(daemon.mark) if int(stat(child)[1]) == pid]
     assert workers

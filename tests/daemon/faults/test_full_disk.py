@@ -1,4 +1,4 @@
-"""Full disks: the error names the disk and never claims a bad source; what needs no disk continues."""
+"""Full disks: the error names the disk and never blames the source; operations that need no disk continue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = on_cpu
 
 @pytest.fixture
 def small() -> Iterator[Path]:
-    """A file system of a megabyte."""
+    """Yields a file system of 1 MiB."""
     path = Path(tempfile.mkdtemp(prefix="hearth-small-"))
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "small", path], check=False, capture_output=True
@@ -63,7 +63,7 @@ def test_a_cache_directory_that_is_full(start_daemon: StartDaemon, small: Path) 
 def test_a_temporary_directory_that_is_full(
     start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While `full0` or `full1` exists the assembler or the linker says so of the module's object file."""
+    """While `full0` or `full1` exists, the assembler or the linker reports a full disk for the module's object file."""
     full, script = tmp_path / "full", tmp_path / "c++"
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:

@@ -1,4 +1,5 @@
-"""Device processes of one device that do not notice each other: dedicated sessions, tenants, idle ends, fences."""
+"""Device processes of one device that do not affect each other: dedicated sessions, tenants, idle processes that end,
+fences."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ DEVICES: dict[str, Any] = {"max_restarts": 100, "max_faults": 100}
 
 
 class Worker:
-    """A session with a buffer and kernels, that can tell whether anything has happened to it."""
+    """A session with a buffer and kernels, which detects whether its process has been lost."""
 
     def __init__(self, node: hearth.Node) -> None:
         self.node = node
@@ -39,13 +40,13 @@ class Worker:
         self.works()
 
     def works(self) -> None:
-        """The buffer is what it was: its process has never been lost."""
+        """Checks that the buffer has the expected contents: its process has never been lost."""
         self.add_one((1,), (8,), (self.x, np.int32(8)))
         self.count += 1
         assert (self.x.get() == self.count).all()
 
     def fault(self) -> hearth.HearthError:
-        """Loses its process; returns the error that reports it."""
+        """Loses the session's process; returns the error that reports the loss."""
         self.wild((1,), (1,), (self.x, FAR))
         with pytest.raises(hearth.HearthError) as caught:
             self.gpu.synchronize()
@@ -78,7 +79,7 @@ def device_processes(daemon: DaemonProcess) -> int:
 
 @pytest.fixture(scope="module")
 def lenient(cache: Any) -> Iterator[DaemonProcess]:
-    """A daemon without tenants whose device takes many faults."""
+    """A daemon without tenants whose device tolerates many faults."""
     process = DaemonProcess(cache, {"devices": DEVICES}, 1)
     yield process
     assert process.stop() == 0
@@ -252,7 +253,8 @@ def test_no_more_processes_than_configured(start_daemon: StartDaemon) -> None:
 
 @pytest.mark.parametrize("spare", [False, True])
 def test_how_soon_a_faulted_device_serves_again(start_daemon: StartDaemon, spare: bool) -> None:
-    """The time is from the launch that faults to the next result, with everything made anew; printed with -s."""
+    """Measures the time from the faulting launch to the next result, with all objects created again; printed with
+    -s."""
     daemon = start_daemon(devices={**DEVICES, "spare": spare})
     took = []
     with daemon.connect() as node:
@@ -270,7 +272,7 @@ def test_how_soon_a_faulted_device_serves_again(start_daemon: StartDaemon, spare
 
 
 def test_groups_of_sessions_in_processes_of_their_own(start_daemon: StartDaemon) -> None:
-    """Both reduce over the same devices; the loss of a process is that of one of the groups."""
+    """Both groups reduce over the same devices; the loss of a process affects only one of the groups."""
     daemon = start_daemon(cpu_count=2, devices=DEVICES)
     with daemon.connect() as shared_node, daemon.connect(isolation="dedicated") as own_node:
         if len(shared_node.devices) < 2:

@@ -1,6 +1,6 @@
-"""Clients that are killed with SIGKILL at random moments: what they held is given back, all of it.
+"""Clients that are killed with SIGKILL at random moments: everything that they held is released.
 
-HEARTH_TEST_CLIENTS=200 kills that many; fewer otherwise, for the time it takes.
+HEARTH_TEST_CLIENTS=200 kills that number of clients; the default is fewer, because it takes time.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from tests.support.folders import ROOT
 
 CLIENTS = int(os.environ.get("HEARTH_TEST_CLIENTS", "36"))
 BATCH = 12
-"""Clients that live at once."""
+"""Maximum number of clients that run at once."""
 LEASE_S = 1.0
 LIFE_S = (0.02, 1.2)
-"""Seconds after which a client is killed, counted from its fork."""
+"""Range of the seconds from a client's fork until it is killed."""
 COMPILE_THREADS = 2
-"""Compile threads of a device process (`compile.workers`); the second one starts where two sources come at once."""
+"""Compile threads of a device process (`compile.workers`); the second one starts when two sources arrive at once."""
 FRONT_THREADS = 8 + (os.cpu_count() or 1)
-"""Threads of gRPC's core and of the event loop's executor, which come and go within bounds that grow with the
-processors."""
+"""Threads of gRPC's core and of the event loop's executor: their number varies up to a limit that grows with the number
+of processors."""
 PRIVATE_KIB = 32 << 10
-"""KiB of memory that a process may have gained: caches, pools and what the allocator keeps, whose size depends on the
-order of events."""
+"""KiB of memory that a process may have gained: caches, pools and memory kept by the allocator, whose size depends on
+the order of events."""
 
 
 class Nursery:
-    """Process in which the clients are forked."""
+    """The process from which the clients are forked."""
 
     def __init__(self, target: str, errors: Path) -> None:
         with errors.open("w") as file:
@@ -52,7 +52,7 @@ class Nursery:
             )  # fmt: skip
 
     def fork(self, seed: int) -> int:
-        """A client; its process number."""
+        """Forks a client; returns its process id."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{seed}\n")
         self._process.stdin.flush()
@@ -78,8 +78,8 @@ def nursery(daemon: DaemonProcess, tmp_path: Path) -> Iterator[Nursery]:
 
 
 def everything(daemon: DaemonProcess) -> None:
-    """All that a client does, on each device: what is made once, and stays, is there from now on (threads, pools,
-    caches)."""
+    """Performs every action of a client on each device, so that everything that is created once and kept exists from
+    now on (threads, pools, caches)."""
     with daemon.connect() as node:
         for gpu in node.devices:
             client = Doomed(node, gpu, random.Random(0))
@@ -91,7 +91,7 @@ def everything(daemon: DaemonProcess) -> None:
 
 
 def massacre(nursery: Nursery, rng: random.Random, seeds: range) -> None:
-    """Starts a client for each seed and kills each at a different moment."""
+    """Starts a client for each seed, and kills each at a different moment."""
     deaths: list[tuple[float, int]] = []
     for seed in seeds:
         pid = nursery.fork(seed)
@@ -103,16 +103,16 @@ def massacre(nursery: Nursery, rng: random.Random, seeds: range) -> None:
 
 
 def bury(deaths: list[tuple[float, int]]) -> None:
-    """Kills the one whose time comes first."""
+    """Kills the client whose time comes first."""
     deaths.sort()
     when, pid = deaths.pop(0)
     time.sleep(max(0.0, when - time.monotonic()))
-    with contextlib.suppress(ProcessLookupError):  # it has failed: `errors` has why
+    with contextlib.suppress(ProcessLookupError):  # it has failed by itself: `errors` has the reason
         os.kill(pid, signal.SIGKILL)
 
 
 def at_rest(daemon: DaemonProcess) -> State:
-    """Returns the daemon's state when all leases are over and all work is done."""
+    """Returns the daemon's state after all leases have ended and all work is done."""
     began = time.monotonic()
     wait_until(lambda: not daemon.status()["sessions"], "the end of all sessions", 30)
     assert time.monotonic() - began < LEASE_S + 10
@@ -131,7 +131,8 @@ def held(daemon: DaemonProcess) -> list[str]:
 
 
 def more(now: Held, before: Held, room: int) -> dict[str, object]:
-    """Returns the resources that a process holds beyond `before`; `room`: the number of additional threads allowed."""
+    """Returns the resources that a process holds beyond `before`; `room` is the number of additional threads
+    allowed."""
     found: dict[str, object] = {
         kind: (count, before.fds.get(kind, 0)) for kind, count in now.fds.items() if count > before.fds.get(kind, 0)
     }
@@ -147,7 +148,7 @@ def growth(now: State, before: State) -> list[object]:
     found: list[object] = []
     processes = [("front", now.front, before.front, FRONT_THREADS)]
     for i, (a, b) in enumerate(zip(now.devices, before.devices, strict=True)):
-        # A stream's thread on the CPU, its event on a GPU, stays for the next session's stream.
+        # A stream's thread (CPU) or event (GPU) is kept for the next session's stream.
         processes.append((f"device {i}", a, b, COMPILE_THREADS - 1 + max(0, now.streams[i] - before.streams[i])))
     for name, a, b, room in processes:
         beyond = more(a, b, room)
@@ -161,11 +162,11 @@ def growth(now: State, before: State) -> list[object]:
 
 
 def stacks(daemon: DaemonProcess) -> str:
-    """The stacks of all threads of the device processes; they write them into the daemon's log on SIGUSR1."""
+    """Returns the stacks of all threads of the device processes, which write them into the daemon's log on SIGUSR1."""
     start = len(daemon.log())
     for device in daemon.status()["devices"]:
         os.kill(device["pid"], signal.SIGUSR1)
-        time.sleep(1)  # one process after the other; nothing says that a dump is complete
+        time.sleep(1)  # the processes write one after another, and no event tells that a dump is complete
     return daemon.log()[start:]
 
 

@@ -1,4 +1,4 @@
-"""Resources of a session are released: at once when it is closed, within its lease when its client is gone."""
+"""Resources of a session are released: at once when it is closed, within its lease after its client has ended."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from tests.support.daemon.raw import Raw, refused
 from tests.support.folders import ROOT
 
 LEASE_S = 2.0
-"""A client that lives keeps it also where the machine is so busy that it is not run for a second."""
+"""Long enough that a running client keeps its lease even if a busy machine does not schedule it for a second."""
 LATE_S = 20.0
-"""Far from what anything here takes, and less than the default lease: what is not there then never comes."""
+"""Seconds: far more than any step here takes, and less than the default lease. What has not happened by then never
+will."""
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +44,13 @@ def daemon(lent: LentDaemon) -> DaemonProcess:
 
 
 def held(daemon: DaemonProcess) -> dict[str, float]:
-    """Returns the resources that sessions hold on all devices together."""
+    """Returns the resources that sessions hold, summed over all devices."""
     gauges = state_of(daemon).gauges
     return {name: sum(each.get(name, 0) for each in gauges) for name in GAUGES}
 
 
 def everything(node: hearth.Node) -> list[object]:
-    """Makes an object of every kind that a session can own on each device; to be kept."""
+    """Creates an object of every kind that a session can own on each device; the caller must keep the result alive."""
     kept: list[object] = [node]
     for gpu in node.devices:
         x = gpu.full(1 << 20, 7, np.uint8)
@@ -91,7 +92,7 @@ def test_close_gives_all_back_before_it_returns(daemon: DaemonProcess) -> None:
 
 
 def test_close_with_kernels_running(daemon: DaemonProcess) -> None:
-    """It returns when what they use has been given back, and that is when they have ended."""
+    """The close returns when the memory in use by the kernels has been released, which is when they have ended."""
     node = daemon.connect()
     gpu = node.device(0)
     spin, add_one = common(gpu, "spin"), common(gpu, "add_one")
@@ -116,7 +117,7 @@ def test_a_dedicated_session_takes_its_processes_with_it(daemon: DaemonProcess) 
     wait_until(lambda: own[0] not in marked(daemon.mark), "the end of its process", LATE_S)
 
 
-# ---- clients that are gone ----
+# ---- clients that have ended ----
 
 DYING = """
 import os, sys, hearth, numpy as np
@@ -141,7 +142,7 @@ def test_a_client_that_is_killed(daemon: DaemonProcess, isolation: str) -> None:
     assert client.stdout.readline() == "ready\n"
     (session,) = daemon.status()["sessions"]
     assert session["connected"]
-    died = time.monotonic()  # its lease counts from when that is heard of
+    died = time.monotonic()  # the lease starts when the daemon notices this
     client.send_signal(signal.SIGKILL)
     client.wait()
     wait_until(lambda: not any(each["connected"] for each in daemon.status()["sessions"]), "the news of its death")
@@ -154,13 +155,13 @@ def test_a_client_that_is_killed(daemon: DaemonProcess, isolation: str) -> None:
 
 
 def test_a_session_by_single_calls_alone_expires(daemon: DaemonProcess) -> None:
-    """It has no stream that could break: its lease counts from its last call."""
+    """The session has no stream that could break: its lease starts at its last call."""
     raw = Raw(daemon.unix)
     raw.buffer(bytes(5000))
     renew = node_pb2.RenewSessionRequest(session_token=raw.token)
     until = time.monotonic() + 1.5 * LEASE_S
     while time.monotonic() < until:
-        time.sleep(LEASE_S / 8)  # what is being shown: it lives as long as it is renewed
+        time.sleep(LEASE_S / 8)  # the session stays as long as it is renewed
         renewed = time.monotonic()
         assert raw.node.RenewSession(renew, timeout=10).lease_ns == LEASE_S * 1e9
     assert held(daemon)["memory_in_use_bytes"] >= 5000
@@ -182,9 +183,9 @@ def test_a_call_under_way_keeps_its_session(daemon: DaemonProcess) -> None:
     """The call takes longer than the lease."""
     with daemon.connect() as node, gated(node.device(0)) as gate:
         gate.hold()
-        raw = Raw(daemon.unix)  # now that nothing has to be compiled any more, which may take longer than the lease
+        raw = Raw(daemon.unix)  # opened after everything is compiled, because a compile may take longer than the lease
         call = raw.device.Upload.future(_slowly(raw, 1.5 * LEASE_S))
-        time.sleep(1.2 * LEASE_S)  # longer than the lease: what is being shown
+        time.sleep(1.2 * LEASE_S)  # longer than the lease
         assert raw.opened.session_id in [session["id"] for session in daemon.status()["sessions"]]
         call.cancel()
     raw.channel.close()
@@ -196,11 +197,11 @@ def _slowly(raw: Raw, seconds: float) -> object:
 
 
 def test_a_client_that_only_sits_there_stays(daemon: DaemonProcess) -> None:
-    """An honest client renews its lease by itself, whether it has used a device or not."""
+    """A client renews its lease by itself, whether it has used a device or not."""
     with daemon.connect() as idle, daemon.connect() as used:
         x = used.device(0).ones(4)
         used.device(0).synchronize()
-        time.sleep(2.5 * LEASE_S)  # longer than the lease: what is being shown
+        time.sleep(2.5 * LEASE_S)  # longer than the lease
         assert {idle.session_id, used.session_id} <= {session["id"] for session in daemon.status()["sessions"]}
         saxpy_works(idle.device(0))
         assert (x.get() == 1).all()

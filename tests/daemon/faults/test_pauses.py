@@ -1,9 +1,9 @@
-"""Processes that stand still for a while: a paused machine, a debugger, a host that swaps.
+"""Processes that are stopped for a while, as by a paused machine, a debugger or a host that swaps.
 
-The front, a device process, a client or the forkserver is stopped (SIGSTOP) for 0.1 to 5 s while clients open
-sessions, get their lanes, launch, copy by segments and by stripes, read and close. Nothing hangs, every command runs
-exactly once, every result is right, and no device is lost. HEARTH_TEST_ROUNDS: how often; the pauses of the first round
-are short.
+The front, a device process, a client or the forkserver is stopped (SIGSTOP) for 0.1 to 5 s while clients open sessions,
+get their lanes, launch, copy by segments and by stripes, read and close. Nothing hangs, every command runs exactly
+once, every result is correct, and no device is lost. HEARTH_TEST_ROUNDS is the number of rounds; the pauses of the
+first round are short.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from tests.support.daemon.paused import Walker
 
 ROUNDS = int(os.environ.get("HEARTH_TEST_ROUNDS", "1"))
 SHORT = (0.1, 0.3, 1.1)
-"""Seconds. The client waits a second for its lane, the front a quarter for a stream to come to rest."""
+"""Durations of pauses in seconds. The client waits one second for its lane, the front a quarter of a second for a
+stream to become idle."""
 PATIENCE = "60s"
-"""Patience with a device process that answers no ping: a busy machine makes pauses longer than they are meant to be."""
+"""Timeout for a device process that does not answer a ping: a busy machine lengthens pauses."""
 LONG = (*SHORT, 0.6, 2.0, 5.0)
 WITHIN = {"open": 0.06, "dedicated": 0.3, "launch": 0.1, "copy": 0.05, "read": 0.08, "close": 0.003}
-"""Seconds of each phase within which the pause begins."""
+"""Seconds after the start of each phase within which the pause begins."""
 
 
 @contextlib.contextmanager
@@ -50,21 +51,21 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def forkserver_of(daemon: DaemonProcess) -> int:
-    """The child of the front that device processes are forked from."""
+    """Returns the pid of the forkserver, a child of the front."""
     for pid in marked(daemon.mark):
-        with contextlib.suppress(OSError):  # one that has ended meanwhile
+        with contextlib.suppress(OSError):  # a process that has ended in the meantime
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             if parent == daemon.process.pid and "forkserver" in command_of(pid):
                 return pid
     raise AssertionError("the daemon has no forkserver")
 
 
-# ---- the matrix ----
+# ---- all combinations ----
 
 
 @pytest.fixture(scope="module")
 def paused(cache: Path) -> Iterator[DaemonProcess]:
-    """The module's daemon, which must come through all pauses with the devices that it has."""
+    """The module's daemon, which must survive all pauses without losing a device."""
     daemon = DaemonProcess(cache, {"devices": {"ping_timeout": PATIENCE}})
     yield daemon
     generations = [device["generation"] for device in daemon.status()["devices"]]
@@ -92,7 +93,7 @@ def test_pauses_at_every_phase(paused: DaemonProcess, walkers: list[Walker], vic
         opening = "dedicated" if victim == "forkserver" or number % 4 == 3 else "open"
         for phase in (opening, "launch", "copy", "read", "close"):
             if victim == "forkserver" and number == 0 and phase not in (opening, "close"):
-                pause = 0.0  # it has no part in these
+                pause = 0.0  # the forkserver takes no part in these phases
             else:
                 pause = rng.choice(LONG if number else SHORT)
             for walker in walkers:
@@ -113,22 +114,22 @@ def pid_of(victim: str, daemon: DaemonProcess, walker: Walker) -> int:
     return forkserver_of(daemon) if victim == "forkserver" else daemon.device_pid(-1)
 
 
-# ---- moments that chance does not find ----
+# ---- specific moments ----
 
 
 @pytest.mark.parametrize("victim", ["front", "device"])
 def test_a_client_that_gave_its_lane_up_is_answered(
     paused: DaemonProcess, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
-    """The front stands still from before the ticket is shown until the client has sent its work by the stream; or the
-    device process does, to which the front has handed the lane by then."""
+    """The front is stopped from before the ticket is presented until the client has sent its work over the stream. Or
+    the device process is stopped, to which the front has handed over the lane by then."""
     pid = paused.process.pid if victim == "front" else paused.device_pid()
     given_up = threading.Event()
     original, threads = framed.open_lane, []
 
     def pause() -> None:
         given_up.wait(30)
-        time.sleep(0.2)  # the client sends its work
+        time.sleep(0.2)  # until the client sends its work
         os.kill(pid, signal.SIGCONT)
 
     def late(path: str, ticket: bytes) -> Lane | None:
@@ -158,12 +159,12 @@ def test_a_client_that_gave_its_lane_up_is_answered(
 
 
 def test_a_paused_device_process_is_waited_for(paused: DaemonProcess) -> None:
-    """While it stands still nothing of the front does: other devices, the status page, new sessions. It is called
-    stalled, and the same process continues afterwards."""
+    """While a device process is stopped, nothing in the front blocks: other devices, the status page, new sessions. The
+    device is shown as stalled, and the same process continues afterwards."""
     needs_devices(paused, 2)
     pid = paused.device_pid(0)
     with paused.connect() as node:
-        saxpy_works(node.device(1))  # compiled, before anything is stopped
+        saxpy_works(node.device(1))  # compiles the kernel before a process is stopped
         with stopped(pid):
             saxpy_works(node.device(1))
             with paused.connect() as other:

@@ -1,4 +1,5 @@
-"""A front that is killed takes all with it, whatever they were doing; and the next one starts where it was."""
+"""The end of a front that is killed ends all of its processes, whatever they were doing; the next daemon starts in the
+same place."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ from tests.support.daemon.raw import Raw
 from tests.support.daemon.slow_compile import SLOW
 
 QUICKLY = 3.0
-"""Seconds within which everything of a killed front is gone; as a rule it takes milliseconds."""
+"""Seconds within which every process of a killed front has ended; usually it takes milliseconds."""
 
 Start = Callable[..., DaemonProcess]
 
 
 @pytest.fixture
 def start(cache: Path) -> Iterator[Start]:
-    """Starts daemons, one after another in the same place: `start(after=first)`."""
+    """Starts daemons one after another in the same place: `start(after=first)`."""
     started: list[DaemonProcess] = []
 
     def begin(after: DaemonProcess | None = None) -> DaemonProcess:
@@ -53,14 +54,14 @@ def start(cache: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Folder for temporary files of the test's daemons; a short path, for sockets may be among them."""
+    """Folder for temporary files of the test's daemons; with a short path, because it may contain sockets."""
     with tempfile.TemporaryDirectory(prefix="hearth-t-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield Path(folder)
 
 
 def kill(daemon: DaemonProcess) -> float:
-    """`kill -9`, and seconds until the last of its processes was gone."""
+    """Kills the front; returns the seconds until the last of its processes has ended."""
     daemon.process.kill()
     daemon.process.wait()
     began = time.monotonic()
@@ -69,7 +70,7 @@ def kill(daemon: DaemonProcess) -> float:
 
 
 def busy(raw: Raw, node: hearth.Node) -> list[object]:
-    """Work of every kind under way: an endless kernel, an upload, a compile; to be kept."""
+    """Starts work of every kind: an endless kernel, an upload, a compile. The caller must keep the result alive."""
     keep: list[object] = [endless(node.devices[-1])]
     half = threading.Event()
 
@@ -96,7 +97,8 @@ def test_kill_9_amid_work_and_a_start_in_the_same_place(start: Start, temporary:
         node.device(0).synchronize()
     left = [path.name for path in temporary.iterdir()]
     assert all(name.startswith("hearth-workers-") for name in left), left
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # another worker's would be seen as well
+    # with several pytest workers, the segments of the other workers would be counted as well
+    if "PYTEST_XDIST_WORKER" not in os.environ:
         assert not shared_memory() - segments
 
     second = start(after=first)
@@ -104,7 +106,8 @@ def test_kill_9_amid_work_and_a_start_in_the_same_place(start: Start, temporary:
     with second.connect() as fresh:
         for gpu in fresh.devices:
             saxpy_works(gpu)
-        if BACKEND == "cuda" and "PYTEST_XDIST_WORKER" not in os.environ:  # whose daemons have some of it as well
+        # with several pytest workers, their daemons use memory of the GPU as well
+        if BACKEND == "cuda" and "PYTEST_XDIST_WORKER" not in os.environ:
             again = [device["memory"]["used_bytes"] for device in second.status()["devices"]]
             assert all(now < before + (256 << 20) for now, before in zip(again, used, strict=True))
     assert second.stop() == 0
@@ -115,7 +118,7 @@ def test_kill_9_amid_work_and_a_start_in_the_same_place(start: Start, temporary:
 
 
 def test_kill_9_with_device_processes_that_are_stuck(start: Start) -> None:
-    """A process that does not even read its link ends all the same."""
+    """A process that does not even read its link ends too."""
     daemon = start()
     pids = [device["pid"] for device in daemon.status()["devices"]]
     for pid in pids:
@@ -124,7 +127,7 @@ def test_kill_9_with_device_processes_that_are_stuck(start: Start) -> None:
 
 
 CLEARED = ("hearth-workers-", "hearth-forkserver-")
-"""Directories that a process which was killed may leave; the next daemon clears them away."""
+"""Directories that a killed process may leave behind, and that the next daemon removes."""
 
 
 def test_what_was_left_is_cleared_away(start: Start, temporary: Path) -> None:
@@ -147,7 +150,7 @@ def test_kill_9_while_it_starts(temporary: Path, cache: Path, tmp_path: Path, se
             [sys.executable, "-m", "hearthd", "serve", *arguments], stdout=log, stderr=log,
             env=environment(**{MARK: mark, "HEARTH_CACHE_DIR": str(cache)}),
         )  # fmt: skip
-    time.sleep(random.Random(seed).uniform(0.1, 1.5))  # the moment is what is tried
+    time.sleep(random.Random(seed).uniform(0.1, 1.5))  # a random moment
     process.kill()
     process.wait()
     wait_until(lambda: not marked(mark), "the end of what it had started", 20)  # it may be importing CuPy
@@ -163,7 +166,7 @@ def test_kill_9_while_it_starts(temporary: Path, cache: Path, tmp_path: Path, se
 
 
 def test_a_daemon_is_not_driven_out(start: Start) -> None:
-    """A second daemon in the same place is refused, says why, and harms no session."""
+    """A second daemon in the same place is refused with a reason, and affects no session."""
     daemon = start()
     for arguments in (
         ["--grpc", daemon.grpc, "--http", "", "--lanes", "", "--unix", ""],
@@ -179,7 +182,7 @@ def test_a_daemon_is_not_driven_out(start: Start) -> None:
 
 
 def test_a_port_with_connections_of_the_dead(start: Start) -> None:
-    """Connections that were open when the front was killed do not keep its ports (TIME_WAIT)."""
+    """Connections that were open when the front was killed do not keep its ports occupied (TIME_WAIT)."""
     first = start()
     hosts = [address.rpartition(":") for address in (first.grpc, first.http)]
     connections = [socket.create_connection((host, int(port))) for host, _, port in hosts for _ in range(5)]

@@ -1,4 +1,4 @@
-"""Connections that are cut at any byte: every command has run exactly once, and clients notice only by the clock."""
+"""Connections that are cut at any byte: every command runs exactly once, and clients notice only a delay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.daemon.resumed_programs import Counter, Program, outages
 from tests.support.timing import LATE
 
 SMALL = {"max_inline_bytes": "32KiB", "max_chunk_bytes": "16KiB"}
-"""Small limits, so that transfers have many chunks without many bytes."""
+"""Small limits, so that transfers have many chunks with few bytes."""
 
 
 def connect_without_stripes(target: str) -> hearth.Node:
@@ -67,7 +67,7 @@ def test_ten_thousand_commands_over_connections_that_are_cut(
     assert median < 1000
 
 
-# ---- one thing at a time ----
+# ---- single cuts ----
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_connection_that_is_cut_while_nothing_happens(cutter: Cutter) -> None:
 
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_a_cut_at_every_byte_of_the_way_back(cutter: Cutter, direction: str) -> None:
-    """The next connection is cut as well: in its handshake, in the Attach or its answer, in the first batch, in the
+    """The next connection is cut as well: in its handshake, in the Attach or its answer, in the first batch, or in the
     first result."""
     with hearth.connect(cutter.address) as node:
         counter = Counter(node.device(0))
@@ -126,8 +126,8 @@ def test_opening_a_session_over_connections_that_are_cut(cutter: Cutter) -> None
 
 
 def test_a_connection_that_falls_silent(cutter: Cutter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No peer closes it: the client notices by its pings, and takes the session over from a stream that the
-    daemon thinks is there."""
+    """No peer closes the connection: the client notices by its pings, and takes the session over from a stream that the
+    daemon considers alive."""
     times = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
     options = dict(transport._OPTIONS) | times
     monkeypatch.setattr(transport, "_OPTIONS", tuple(options.items()))
@@ -160,12 +160,12 @@ def test_two_devices_and_a_collective_across_cuts(cutter: Cutter) -> None:
 
 
 def test_large_transfers_resume_where_they_stopped(cutter: Cutter) -> None:
-    """The transfers run with the daemon's own limits, several at once, in both directions."""
+    """The transfers use the daemon's own limits, several at once, in both directions."""
     cutter.plan = random_cuts(5, 4 << 20)
     hosts = [np.frombuffer(np.random.default_rng(number).bytes((20 << 20) + number), np.uint8) for number in range(3)]
     results: dict[int, bool] = {}
     reports: list[int] = []
-    with hearth.connect(cutter.address, lanes=False) as node:  # stripes would go past the cutter
+    with hearth.connect(cutter.address, lanes=False) as node:  # stripes would bypass the cutter
         gpu = node.device(0)
 
         def there_and_back(number: int) -> None:
@@ -187,7 +187,7 @@ def test_a_dispatch_with_large_inputs_and_outputs_across_cuts(cutter: Cutter) ->
     source = """extern "C" __global__ void identity(const int* x, int* y, int n) {
         for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) y[i] = x[i]; }"""
     host = np.random.default_rng(0).integers(0, 1 << 30, 3 << 20, np.int32)
-    with hearth.connect(cutter.address, lanes=False) as node:  # all by the connection that is cut: no stripes
+    with hearth.connect(cutter.address, lanes=False) as node:  # everything over the connection that is cut: no stripes
         gpu = node.device(0)
         identity = gpu.RawModule(code=source).get_function("identity")
         gpu.synchronize()
@@ -201,7 +201,7 @@ def test_a_dispatch_with_large_inputs_and_outputs_across_cuts(cutter: Cutter) ->
 
 
 def test_what_kernels_print_and_what_fails_comes_once(cutter: Cutter) -> None:
-    """Events and the errors of one-way commands, over connections that are cut all the time."""
+    """Events and errors of one-way commands, over connections that are cut repeatedly."""
     code = r"""extern "C" __global__ void say(int n) { printf("%d.\n", n); }"""
     texts: list[str] = []
     with hearth.connect(cutter.address) as node:
@@ -242,13 +242,13 @@ def test_a_timeout_while_the_connection_is_away(cutter: Cutter) -> None:
         counter.check()
 
 
-# ---- what an older connection brings late ----
+# ---- late messages of an older connection ----
 
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
-    """An attach that was given up for another stream, and that the daemon gets behind that one, displaces it, and the
-    client continues in a third."""
+    """An attach that the client gave up for another stream, and that the daemon receives after the newer one, displaces
+    the newer stream; the client continues on a third."""
     with hearth.connect(daemon.grpc) as node:
         counter = Counter(node.device(0))
         attachment = connection_of(counter.gpu).attachment()
@@ -259,7 +259,7 @@ def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
                 generation=session.generation, last_seq_acked=session.acked, received=session.receipts.responses,
             )  # fmt: skip
             late = device_pb2.ExecuteRequest(attach=attach).SerializeToString()
-            with contextlib.suppress(hearth.HearthError):  # displaced in its turn
+            with contextlib.suppress(hearth.HearthError):  # the late stream is displaced too
                 list(session_of(node).transport.execute(iter([late]), lambda _: False))
             counter.check()
             assert len(outages(counter.gpu)) == number and connection_of(counter.gpu).attachment() is attachment
@@ -267,7 +267,7 @@ def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
 
 @pytest.mark.parametrize("way", ["upload", "download"])
 def test_a_transfers_stream_that_comes_late(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """The bytes continue in a third stream."""
+    """The transfer continues on a third stream."""
     host = np.random.default_rng(1).integers(0, 256, 20 << 20, np.uint8)
     late: list[Any] = []
     older = transport.GrpcTransport(daemon.grpc, loopback=True)
@@ -276,11 +276,11 @@ def test_a_transfers_stream_that_comes_late(daemon: DaemonProcess, monkeypatch: 
         opened, opened_late = getattr(live, way), getattr(older, way)
 
         def open_twice(requests: Any, *more: Any) -> Any:
-            messages = list(requests) if way == "upload" else []  # both streams need them
+            messages = list(requests) if way == "upload" else []  # both streams need the messages
             wanted = opened(iter(messages) if messages else requests, *more)
             if not late:
                 late.append(opened_late(iter(messages) if messages else requests, *more))
-                with contextlib.suppress(hearth.HearthError):  # where it came first
+                with contextlib.suppress(hearth.HearthError):  # if the late stream was first
                     late.append(late[0].result() if way == "upload" else next(iter(late[0])))
             return wanted
 
@@ -291,12 +291,13 @@ def test_a_transfers_stream_that_comes_late(daemon: DaemonProcess, monkeypatch: 
         older.close()
 
 
-# ---- what is given up ----
+# ---- abandoned transfers ----
 
 
 @pytest.mark.parametrize("way", ["down", "up", "dispatch"])
 def test_what_is_given_up_while_the_connection_is_away(cutter: Cutter, way: str) -> None:
-    """The daemon hears of it all the same: else its command would wait for the bytes for ever, and all behind it."""
+    """The daemon still receives the message: otherwise its command, and everything behind it, would wait for the bytes
+    forever."""
     host = np.arange(3 << 20, dtype=np.uint8)
     with hearth.connect(cutter.address, lanes=False) as node:
         gpu = node.device(0)
@@ -319,7 +320,7 @@ def test_what_is_given_up_while_the_connection_is_away(cutter: Cutter, way: str)
                 else:
                     gpu.dispatch(add, 1, 1, ins=[host], outs=[], scalars=[np.int32(0)])
             timer.join()
-        time.sleep(0.2)  # a message sent only once is lost here
+        time.sleep(0.2)  # long enough to lose a message that is sent only once
         cutter.refuse(False)
         gpu.synchronize(timeout=60)
         counter.check()
@@ -327,7 +328,7 @@ def test_what_is_given_up_while_the_connection_is_away(cutter: Cutter, way: str)
 
 
 def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes of a large read have come, and the connection breaks that was to bring its answer."""
+    """The bytes of a large read have arrived, and the connection that would deliver its answer breaks."""
     with hearth.connect(cutter.address, lanes=False) as node:
         counter = Counter(node.device(0))
         x = counter.gpu.asarray(np.arange(3 << 20, dtype=np.uint8))
@@ -373,7 +374,7 @@ def test_who_submits_while_it_is_away_waits_for_room(cutter: Cutter) -> None:
         counter.check()
 
 
-# ---- ends ----
+# ---- ends of sessions ----
 
 
 def test_a_device_that_dies_while_the_client_is_away(lossy: DaemonProcess) -> None:
@@ -389,7 +390,7 @@ def test_a_device_that_dies_while_the_client_is_away(lossy: DaemonProcess) -> No
         cutter.refuse(False)
         with pytest.raises(hearth.DeviceLostError, match="SIGKILL"):
             gpu.synchronize()
-        gpu.synchronize()  # told once
+        gpu.synchronize()  # the error is reported only once
         with pytest.raises(hearth.BufferLostError):
             counter.x.get()
         saxpy_works(gpu)
@@ -430,7 +431,7 @@ def test_a_client_that_is_away_for_longer_than_its_lease(brief: DaemonProcess) -
         cutter.cut()
         counter.launch()
         began = time.monotonic()
-        with pytest.raises(hearth.ConnectError, match="broke and was not back within") as caught:
+        with pytest.raises(hearth.ConnectError, match="was lost and could not be restored within") as caught:
             gpu.synchronize()
         assert 0.9 < time.monotonic() - began < LATE and caught.value.fix and caught.value.details["lease_s"] == "1"
         wait_until(lambda: brief.gauge("sessions") == 0 and brief.gauge("memory_in_use_bytes") == 0)
@@ -442,7 +443,7 @@ def test_a_client_that_is_away_for_longer_than_its_lease(brief: DaemonProcess) -
 
 @pytest.mark.parametrize("where", ["kernel", "upload"])
 def test_what_is_under_way_is_no_reason_to_wait_for_the_client(brief: DaemonProcess, where: str) -> None:
-    """A session that expires in the middle of an upload or behind a running kernel is freed all the same."""
+    """A session that expires during an upload or behind a running kernel is freed nevertheless."""
     with Cutter(brief.unix) as cutter, contextlib.ExitStack() as stack:
         node = hearth.connect(cutter.address, lanes=False)
         stack.callback(node.close)

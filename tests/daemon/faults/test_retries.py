@@ -1,4 +1,4 @@
-"""Calls that wait for a daemon: one that starts, one that is restarted, one that has no room."""
+"""Calls that wait for a daemon that is starting, that is restarted, or that has no room."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from tests.support.daemon.tenants import tenants
 from tests.support.timing import LATE
 
 ROOM = 6
-"""Sessions that the daemon takes: the tenant's share of them is more than the three of the first test."""
+"""Maximum number of sessions of the daemon: the tenant's share of them is more than the three sessions of the first
+test."""
 
 
 class Restarted:
-    """A daemon, again and again: on its ports, and on its socket."""
+    """A daemon that is restarted repeatedly on the same ports and socket."""
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
@@ -37,7 +38,7 @@ class Restarted:
 
     @property
     def running(self) -> DaemonProcess:
-        """The one that runs; started where none does."""
+        """Returns the daemon that runs; starts one if none does."""
         if self._started and self._started[-1].process.poll() is None:
             return self._started[-1]
         return self.start()
@@ -77,7 +78,7 @@ def test_a_daemon_that_is_started_meanwhile(restarted: Restarted) -> None:
 
         @hearth.retrying(timeout=60, idempotent=True, on_retry=lambda error, pause: told.set())
         def work() -> Any:
-            """Makes all that it needs; the first time, of a node that is gone."""
+            """Creates all objects that it needs, the first time on a node that has gone."""
             nonlocal gpu
             if told.is_set():
                 gpu = connect(first.unix).device(0)

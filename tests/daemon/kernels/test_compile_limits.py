@@ -1,4 +1,4 @@
-"""Sources that are too much for a compiler, or would have it read the host's files: they cost only their sender."""
+"""Sources that exceed a compiler's limits, or that try to include files of the host: only their sender is affected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.daemon.tenants import tenant, tenants
 from tests.support.timing import LATE
 
 TIMEOUT_S = 5.0
-"""Seconds for a compile: an ordinary one takes less on a busy machine, too."""
+"""Time limit of a compile in seconds: an ordinary compile takes less, even on a busy machine."""
 MEMORY = 256 << 20
 
 LAUGHS = (
@@ -32,7 +32,7 @@ LAUGHS = (
     + "".join(f"#define A{n} {f'A{n - 1} ' * 10}\n" for n in range(1, 10))
     + 'extern "C" __global__ void f(int* p) { int x = *p; A9 *p = x; }'
 )
-"""A billion times ten characters."""
+"""Expands to ten characters a billion times."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def gpu(limited: DaemonProcess) -> Iterator[hearth.Device]:
 
 
 def fresh(body: str) -> str:
-    """Source that no cache has seen."""
+    """Returns a source that is in no cache."""
     return f"// {uuid.uuid4()}\n{body}"
 
 
@@ -78,11 +78,11 @@ def test_time_is_bounded(limited: DaemonProcess, gpu: hearth.Device) -> None:
 
 
 def test_others_continue_beside_a_long_compile(start_daemon: StartDaemon) -> None:
-    """Another session's compile does not wait for the only worker that is configured."""
+    """Another session's compile does not wait for the only configured worker."""
     daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
     with daemon.connect() as busy, daemon.connect() as node:
         gpu = node.device(0)
-        saxpy_works(gpu)  # what all kernels need has been compiled
+        saxpy_works(gpu)  # compiles everything that all kernels share
         module = busy.device(0).RawModule(code=fresh(SLOW))
         worker = wait_until(lambda: _busy_worker(daemon.device_pid()), "a worker that compiles")
         x = gpu.zeros(16, np.int32)
@@ -101,7 +101,8 @@ def test_others_continue_beside_a_long_compile(start_daemon: StartDaemon) -> Non
 
 @on_cpu
 def test_endless_compiles_of_a_tenant_leave_those_of_others_their_turn(start_daemon: StartDaemon) -> None:
-    """Each tenant's device process has separate compile workers: other tenants' compiles never queue behind it."""
+    """Each tenant's device process has separate compile workers, so that compiles of other tenants never queue behind
+    it."""
     compiling = {"timeout": "600s", "workers": 1}
     config, tokens = tenants("flood", "other", tenant("operator", rights=["admin"]), compile=compiling)
     daemon = start_daemon(cpu_count=1, **config)
@@ -139,7 +140,7 @@ def test_memory_is_bounded(gpu: hearth.Device) -> None:
         "__device__ constexpr long loop(long n) { long s = 0; for (long i = 0; i < n; i++) s += i; return s; }\n"
         'extern "C" __global__ void f(long* x) { constexpr long v = loop(100000000000l); *x = v; }',
         '#include "self.h"',
-        # NVRTC takes a million of these; g++ does not.
+        # NVRTC accepts a million of these; g++ does not.
         'extern "C" __global__ void f(int' + "*" * 300_000 + " x) {}" + ("" if BACKEND == "cpu" else "\n#error"),
         "__device__ int a[1ull << 32] = {1};\n" + 'extern "C" __global__ void f(int* x) { *x = a[5]; }',
     ],
@@ -164,7 +165,7 @@ def test_a_compile_that_fails_brings_its_log_through_the_worker(gpu: hearth.Devi
 def test_a_compiler_that_crashes_costs_one_compile(limited: DaemonProcess, gpu: hearth.Device) -> None:
     device = limited.device_pid()
     before = limited.counter("compile_crashes")
-    saxpy_works(gpu)  # there is a worker
+    saxpy_works(gpu)  # ensures that a compile worker exists
     module = gpu.RawModule(code=fresh(SLOW))
     worker = wait_until(lambda: _busy_worker(device), "a worker that compiles")
     os.kill(worker, signal.SIGSEGV)
@@ -177,19 +178,21 @@ def test_a_compiler_that_crashes_costs_one_compile(limited: DaemonProcess, gpu: 
 
 
 def _busy_worker(device: int) -> int:
-    """The compile worker of a device process that is at work: it has the compiler under it, or uses the processor."""
+    """Returns the pid of the busy compile worker of a device process: a worker with a compiler as a child, or with
+    processor time; 0 if none is busy."""
     workers = [pid for pid in processes(device) if _parent(pid) == _broker(device)]
     if BACKEND == "cpu":
         return next((pid for pid in workers if "cc1plus" in processes(pid).values()), 0)
     before = {pid: _cpu_ticks(pid) for pid in workers}
     if all(ticks < 60 for ticks in before.values()):
-        return 0  # that is what it takes to start
+        return 0  # no more than a worker needs to start
     time.sleep(0.1)
     return next((pid for pid, ticks in before.items() if _cpu_ticks(pid) > ticks + 5), 0)
 
 
 def _broker(device: int) -> int:
-    """The broker of a device process, the child of its keeper; 0 while there is none."""
+    """Returns the pid of the broker of a device process, which is the child of its keeper; 0 while there is no
+    broker."""
     found = (pid for pid in processes(device) if _parent(_parent(pid)) == device)
     return next(found, 0)
 
@@ -245,7 +248,7 @@ def test_a_killed_device_process_takes_its_workers_with_it(start_daemon: StartDa
 
 @on_cpu
 def test_a_broker_that_is_killed_is_replaced(start_daemon: StartDaemon) -> None:
-    """The next broker compiles what it had to compile; the device process and its sessions notice nothing."""
+    """The next broker compiles the pending sources; the device process and its sessions are unaffected."""
     daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
     device = daemon.device_pid()
     with daemon.connect() as node:
@@ -281,7 +284,7 @@ def test_a_device_process_without_a_keeper_is_replaced_when_it_is_unused(start_d
             gpu.RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
         assert caught.value.reason == "INTERNAL" and "restart-device" in caught.value.fix
         wait_until(lambda: "keeper_lost" in daemon.log(), "the record of the loss")
-        saxpy_works(gpu)  # what is compiled runs on
+        saxpy_works(gpu)  # compiled kernels continue to work
         assert daemon.device_pid() == device
     wait_until(lambda: not alive(device), "the end of the process that can compile nothing")
     with daemon.connect() as node:
@@ -291,12 +294,12 @@ def test_a_device_process_without_a_keeper_is_replaced_when_it_is_unused(start_d
         assert gpu.generation == 2
 
 
-# ---- what is too large ----
+# ---- sources that are too large ----
 
 
 def test_a_source_of_50_mib(limited: DaemonProcess, gpu: hearth.Device) -> None:
     large = "// " + "x" * (50 << 20)
-    with pytest.raises(hearth.ArgumentError, match="bytes; the daemon takes") as caught:
+    with pytest.raises(hearth.ArgumentError, match="bytes; the daemon accepts at most") as caught:
         gpu.RawModule(code=large)
     assert caught.value.reason == "MESSAGE_TOO_LARGE" and caught.value.fix
     with Raw(limited.unix) as raw:
@@ -306,7 +309,7 @@ def test_a_source_of_50_mib(limited: DaemonProcess, gpu: hearth.Device) -> None:
             try:
                 error = refused(raw.call, "LoadModule", load)
                 assert error.reason == Reason.MESSAGE_TOO_LARGE and error.details["allowed"] == str(limit)
-            except AssertionError:  # gRPC's own limit comes first, and knows no details
+            except AssertionError:  # gRPC's own limit applies first, and gives no details
                 assert size > 31 << 20
     saxpy_works(gpu)
 
@@ -336,7 +339,7 @@ def test_files_of_the_host_cannot_be_read_through_the_compiler(gpu: hearth.Devic
 
 
 def test_what_lies_in_the_daemons_directory_is_no_header(gpu: hearth.Device) -> None:
-    """NVRTC looks in the working directory, which is the daemon's where it is not told otherwise."""
+    """NVRTC searches the working directory, which would be the daemon's without an explicit setting."""
     for name in ("Makefile", "pyproject.toml", "hearth.sock"):
         error = compile_error(gpu, f'#include "{name}"\nint x = no_such_name;')
         assert error.reason == "COMPILE_FAILED" and name in error.details["log"] and "headers=" in error.fix

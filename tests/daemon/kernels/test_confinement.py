@@ -1,4 +1,4 @@
-"""Kernels of the CPU backend that try to leave their process: each attempt fails with an errno."""
+"""Kernels of the CPU backend that try to escape from their process: each attempt fails with an errno."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Intruder:
         self.memory = gpu.zeros(4096, np.uint8)
 
     def do(self, name: str, *arguments: int | bytes, at: int = 0) -> int:
-        """Returns the result of a system call in the device process, minus its errno where it fails. Bytes are laid
+        """Returns the result of a system call in the device process, or minus its errno if it fails. Bytes are copied
         into the kernel's memory, and passed by address."""
         numbers = _MORE[platform.machine()]
         number = numbers[name] if name in numbers else syscalls.number(name)
@@ -108,7 +108,7 @@ def intruder(walled: tuple[DaemonProcess, Mapping[str, str]]) -> Iterator[Intrud
 
 @pytest.fixture
 def victim(walled: tuple[DaemonProcess, Mapping[str, str]]) -> Iterator[int]:
-    """The process that has alice's arrays."""
+    """The pid of the process that holds alice's arrays."""
     daemon, tokens = walled
     with daemon.connect(token=tokens["alice"]) as node:
         saxpy_works(node.device(0))
@@ -247,7 +247,7 @@ def test_confinement_cannot_be_undone(intruder: Intruder) -> None:
 
 @confined
 def test_descriptors_are_the_process_s_own(walled: tuple[DaemonProcess, Mapping[str, str]], victim: int) -> None:
-    """Sockets, anonymous files, and what it was given as standard input and output."""
+    """The process has only sockets, anonymous files, and its initial standard input and output."""
     if os.geteuid():
         pytest.skip("only the superuser may look into a process that is not dumpable")
     for entry in Path(f"/proc/{victim}/fd").iterdir():
@@ -305,14 +305,14 @@ def test_entry_of_another_key_or_name_is_compiled_again(start_daemon: StartDaemo
     assert run(keys[1], 2) == [2]
     (second,) = {*place.glob("??/*")} - {first}
     own = first.read_bytes()
-    first.write_bytes(second.read_bytes())  # under another name, of another key
+    first.write_bytes(second.read_bytes())  # an entry under another name, which belongs to another key
     second.write_bytes(own)
     assert run(keys[0], 1, 2) == [1, 2]
     assert first.read_bytes()[-100:] == own[-100:]
     assert keys[0].stat().st_mode & 0o777 == 0o600
 
 
-# ---- where the kernel offers less ----
+# ---- kernels without Landlock ----
 
 WITHOUT = """
 import errno, sys
@@ -323,7 +323,7 @@ from hearthd.cli.main import main
 sys.argv[0] = "hearthd"
 main()
 """
-"""`hearthd` on a kernel that has no Landlock, as its processes see it."""
+"""Runs `hearthd` such that its processes see a kernel without Landlock."""
 
 
 def without_landlock(config: Mapping[str, Any], folder: Path, *command: str) -> subprocess.CompletedProcess[str]:

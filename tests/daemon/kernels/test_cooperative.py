@@ -1,4 +1,4 @@
-"""Cooperative launches: a grid that synchronises, as large as the device holds at once and no larger."""
+"""Cooperative launches: a grid that synchronises, with up to as many blocks as the device can run at once."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def test_a_grid_in_three_dimensions(gpu: hearth.Device, kernel: Kernel) -> None:
 def test_a_grid_is_valid_in_a_cooperative_launch_only(gpu: hearth.Device, kernel: Kernel, cooperative: bool) -> None:
     out = gpu.full(3, -1, np.int32)
     kernel("valid")((3,), (32,), (out,), cooperative=cooperative)
-    # A GPU tells the two apart only where the grid is more than it holds.
+    # A GPU distinguishes the two only if the grid has more blocks than it can run at once.
     assert out.get().tolist() == [int(cooperative or BACKEND == "cuda")] * 3
 
 
 def test_cooperative_launch_stays_cooperative_when_its_geometry_repeats(gpu: hearth.Device, kernel: Kernel) -> None:
-    """A launch of a known geometry takes a shorter path through the daemon."""
+    """A repeated launch of the same geometry takes a shorter path through the daemon."""
     meet, valid, outs = kernel("meet"), kernel("valid"), [gpu.zeros(2, np.int32) for _ in range(5)]
     for out in outs:
         meet((2,), (32,), (out,), 128, cooperative=True)

@@ -1,4 +1,4 @@
-"""Output of kernels that end their process reaches the client, with the error."""
+"""Output of kernels that end their process reaches the client together with the error."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_text_before_a_fault_reaches_the_client(lossy: DaemonProcess, how: int, 
 
 
 def test_text_of_a_bystander_is_not_sent_to_the_culprit(lossy: DaemonProcess) -> None:
-    """Text goes to the log where two sessions print, because its session is unknown."""
+    """If two sessions print, the text goes to the log, because its session is unknown."""
     said: list[str] = []
     code = CODE + '__device__ volatile int go;\nextern "C" __global__ void held() { printf("held\\n"); while (!go) {} }'
     with lossy.connect() as one, lossy.connect() as two:

@@ -1,5 +1,6 @@
-"""A module that is to be loaded while another session's kernel does not end: CUDA loads none before, and here the CPU
-backend does as CUDA. The waiting client gets an error in time, the wait is visible, and others do not notice."""
+"""A module load during an endless kernel of another session: CUDA loads no module before the kernel ends, and here the
+CPU backend behaves in the same way. The waiting client gets an error in time, the wait is visible, and other sessions
+are unaffected."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.support.daemon.reloading import Reloaded
 from tests.support.folders import ROOT
 
 WAIT_S = 30.0
-"""Far more than anything here takes, and far less than for ever."""
+"""Seconds: far more than any step here takes, but limited."""
 SHORT = {"load_timeout": "500ms"}
 LONG = {"load_timeout": "1h"}
 _numbers = count()
@@ -41,7 +42,7 @@ def reloaded(cache: Path) -> Iterator[Reloaded]:
 
 @pytest.fixture
 def daemon(reloaded: Reloaded) -> DaemonProcess:
-    """The daemon with a limit that is soon reached."""
+    """The daemon with a short limit for waiting loads."""
     if reloaded.config["launch"] != SHORT:
         reloaded.change(launch=SHORT)
     return reloaded.daemon
@@ -63,14 +64,14 @@ def busy(daemon: DaemonProcess) -> Iterator[tuple[hearth.Node, Gate]]:
 
 @contextmanager
 def guest(daemon: DaemonProcess) -> Iterator[hearth.Device]:
-    """Another session, that has what is made at the first use."""
+    """The device of another session, which has created all objects of the first use."""
     with daemon.connect() as node:
         saxpy_works(node.device(0))
         yield node.device(0)
 
 
 def fresh(gpu: hearth.Device) -> hearth.RawModule:
-    """A module that no process has."""
+    """Returns a module that no process has loaded."""
     return gpu.RawModule(code=f"{COMMON}\n__device__ int number = {next(_numbers)};")
 
 
@@ -81,7 +82,7 @@ def works(module: hearth.RawModule, gpu: hearth.Device) -> None:
 
 
 def events(daemon: DaemonProcess, event: str, session: str) -> list[dict[str, Any]]:
-    """Returns the log's entries of the event that name the session."""
+    """Returns the log entries of the event that name the session."""
     lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
     return [each for each in lines if each["event"] == event and session in each.get("sessions", ())]
 
@@ -126,9 +127,9 @@ def test_while_it_waits_everybody_can_see_it(reloaded: Reloaded, capsys: pytest.
         waited = page.partition('hearth_load_wait_longest_seconds{device="0",tenant="default"} ')[2]
         assert float(waited.split()[0]) >= 2
         assert main.main(["status", daemon.unix]) == 0
-        assert "1 load waits for kernels to end" in capsys.readouterr().out
+        assert "1 module load is waiting for kernels to end" in capsys.readouterr().out
         assert main.main(["top", daemon.unix, "--once", "--interval", "0.1"]) == 0
-        assert "1 load waits for kernels to end" in capsys.readouterr().out
+        assert "1 module load is waiting for kernels to end" in capsys.readouterr().out
         reloaded.change(launch=SHORT)  # for those that wait, too
         with pytest.raises(hearth.QuotaExceededError, match="hold of session"):
             module.compile(timeout=WAIT_S)

@@ -1,4 +1,4 @@
-"""Source to kernels: compiled once, kept, and told well when it is wrong."""
+"""Modules from source to kernels: compiled once and cached, with clear errors for a wrong source."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WRONG = """extern "C" __global__ void f(int* x) {
 
 
 def fresh(body: str) -> str:
-    """Source that no cache has seen."""
+    """Returns a source that is in no cache."""
     return f"// {uuid.uuid4()}\n{body}"
 
 
@@ -191,7 +191,7 @@ def test_one_source_of_many_clients_is_compiled_once(daemon: DaemonProcess) -> N
     with ThreadPoolExecutor(6) as pool:
         results = list(pool.map(use, range(6)))
     assert [value for value, _ in results] == [42] * 6
-    assert [cached for _, cached in results].count(False) <= 1  # none, where that session's describe came later
+    assert [cached for _, cached in results].count(False) <= 1  # zero if that session described its module later
     assert daemon.counter("compile_cache_misses") - before == 1
 
 
@@ -216,7 +216,7 @@ def test_the_cache_survives_the_daemon_and_damage(
     directory = tmp_path / "private"
     directory.mkdir(mode=0o700)
     saxpy_works(gpu)
-    for made in cache.iterdir():  # what the CPU backend makes once takes long
+    for made in cache.iterdir():  # keeps what the CPU backend builds only once, because building takes long
         if made.is_dir() and len(made.name) > 2 and not made.name.startswith("."):
             shutil.copytree(made, directory / made.name)
 
@@ -242,7 +242,7 @@ def test_the_cache_survives_the_daemon_and_damage(
 
 
 def test_a_kernel_can_be_got_before_it_is_compiled(gpu: hearth.Device) -> None:
-    """Uploads and work on other streams go on while the compiler works."""
+    """Uploads and work on other streams continue during the compile."""
     kernel = gpu.RawKernel(fresh('extern "C" __global__ void f(int* x) { *x += 1; }'), "f")
     x, y = gpu.zeros(1, np.int32), gpu.zeros(1, np.int32)
     kernel((1,), (1,), (x,))
@@ -285,7 +285,8 @@ def test_what_is_no_module_is_refused(gpu: hearth.Device, code: str | bytes) -> 
 
 
 def test_unloading_a_module_whose_kernel_runs(raw: Raw, stream: Execute) -> None:
-    """The handle dies at once, and those of its functions and variables; the code when the kernel has ended."""
+    """The handle is invalid at once, and so are those of its functions and variables; the code is unloaded after the
+    kernel has ended."""
     code = """
     __device__ int step = 5;
     extern "C" __global__ void late(int* x, long long cycles) {
@@ -321,9 +322,8 @@ def test_unloading_a_module_whose_kernel_runs(raw: Raw, stream: Execute) -> None
 
 @on_gpu
 def test_ptx_is_compiled_like_source(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """A worker compiles it, once, and the result is kept; where no assembler is installed the driver does it, each
-    time.
-    """
+    """A compile worker compiles it once, and the result is cached; if no assembler is installed, the driver compiles it
+    each time."""
     before = daemon.counter("compile_cache_misses")
     code = PTX.replace("// mark", f"// {uuid.uuid4()}")
     modules = [gpu.RawModule(code=code) for _ in range(3)]
@@ -361,7 +361,7 @@ def test_ptx_that_cannot_be_compiled(gpu: hearth.Device, old: str, new: str, tol
 
 @on_gpu
 def test_binary_code_that_this_device_cannot_run(gpu: hearth.Device) -> None:
-    """CUBIN and fatbin cut short, of another machine, for another architecture."""
+    """CUBINs and fatbins that are truncated, for another machine, or for another architecture."""
     folder = ROOT / "tests" / "unit" / "device" / "compiler" / "device_code"
     cubin, fatbin = (
         zlib.decompress(base64.b85decode(path.read_bytes())) for path in sorted(folder.glob("*.b85"))[::-1]
@@ -403,7 +403,8 @@ def test_what_the_cpu_cannot_run_is_refused_by_name(gpu: hearth.Device, line: st
 
 
 def test_warnings_of_a_compile_that_succeeds_arrive(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """Warnings arrive although the code comes from the cache: in this session, in another one, and of another device."""
+    """Warnings are delivered even if the code comes from the cache: in this session, in another session, and for
+    another device."""
     code = fresh('extern "C" __global__ void f(int* x) {\n    int idle_one = 3;\n    *x = 1;\n}')
     logs: list[str] = []
     with daemon.connect() as node:

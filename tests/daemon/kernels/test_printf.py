@@ -1,5 +1,5 @@
-"""Output of kernels reaches the session that launched them, before the answer that waited for them; otherwise the
-log."""
+"""Output of kernels reaches the session that launched them, before the answer to a call that waited for them; otherwise
+it goes to the log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ extern "C" __global__ void held(int n) { while (!gate) {} printf("%d was held\n"
 
 @pytest.fixture
 def said(gpu: hearth.Device) -> Iterator[list[str]]:
-    """Output of the kernels of the test's session."""
+    """Yields the output of the kernels of the test's session."""
     texts: list[str] = []
     gpu.on_output(texts.append)
     yield texts
@@ -124,7 +124,7 @@ def test_a_flood_is_cut_and_says_so(gpu: hearth.Device, said: list[str]) -> None
     function(gpu, "flood")((1,), (1,), (np.int32(100_000),))
     gpu.synchronize()
     text = "".join(said)
-    # CUDA's own buffer keeps the newest 1 MiB of arguments; what is formatted of them may be more than is kept here.
+    # CUDA's buffer keeps the newest 1 MiB of arguments; the formatted text may be longer than what is kept here.
     assert len(text) <= (1 << 20) + 200
     assert "more bytes of output were dropped" in text.splitlines()[-1]
     said.clear()
@@ -135,7 +135,7 @@ def test_a_flood_is_cut_and_says_so(gpu: hearth.Device, said: list[str]) -> None
 
 @on_cpu
 def test_a_flood_delays_no_other_session(gpu: hearth.Device, daemon: DaemonProcess, said: list[str]) -> None:
-    """Here text comes while the kernel runs: the pipe is emptied all the time."""
+    """The text arrives while the kernel runs: the pipe is emptied continuously."""
     function(gpu, "flood")((1,), (1,), (np.int32(2_000_000),))
     with daemon.connect() as other:
         x = other.device(0).zeros(4, np.int32)
@@ -146,7 +146,7 @@ def test_a_flood_delays_no_other_session(gpu: hearth.Device, daemon: DaemonProce
     assert "dropped" in "".join(said)[-200:]
 
 
-# ---- whose it is ----
+# ---- the session that gets the output ----
 
 
 def test_each_session_gets_its_own(gpu: hearth.Device, daemon: DaemonProcess, said: list[str]) -> None:
@@ -169,13 +169,14 @@ def test_what_may_be_of_two_sessions_goes_to_the_log(lossy: DaemonProcess) -> No
         for node in (one, two):
             node.on_output(texts.append)
         first, second = (function(node.device(0), "say") for node in (one, two))
-        for node, say in ((one, first), (two, second)):  # the first of a process waits for running kernels on a GPU
+        # on a GPU, the first launch of a process waits for running kernels
+        for node, say in ((one, first), (two, second)):
             say((1,), (1,), (np.int32(0),))
             node.device(0).synchronize()
         texts.clear()
         with gated(one.device(0)) as gate:
             gate.hold()
-            first((1,), (1,), (np.int32(1111),))  # behind the gate: not known to have ended
+            first((1,), (1,), (np.int32(1111),))  # behind the gate, so it is not known to have ended
             one.device(0).flush()
             second((1,), (1,), (np.int32(2222),))
             two.device(0).synchronize()
@@ -207,7 +208,7 @@ def test_a_session_that_never_waits_leaves_it_in_the_log_or_takes_it_at_its_end(
         function(node.device(0), "say")((1,), (1,), (np.int32(4712),))
         node.device(0).flush()
     wait_until(lambda: texts or "4712 says" in lossy.log(), "the text")
-    with lossy.connect() as node:  # and the next session gets none of it
+    with lossy.connect() as node:  # the next session gets none of the text
         node.on_output(texts.append)
         node.device(0).synchronize()
     assert "".join(texts).count("4712") + lossy.log().count("4712 says") == 1
@@ -239,7 +240,7 @@ def test_failing_callback_does_not_cost_the_answer(gpu: hearth.Device) -> None:
 
 
 def test_a_callback_may_use_the_device(gpu: hearth.Device) -> None:
-    """It is called by the waiting thread, not by the one that receives."""
+    """The callback is called on the waiting thread, not on the receiving thread."""
     x, seen = gpu.full(4, 9, np.int32), []
 
     def read(text: str) -> None:

@@ -1,4 +1,5 @@
-"""A launch that repeats one before, byte for byte, goes the shortest way: never past something that has changed."""
+"""A launch that repeats an earlier one byte for byte takes the replay path, but never if an object that it uses has
+changed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def value(raw: Raw, buffer: int) -> int:
 
 
 def repeat(stream: Execute, data: bytes, batches: int = 3, records: int = 5) -> int:
-    """Repeats a launch until its record is known; returns the number of launches."""
+    """Repeats a launch until its record is in the replay cache; returns the number of launches."""
     for _ in range(batches):
         stream.batch(c.Command(launches=data * records))
     assert stream.failures() == []
@@ -79,7 +80,7 @@ def test_what_depends_on_a_failure_is_skipped(raw: Raw, stream: Execute, functio
     stream.batch(c.Command(launch=bad), c.Command(launches=data * 3))
     assert "5000 threads" in stream.failures()[0].status.message
     assert value(raw, buffer) == times
-    stream.batch(c.Command(launches=data * 3))  # it has surfaced: the buffer may be used again
+    stream.batch(c.Command(launches=data * 3))  # the failure has been reported: the buffer may be used again
     assert stream.failures() == []
     assert value(raw, buffer) == times + 3
 
@@ -120,7 +121,7 @@ def test_a_record_cut_short_behind_known_ones(raw: Raw, stream: Execute, functio
     for cut in (1, 3, 8, 63, len(data) - 8):
         stream.batch(c.Command(launches=data + data[:cut]))
         times += 1
-        assert "no launch record" in stream.failures()[0].status.message
+        assert "not a valid launch record" in stream.failures()[0].status.message
     assert value(raw, buffer) == times
 
 

@@ -1,4 +1,4 @@
-"""Tensor maps through the daemon: refused by name where there is no TMA; on GPUs made, used, kept and given back."""
+"""Tensor maps through the daemon: refused by name on devices without TMA; on GPUs created, used, kept and freed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.daemon.harness import DaemonProcess, on_cpu, on_gpu, wait_unt
 from tests.support.daemon.kernels import saxpy_works
 from tests.support.daemon.raw import Execute, Raw, refused
 
-# Takes a tensor map as any 128 bytes: runs everywhere.
+# Reads a tensor map as any 128 bytes, so that it runs on every device.
 PLAIN = r"""
 struct alignas(64) TensorMap { unsigned long long opaque[16]; };
 extern "C" __global__ void look(const __grid_constant__ TensorMap map, int* out) { *out = map.opaque[0] != 0; }
@@ -57,7 +57,7 @@ def look(gpu: hearth.Device) -> hearth.Function:
     return gpu.RawModule(code=PLAIN).get_function("look")
 
 
-# ---- where there is none ----
+# ---- devices without TMA ----
 
 
 @on_cpu
@@ -97,29 +97,32 @@ def test_wrong_fields_are_no_matter_where_nothing_is_served(raw: Raw) -> None:
     assert refusal.reason == Reason.UNSUPPORTED and refusal.details["feature"] == "tensor_maps"
 
 
-# ---- what is wrong before the device is asked, and handles ----
+# ---- errors that are found before the device is involved, and handles ----
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda x: x.tensor_map(), "takes a box or im2col, and not both"),
-        (lambda x: x.tensor_map((8, 32), im2col=hearth.Im2col((0,), (0,), 1, 1)), "and not both"),
-        (lambda x: x.tensor_map(8), "box is 8; it takes a sequence of whole numbers"),
-        (lambda x: x.tensor_map((8, 1.5)), "it takes a sequence of whole numbers"),
-        (lambda x: x.tensor_map((8, -1)), "box has -1 in it; it lies between 0 and 4294967295"),
-        (lambda x: x.tensor_map((8, 32), element_strides=(-1, 1)), "element_strides has -1 in it"),
-        (lambda x: x.tensor_map((8, 32), shape=(64, 2**64)), "shape has 18446744073709551616 in it"),
+        (lambda x: x.tensor_map(), "takes either a box or im2col, not both"),
+        (lambda x: x.tensor_map((8, 32), im2col=hearth.Im2col((0,), (0,), 1, 1)), "not both"),
+        (lambda x: x.tensor_map(8), "box is 8; it must be a sequence of integers"),
+        (lambda x: x.tensor_map((8, 1.5)), "it must be a sequence of integers"),
+        (lambda x: x.tensor_map((8, -1)), "box contains -1; its values must be from 0 to 4294967295"),
+        (lambda x: x.tensor_map((8, 32), element_strides=(-1, 1)), "element_strides contains -1"),
+        (lambda x: x.tensor_map((8, 32), shape=(64, 2**64)), "shape contains 18446744073709551616"),
         (lambda x: x.tensor_map((8, 32), shape=(64, 16), strides=(128,)), "have different lengths"),
-        (lambda x: x.tensor_map((8, 32), strides=(4, 256)), "the innermost stride is 256 bytes and an element 4"),
-        (lambda x: x.tensor_map((8, 32), dtype=np.float16), "elements of another size than float16"),
+        (
+            lambda x: x.tensor_map((8, 32), strides=(4, 256)),
+            "the innermost stride is 256 bytes, and an element has 4 bytes",
+        ),
+        (lambda x: x.tensor_map((8, 32), dtype=np.float16), "elements have another size than float16"),
         (lambda x: x.tensor_map((8, 32), dtype="16u4_align8b"), r"x\.view\(np\.uint8\)"),
-        (lambda x: x.tensor_map(im2col=hearth.Im2col((2**31,), (0,), 1, 1)), "lower_corner has 2147483648 in it"),
-        (lambda x: x.tensor_map(im2col=hearth.Im2col((0,), (0,), -1, 1)), "channels_per_pixel has -1 in it"),
-        (lambda x: x.tensor_map((8, 32), im2col=hearth.Im2colWide(0, 0, 1, 1)), "and not both"),
-        (lambda x: x.tensor_map(im2col=hearth.Im2colWide(2**31, 0, 1, 1)), "lower_corner_width has 2147483648 in it"),
+        (lambda x: x.tensor_map(im2col=hearth.Im2col((2**31,), (0,), 1, 1)), "lower_corner contains 2147483648"),
+        (lambda x: x.tensor_map(im2col=hearth.Im2col((0,), (0,), -1, 1)), "channels_per_pixel contains -1"),
+        (lambda x: x.tensor_map((8, 32), im2col=hearth.Im2colWide(0, 0, 1, 1)), "not both"),
+        (lambda x: x.tensor_map(im2col=hearth.Im2colWide(2**31, 0, 1, 1)), "lower_corner_width contains 2147483648"),
         (lambda x: x.tensor_map(im2col=hearth.Im2colWide(0, 0.5, 1, 1)), "upper_corner_width is"),
-        (lambda x: x.tensor_map(im2col=hearth.Im2colWide(0, 0, 1, 2**32)), "pixels_per_column has 4294967296 in it"),
+        (lambda x: x.tensor_map(im2col=hearth.Im2colWide(0, 0, 1, 2**32)), "pixels_per_column contains 4294967296"),
     ],
 )
 def test_what_the_client_sees_to_be_wrong(
@@ -140,7 +143,7 @@ def test_a_freed_array_makes_no_tensor_map(gpu: hearth.Device) -> None:
 
 
 def tile_of(tensor_map: int, buffer: int, **changes: Any) -> c.CreateTensorMap:
-    """Builds the command for a matrix of 32 x 64 floats."""
+    """Returns the command for a matrix of 32 x 64 floats."""
     fields: dict[str, Any] = {
         "dtype": "float32", "shape": [32, 64], "strides": [128], "tile": c.CreateTensorMap.Tile(box=[32, 8]), **changes
     }  # fmt: skip
@@ -183,7 +186,7 @@ def test_of_a_buffer_without_memory_it_is_skipped_and_reported_once(gpu: hearth.
 
 
 def test_memory_stays_while_a_tensor_map_needs_it(gpu: hearth.Device) -> None:
-    """A map that could not be made keeps it as well: the handle holds it until it is destroyed."""
+    """A map whose creation failed keeps the memory as well: the handle holds it until it is destroyed."""
     before = gpu.memory_usage().bytes_in_use
     x = gpu.zeros((64, 32), np.float32)
     tile = x.tensor_map((8, 32))
@@ -264,7 +267,7 @@ def test_it_works_when_the_array_is_freed_before(gpu: hearth.Device) -> None:
     x, y = gpu.asarray(start), gpu.zeros((8, 32), np.float32)
     source = x.tensor_map((8, 32))
     x.free()
-    others = [gpu.full((8, 32), 9, np.float32) for _ in range(8)]  # would get the memory, were it free
+    others = [gpu.full((8, 32), 9, np.float32) for _ in range(8)]  # these would get the memory if it were free
     gpu.RawModule(code=TMA).get_function("move")(
         (1,), (32,), (source, y.tensor_map((8, 32)), np.int32(0), np.int32(0)), timeout=10
     )

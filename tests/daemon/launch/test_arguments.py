@@ -1,4 +1,4 @@
-"""Kernel arguments of every type arrive as the kernel declares them."""
+"""Kernel arguments of every type reach the kernel as it declares them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {dtype: f"echo<{c_type}>" for dtype, c_type in C_TYPES.items()}
 
 
 def echoed(gpu: hearth.Device, name: str, value: object, dtype: object, out: object = None) -> np.ndarray:
-    """Returns `value` as a kernel sees it between two chars, as `dtype`."""
+    """Returns `value` as a kernel receives it between two chars, as `dtype`."""
     module = gpu.RawModule(code=ECHO, name_expressions=sorted(set(NAMES.values())))
     result, around = gpu.empty(1, np.dtype(dtype)), gpu.zeros(2, np.int8)  # type: ignore[call-overload]
     arguments = (np.int8(-7), value, np.int8(99), result, around)
@@ -223,7 +223,7 @@ def test_pointers_point_at_views(gpu: hearth.Device) -> None:
     f((1,), (1,), (source[3:], target[7:], np.uint64(0)))
     assert target.get().tolist() == [0] * 7 + [3, 0, 0]
     f((1,), (1,), (source[9], target[0], np.uint64(0)))
-    f((1,), (1,), (target[0:0], target[1], np.uint64(0)))  # a pointer just behind a buffer is one
+    f((1,), (1,), (target[0:0], target[1], np.uint64(0)))  # a pointer to the end of a buffer is valid
     assert target.get()[0] == 9
 
 

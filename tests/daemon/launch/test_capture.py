@@ -1,4 +1,5 @@
-"""Captures, command by command and by plain stubs: what may happen in the window, and what a refusal leaves behind."""
+"""Captures, command by command and through plain gRPC stubs: the commands allowed during a capture, and the state after
+a refusal."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ ONE = c.Dim3(x=1)
 
 
 def launch(function: int = FUNCTION, buffer: int = BUFFER, block: int = N) -> c.Launch:
-    """`add_one` on a buffer."""
+    """Returns a launch of `add_one` on a buffer."""
     arguments = [c.Argument(pointer=c.Argument.Pointer(buffer=buffer)), c.Argument(int32=N)]
     return c.Launch(function=function, grid=ONE, block=c.Dim3(x=block), arguments=arguments)
 
@@ -47,14 +48,14 @@ def load(code: str = COMMON, module: int = MODULE, function: int = FUNCTION) -> 
 
 
 def packed(function: int, buffer: int, block: int = N, stream: int = 0) -> bytes:
-    """`add_one` on a buffer, as a packed record."""
+    """Returns a launch of `add_one` on a buffer, as a packed record."""
     layout, params = bytes.fromhex("0000088008000400"), bytes(8) + N.to_bytes(4, "little")
     return pack(Record(function, stream, (1, 1, 1), (block, 1, 1), 0, 0, 0, layout, (buffer,), params))
 
 
 @pytest.fixture
 def work(stream: Execute) -> Iterator[Execute]:
-    """Two streams, a buffer of zeros, `add_one`; at the end all streams are without errors."""
+    """Two streams, a buffer of zeros and `add_one`; checks at the end that no stream has an unreported error."""
     zeros = c.Command(fill=c.Fill(buffer=BUFFER, size=4 * N, pattern=b"\0"))
     stream.batch(
         c.Command(create_stream=c.CreateStream(stream=STREAM)),
@@ -69,7 +70,7 @@ def work(stream: Execute) -> Iterator[Execute]:
 
 
 def read(work: Execute, stream: int = OTHER, buffer: int = BUFFER) -> list[int]:
-    """The buffer, by way of another stream than the one that is captured."""
+    """Returns the contents of the buffer, read on another stream than the one being captured."""
     result = work.ask(c.Command(stream=stream, read=c.Read(buffer=buffer, size=4 * N)))
     assert not result.HasField("error"), result
     return np.frombuffer(result.read.data, np.int32).tolist()
@@ -82,7 +83,7 @@ def error(result: c.Result) -> Any:
 
 
 def ends_well(work: Execute, nodes: int = 1) -> None:
-    """The capture under way is as if nothing had been asked but `nodes` launches."""
+    """Checks that the current capture contains only `nodes` launches, and that it can be completed and run."""
     result = work.ask(end())
     assert not result.HasField("error"), from_status(result.error)
     assert [(node.kind, node.kernel) for node in result.graph.nodes] == [("kernel", "add_one")] * nodes
@@ -91,7 +92,7 @@ def ends_well(work: Execute, nodes: int = 1) -> None:
     assert read(work) == [value + 2 * nodes for value in before]
 
 
-# ---- the window ----
+# ---- during a capture ----
 
 
 DIM = {"grid": ONE, "block": ONE}
@@ -118,7 +119,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("command", REFUSED, ids=lambda command: str(command.WhichOneof("kind")))
 def test_what_cannot_be_recorded_is_refused_and_changes_nothing(work: Execute, command: c.Command) -> None:
-    """Each names itself and says why, and the capture can still be completed."""
+    """Each refusal names the command and the reason, and the capture can still be completed."""
     begun = c.Command(stream=OTHER, start_profile=c.StartProfile(profile=61))
     recorded = c.Command(stream=STREAM, launch=launch())
     work.batch(
@@ -168,7 +169,8 @@ def test_what_gives_the_stream_no_work_passes_by(work: Execute, command: c.Comma
 
 
 def test_a_one_way_command_that_is_refused_fails_the_capture(work: Execute) -> None:
-    """A one-way command has no answer, so the end reports it; a failure already reported to its caller fails it too."""
+    """A one-way command has no answer, so the end of the capture reports its refusal; a failure already reported to its
+    caller fails the capture too."""
     work.batch(
         begin(), c.Command(stream=STREAM, launch=launch()), c.Command(stream=STREAM, sync_collective=c.SyncCollective())
     )
@@ -196,7 +198,7 @@ def test_discarding_always_succeeds(work: Execute) -> None:
     )
     assert not work.ask(end(discard=True)).HasField("error")
     assert error(work.ask(run())).reason == Reason.INVALID_HANDLE
-    work.batch(begin(), c.Command(stream=STREAM, launch=launch()))  # under the same number
+    work.batch(begin(), c.Command(stream=STREAM, launch=launch()))  # a new capture with the same handle
     ends_well(work)
 
 
@@ -206,7 +208,8 @@ def test_a_single_call_discards_as_well(raw: Raw) -> None:
 
 
 def test_a_launch_that_was_run_before_is_recorded_all_the_same(work: Execute) -> None:
-    """Byte for byte what the stream ran a moment ago, and what it runs again afterwards."""
+    """The record equals, byte for byte, launches that ran on the stream before the capture, and launches that run after
+    it."""
     again = c.Command(launches=3 * packed(FUNCTION, BUFFER, stream=STREAM))
     work.batch(again)
     work.batch(again)
@@ -219,8 +222,8 @@ def test_a_launch_that_was_run_before_is_recorded_all_the_same(work: Execute) ->
 
 
 def test_the_default_stream_can_be_captured_too(work: Execute, daemon: DaemonProcess) -> None:
-    """Commands that a client's garbage collector sends on it do no harm; another session's default stream is another
-    one."""
+    """Commands that a client's garbage collector sends on the default stream have no effect on the capture; another
+    session's default stream is a separate stream."""
     with Raw(daemon.unix) as other:
         work.batch(begin(stream=0), c.Command(launch=launch()), c.Command(free=c.Free(buffers=[KEEP])))
         assert other.read(other.buffer(b"12345678"), 8) == b"12345678"
@@ -233,11 +236,11 @@ def test_the_default_stream_can_be_captured_too(work: Execute, daemon: DaemonPro
     assert read(work) == [8] * N
 
 
-# ---- the order ----
+# ---- the order of steps ----
 
 
 def test_transitions_follow_the_capture_order(work: Execute) -> None:
-    """A step out of order is refused and changes nothing; a discarded capture leaves the stream as it was."""
+    """A step out of order is refused and changes nothing; a discarded capture leaves the stream unchanged."""
     for command, what in (
         (end(), "records no graph"),
         (end(discard=True), "records no graph"),
@@ -257,7 +260,8 @@ def test_transitions_follow_the_capture_order(work: Execute) -> None:
     ):
         refusal = error(work.ask(command))
         assert refusal.reason == reason and what in refusal.message, refusal
-    assert error(work.ask(run(GRAPH + 1, OTHER))).reason == Reason.INVALID_HANDLE  # the refused begin made nothing
+    # the refused begin has created no graph
+    assert error(work.ask(run(GRAPH + 1, OTHER))).reason == Reason.INVALID_HANDLE
     ends_well(work)
     assert "records no graph" in error(work.ask(end())).message
     assert error(work.ask(begin())).reason == Reason.HANDLE_IN_USE
@@ -269,7 +273,7 @@ def test_transitions_follow_the_capture_order(work: Execute) -> None:
 
 
 def test_refused_begin_of_a_capture_is_reported_on_the_stream(work: Execute) -> None:
-    """A one-way begin that is refused neither spoils the capture that is under way nor is it forgotten."""
+    """A one-way begin that is refused neither affects the current capture nor goes unreported."""
     work.batch(begin(), c.Command(stream=STREAM, launch=launch()), begin(GRAPH + 1))
     assert not work.ask(end()).HasField("error")
     assert [failure.command for failure in work.failures(STREAM)] == ["begin_capture"]
@@ -296,7 +300,7 @@ def test_destroying_a_stream_discards_what_it_records(work: Execute, daemon: Dae
 
 
 def test_everything_in_one_batch_before_the_compile_is_done(work: Execute) -> None:
-    """Recording, use and change of a graph need no answer in between, also while its kernel is still being compiled."""
+    """Capture, use and update of a graph need no answer in between, even while its kernel is being compiled."""
     fresh = f"// {uuid.uuid4()}\n" + COMMON
     record = packed(71, BUFFER, N // 2)
     work.batch(
@@ -307,7 +311,8 @@ def test_everything_in_one_batch_before_the_compile_is_done(work: Execute) -> No
         run(count=5),
         c.Command(stream=OTHER, update_graph=c.UpdateGraph(graph=GRAPH, launch=record)),
         run(stream=OTHER, count=10),
-        c.Command(copy=c.Copy(source=BUFFER, destination=1, size=4)),  # behind it, though nothing else is known of it
+        # ordered behind the launch, although the daemon does not know the graph's nodes yet
+        c.Command(copy=c.Copy(source=BUFFER, destination=1, size=4)),
         c.Command(fill=c.Fill(buffer=BUFFER, size=4, pattern=b"\0")),
         c.Command(destroy_graph=c.DestroyGraph(graph=GRAPH)),
     )
@@ -322,11 +327,11 @@ def test_a_kernel_that_does_not_compile_fails_the_graph_behind_it(work: Execute)
     assert not work.failures(STREAM)
 
 
-# ---- the single calls, floods, strangers ----
+# ---- single calls, floods, other sessions ----
 
 
 def test_graphs_by_single_calls(raw: Raw) -> None:
-    """Any gRPC tool can do this."""
+    """Any gRPC tool can issue these calls."""
     buffer, function = raw.buffer(bytes(4 * N)), raw.function(COMMON, "add_one")
     raw.call("CreateStream", c.CreateStream(stream=STREAM))
     raw.call("BeginCapture", c.BeginCapture(graph=GRAPH), stream=STREAM)
@@ -367,7 +372,8 @@ def test_graphs_of_another_session_cannot_be_used(daemon: DaemonProcess, work: E
 
 
 def test_a_flood_of_launches_ends_with_its_session(lossy: DaemonProcess) -> None:
-    """More launches than will ever run, of a graph and of a list; others are served meanwhile."""
+    """More launches than will ever run, of a graph and of a prepared list; other sessions are served in the
+    meantime."""
     before = {name: lossy.gauge(name) for name in ("memory_in_use_bytes", "commands_waiting")}
     count = lossy.counter("graph_launches")
     with Raw(lossy.unix) as flood:

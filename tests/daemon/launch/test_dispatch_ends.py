@@ -1,4 +1,4 @@
-"""Dispatches under way: large ones, unawaited ones, and every way in which one can end."""
+"""Pending dispatches: large ones, dispatches that are never awaited, and every way in which a dispatch can end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.daemon.kernels import gated
 from tests.support.daemon.raw import TIMEOUT, Raw, refusal_of
 
 LARGE = 2 << 20
-"""Elements of int32: 8 MiB, far more than travels inline."""
+"""Number of int32 elements: 8 MiB, much more than is sent inline."""
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_its_failure_is_there_for_who_asks(gpu: hearth.Device, identity: hearth.
 
 
 class Bulk:
-    """A dispatch of `identity` over 1000 int32 with its transfers, step by step."""
+    """A dispatch of `identity` over 1000 int32 elements with its transfers, step by step."""
 
     SIZE = 4000
 
@@ -172,7 +172,7 @@ class Bulk:
         self.function = raw.function(KERNELS, "identity")
 
     def dispatch(self, **fields: Any) -> Any:
-        """A call under way."""
+        """Starts a dispatch; returns the pending call."""
         upload, download, output = (fields.pop(name, 0) for name in ("upload", "download", "output"))
         source = binding(B.ROLE_INPUT, size=self.SIZE, upload=upload)
         if not upload:
@@ -371,7 +371,7 @@ extern "C" __global__ void one(int* x) { x[threadIdx.x] = 1; }
 
 
 def test_kernels_that_fault_or_do_not_end(lossy: DaemonProcess) -> None:
-    """Polling callers receive the error as well as blocking ones; the next dispatch finds the device back."""
+    """Polling callers receive the error as well as blocking ones; the next dispatch works."""
     with lossy.connect() as node:
         gpu = node.device(0)
         module = gpu.RawModule(code=FAULTS)
@@ -399,7 +399,7 @@ def test_kernels_that_fault_or_do_not_end(lossy: DaemonProcess) -> None:
 def test_one_that_is_given_up_at_once_holds_nothing_up(
     daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, lanes: bool
 ) -> None:
-    """It holds nothing up also where its upload had come, and the download that it names had not begun."""
+    """A cancelled dispatch delays nothing, even if its upload had arrived and its download had not begun."""
     jobs = carried_jobs(monkeypatch)
     with daemon.connect(lanes=lanes) as node:
         gpu = node.device(0)

@@ -1,4 +1,4 @@
-"""Graphs: what they record, how they repeat it, what they keep alive, and what becomes of them."""
+"""Graphs: capture, replay, the objects that they keep alive, and their end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mixed(x: np.ndarray, y: np.ndarray, times: int = 1) -> np.ndarray:
     return y
 
 
-# ---- record and replay ----
+# ---- capture and replay ----
 
 
 def test_a_recorded_pass_runs_nothing_and_each_launch_all_of_it(gpu: hearth.Device) -> None:
@@ -59,7 +59,7 @@ def test_a_recorded_pass_runs_nothing_and_each_launch_all_of_it(gpu: hearth.Devi
 
 
 def test_a_replay_equals_direct_launches_and_picks_up_changed_inputs(gpu: hearth.Device) -> None:
-    """Byte for byte, twice with the same input (which runs again, too), then with other inputs."""
+    """Byte for byte, twice with the same input, then with other inputs."""
     saxpy = common(gpu, "saxpy")
     random = np.random.default_rng(5)
     x, y, direct = (gpu.zeros(1000, np.float32) for _ in range(3))
@@ -100,7 +100,7 @@ def test_many_launches_of_many_shapes(gpu: hearth.Device) -> None:
 def test_an_empty_graph_does_nothing(gpu: hearth.Device) -> None:
     x = gpu.zeros(0, np.int32)
     with gpu.graph() as graph:
-        x.fill(3)  # nothing
+        x.fill(3)  # a fill of zero elements
     assert len(graph) == 0 and graph.nodes == ()
     graph.launch()
     graph.launch(2**63)
@@ -167,7 +167,7 @@ def test_random_programs_equal_a_sequential_reference(
 
 
 def test_launches_are_ordered_like_one_command(gpu: hearth.Device) -> None:
-    """Behind what precedes them on other streams, and before what follows, wherever a buffer is shared."""
+    """Launches run behind earlier work on other streams, and before later work, if a buffer is shared."""
     mix = common(gpu, "mix")
     side, third = gpu.stream(), gpu.stream()
     x, y, flag = ramp(gpu), ramp(gpu), gpu.zeros(1, np.int32)
@@ -212,7 +212,7 @@ def test_a_graph_on_a_stream_does_not_hold_up_others(gpu: hearth.Device) -> None
     with gpu.graph() as graph:
         kernel((1,), (1,), (x,))
     add_one = common(gpu, "add_one")
-    assert add_one.num_regs >= 0  # loaded: that waits for kernels on a GPU
+    assert add_one.num_regs >= 0  # waits until the module is loaded, which on a GPU waits for running kernels
     graph.launch(stream=busy)
     other = gpu.zeros(1, np.int32)
     add_one((1,), (1,), (other, np.int32(1)))
@@ -224,7 +224,7 @@ def test_a_graph_on_a_stream_does_not_hold_up_others(gpu: hearth.Device) -> None
 
 
 def test_ten_thousand_launches_delay_no_other_session(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """They go out as the device comes along; another session's commands go between."""
+    """The launches are submitted as the device completes earlier ones, with other sessions' commands in between."""
     add_one = common(gpu, "add_one")
     x = gpu.zeros(8, np.int32)
     with gpu.graph() as graph:
@@ -254,7 +254,7 @@ def test_ten_thousand_launches_delay_no_other_session(gpu: hearth.Device, daemon
     over.set()
     thread.join()
     assert (result == 100_000).all()
-    # Answered all the while, and by far not at the end only.
+    # Answers come all the time, and not only at the end.
     assert len(waits) >= 5 and sorted(waits)[len(waits) // 2] < took / 5, (took, waits)
 
 
@@ -297,7 +297,7 @@ def test_launches_under_way_keep_their_arguments(gpu: hearth.Device) -> None:
 
 
 def test_what_an_update_replaces_is_let_go(gpu: hearth.Device) -> None:
-    """The memory of the old argument goes back when the launch that uses it has ended; the new one's stays."""
+    """The memory of the old argument is freed after the last launch that uses it; the memory of the new one stays."""
     add_one = common(gpu, "add_one")
     size = 1 << 20
     old, new, flag = gpu.zeros(size // 4, np.int32), gpu.zeros(size // 4, np.int32), gpu.zeros(1, np.int32)
@@ -314,14 +314,14 @@ def test_what_an_update_replaces_is_let_go(gpu: hearth.Device) -> None:
         graph.update(0, (new, np.int32(1)))
         gpu.flush()
         assert gpu.memory_usage().bytes_in_use == before - size
-        fresh = gpu.full(size // 4, 5, np.int32, gpu.stream())  # may lie where the old one was
+        fresh = gpu.full(size // 4, 5, np.int32, gpu.stream())  # may be placed at the old address
         graph.launch()
         kept = new.copy()
         new.free()
         gpu.flush()
         gate.open()
     assert (fresh.get() == 5).all() and kept.get()[0] == 1
-    graph.launch()  # on memory without another owner
+    graph.launch()  # uses memory that only the graph holds
     gpu.synchronize()
 
 
@@ -329,7 +329,7 @@ def test_what_an_update_replaces_is_let_go(gpu: hearth.Device) -> None:
     ("index", "grid", "arguments", "what"),
     [
         (1, None, 4, "copy or a fill"),
-        (2, None, 4, "no node of that number"),
+        (2, None, 4, "it has no such node"),
         (0, None, 3, "3 arguments are given; the kernel has 4 parameters"),
         (0, (1, 70_000), 4, "grid.y is 70000"),
     ],
@@ -358,7 +358,7 @@ def test_an_update_keeps_the_function(gpu: hearth.Device, monkeypatch: pytest.Mo
     with gpu.graph() as graph:
         mix((1,), (N,), (x, y, SIZE))
         y.fill(1)
-    with pytest.raises(hearth.LaunchError, match="no launch whose arguments"):
+    with pytest.raises(hearth.LaunchError, match="no arguments that can be changed"):
         graph.nodes[1].set_args(())
     with gpu.graph() as other:
         saxpy((1,), (N,), (np.float32(1), x, y, SIZE))
@@ -376,7 +376,7 @@ def test_an_update_keeps_the_function(gpu: hearth.Device, monkeypatch: pytest.Mo
         gpu.synchronize()
 
 
-# ---- what cannot be recorded ----
+# ---- commands that cannot be captured ----
 
 
 def test_a_bad_launch_spoils_the_recording_and_nothing_else(gpu: hearth.Device) -> None:
@@ -388,8 +388,8 @@ def test_a_bad_launch_spoils_the_recording_and_nothing_else(gpu: hearth.Device) 
         add_one((1,), (N,), (x,))
     assert caught.value.reason == "LAUNCH_INVALID" and len(caught.value.failures) == 2
     assert [failure.command for failure in caught.value.failures] == ["launch add_one"] * 2
-    gpu.synchronize()  # it was all said
-    assert not x.get().any()  # and x is as good as before
+    gpu.synchronize()  # all failures have been reported
+    assert not x.get().any()  # x is valid, as before
     with pytest.raises(hearth.InvalidHandleError, match="closed"):
         graph.launch()
 
@@ -423,8 +423,8 @@ def test_allocations_reads_and_waits_in_the_window_are_refused(gpu: hearth.Devic
             gpu.current_stream.synchronize()
         with pytest.raises(hearth.LaunchError, match="flush"):
             gpu.flush()
-        gpu.zeros(3, stream=gpu.default_stream).free()  # elsewhere it is no matter
-        gpu.synchronize()  # nor is waiting for all that runs
+        gpu.zeros(3, stream=gpu.default_stream).free()  # allowed on another stream
+        gpu.synchronize()  # a wait for all streams is allowed as well
         add_one((1,), (N,), (x, SIZE))
     graph.launch()
     assert (x.get() == 2).all()
@@ -445,7 +445,7 @@ def test_launches_in_which_the_host_takes_part_are_refused(gpu: hearth.Device) -
     for keywords, what in (
         ({"mode": "validate"}, "validate"),
         ({"timeout": 3.0}, "time limit"),
-        ({"iterations": 5000}, "the most is 4096"),
+        ({"iterations": 5000}, "the maximum is 4096"),
     ):
         with pytest.raises(hearth.LaunchError, match=what) as caught, gpu.graph():
             add_one((1,), (N,), (x, SIZE), **keywords)
@@ -459,14 +459,14 @@ def test_graphs_do_not_nest(gpu: hearth.Device) -> None:
     x = gpu.zeros(N, np.int32)
     with gpu.graph() as first:
         add_one((1,), (N,), (x, SIZE))
-        with pytest.raises(hearth.ArgumentError, match="recorded once"), first:
+        with pytest.raises(hearth.ArgumentError, match="already been recorded"), first:
             pass
     with gpu.graph() as outer:
         add_one((1,), (N,), (x, SIZE))
-        with gpu.graph() as inner:  # a separate recording, on a separate stream
+        with gpu.graph() as inner:  # a separate capture on a separate stream
             add_one((1,), (N,), (x, SIZE))
             add_one((1,), (N,), (x, SIZE))
-        with pytest.raises(hearth.LaunchError, match="inside the recording"):
+        with pytest.raises(hearth.LaunchError, match="while another graph is being recorded"):
             first.launch()
         inner.launch(stream=gpu.default_stream)
     assert (len(outer), len(inner)) == (1, 2)
@@ -527,11 +527,11 @@ def test_folded_streams_share_no_capture(start_daemon: StartDaemon) -> None:
         assert daemon.gauge("streams") == 1
 
 
-# ---- what a graph keeps ----
+# ---- objects that a graph keeps alive ----
 
 
 def test_freed_buffers_live_as_long_as_the_graph(gpu: hearth.Device) -> None:
-    """Later allocations lie elsewhere: no launch reaches them."""
+    """Later allocations are placed elsewhere, so that no launch of the graph writes to them."""
     mix = common(gpu, "mix")
     x, y = ramp(gpu), gpu.zeros(N, np.uint32)
     between = [gpu.zeros(N, np.uint32) for _ in range(8)]
@@ -568,12 +568,12 @@ def test_unloaded_modules_live_as_long_as_the_graph(gpu: hearth.Device, daemon: 
     x, kernel, step = gpu.zeros(4, np.int32), module.get_function("stride"), module.get_global("step", np.int32)
     with gpu.graph() as graph:
         kernel((1,), (4,), (x,))
-        step.fill(10)  # a module's variable in a graph: the module lives on for it, too
+        step.fill(10)  # a variable of a module in a graph keeps the module loaded, too
     graph.launch()
     assert (x.get() == 3).all()
     before = daemon.gauge("modules")
     del step
-    unload(module)  # the client's graph keeps the kernel, for updates
+    unload(module)  # the client's graph keeps the kernel, so that the graph can be updated
     gpu.synchronize()
     assert daemon.gauge("modules") == before - 1
     graph.launch(2)
@@ -616,11 +616,12 @@ def test_a_session_that_closes_with_graphs_leaves_nothing(lossy: DaemonProcess) 
         x.free()
         graph.launch(100)
         open_one = gpu.graph()
-        open_one.__enter__()  # and one that is still being recorded
+        open_one.__enter__()  # a graph that is still being captured
         add_one((1,), (8,), (gpu.zeros(8, np.int32, gpu.default_stream), np.int32(8)))
         assert gpu.memory_usage().bytes_in_use >= 4 << 20
         assert lossy.gauge("graphs") == graphs + 2
     wait_until(lambda: lossy.gauge("memory_in_use_bytes") == before and lossy.gauge("graphs") == graphs, "its end")
+    open_one.__exit__(ValueError, ValueError(), None)  # its stream is no longer the current one
     with lossy.connect() as node:
         saxpy_works(node.device(0))
 
@@ -639,7 +640,7 @@ def test_unreferenced_graphs_are_given_back(gpu: hearth.Device) -> None:
     assert gpu.memory_usage().bytes_in_use == in_use
 
 
-# ---- failures before, losses after ----
+# ---- failures before a launch, losses after it ----
 
 
 def test_a_launch_is_skipped_where_its_input_failed(gpu: hearth.Device) -> None:
@@ -649,7 +650,8 @@ def test_a_launch_is_skipped_where_its_input_failed(gpu: hearth.Device) -> None:
     with gpu.graph() as graph:
         mix((1,), (N,), (x, y, SIZE))
         z.copy_from(y)
-    mix((1,), (1025,), (y, x, SIZE), stream=side)  # fails: x is worth nothing until that was told
+    # fails, so the contents of x are invalid until the failure has been reported
+    mix((1,), (1025,), (y, x, SIZE), stream=side)
     graph.launch()
     with pytest.raises(hearth.HearthError) as caught:
         z.get()
@@ -675,7 +677,8 @@ def test_what_a_graph_writes_whole_need_not_have_been_good(gpu: hearth.Device) -
 
 
 def test_time_limits_and_losses(start_daemon: StartDaemon) -> None:
-    """A limit counts for each launch of the graph; a graph is lost with its device, and can be recorded again."""
+    """The time limit applies to each launch of the graph. A graph is lost with its device, and can be captured
+    again."""
     daemon = start_daemon(launch={"timeout": "2s"})
     with daemon.connect() as node:
         gpu = node.device(0)
@@ -683,7 +686,7 @@ def test_time_limits_and_losses(start_daemon: StartDaemon) -> None:
         x = gpu.zeros(N, np.int32)
         with gpu.graph() as fine:
             add_one((1,), (N,), (x, SIZE))
-        fine.launch(300, timeout=30)  # together they may take longer
+        fine.launch(300, timeout=30)  # in total they may take longer
         assert (x.get() == 300).all()
         with gpu.graph() as endless:
             spin((1,), (1,), (np.int64(2**62),))
@@ -721,7 +724,7 @@ def test_a_device_lost_while_a_graph_is_recorded(lossy: DaemonProcess) -> None:
         saxpy_works(gpu)
 
 
-# ---- what is said of them ----
+# ---- descriptions of graphs ----
 
 
 def test_launches_of_graphs_are_counted_apart(gpu: hearth.Device, daemon: DaemonProcess) -> None:
@@ -774,6 +777,6 @@ def test_a_graph_before_its_recording_and_after_its_end(gpu: hearth.Device) -> N
     assert "closed" in repr(graph)
     with pytest.raises(hearth.InvalidHandleError, match="closed"):
         graph.launch()
-    with pytest.raises(hearth.ArgumentError, match="recorded once"), graph:
+    with pytest.raises(hearth.ArgumentError, match="already been recorded"), graph:
         pass
     gpu.synchronize()

@@ -1,4 +1,4 @@
-"""Streams that are destroyed while a kernel of theirs does not end: their pooled CUDA streams are not reused."""
+"""Streams that are destroyed while one of their kernels runs endlessly: their pooled CUDA streams are not reused."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ __device__ volatile int begun;
 extern "C" __global__ void endless() { atomicAdd((int*)&begun, 1); while (!gate) __nanosleep(1000000); }
 """
 WAIT_S = 20.0
-"""Far more than anything here takes, and far less than for ever."""
+"""Seconds: far more than any step here takes, but limited."""
 
 
 class Guest:
-    """A connection that copies and launches nothing: CUDA loads no module while a kernel runs."""
+    """A connection that copies and launches nothing, because CUDA loads no module while a kernel runs."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
         self.node = daemon.connect()
         self.gpu = self.node.device(0)
 
     def works(self, stream: hearth.Stream | None = None) -> None:
-        """Copies on the stream come to their end."""
+        """Checks that copies on the stream complete."""
         x = self.gpu.zeros(8, np.int32, stream)
         x.set(np.arange(8, dtype=np.int32), stream=stream)
         assert x.get(stream=stream, timeout=WAIT_S).tolist() == [*range(8)]
 
 
 class Session(Guest):
-    """A connection with kernels that end when the gate is opened, and not before."""
+    """A connection with kernels that end only when the gate is opened."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
         super().__init__(daemon)
@@ -47,22 +47,22 @@ class Session(Guest):
         self.works()
 
     def works(self, stream: hearth.Stream | None = None) -> None:
-        """A kernel and a copy on the stream come to their end."""
+        """Checks that a kernel and a copy on the stream complete."""
         x = self.gpu.zeros(8, np.int32, stream)
         self.add_one((1,), (8,), (x, np.int32(8)), stream=stream)
         assert (x.get(stream=stream, timeout=WAIT_S) == 1).all()
 
     def leaves_one(self) -> None:
-        """A stream comes and goes, and its kernel stays."""
+        """Creates and destroys a stream whose kernel keeps running."""
         stream = self.gpu.stream()
         self.endless((1,), (1,), stream=stream)
         self.gpu.flush()
-        del stream  # it is destroyed
+        del stream  # destroys the stream
         self.count += 1
         wait_until(lambda: self.begun.get(timeout=WAIT_S)[0] == self.count, "the kernel's begin")
 
     def opens(self) -> None:
-        """All of them end."""
+        """Opens the gate, and waits until all kernels have ended."""
         self.gate.set(np.ones(1, np.int32))
         self.gpu.synchronize(timeout=WAIT_S)
 
@@ -97,7 +97,7 @@ def test_neither_the_next_stream_nor_the_next_session_is_given_it(start_daemon: 
         wait_until(lambda: daemon.gauge("streams_kept_back") == 1, "a second")
         assert 'hearth_streams_kept_back{device="0",tenant="default"} 1.0' in daemon.get("/metrics").body
         with pytest.raises(hearth.TimeoutError):
-            one.gpu.synchronize(timeout=0.05)  # which waits for all that the session has, its kernel among it
+            one.gpu.synchronize(timeout=0.05)  # waits for all work of the session, including the endless kernel
         one.opens()
         wait_until(lambda: daemon.gauge("streams_kept_back") == 0, "its return")
         before = daemon.gauge("streams")
@@ -107,7 +107,8 @@ def test_neither_the_next_stream_nor_the_next_session_is_given_it(start_daemon: 
 
 
 def test_with_as_many_as_there_may_be(start_daemon: StartDaemon) -> None:
-    """The kernels of one session's streams take all there are but its own default stream's; that one is then shared."""
+    """The kernels of one session's streams occupy all streams except the session's default stream, which is then
+    shared."""
     daemon = start_daemon(devices={"max_streams": 3})
     with sessions(daemon, 1) as (one,):
         one.leaves_one()
@@ -122,36 +123,38 @@ def test_with_as_many_as_there_may_be(start_daemon: StartDaemon) -> None:
 
 
 def test_report_when_all_streams_are_withheld(start_daemon: StartDaemon) -> None:
-    """The default stream shares the only track with the destroyed stream, and has to wait as well."""
+    """The default stream shares the only track with the destroyed stream, so it has to wait as well."""
     daemon = start_daemon(devices={"max_streams": 1})
     with daemon.connect() as victim:
         gpu = victim.device(0)
         module = gpu.RawModule(code=ENDLESS)
         module.compile()
         endless = module.get_function("endless")
-        for _ in range(2):  # the second gets the one stream beyond the limit
+        for _ in range(2):  # the second stream is the only one beyond the limit
             stream = gpu.stream()
             endless((1,), (1,), stream=stream)
             del stream
         gpu.flush()
         wait_until(lambda: daemon.gauge("streams_kept_back") == 2, "a second")
         refused = gpu.stream()
-        with pytest.raises(hearth.HearthError, match=r"all 2 of the device process are kept back.*endless") as caught:
+        with pytest.raises(
+            hearth.HearthError, match=r"all 2 streams of the device process are withheld.*endless"
+        ) as caught:
             gpu.flush()
         error = caught.value
         assert error.reason == "QUEUE_FULL" and error.details["max_streams"] == "1" and error.fix and error.retry_after
         says_so_whenever_it_is_used(refused)
         with pytest.raises(hearth.QuotaExceededError, match=r"record_event: stream \d+ was not made"):
             gpu.flush()
-        del refused  # which is no failure, though it never was
+        del refused  # destroying a stream that was never created is not an error
         gpu.flush()
         with guest(daemon) as late:
-            late.works()  # a session gets its first stream always
+            late.works()  # a session always gets its first stream
 
 
 def says_so_whenever_it_is_used(refused: hearth.Stream) -> None:
     for use in (refused.synchronize, refused.synchronize, lambda: refused.record().synchronize()):
-        with pytest.raises(hearth.HearthError, match=r"stream \d+ was not made: .*all 2 .* are kept back") as caught:
+        with pytest.raises(hearth.HearthError, match=r"stream \d+ was not made: .*all 2 .* are withheld") as caught:
             use()
         assert caught.value.reason == "QUEUE_FULL" and caught.value.fix
         assert caught.value.retry_after is None, "that stream will not be there later either"

@@ -1,4 +1,4 @@
-"""Launches: what fits runs, what does not is refused with everything that is wrong with it."""
+"""Launches: valid ones run, and the refusal of an invalid one lists everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_too_much_shared_memory(gpu: hearth.Device) -> None:
     x = gpu.zeros(256, np.int32)
     for name, arguments, size in (("dynamic", (x, np.int32(1)), most + 1), ("turned", (x,), most - 1023)):
         gpu.RawKernel(SHARED, name)((1,), (1,), arguments, shared_mem=size)
-        with pytest.raises(hearth.LaunchError, match=f"the device's most per block is {most}"):
+        with pytest.raises(hearth.LaunchError, match=f"the device's maximum per block is {most}"):
             gpu.synchronize()
     with pytest.raises(hearth.LaunchError):
         gpu.RawKernel(SHARED, "dynamic")((1,), (1,), (x, np.int32(1)), shared_mem=-1)

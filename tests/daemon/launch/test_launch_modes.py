@@ -1,4 +1,4 @@
-"""Validated and unchecked launches, grids from a buffer, iterations, clusters, occupancy, arrays that are only read."""
+"""Validated and unchecked launches, grids read from a buffer, iterations, clusters, occupancy, read-only arrays."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_write_outside_is_reported_and_contained(gpu: hearth.Device, at: int, 
         gpu.synchronize()
     assert caught.value.reason == "OUT_OF_BOUNDS_WRITE"
     assert caught.value.details["kernel"] == "write_at"
-    assert caught.value.details["buffer"] == str(handle_of(arrays[1]))
+    assert caught.value.details["buffer"] == str(handle_of(arrays[1])) and caught.value.details["argument"] == "0"
     assert caught.value.details["first_byte"] == str(first)
     assert [array.get().tolist() for array in arrays] == [[fill] * 16 for fill in (1, 2, 3)]
     gpu.synchronize()
@@ -61,14 +61,14 @@ def test_every_buffer_that_was_missed_is_named(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.LaunchError) as caught:
         gpu.synchronize()
     message = str(caught.value)
-    assert f"behind buffer {handle_of(x)}" in message
-    assert f"before buffer {handle_of(y)}" in message
+    assert "behind argument 0, an array of 16 bytes" in message
+    assert "before argument 2, an array of 32 bytes" in message
 
 
 def test_what_was_written_inside_is_kept(gpu: hearth.Device) -> None:
     x, y = gpu.zeros(4, np.int32), gpu.zeros(8, np.int32)
     kernel(gpu, "write_two")((1,), (1,), (x[1:], np.int64(2), y, np.int64(8)), mode="validate")
-    with pytest.raises(hearth.LaunchError, match=f"buffer {handle_of(y)}"):
+    with pytest.raises(hearth.LaunchError, match="behind argument 2"):
         gpu.synchronize()
     assert x.get().tolist() == [0, 0, 0, 1]
 
@@ -108,7 +108,7 @@ def test_unchecked_launches_run_and_handles_are_checked_all_the_same(gpu: hearth
     assert refused(raw.call, "Launch", launch).reason == Reason.INVALID_HANDLE
 
 
-# ---- grids from a buffer ----
+# ---- grids read from a buffer ----
 
 
 def test_the_grid_is_what_the_kernel_before_wrote(gpu: hearth.Device) -> None:
@@ -116,7 +116,7 @@ def test_the_grid_is_what_the_kernel_before_wrote(gpu: hearth.Device) -> None:
     choose, count = kernel(gpu, "choose"), kernel(gpu, "count")
     choose((1,), (1,), (grid, np.uint32(3), np.uint32(2), np.uint32(5)))
     count(grid, (4,), (hits,))
-    choose((1,), (1,), (grid, np.uint32(1), np.uint32(1), np.uint32(1)))  # after the launch above has read it
+    choose((1,), (1,), (grid, np.uint32(1), np.uint32(1), np.uint32(1)))  # after the launch above has read the grid
     count(grid, (1,), (hits,), iterations=3)
     assert hits.get().tolist() == [3 * 2 * 5 * 4 + 3]
 
@@ -135,7 +135,7 @@ def test_a_grid_that_is_too_large_is_refused_when_it_is_known(gpu: hearth.Device
     hits = gpu.zeros(1, np.uint32)
     grid = gpu.asarray(np.array([1, 70000, 1], np.uint32))
     kernel(gpu, "count")(grid, (1,), (hits,))
-    with pytest.raises(hearth.LaunchError, match=r"grid\.y is 70000; the device's most is 65535"):
+    with pytest.raises(hearth.LaunchError, match=r"grid\.y is 70000; the device's maximum is 65535"):
         gpu.synchronize()
     assert hits.get().tolist() == [0]
 
@@ -250,10 +250,10 @@ extern "C" __global__ void ranks(unsigned* out) {
         blocks = np.arange(16)
         np.testing.assert_array_equal(out.get(), blocks // size * size + size - 1 - blocks % size)
     ranks((15,), (1,), (out,), cluster=(2,))
-    with pytest.raises(hearth.LaunchError, match=r"grid\.x is 15; it is no multiple of cluster\.x, which is 2"):
+    with pytest.raises(hearth.LaunchError, match=r"grid\.x is 15; it is not a multiple of cluster\.x, which is 2"):
         gpu.synchronize()
     ranks((32,), (1,), (out,), cluster=32)
-    with pytest.raises(hearth.LaunchError, match="a cluster of 32 blocks; the most is 16"):
+    with pytest.raises(hearth.LaunchError, match="a cluster of 32 blocks; the maximum is 16"):
         gpu.synchronize()
     assert ranks.occupancy(32, cluster=2).max_clusters > 0
 
@@ -267,18 +267,19 @@ def test_occupancy(gpu: hearth.Device) -> None:
     assert 1 <= small.suggested_block <= gpu.properties.max_threads_per_block
     with pytest.raises(hearth.LaunchError, match="2048 threads"):
         count.occupancy(2048)
-    if BACKEND == "cpu":  # modelled on an H100 with 16 blocks of a multiprocessor; see `hearthd.device.cpu.occupancy`
+    # modelled on an H100 with 16 blocks for each multiprocessor; see `hearthd.device.cpu.occupancy`
+    if BACKEND == "cpu":
         assert (small.blocks_per_multiprocessor, large.blocks_per_multiprocessor) == (16, 2)
         assert large.max_cooperative_blocks == 2 * large.multiprocessors and small.suggested_block == 1024
         assert count.occupancy(32, 100 << 10).blocks_per_multiprocessor == 2
     assert count.max_dynamic_shared_size_bytes <= gpu.properties.shared_mem_per_block_optin
 
 
-# ---- what is only read ----
+# ---- read-only arrays ----
 
 
 def test_two_streams_read_one_array_at_the_same_time(gpu: hearth.Device) -> None:
-    """The first launch cannot end before the second has: each waits at a gate that the other's end opens."""
+    """The two launches must overlap: the first waits at a gate that is opened after the second has ended."""
     x, y, z = gpu.full(1, 5, np.int32), gpu.zeros(1, np.int32), gpu.zeros(1, np.int32)
     add_to = kernel(gpu, "add_to")
     code = 'extern "C" __global__ void slow(const int* x, volatile int* gate, int* y) { while (!*gate) {} *y = *x; }'
@@ -321,7 +322,7 @@ def test_an_array_that_is_read_and_written_counts_as_written(gpu: hearth.Device)
     assert x.item() == 3 * 2**8
 
 
-# ---- all at once ----
+# ---- combinations ----
 
 
 def test_everything_that_is_wrong_is_said_at_once(gpu: hearth.Device, raw: Raw) -> None:

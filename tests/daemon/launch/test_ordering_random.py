@@ -1,4 +1,4 @@
-"""Random programs over random streams of several sessions, against NumPy run in the order of submission.
+"""Random programs over random streams of several sessions, compared with NumPy executed in the order of submission.
 
 The daemon has few CUDA streams, so that logical streams share them, within a session and between sessions.
 """
@@ -21,19 +21,19 @@ from tests.support.daemon.kernels import COMMON, GATE, common, gated
 from tests.support.daemon.raw import Raw
 
 N = 48
-"""Elements of a buffer."""
+"""Number of elements of a buffer."""
 BUFFERS = 4
 STREAMS = 5
 SESSIONS = 2
 MAX_STREAMS = 3
-"""CUDA streams of the device: fewer than each session has streams."""
+"""Number of CUDA streams of the device: fewer than the streams of each session."""
 
 KINDS = ["write", "fill", "copy", "mix", "mix", "mix", "mix_all", "read", "renew", "event", "spin", "spin"]
 
 
 @pytest.fixture(scope="module")
 def folded(cache: Path) -> Iterator[DaemonProcess]:
-    """A daemon whose device has few streams. Tests leave it as they found it."""
+    """A daemon whose device has few CUDA streams. Tests must leave its state unchanged."""
     process = DaemonProcess(cache, {"devices": {"max_streams": MAX_STREAMS}}, 1)
     yield process
     code, log = process.stop(), process.log()
@@ -73,7 +73,7 @@ def steps(draw: st.DrawFn) -> Step:
 
 
 class Machine:
-    """A session that runs steps on the device and on NumPy arrays alike. What is read has to be the same."""
+    """A session that runs steps on the device and on NumPy arrays. Values that are read must be equal."""
 
     def __init__(self, gpu: hearth.Device) -> None:
         self.gpu = gpu
@@ -107,12 +107,13 @@ class Machine:
             hx[:] = 3 * hx + hy
         elif step.kind == "read":
             np.testing.assert_array_equal(x[part].get(stream=stream), hx[part])
-        elif step.kind == "renew":  # freed while it may be in use; the next one is allocated and filled elsewhere
+        # freed while it may be in use; the next one is allocated and filled on other streams
+        elif step.kind == "renew":
             x.free()
             self.device[step.a] = fresh = self.gpu.empty(N, np.uint32, stream)
             fresh.fill(value, stream=self.streams[step.value % STREAMS])
             self.host[step.a] = np.full(N, value)
-        elif step.kind == "spin":  # streams drift apart
+        elif step.kind == "spin":  # makes the streams drift apart
             self.spin((1,), (1,), (np.int64(step.value % 300_000),), stream=stream)
         elif step.kind == "event":
             self.streams[step.value % STREAMS].wait_event(stream.record())
@@ -149,7 +150,7 @@ def test_random_programs_of_several_sessions_on_folded_streams(machines: list[Ma
 
 
 def test_a_long_random_program_of_several_sessions(machines: list[Machine]) -> None:
-    """More than a track takes at once, with few points at which anybody waits."""
+    """More commands than a track holds at once, with few waits."""
     for machine in machines:
         machine.reset()
     rng = np.random.default_rng(31)
@@ -164,7 +165,7 @@ def test_a_long_random_program_of_several_sessions(machines: list[Machine]) -> N
         machine.check()
 
 
-# ---- what folded streams share, and what not ----
+# ---- state that folded streams share, and state that they do not ----
 
 
 def test_folded_streams_do_not_exchange_errors(start_daemon: StartDaemon) -> None:
@@ -176,7 +177,7 @@ def test_folded_streams_do_not_exchange_errors(start_daemon: StartDaemon) -> Non
         add_one = [common(gpu, "add_one") for gpu in devices for _ in range(2)]
         for kernel, x, stream in zip(add_one, arrays, streams, strict=True):
             kernel((1,), (4,), (x, np.int32(4)), stream=stream)
-        add_one[0]((1,), (4,), (arrays[0],), stream=streams[0])  # one argument too few
+        add_one[0]((1,), (4,), (arrays[0],), stream=streams[0])  # one argument is missing
         for x, stream in zip(arrays[1:], streams[1:], strict=True):
             stream.synchronize()
             assert x.get(stream=stream).tolist() == [1] * 4
@@ -189,7 +190,7 @@ def test_folded_streams_do_not_exchange_errors(start_daemon: StartDaemon) -> Non
 
 
 def test_one_session_after_another_gets_the_same_streams(start_daemon: StartDaemon) -> None:
-    """Streams of the device are used again, not added to, and nothing of their last owner is left on them."""
+    """CUDA streams are reused instead of new ones being created, and no state of their previous owner remains."""
     daemon = start_daemon(devices={"max_streams": 4})
     for turn in range(6):
         with daemon.connect() as node:
@@ -214,13 +215,14 @@ def test_one_session_after_another_gets_the_same_streams(start_daemon: StartDaem
 def test_memory_freed_in_flight_goes_to_its_next_owner_behind_its_last_use(
     gpu: hearth.Device, where: str, size: int
 ) -> None:
-    """The stream that allocated it, the one that still reads it and the one that gets it next are three."""
+    """Three different streams are involved: the one that allocated the memory, the one that still reads it, and the one
+    that gets it next."""
     home, reader, writer = (gpu.stream() for _ in range(3))
     with gated(gpu) as gate:
         x = gpu.full(size, 1, np.uint8, home)
         out = gpu.zeros(size, np.uint8, reader)
         y = gpu.full(size, 3, np.uint8, home)
-        y.fill(4, stream=writer)  # `writer` has seen `home` come this far
+        y.fill(4, stream=writer)  # `writer` is now ordered behind `home` up to here
         home.synchronize()
         reader.synchronize()
         gate.hold(stream=reader)
@@ -256,14 +258,15 @@ def test_memory_stays_while_a_collective_needs_it(pair: list[hearth.Device]) -> 
 
 
 def test_temporaries_behind_a_full_queue_wait_for_their_memory(start_daemon: StartDaemon) -> None:
-    """A pipeline that runs ahead of the device frees before it allocates again: slowed down, not out of memory."""
+    """A pipeline that runs ahead of the device and frees before it allocates again is slowed down, but does not run out
+    of memory."""
     daemon = start_daemon(devices={"memory_limit": "64MiB"})
     with daemon.connect() as node:
         gpu = node.device(0)
         total, add_one, spin = gpu.zeros(1, np.int32), common(gpu, "add_one"), common(gpu, "spin")
         for _ in range(1500):
             temporary = gpu.empty(1 << 20, np.uint8)
-            spin((1,), (1,), (np.int64(400_000),))  # the device is slower than the client
+            spin((1,), (1,), (np.int64(400_000),))  # makes the device slower than the client
             add_one((1,), (1,), (temporary, np.int32(0)))
             add_one((1,), (1,), (total, np.int32(1)))
             temporary.free()
@@ -273,7 +276,8 @@ def test_temporaries_behind_a_full_queue_wait_for_their_memory(start_daemon: Sta
 
 
 def test_a_flood_on_a_held_stream_holds_up_no_other(raw: Raw) -> None:
-    """Events, waits, fills, frees and allocations go into the device's queues as launches do, and those have an end."""
+    """Events, waits, fills, frees and allocations fill the device's queues as launches do, and the queues are
+    bounded."""
     hold, (gate, mark) = raw.function(GATE, "hold"), (raw.mint(), raw.mint())
     module = hold - 1
     add_one, dim = raw.function(COMMON, "add_one"), c.Dim3(x=1)

@@ -1,4 +1,4 @@
-"""Prepared launches: checked together once, run by one small command, as often as it says."""
+"""Prepared launches: checked together once, and run by one small command any number of times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mixed(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (3 * y.astype(np.uint64) + x).astype(np.uint32)
 
 
-# ---- what they do ----
+# ---- results ----
 
 
 def test_a_list_runs_as_its_launches_would(gpu: hearth.Device) -> None:
@@ -38,7 +38,7 @@ def test_a_list_runs_as_its_launches_would(gpu: hearth.Device) -> None:
         mix((2,), (N // 2,), (hearth.read_only(x), y, SIZE))
         add_one((1,), (N,), (x, np.int32(3)), 64, iterations=2)
     assert len(prepared) == 5 and "5 launches" in repr(prepared) and prepared
-    assert not y.get().any()  # nothing has run
+    assert not y.get().any()  # preparing runs nothing
     hosts = np.arange(N, dtype=np.uint32), np.zeros(N, np.uint32)
     for n in (1, 3):
         prepared.launch(n)
@@ -65,7 +65,7 @@ def test_a_list_given_as_one(gpu: hearth.Device) -> None:
 
 
 def test_arguments_that_only_the_list_holds(gpu: hearth.Device) -> None:
-    """Arrays that the program drops, before and after the list is made, live as long as it does."""
+    """Arrays that the program drops, before and after the list is made, live as long as the list."""
     add_one = common(gpu, "add_one")
     in_use = gpu.memory_usage().bytes_in_use
     y = gpu.zeros(N, np.int32)
@@ -178,11 +178,11 @@ def test_a_list_inside_a_graph_becomes_its_nodes(gpu: hearth.Device) -> None:
     graph.update(1, (x, np.int32(0)))
     graph.launch()
     assert x.get().tolist() == [54] * 8 + [33] * (N - 8)
-    with pytest.raises(hearth.LaunchError, match="the most is 4096"), gpu.graph():
+    with pytest.raises(hearth.LaunchError, match="the maximum is 4096"), gpu.graph():
         gpu.prepare([(add_one, 1, N, (x, SIZE))]).launch(2**63)
 
 
-# ---- what cannot be prepared ----
+# ---- commands that cannot be prepared ----
 
 
 def test_all_that_is_wrong_with_a_list_is_said_at_once(gpu: hearth.Device) -> None:
@@ -225,8 +225,8 @@ def test_only_launches_can_be_prepared(gpu: hearth.Device) -> None:
             with pytest.raises(hearth.LaunchError, match="only launches"):
                 refused_here()
     with gpu.prepared() as last:
-        fresh.get_function("add_one")((1,), (N,), (x, SIZE))  # what is made in the block is no work
-        add_one((1,), (N,), (y, SIZE), stream=gpu.default_stream)  # nor is what goes elsewhere
+        fresh.get_function("add_one")((1,), (N,), (x, SIZE))  # creating a module is not a recorded command
+        add_one((1,), (N,), (y, SIZE), stream=gpu.default_stream)  # commands on other streams are not recorded either
     last.launch()
     assert (x.get() == 1).all() and (y.get() == 2).all() and len(last) == 1
 
@@ -240,7 +240,7 @@ def test_launches_in_which_the_host_takes_part_are_refused(gpu: hearth.Device) -
     assert caught.value.reason == "CAPTURE_INVALID"
     assert 'launch 0: launch of add_one with mode="validate"' in caught.value.message
     assert "launch 1: launch of add_one with a grid from a buffer" in caught.value.message
-    with pytest.raises(hearth.ArgumentError, match="the most is 65536"), gpu.prepared():
+    with pytest.raises(hearth.ArgumentError, match="the maximum is 65536"), gpu.prepared():
         add_one((1,), (N,), (x, SIZE), iterations=65_537)
 
 
@@ -263,13 +263,13 @@ def test_a_list_before_its_making_and_after_its_end(gpu: hearth.Device) -> None:
     with prepared:
         assert "being collected" in repr(prepared)
     for count in (0, -1, 2**64, True, 1.5, "2", np.float64(2)):
-        with pytest.raises(hearth.ArgumentError, match=r"it is a whole number from 1 to 2\*\*64 - 1"):
+        with pytest.raises(hearth.ArgumentError, match=r"it must be an integer from 1 to 2\*\*64 - 1"):
             prepared.launch(count)  # type: ignore[arg-type]
     prepared.launch(np.int64(3))
     prepared.close()
     with pytest.raises(hearth.InvalidHandleError, match="closed"):
         prepared.launch()
-    with pytest.raises(hearth.ArgumentError, match="recorded once"), prepared:
+    with pytest.raises(hearth.ArgumentError, match="already been recorded"), prepared:
         pass
     gpu.synchronize()
 
@@ -327,11 +327,11 @@ def test_prepared_launches_are_counted(gpu: hearth.Device, daemon: DaemonProcess
     assert gained == {"prepared_launches": 21, "kernel_launches": 21, "graph_launches": 0, "scheduled_threads": 21 * N}
 
 
-# ---- by plain stubs ----
+# ---- through plain stubs ----
 
 
 def record(function: int, buffer: int, block: int = 4) -> bytes:
-    """`add_one` on the first four numbers of a buffer."""
+    """Returns a record of `add_one` on the first four numbers of a buffer."""
     layout = bytes.fromhex("0000088008000400")
     params = bytes(8) + (4).to_bytes(4, "little")
     return pack(Record(function, 0, (1, 1, 1), (block, 1, 1), 0, 0, 0, layout, (buffer,), params))
@@ -365,7 +365,7 @@ def test_prepared_by_single_calls(raw: Raw) -> None:
     ids=("short", "empty", "cut", "handles", "geometry"),
 )
 def test_what_is_no_list_of_launches(stream: Execute, launches: bytes, reason: Reason, what: str) -> None:
-    """Refused as a whole; the handle says why until it is destroyed."""
+    """The list is refused as a whole; the handle reports the reason until it is destroyed."""
     stream.batch(
         c.Command(load_module=c.LoadModule(module=6, kind=c.CODE_KIND_CUDA_CPP, code=COMMON.encode())),
         c.Command(get_function=c.GetFunction(function=7, module=6, name="add_one")),
@@ -375,7 +375,7 @@ def test_what_is_no_list_of_launches(stream: Execute, launches: bytes, reason: R
     assert refusal.reason == reason and what in refusal.message and refusal.fix
     used = from_status(stream.ask(c.Command(launch_prepared=c.LaunchPrepared(prepared=9, count=1))).error)
     assert used.reason == reason and "was not prepared" in used.message
-    # One way, it is kept.
+    # The failure of a one-way command is kept for the next sync.
     stream.batch(c.Command(destroy_prepared=c.DestroyPrepared(prepared=9)), c.Command(prepare=prepare))
     assert [failure.command for failure in stream.failures()] == ["prepare"]
 

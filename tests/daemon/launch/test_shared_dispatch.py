@@ -1,4 +1,5 @@
-"""Dispatches whose large inputs and outputs go by shared memory: bit for bit, and whatever ends in the middle."""
+"""Dispatches whose large inputs and outputs are transferred by shared memory: exact results, and interruptions at every
+stage."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs me
 
 @pytest.fixture
 def placed(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
-    """The directions of the transfers that the daemon has agreed to make from or to shared memory."""
+    """Returns a list that records the directions of the transfers that the daemon agrees to make from or to shared
+    memory."""
     found: list[Kind] = []
     place = Shared.place
 
@@ -49,7 +51,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """The dispatches whose bytes are carried by a thread, in the order in which it begins."""
+    """Returns a list that records the dispatches whose bytes a thread transfers, in order."""
     return carried_jobs(monkeypatch)
 
 
@@ -85,7 +87,7 @@ def test_what_is_pinned_is_not_copied(gpu: hearth.Device, monkeypatch: pytest.Mo
     pending.result()
     assert not copies
     gpu.dispatch_async(kernel, *inverting(x, x.size), out=[out]).result()
-    assert copies == [x.nbytes]  # `copy=True`, its default: the input may change
+    assert copies == [x.nbytes]  # the default is `copy=True`: the input may change
 
 
 @MAKES
@@ -134,7 +136,7 @@ def test_a_daemon_that_shares_little(start_daemon: StartDaemon) -> None:
     with daemon.connect() as node:
         gpu = node.device(0)
         x = noise(4 * INLINE)
-        for _ in range(3):  # one of the two finds room
+        for _ in range(3):  # only one of the two finds room
             same(gpu.dispatch(invert(gpu), *inverting(x, x.size))[0], ~x)
         assert daemon.gauge("segment_bytes") <= 5 * INLINE
 
@@ -209,7 +211,8 @@ def test_a_lost_connection_costs_nothing_that_was_placed(gpu: hearth.Device, pla
 def test_a_connection_that_is_lost_before_its_word(
     gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, kind: int
 ) -> None:
-    """The client does not know whether the daemon has received the bytes' place: they take another path."""
+    """The client does not know whether the daemon has received the place of the bytes, so it sends them by another
+    path."""
     kernel, x = invert(gpu), noise(5 * INLINE)
     gpu.dispatch(kernel, *inverting(x, x.size))
     live = shared(gpu)
@@ -222,7 +225,7 @@ def test_a_connection_that_is_lost_before_its_word(
         return place(what, *more)
 
     def cut(deadline: float) -> list[Frame]:
-        if asked == [kind]:  # it is sent, and the answer has not been received
+        if asked == [kind]:  # the message has been sent, and its answer not received
             connection.close()
         return receive(deadline)
 
@@ -281,7 +284,7 @@ def test_a_forked_child_is_refused_and_its_parent_unharmed(gpu: hearth.Device) -
 
 @pytest.mark.parametrize("way", ["up", "down", "both"])
 def test_no_memory_is_left_behind(daemon: DaemonProcess, way: str) -> None:
-    """Memory is reused, and is released with the node; it does not wait for the garbage collector."""
+    """Memory is reused, and is released with the node, without waiting for the garbage collector."""
     with daemon.connect() as node:
         gpu, x = node.device(0), noise(5 * INLINE)
         kernel = invert(gpu)

@@ -1,5 +1,5 @@
-"""Programs that work step by step (write a little, launch, read a little): alone, on several streams, beside others,
-and where a step fails."""
+"""Programs that work step by step (write a little, launch, read a little): alone, on several streams, beside other
+sessions, and with a step that fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.kernels import common
 
 SIZES = (1, 7, 256, 1024, 4095, 4096, 16 << 10, (16 << 10) + 1)
-"""Elements of 4 bytes: the largest are read by a batch on the queued path."""
+"""Numbers of elements of 4 bytes: the largest are read on the queued path."""
 
 
 def test_one_step_after_the_other(daemon: DaemonProcess, gpu: hearth.Device) -> None:
@@ -55,7 +55,7 @@ def test_any_steps_bring_what_they_should(gpu: hearth.Device, streams: int) -> N
 
 
 def test_beside_others(daemon: DaemonProcess) -> None:
-    """The clients step alone at one moment and beside others at the next."""
+    """The clients run alone at some times and beside other clients at others."""
     failures: list[BaseException] = []
 
     def client(seed: int) -> None:
@@ -84,13 +84,13 @@ def test_beside_others(daemon: DaemonProcess) -> None:
 
 
 def test_a_step_that_fails(gpu: hearth.Device) -> None:
-    """The read says why, and the next step is as good as any."""
+    """The read raises the error, and the next step works."""
     add, host = common(gpu, "add_one"), np.arange(256, dtype=np.int32)
     x = gpu.asarray(host)
     for number in range(20):
         x.set(host)
         with pytest.raises(hearth.HearthError):
-            add((1,), (4096,), (x, np.int32(256)))  # no device allows that many threads in a block
+            add((1,), (4096,), (x, np.int32(256)))  # no device allows that number of threads in a block
             x.get()
         x.set(host)
         add((1,), (256,), (x, np.int32(256)))

@@ -1,4 +1,4 @@
-"""Streams and events: order within a stream, and across streams wherever buffers are shared."""
+"""Streams and events: order within a stream, and between streams that share buffers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def test_streams_run_beside_each_other(gpu: hearth.Device) -> None:
         gate.hold(stream=busy)
         x.fill(3, stream=free)
         assert (x.get(stream=free) == 3).all()
-        wait_until(lambda: free.done, "the end of a stream that has nothing more to do")  # seen a moment later
+        # the completion is noticed a moment later
+        wait_until(lambda: free.done, "the end of a stream that has nothing more to do")
         assert not busy.done
     busy.synchronize()
     assert busy.done
@@ -68,7 +69,7 @@ def test_a_shared_buffer_orders_streams(gpu: hearth.Device) -> None:
     gpu.synchronize()
     with gated(gpu) as gate:
         gate.hold(x, stream=first)
-        y.copy_from(x, stream=second)  # after the write
+        y.copy_from(x, stream=second)  # behind the write
         x.fill(100, stream=second)
         assert not second.done
         gate.open()
@@ -98,7 +99,7 @@ def test_with_makes_a_stream_current(gpu: hearth.Device) -> None:
 
 def test_events(gpu: hearth.Device) -> None:
     producer, consumer, event = gpu.stream(), gpu.stream(), gpu.event()
-    with pytest.raises(hearth.ArgumentError, match="never recorded"):
+    with pytest.raises(hearth.ArgumentError, match="not been recorded"):
         consumer.wait_event(event)
     with gated(gpu) as gate:
         before = producer.record()
@@ -113,7 +114,7 @@ def test_events(gpu: hearth.Device) -> None:
         gate.open()
         after.synchronize(timeout=30)
         assert event.done
-        producer.record(event)  # again: the last record counts
+        producer.record(event)  # recorded again: the last recording counts
         event.synchronize(timeout=30)
 
 
@@ -130,7 +131,7 @@ def test_elapsed_time(gpu: hearth.Device) -> None:
     milliseconds = hearth.get_elapsed_time(start, end)
     assert 50 <= milliseconds < 60_000
     assert hearth.get_elapsed_time(end, start) == pytest.approx(-milliseconds)
-    with pytest.raises(hearth.ArgumentError, match="never recorded"):
+    with pytest.raises(hearth.ArgumentError, match="not been recorded"):
         hearth.get_elapsed_time(start, gpu.event())
 
 
@@ -143,7 +144,7 @@ def test_events_and_streams_of_another_device_are_refused(pair: list[hearth.Devi
 
 
 def test_more_streams_than_the_device_has(gpu: hearth.Device) -> None:
-    """They fold, and stay streams of their own: each its order and its errors."""
+    """The streams are folded, but remain separate: each has its own order and its own errors."""
     add_one = common(gpu, "add_one")
     streams = [gpu.stream(priority=-(index % 2)) for index in range(200)]
     arrays = [gpu.zeros(8, np.int32, stream) for stream in streams]
@@ -184,7 +185,7 @@ def test_memory_is_not_reused_before_its_last_use(gpu: hearth.Device) -> None:
         assert all((array.get(stream=other) == 9).all() for array in fresh)
 
 
-# ---- random programs against a sequential reference ----
+# ---- random programs compared with sequential execution ----
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def steps(draw: st.DrawFn) -> Step:
 
 
 class Program:
-    """Runs steps on a device and on NumPy arrays alike; what is read has to be the same."""
+    """Runs steps on a device and on NumPy arrays; values that are read must be equal."""
 
     def __init__(self, gpu: hearth.Device) -> None:
         self.gpu = gpu
@@ -246,7 +247,7 @@ class Program:
             hx[part] = 3 * hx[part] + hy[part]
         elif step.kind == "read":
             np.testing.assert_array_equal(x[part].get(stream=stream), hx[part])
-        elif step.kind == "spin":  # streams drift apart
+        elif step.kind == "spin":  # makes the streams drift apart
             self.spin((1,), (1,), (np.int64(step.value % 200_000),), stream=stream)
         elif step.kind == "event":
             self.streams[step.b].wait_event(stream.record())

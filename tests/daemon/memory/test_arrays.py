@@ -1,4 +1,4 @@
-"""Arrays: what goes up comes down, whatever shape, type and view."""
+"""Arrays: uploaded data is downloaded unchanged, for every shape, dtype and view."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_is_refused_here(gpu: hearth.Device, make: object, error:
     assert callable(make)
     with pytest.raises(error):
         make(gpu)
-    gpu.synchronize()  # nothing of it was sent
+    gpu.synchronize()  # the refused calls have sent nothing
 
 
 def test_overlapping_views_are_not_copied(gpu: hearth.Device) -> None:

@@ -1,4 +1,4 @@
-"""Dask places the work; each task finds the daemon of its worker."""
+"""Dask distributes the work; each task uses the daemon of its worker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def where_and_what(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[st
 
 @pytest.fixture
 def unchanged_environment() -> Iterator[None]:
-    """Restores what Dask sets in the environment of the process that starts its workers."""
+    """Restores the environment variables that Dask sets in the process that starts its workers."""
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():
@@ -42,7 +42,7 @@ def unchanged_environment() -> Iterator[None]:
 
 @pytest.fixture
 def cluster(unchanged_environment: None, start_daemon: StartDaemon) -> Iterator[tuple[Any, list[DaemonProcess]]]:
-    """Two workers, as on two nodes: each has a daemon."""
+    """Two workers, as on two nodes: each has its own daemon."""
     daemons = [start_daemon(), start_daemon()]
     workers = {
         index: {"cls": distributed.Nanny, "options": {"nthreads": 2, "env": environment(HEARTH_TARGET=daemon.unix)}}
@@ -66,7 +66,7 @@ def test_each_task_has_the_daemon_of_its_worker(cluster: tuple[Any, list[DaemonP
     a = np.arange(100, dtype=np.float32)
     with pytest.raises(hearth.UnsupportedError, match="no HearthPlugin"):
         client.submit(where_and_what, a, a, pure=False).result(60)
-    with pytest.raises(hearth.UnsupportedError, match="for tasks"):
+    with pytest.raises(hearth.UnsupportedError, match="only in tasks"):
         hearth.dask.node()
 
     client.register_plugin(hearth.dask.HearthPlugin(None))
@@ -78,7 +78,7 @@ def test_each_task_has_the_daemon_of_its_worker(cluster: tuple[Any, list[DaemonP
     sessions = [each["client"] for daemon in daemons for each in daemon.status()["sessions"]]
     assert len(sessions) == 2 and all(each.startswith("dask tcp://127.0.0.1:") for each in sessions)
 
-    # A session that is ended is replaced; its worker notices with the next task.
+    # A session that was ended is replaced; its worker notices at its next task.
     ended = daemons[0].status()["sessions"][0]["id"]
     with daemons[0].connect() as operator:
         operator.end_session(ended)

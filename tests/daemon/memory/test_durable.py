@@ -1,4 +1,4 @@
-"""Durable arrays: copies taken at a point of a stream, and back, bit for bit, after a loss of the device."""
+"""Durable arrays: copies taken at a point of a stream, and restored bit for bit after the loss of the device."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_what_is_back_is_as_good_as_new(lossy: DaemonProcess) -> None:
         gpu.synchronize()
         x.fill(3)
         lose(lossy, gpu)
-        np.testing.assert_array_equal(x.get(), want)  # of the checkpoint, not of the fill
+        np.testing.assert_array_equal(x.get(), want)  # as of the checkpoint, without the fill
         x.set(want[::-1])
         np.testing.assert_array_equal(x.get(), want[::-1])
         lose(lossy, gpu)
         np.testing.assert_array_equal(x.get(), want)
-        fresh = gpu.zeros(10)  # no handle is minted twice
+        fresh = gpu.zeros(10)  # no handle is reused
         assert handle_of(fresh) != handle_of(x)
         x.free()
         gpu.synchronize()
@@ -99,7 +99,7 @@ def test_a_checkpoint_waits_for_the_work_before_it_and_not_for_the_work_behind_i
             gate.hold()
             y.fill(2)
             y.checkpoint()
-            gpu.flush()  # all of it has been handed over: the stream is not held up
+            gpu.flush()  # all commands have been submitted: the stream is not blocked
             wait_until(lambda: lossy.counter("checkpoints") == done + 1, "the first checkpoint")
             lose(lossy, gpu)
             assert (x.get() == 1).all() and (y.get() == 0).all()
@@ -131,7 +131,7 @@ def test_a_synchronize_waits_for_the_copies_of_its_stream(lossy: DaemonProcess) 
 
 @pytest.mark.parametrize("size", [1 * MIB, 72 * MIB])
 def test_a_writer_right_behind_a_checkpoint_does_not_tear_it(lossy: DaemonProcess, size: int) -> None:
-    """The second size is more than the copies may hold of the host's memory at once."""
+    """The second size exceeds the host memory that copies may hold at once."""
     with lossy.connect() as node:
         gpu = node.device(0)
         set_all = gpu.RawModule(code=FAULTS).get_function("set_all")
@@ -184,7 +184,7 @@ def test_loss_is_reported_once_also_after_a_full_restore(lossy: DaemonProcess) -
         gpu.synchronize()
         x.fill(2)
         gpu.synchronize()
-        kill(lossy)  # nothing is under way; but the array is what it was before
+        kill(lossy)  # no copy is in progress, but the array must be as of the checkpoint
         wait_until(lambda: gpu.state == "serving", "the device's return")
         with pytest.raises(hearth.DeviceLostError):
             x.get()
@@ -192,12 +192,12 @@ def test_loss_is_reported_once_also_after_a_full_restore(lossy: DaemonProcess) -
         gpu.synchronize()
 
 
-# ---- what it costs, and its end ----
+# ---- cost, and the end of durability ----
 
 
 def test_nothing_is_left_of_what_is_over(lossy: DaemonProcess) -> None:
     front = lossy.process.pid
-    lossy.gauge("durable_bytes")  # readings of GPUs keep some open from the first on
+    lossy.gauge("durable_bytes")  # the first reading of a GPU opens descriptors that stay open
     descriptors = open_files(front)
     node = lossy.connect()
     gpu = node.device(0)
@@ -237,7 +237,7 @@ def test_the_end_of_it_holds_across_a_loss(lossy: DaemonProcess) -> None:
         first = gpu.generation
         kill(lossy)
         wait_until(lambda: gpu.generation == first + 1 and gpu.state == "serving")
-        freed.free()  # before the client has come back: what the daemon brings back for it goes at once
+        freed.free()  # freed before the client attaches again: the restored buffer is freed at once
         del dropped
         back(gpu)
         np.testing.assert_array_equal(kept_on.get(), host)
@@ -267,9 +267,9 @@ def test_the_node_s_limit(start_daemon: StartDaemon) -> None:
         y.checkpoint()
         with pytest.raises(hearth.HearthError, match="never made durable"):
             elsewhere.synchronize()
-        elsewhere.checkpoint()  # of all durable ones: there are none
+        elsewhere.checkpoint()  # all durable arrays, of which there are none
         elsewhere.synchronize()
-        lose(daemon, gpu)  # what is brought back counts as before
+        lose(daemon, gpu)  # restored buffers count as before
         x.get()
         back(elsewhere)
         z = elsewhere.zeros(300 << 10, np.uint8)
@@ -284,7 +284,7 @@ def test_the_node_s_limit(start_daemon: StartDaemon) -> None:
         assert z.get().sum() == 0
 
 
-# ---- what cannot be copied or brought back ----
+# ---- arrays that cannot be copied or restored ----
 
 
 def test_what_a_failed_command_should_have_made_is_not_copied(lossy: DaemonProcess) -> None:
@@ -294,7 +294,7 @@ def test_what_a_failed_command_should_have_made_is_not_copied(lossy: DaemonProce
         gpu.synchronize()
         set_all = gpu.RawModule(code=FAULTS).get_function("set_all")
         y.fill(2)
-        set_all((1,), (1 << 20,), (x, np.int32(8), np.int32(9)))  # no such block
+        set_all((1,), (1 << 20,), (x, np.int32(8), np.int32(9)))  # exceeds the maximum block size
         gpu.checkpoint(x, y)
         with pytest.raises(hearth.LaunchError) as caught:
             gpu.synchronize()
@@ -308,7 +308,7 @@ def test_what_a_failed_command_should_have_made_is_not_copied(lossy: DaemonProce
         with pytest.raises(hearth.LaunchError):
             gpu.synchronize()
         lose(lossy, gpu)
-        assert (x.get() == 1).all() and (y.get() == 1).all()  # all or none
+        assert (x.get() == 1).all() and (y.get() == 1).all()  # all are restored or none
 
 
 def test_damaged_copy_is_reported_with_its_cause(lossy: DaemonProcess) -> None:
@@ -359,10 +359,10 @@ def test_what_no_client_sends(raw: Raw, stream: Execute) -> None:
     assert unknown.reason == "INVALID_HANDLE"
     not_durable = refusal(checkpoint=c.Checkpoint(buffers=[1]))
     assert not_durable.reason == "INVALID_ARGUMENT" and not_durable.fix
-    assert stream.ask(c.Command(checkpoint=c.Checkpoint())).HasField("done")  # of all there are
+    assert stream.ask(c.Command(checkpoint=c.Checkpoint())).HasField("done")  # all durable buffers
     twice = c.SetDurable(buffers=[1, 1], durable=True)
     assert stream.ask(c.Command(set_durable=twice)).HasField("done")
-    assert stream.ask(c.Command(set_durable=twice)).HasField("done")  # already: a new copy
+    assert stream.ask(c.Command(set_durable=twice)).HasField("done")  # it is durable already, and a new copy is made
     assert stream.ask(c.Command(checkpoint=c.Checkpoint(buffers=[1, 1]))).HasField("done")
     stream.batch(
         c.Command(checkpoint=c.Checkpoint(buffers=[1])),

@@ -1,6 +1,7 @@
-"""Arrays from and to other libraries of this process: DLPack both ways, and whatever `np.asarray` takes.
+"""Arrays from and to other libraries of this process: DLPack in both directions, and everything that `np.asarray`
+accepts.
 
-`tests/gpu/test_interop_gpu.py` has what takes a GPU here.
+Tests that need a GPU are in `tests/gpu/test_interop_gpu.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NEWER = pytest.mark.skipif(
 
 
 class Exporter:
-    """Speaks DLPack, and nothing else."""
+    """An object that supports DLPack only."""
 
     def __init__(self, host: np.ndarray, device: tuple[int, int] = (1, 0)) -> None:
         self.host = host
@@ -44,7 +45,7 @@ class Exporter:
 
 @pytest.fixture
 def nothing_stays(daemon: DaemonProcess) -> Iterator[None]:
-    """All exports and all tensors end with what was made of them."""
+    """Checks that all exports and tensors end with the objects that were created from them."""
     before = dlpack.exported()
     yield
     gc.collect()
@@ -52,7 +53,7 @@ def nothing_stays(daemon: DaemonProcess) -> Iterator[None]:
     wait_until(lambda: daemon.gauge("buffers_exported") == 0, "the end of the exports")
 
 
-# ---- out ----
+# ---- export ----
 
 
 @on_cpu
@@ -94,7 +95,7 @@ def test_copies_and_devices(gpu: hearth.Device, nothing_stays: None) -> None:
 
 
 def test_what_cannot_be_shared_is_a_buffer_error(gpu: hearth.Device) -> None:
-    """DLPack requires a BufferError; the reason is kept."""
+    """DLPack requires a BufferError; its cause is the HearthError with the reason."""
     x = gpu.zeros(4)
     x.publish("not-to-be-shared")
     try:
@@ -122,7 +123,7 @@ def test_dtypes_that_dlpack_has(gpu: hearth.Device) -> None:
             Exporter(np.zeros(3, dtype)).__dlpack__()
 
 
-# ---- in ----
+# ---- import ----
 
 
 def test_who_speaks_dlpack_alone(gpu: hearth.Device, nothing_stays: None) -> None:
@@ -137,7 +138,7 @@ def test_who_speaks_dlpack_alone(gpu: hearth.Device, nothing_stays: None) -> Non
 
 
 def test_whose_array_method_fails(gpu: hearth.Device, nothing_stays: None) -> None:
-    """PyTorch's tensors of bfloat16 do so."""
+    """PyTorch's tensors of bfloat16 raise this error."""
 
     class Tensor(Exporter):
         def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
@@ -174,7 +175,7 @@ def test_another_sessions_export(gpu: hearth.Device, daemon: DaemonProcess, noth
 
 
 class OnGpu:
-    """An array with CuPy's interface."""
+    """An array with the CUDA array interface, like CuPy's."""
 
     def __init__(self, **more: Any) -> None:
         self.__cuda_array_interface__ = {
@@ -197,12 +198,12 @@ class Broken:
 @pytest.mark.parametrize(
     ("given", "error", "says", "fix"),
     [
-        (OnGpu(), hearth.UnsupportedError, "no GPU", "a.get()"),
+        (OnGpu(), hearth.UnsupportedError, "not a GPU", "a.get()"),
         (OnGpu(strides=(8,)), hearth.UnsupportedError, "not contiguous", "ascontiguousarray"),
         (WithGradients(), hearth.UnsupportedError, "requires grad", "detach"),
         (Broken(), hearth.DtypeError, "requires grad", "np.asarray"),
         (Exporter(HOST, (10, 0)), hearth.UnsupportedError, "type 10", "host memory"),
-        (Exporter(HOST, (dlpack.CUDA, 0)), hearth.UnsupportedError, "no GPU", "a.cpu()"),
+        (Exporter(HOST, (dlpack.CUDA, 0)), hearth.UnsupportedError, "not a GPU", "a.cpu()"),
         (object(), hearth.DtypeError, "Python objects", "convert"),
     ],
     ids=["cuda", "strided", "gradients", "array", "metal", "dlpack-cuda", "object"],

@@ -1,6 +1,7 @@
-"""Arrays exported to other processes of this host: the same memory on both sides, until it is released.
+"""Arrays exported to other processes of this host: both sides use the same memory, until it is released.
 
-The CPU backend's way (shared memory) goes the same way through the daemon; `tests/gpu/test_ipc_gpu.py` has CUDA's.
+The CPU backend uses shared memory, and takes the same path through the daemon; tests of CUDA IPC are in
+`tests/gpu/test_ipc_gpu.py`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def test_both_sides_see_what_either_writes(gpu: hearth.Device) -> None:
 
 
 def test_kernels_use_it_where_it_lies_now(gpu: hearth.Device) -> None:
-    """Launches known from before, with the address that it had then, use it as well."""
+    """Launches in the replay cache, which contain the previous address, use the new memory as well."""
     saxpy = common(gpu, "saxpy")
     n = HOST.size
     x, y = gpu.asarray(HOST.ravel()), gpu.zeros(n, np.float32)
@@ -128,7 +129,7 @@ def test_work_before_is_done_when_it_is_there(raw: Raw) -> None:
 
 
 def test_export_waits_for_work_on_the_buffer(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """A kernel that uses it holds its export up, and no other work."""
+    """A kernel that uses the array delays its export, and no other work."""
     x = gpu.zeros(4, np.int32)
     with gated(gpu) as gate, gpu.stream() as side, ThreadPoolExecutor(1) as pool, daemon.connect() as node:
         gate.hold(after=x, stream=side)
@@ -143,7 +144,7 @@ def test_export_waits_for_work_on_the_buffer(gpu: hearth.Device, daemon: DaemonP
 
 
 def test_nothing_else_lies_in_it(raw: Raw) -> None:
-    """Neither another buffer of the session, nor what the memory held before."""
+    """The exported memory contains neither another buffer of the session, nor the previous contents of the memory."""
     first = raw.buffer(b"\xaa" * 100)
     for _ in range(20):
         raw.buffer(b"\xbb" * 100)
@@ -153,12 +154,12 @@ def test_nothing_else_lies_in_it(raw: Raw) -> None:
         assert answer.size == 100 <= answer.allocation_bytes == os.fstat(file).st_size
         assert os.pread(file, 1 << 20, 0) == b"\xaa" * 100 + bytes(answer.allocation_bytes - 100)
         with pytest.raises(OSError, match=r"."):
-            os.ftruncate(file, 0)  # it could end the device process
+            os.ftruncate(file, 0)  # truncating the file could end the device process
     finally:
         os.close(file)
 
 
-# ---- what is refused ----
+# ---- refusals ----
 
 
 def test_what_cannot_be_exported(gpu: hearth.Device, daemon: DaemonProcess) -> None:
@@ -186,7 +187,8 @@ def test_what_cannot_be_exported(gpu: hearth.Device, daemon: DaemonProcess) -> N
 
 
 def test_what_was_exported_is_not_published(gpu: hearth.Device) -> None:
-    """A process that mapped it may write to it, whatever it says; a copy belongs to the session alone."""
+    """A process that has mapped the memory may write to it, whatever it promises; a copy belongs to the session
+    alone."""
     x = gpu.asarray(HOST)
     x.ipc().close()
     assert reason_of(lambda: x.publish("exported")) == "INVALID_ARGUMENT"
@@ -199,7 +201,7 @@ def test_graphs_of_what_was_exported(gpu: hearth.Device) -> None:
     with x.ipc() as view:
         with gpu.graph() as graph:
             x.fill(3)
-        with x.ipc() as again:  # it stays where it is
+        with x.ipc() as again:  # the memory is not moved again
             assert again.address
         graph.launch(1)
         gpu.synchronize()
@@ -215,7 +217,7 @@ def test_raw_requests(raw: Raw, daemon: DaemonProcess) -> None:
     assert refused(export_raw, raw, buffer, 0).reason is Reason.INVALID_ARGUMENT
     export_raw(raw, buffer, 2**64 - 1)
     assert refused(export_raw, raw, buffer, 2**64 - 1).reason is Reason.HANDLE_IN_USE
-    for _ in range(2):  # the second one is of nothing
+    for _ in range(2):  # the second release names no export
         raw.device.ReleaseIpc(device_pb2.ReleaseIpcRequest(target=raw.target(), export=2**64 - 1), timeout=TIMEOUT)
     export_raw(raw, buffer, 2**64 - 1)
     with Raw(daemon.grpc) as far:
@@ -236,7 +238,7 @@ def test_failed_contents_are_not_exported(raw: Raw) -> None:
 
 
 def test_tickets(raw: Raw) -> None:
-    """Each ticket is good for one connection; any other ticket gets nothing."""
+    """Each ticket is valid for one connection; an invalid ticket is refused."""
     answer = export_raw(raw, raw.buffer(b"1234"))
     for ticket in (bytes(32), answer.ticket[::-1]):
         with pytest.raises(hearth.ConnectError):
@@ -246,7 +248,8 @@ def test_tickets(raw: Raw) -> None:
         fetch(answer.path, answer.ticket)
     with pytest.raises(hearth.UnsupportedError):
         fetch("/nowhere/at/all", answer.ticket)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:  # one that leaves midway harms no other
+    # a connection that ends early affects no other
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(answer.path)
         connection.sendall(frames.encode(Kind.TICKET, bytes(32))[:10])
     os.close(fetch(*_again(raw)))
@@ -270,12 +273,12 @@ def test_rights_and_quotas(start_daemon: StartDaemon) -> None:
     with daemon.connect(token=tokens["small"]) as node:
         gpu = node.device(0)
         x, fits = gpu.zeros(8000, np.uint8), gpu.zeros(100, np.uint8)
-        assert reason_of(x.ipc) == "QUOTA_EXCEEDED"  # it would be there twice for a moment
+        assert reason_of(x.ipc) == "QUOTA_EXCEEDED"  # for a moment the array would need its memory twice
         assert (x.get() == 0).all()
         fits.ipc().close()
 
 
-# ---- the end ----
+# ---- the end of an export ----
 
 
 def test_it_keeps_the_memory(gpu: hearth.Device, daemon: DaemonProcess) -> None:
@@ -302,7 +305,7 @@ def test_it_keeps_the_memory(gpu: hearth.Device, daemon: DaemonProcess) -> None:
 
 def test_unreferenced_exports_are_released(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     x = gpu.asarray(HOST)
-    host = seen(x.ipc())  # keeps it
+    host = seen(x.ipc())  # the host array keeps the export alive
     gc.collect()
     assert daemon.gauge("buffers_exported") == 1
     np.testing.assert_array_equal(host, HOST)
@@ -386,7 +389,7 @@ def test_the_daemon_is_killed(start_daemon: StartDaemon) -> None:
 
 
 def test_many_at_once(daemon: DaemonProcess) -> None:
-    """Many threads map few arrays, with work on them; nothing is left open."""
+    """Several threads map a few arrays while work runs on the arrays; no descriptor is left open."""
     with daemon.connect() as node:
         gpu = node.device(0)
         arrays = [gpu.asarray(HOST + index) for index in range(4)]

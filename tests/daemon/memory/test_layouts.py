@@ -1,4 +1,5 @@
-"""Rows and pitches: padded arrays, strided views and 2-D copies hold what NumPy says, and touch nothing else."""
+"""Rows and pitches: padded arrays, strided views and 2-D copies have the same results as in NumPy, and change no other
+bytes."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_rows_start_where_vector_loads_can(gpu: hearth.Device) -> None:
 
 
 def test_large_padded_arrays_travel_in_chunks(gpu: hearth.Device) -> None:
-    """1 MiB chunks end anywhere in rows of 1,234,567 and of 1,003 bytes."""
+    """Chunks of 1 MiB end at any place within rows of 1,234,567 and of 1,003 bytes."""
     for shape in ((5, 1_234_567), (4001, 1003)):
         host = noise(shape, seed=3)
         x = gpu.empty_pitched(shape, np.uint8)
@@ -119,7 +120,7 @@ def test_a_view_is_that_part_and_no_more(gpu: hearth.Device, cut: Any, padded: b
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_views_copy_as_numpy_does(gpu: hearth.Device, data: st.DataObject) -> None:
-    """Copies one view of one array to another view, of the same shape, of another array."""
+    """Copies a view of one array to a different view, of the same shape, of another array."""
     shape = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6)))
 
     def side(seed: int) -> tuple[np.ndarray, hearth.DeviceArray, tuple[slice, ...]]:
@@ -195,10 +196,10 @@ def test_what_cannot_be_a_view_says_what_to_do(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.ArgumentError, match="overlap"):
         x[:, :3].copy_from(x[:, 1:4])
     x[:2].copy_from(x[2:])
-    gpu.synchronize()  # nothing of it was sent
+    gpu.synchronize()  # the refused calls have sent nothing
 
 
-# ---- by plain stubs ----
+# ---- through plain stubs ----
 
 
 def rows(width: int, count: int, pitch: int) -> c.Rows:
@@ -217,7 +218,7 @@ def test_rows_of_single_calls(raw: Raw) -> None:
 
 
 def test_rows_to_the_last_byte_and_no_further(stream: Execute) -> None:
-    """The buffer has 16 bytes: three rows of 4, 6 apart, end with it."""
+    """The buffer has 16 bytes: three rows of 4 bytes, 6 bytes apart, end exactly at its end."""
     fits = c.Write(buffer=KEEP, data=bytes(range(12)), rows=rows(4, 3, 6))
     assert not stream.ask(c.Command(write=fits)).HasField("error")
     read = c.Read(buffer=KEEP, size=12, rows=rows(4, 3, 6))
@@ -312,7 +313,7 @@ def test_overlapping_copies_name_both_ranges(stream: Execute) -> None:
 
 
 def test_no_bytes_go_nowhere(daemon: Any, stream: Execute) -> None:
-    """Zero sizes are fine wherever they lie in the buffer, and reach no driver."""
+    """Sizes of zero are valid at any offset within the buffer, and cause no call of the driver."""
     copies = ("host_to_device_operations", "device_to_host_operations", "device_to_device_operations", "fills")
     before = [daemon.counter(name, 0) for name in copies]
     for command in (

@@ -1,4 +1,4 @@
-"""Device memory: counted, bounded, given back; and what happens when it is not there."""
+"""Device memory: accounting, limits, frees, and allocations that fail."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_usage_counts_what_is_held(gpu: hearth.Device) -> None:
 
 
 def test_usage_is_exact_through_reallocation(gpu: hearth.Device) -> None:
-    """Requested bytes, their padding to 512, and the most there ever was."""
+    """Reports the requested bytes, their padding to multiples of 512, and the peak."""
     sizes = [1, 511, 512, 513, 100_000]
     arrays = [gpu.empty(size, np.uint8) for size in sizes]
     usage = gpu.memory_usage()
@@ -110,7 +110,8 @@ def test_temporaries_of_a_loop_do_not_pile_up(gpu: hearth.Device) -> None:
 
 
 def test_temporaries_on_several_streams_keep_their_contents(gpu: hearth.Device) -> None:
-    """Each is written on one stream, used on another and dropped at once: its memory is the next one's soon."""
+    """Each temporary is written on one stream, used on another and dropped at once, so that its memory is soon
+    reused."""
     add = gpu.RawKernel(ADD, "add")
     streams = [gpu.stream() for _ in range(3)]
     total = gpu.zeros(256, np.int32)
@@ -154,7 +155,7 @@ def test_out_of_memory_says_the_numbers(gpu: hearth.Device) -> None:
     assert "reserved" in error.details and str(most + 1) in str(error) and error.fix
     assert error.details["fits"] == "never" and int(error.details["largest"]) <= most
     with pytest.raises(hearth.OutOfMemoryError) as caught:
-        x.get()  # there is nothing behind it, and the reason stays the same
+        x.get()  # the array has no memory, and the reason stays the same
     assert caught.value.reason == "ALLOCATION_FAILED" and str(most + 1) in str(caught.value)
     saxpy_works(gpu)
 
@@ -171,7 +172,7 @@ def test_out_of_memory_fails_what_depends_on_it_and_nothing_else(gpu: hearth.Dev
     gpu.synchronize()
 
 
-@on_cpu  # whose limit is only a number; a GPU's would have to be filled
+@on_cpu  # on the CPU the limit is only a number; a GPU's memory would have to be filled
 def test_a_full_device_takes_more_after_a_free(start_daemon: StartDaemon) -> None:
     with start_daemon(devices={"memory_limit": "64MiB"}).connect() as node:
         gpu = node.device(0)
@@ -268,7 +269,7 @@ def test_what_follows_an_allocation_that_failed_is_not_reported_beside_it(gpu: h
         lost[:4].get()
 
 
-# ---- several in one reservation ----
+# ---- several allocations in one reservation ----
 
 
 def test_many_arrays_share_a_reservation(gpu: hearth.Device) -> None:
@@ -385,7 +386,7 @@ def test_modes_that_close_nothing_or_are_none(stream: Execute) -> None:
 
 
 def test_persistent_memory_serves_other_streams_in_order(gpu: hearth.Device) -> None:
-    """A block passes from stream to stream while its last user still runs."""
+    """A block is passed from stream to stream while its last user still runs."""
     out = gpu.zeros(1, np.uint8)
     with gpu.persistent_memory():
         for value in range(1, 30):
@@ -399,7 +400,7 @@ def test_persistent_memory_serves_other_streams_in_order(gpu: hearth.Device) -> 
     gpu.memory_cleanup()
 
 
-@on_cpu  # a GPU would have to be filled
+@on_cpu  # a GPU's memory would have to be filled
 def test_persistent_memory_is_not_given_to_other_sessions(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(devices={"memory_limit": "64MiB"})
     with daemon.connect() as first, daemon.connect() as second:
@@ -411,7 +412,8 @@ def test_persistent_memory_is_not_given_to_other_sessions(start_daemon: StartDae
         with pytest.raises(hearth.OutOfMemoryError):
             theirs.synchronize()
         assert mine.memory_usage().bytes_persistent == 40 << 20
-        large = mine.full(50 << 20, 2, np.uint8)  # of another size: its own session's need comes first
+        # another size: an allocation of the same session takes precedence over kept memory
+        large = mine.full(50 << 20, 2, np.uint8)
         assert large[-1].item() == 2 and mine.memory_usage().bytes_persistent == 0
         large.free()
         with mine.persistent_memory():

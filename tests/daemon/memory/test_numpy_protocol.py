@@ -1,4 +1,4 @@
-"""Arrays as NumPy's users expect them: assignment, conversions, casts; and what is refused says what to do instead."""
+"""Arrays behave as NumPy's users expect: assignment, conversions, casts; refusals name an alternative."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def noise(shape: Any, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 100, shape, np.int32)
 
 
-# ---- looking at it ----
+# ---- reading ----
 
 
 def test_it_is_gone_through_by_rows(gpu: hearth.Device) -> None:
@@ -121,7 +121,7 @@ def test_views_of_other_axes(gpu: hearth.Device) -> None:
         assert not isinstance(caught.value, hearth.HearthError) or caught.value.fix
 
 
-# ---- setting it ----
+# ---- assignment ----
 
 ASSIGNED: list[tuple[Any, Callable[[np.ndarray], Any]]] = [
     (..., lambda h: 7),
@@ -147,7 +147,7 @@ def test_assignment(gpu: hearth.Device, index: Any, make: Callable[[np.ndarray],
     expected[index] = value
     x[index] = value
     np.testing.assert_array_equal(x.get(), expected)
-    y[index] = gpu.asarray(value)  # the same from the device: nothing passes through the host
+    y[index] = gpu.asarray(value)  # the same from a device array: no data passes through the host
     np.testing.assert_array_equal(y.get(), expected)
 
 
@@ -197,7 +197,7 @@ def test_assignments_that_cannot_be(gpu: hearth.Device, daemon: DaemonProcess) -
             x[3] = 1
         with pytest.raises(hearth.UnsupportedError):
             x[x.get() > 1] = 1
-    gpu.synchronize()  # nothing of it was sent
+    gpu.synchronize()  # the refused calls have sent nothing
     assert not x.get().any()
 
 
@@ -222,7 +222,8 @@ KINDS = {name: shapes.dtype_of(name) for name in NAMES}
 
 
 def values(since: np.dtype, to: np.dtype) -> np.ndarray:
-    """Returns values that both types have, and rounded ones; none whose conversion C++ leaves to the machine."""
+    """Returns values that both types represent, and values that are rounded; none whose conversion is undefined in
+    C++."""
     if since.kind == "b":
         return np.array([True, False, True])
     plain = [0, 1, 2, 100, 127]
@@ -238,8 +239,8 @@ def values(since: np.dtype, to: np.dtype) -> np.ndarray:
 
 
 def test_dtypes_convert_as_in_numpy(gpu: hearth.Device) -> None:
-    """Converts from one type of each sort to each: all kernels in one module, because compiling each by itself takes a
-    while."""
+    """Converts from one type of each sort to each type. All kernels are in one module, because separate compiles would
+    take long."""
     for since in NAMES:
         for to in NAMES:
             assert astype.kernel_source(KINDS[since], KINDS[to])
@@ -257,7 +258,7 @@ def test_dtypes_convert_as_in_numpy(gpu: hearth.Device) -> None:
         kernel = module.get_function(f"cast_{since.name}_{to.name}")
         kernel((1,), (32,), (x, y, x.size, x.size, 0))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what a complex number loses
+            warnings.simplefilter("ignore")  # ignores NumPy's warning about the discarded imaginary part
             expected = host.astype(to)
         np.testing.assert_array_equal(y.get(), expected, err_msg=f"{since} to {to}")
 
@@ -323,7 +324,7 @@ def test_dtypes_of_ml_dtypes(gpu: hearth.Device, name: str) -> None:
 
 
 def test_scalars_of_ml_dtypes_by_value(gpu: hearth.Device) -> None:
-    """``__nv_bfloat16`` and a byte between others, where C puts them."""
+    """``__nv_bfloat16`` and a byte between other parameters, at the offsets that C uses."""
     kernel = gpu.RawKernel(
         "#include <cuda_bf16.h>\n"
         'extern "C" __global__ void put(char a, __nv_bfloat16 b, unsigned char c, double d, double2 z, double* out) {'
@@ -357,7 +358,7 @@ def test_other_byte_orders_are_converted(gpu: hearth.Device) -> None:
     assert x.dtype == np.float32 and x.get().tolist() == [4, 5, 2, 3, 4, 5]
 
 
-# ---- what it does not do ----
+# ---- operations that are not supported ----
 
 
 def test_what_numpy_does_and_a_device_does_not(gpu: hearth.Device) -> None:

@@ -1,4 +1,5 @@
-"""Processes that share the memory of one device: never more than there is, none unused while another waits for it."""
+"""Processes that share the memory of one device: never more than exists, and no memory is unused while another process
+waits for it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tests.support.daemon.lent import LentDaemon
 from tests.support.daemon.tenants import tenant, tenants
 
 MIB = 1 << 20 if BACKEND == "cpu" else 32 << 20
-"""Bytes in whose multiples memory is allocated here: on a GPU the step by which a pool of the driver grows."""
+"""Unit of allocations in bytes: on a GPU, the step by which a memory pool of the driver grows."""
 LIMIT = 256 * MIB
 DEVICES = {"memory_limit": LIMIT, "idle_timeout": "500ms", "context_memory": 0}
 
@@ -38,7 +39,7 @@ def shared(lent: LentDaemon) -> DaemonProcess:
 
 @pytest.fixture
 def pair_of(shared: DaemonProcess) -> Iterator[Callable[[], tuple[hearth.Device, hearth.Device]]]:
-    """A device as two sessions see it, each in a separate process."""
+    """Returns a function that opens one device in two sessions, each with a separate process."""
     nodes: list[hearth.Node] = []
 
     def make() -> tuple[hearth.Device, hearth.Device]:
@@ -57,7 +58,7 @@ def granted(daemon: DaemonProcess) -> list[int]:
 
 
 def hold(gpu: hearth.Device, mib: int) -> hearth.DeviceArray:
-    """Allocates memory, and waits until it is held."""
+    """Allocates memory, and waits until the allocation has completed."""
     array = gpu.empty(mib * MIB, np.uint8)
     gpu.synchronize()
     return array
@@ -95,10 +96,11 @@ def test_what_one_does_not_use_the_other_has(
 def test_an_allocation_waits_for_the_front_and_for_nothing_else(
     shared: DaemonProcess, pair_of: Callable[[], tuple[hearth.Device, hearth.Device]]
 ) -> None:
-    """Launches of the same session go on while one of its allocations waits, and all is in order afterwards."""
+    """Launches of the same session continue while one of its allocations waits, and all results are correct
+    afterwards."""
     one, other = pair_of()
     mine = hold(one, 120)
-    arrays = [other.full(MIB, number, np.uint8) for number in range(100)]  # a slab now and then
+    arrays = [other.full(MIB, number, np.uint8) for number in range(100)]  # some of these need a new slab
     for number, array in enumerate(arrays):
         assert (array.get()[::4096] == number).all()
     del mine
@@ -121,7 +123,7 @@ def test_what_a_process_held_is_had_by_others_when_it_has_ended(shared: DaemonPr
 def test_a_kept_window_is_kept(
     shared: DaemonProcess, pair_of: Callable[[], tuple[hearth.Device, hearth.Device]]
 ) -> None:
-    """Persistent memory is never reclaimed for others."""
+    """Persistent memory is never reclaimed for other processes."""
     one, other = pair_of()
     with one.persistent_memory():
         array = hold(one, 100)
@@ -173,7 +175,7 @@ def test_two_that_allocate_at_once_never_exceed_the_device_and_both_get_on(share
         now = granted(shared)
         samples.append(len(now))
         assert sum(now) <= LIMIT, now
-        time.sleep(0.005)  # whose processor is asked is theirs as well
+        time.sleep(0.005)  # leaves processor time to the processes under test
     end.set()
     for thread in threads:
         thread.join()
@@ -231,14 +233,14 @@ def test_a_quota_in_a_process_that_tenants_share(start_daemon: StartDaemon) -> N
         node.device(0).synchronize()
         hold(same.device(0), 45)
         gpu = same.device(0)
-        for _ in range(20):  # it frees before it allocates again, and sees no shortage
+        for _ in range(20):  # the session frees before it allocates again, and meets no shortage
             array = gpu.empty(45 * MIB, np.uint8)
             del array
         gpu.synchronize()
 
 
 def test_memory_of_another_tenant_is_never_visible(start_daemon: StartDaemon) -> None:
-    """Tenants share a process: whatever the pool hands out again has been cleared."""
+    """Tenants share a process: all memory that the pool reuses has been cleared."""
     config, tokens = tenants("x", "y", devices={**DEVICES, "isolation": "shared"})
     daemon = start_daemon(**config)
     sizes = (1, 100, 4096, 5000, 1 << 16, 1 << 20, (3 << 20) + 17)
@@ -257,7 +259,8 @@ def test_memory_of_another_tenant_is_never_visible(start_daemon: StartDaemon) ->
 
 @on_cpu
 def test_without_tenants_nothing_is_cleared(start_daemon: StartDaemon) -> None:
-    """The other test can fail: memory does come back as it was, and clearing costs nothing where it is not needed."""
+    """Shows that the previous test can fail: without tenants, memory is reused with its old contents, and clearing
+    costs nothing."""
     daemon = start_daemon(devices=DEVICES)
     with daemon.connect() as node:
         gpu = node.device(0)

@@ -1,4 +1,4 @@
-"""Published buffers: one copy for many sessions, read-only, for as long as anybody has it."""
+"""Published buffers: one copy for many sessions, read-only, for as long as any session has it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIRST = WEIGHTS.reshape(-1)[:1000]
 
 @pytest.fixture(params=["shared", "dedicated"])
 def other(request: pytest.FixtureRequest, daemon: DaemonProcess) -> Iterator[hearth.Device]:
-    """Another session's device: in the same process, or in a separate one."""
+    """The same device in another session, which has the same or a separate process."""
     with daemon.connect(isolation=request.param) as node:
         yield node.device(0)
 
@@ -54,7 +54,7 @@ def reason_of(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> str
 
 
 def failure_of(gpu: hearth.Device, call: Callable[[], object]) -> str:
-    """The reason of something that is sent one way."""
+    """Returns the reason of the failure of a one-way command."""
 
     def all_of_it() -> None:
         call()
@@ -71,7 +71,7 @@ def test_published_and_attached(gpu: hearth.Device, other: hearth.Device) -> Non
     w = other.attach("weights")
     assert (w.shape, w.dtype) == (x.shape, x.dtype)
     same(w)
-    same(x)  # which stays usable
+    same(x)  # the publisher can still use it
     (listed,) = other.published()
     assert listed == hearth.PublishedArray("weights", "default", x.nbytes, x.shape, x.dtype, 1)
     gpu.unpublish("weights")
@@ -87,8 +87,8 @@ def test_names(gpu: hearth.Device, other: hearth.Device) -> None:
     assert reason_of(gpu.publish, "a\nb", gpu.zeros(4)) == "INVALID_ARGUMENT"
     assert reason_of(other.attach, "nothing") == "NOT_PUBLISHED"
     assert reason_of(other.unpublish, "nothing") == "NOT_PUBLISHED"
-    assert reason_of(gpu.publish, "again", x) == "INVALID_ARGUMENT"  # one name a buffer
-    other.unpublish("weights")  # of the same tenant
+    assert reason_of(gpu.publish, "again", x) == "INVALID_ARGUMENT"  # a buffer has only one name
+    other.unpublish("weights")  # by another session of the same tenant
     assert reason_of(other.attach, "weights") == "NOT_PUBLISHED"
     x.publish("Gewichte, zweite Fassung")
     same(other.attach("Gewichte, zweite Fassung"))
@@ -138,7 +138,7 @@ def test_only_whole_buffers(gpu: hearth.Device, other: hearth.Device) -> None:
     x = gpu.asarray(WEIGHTS)
     for part in (x[1:], x[:, :10], x[:50], gpu.empty_pitched((3, 5), np.float32)):
         assert reason_of(part.publish, "part") == "INVALID_ARGUMENT"
-    x.reshape(-1).publish("all")  # a view of all of it
+    x.reshape(-1).publish("all")  # a view of the whole array
     same(other.attach("all"), WEIGHTS.reshape(-1))
     same(other.attach("all", shape=WEIGHTS.shape, dtype="f4"))
 
@@ -159,7 +159,7 @@ def test_zero_bytes(gpu: hearth.Device, other: hearth.Device) -> None:
     del x
 
 
-# ---- descriptions are another party's data ----
+# ---- descriptions are untrusted data ----
 
 
 def publish_raw(raw: Raw, name: str, size: int, description: bytes) -> None:
@@ -197,7 +197,7 @@ def test_descriptions_that_describe_nothing(raw: Raw, gpu: hearth.Device, descri
     assert reason_of(gpu.attach, "odd") == "INVALID_ARGUMENT"
     seen = gpu.attach("odd", dtype=np.uint8)
     same(seen, np.arange(16, dtype=np.uint8))
-    assert gpu.published()[0].attached == 1  # what could not be seen as an array is attached no more
+    assert gpu.published()[0].attached == 1  # the buffer whose description was invalid is not attached any more
 
 
 def test_description_that_does_not_fit(raw: Raw, gpu: hearth.Device) -> None:
@@ -211,7 +211,7 @@ def test_description_that_does_not_fit(raw: Raw, gpu: hearth.Device) -> None:
 
 
 def writes(raw: Raw, buffer: int) -> Iterator[tuple[str, Any]]:
-    """Single calls that would write to a buffer of 64 bytes."""
+    """Yields single calls that would write to a buffer of 64 bytes."""
     source = raw.buffer(bytes(64))
     yield "Write", c.Write(buffer=buffer, data=bytes(64))
     yield "Write", c.Write(buffer=buffer, offset=8, data=b"x")
@@ -250,7 +250,7 @@ def test_single_calls_that_write_are_refused(daemon: DaemonProcess, whose: str) 
             assert refusal.fix
             assert refusal.details["buffer"] == str(buffer)
         assert publisher.read(theirs, 64) == attacher.read(ours, 64) == data
-        # As a source it serves as ever.
+        # It can still be the source of a copy.
         target = session.buffer(bytes(64))
         session.call("Copy", c.Copy(destination=target, source=buffer, size=64))
         assert session.read(target, 64) == data
@@ -276,7 +276,7 @@ def test_one_way_writes_are_refused_and_spoil_nothing(gpu: hearth.Device, other:
 
 
 def test_uploads_to_it_are_refused(gpu: hearth.Device, other: hearth.Device) -> None:
-    """The uploads travel on separate streams."""
+    """The uploads are sent on separate gRPC streams."""
     host = np.arange(3 << 20, dtype=np.uint8)
     x = published(gpu, host=host)
     w = other.attach("weights")
@@ -309,7 +309,7 @@ def test_array_is_writable_again_without_importers(gpu: hearth.Device, other: he
     x = published(gpu)
     w = other.attach("weights")
     gpu.unpublish("weights")
-    assert failure_of(gpu, lambda: x.fill(1)) == "READ_ONLY"  # it is attached still
+    assert failure_of(gpu, lambda: x.fill(1)) == "READ_ONLY"  # it is still attached
     same(w)
     w.free()
     other.synchronize()
@@ -325,7 +325,7 @@ def test_array_is_writable_again_without_importers(gpu: hearth.Device, other: he
 
     wait_until(write, "the news that it is attached nowhere")
     same(x, np.full_like(WEIGHTS, 7))
-    x.publish("weights")  # where it is now
+    x.publish("weights")  # at its new address
     same(other.attach("weights"), np.full_like(WEIGHTS, 7))
 
 
@@ -340,7 +340,7 @@ def test_unpublished_buffer_is_the_publishers_own_at_once(gpu: hearth.Device) ->
 
 
 def reading(array: Any, out: hearth.DeviceArray) -> tuple[Any, ...]:
-    """Arguments of a saxpy that copies the first elements of the array, where `out` is zeros."""
+    """Returns the arguments of a saxpy that copies the first elements of the array to `out`, which holds zeros."""
     return np.float32(1), array, out, np.int32(out.size)
 
 
@@ -377,7 +377,7 @@ extern "C" __global__ void hold(const float* x) { while (!gate) {} }
 
 @pytest.mark.parametrize("whose", ["publisher", "attacher"])
 def test_launches_with_it_do_not_wait_for_each_other(gpu: hearth.Device, other: hearth.Device, whose: str) -> None:
-    """It counts as read, whether the client says so or not."""
+    """The array counts as read only, whether the client declares it or not."""
     x = published(gpu)
     array, device = (x, gpu) if whose == "publisher" else (other.attach("weights"), other)
     module = device.RawModule(code=HOLD)
@@ -385,7 +385,7 @@ def test_launches_with_it_do_not_wait_for_each_other(gpu: hearth.Device, other: 
     saxpy = common(device, "saxpy")
     out = device.zeros(1000, np.float32)
     side, holding = device.stream(), device.stream()
-    for _ in range(2):  # what the first launch loads waits for running kernels
+    for _ in range(2):  # the first launch loads code, which waits for running kernels
         gate.set(np.ones(1, np.int32), stream=side)
         module.get_function("hold")((1,), (1,), (array,), stream=holding, timeout=60)
         saxpy((4,), (256,), reading(array, out), stream=side)
@@ -418,11 +418,12 @@ def test_kernel_that_writes_takes_only_its_own_process(start_daemon: StartDaemon
         assert reason_of(w.get) == "BUFFER_LOST"
         same(x)
         wait_until(lambda: gpu.published()[0].attached == 0, "the end of its attachment")
-        same(bad.attach("weights"))  # in its new process
+        same(bad.attach("weights"))  # in the session's new process
 
 
 def test_graph_of_the_publisher_keeps_its_memory(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """Made while published, and launched after the memory has moved for another process."""
+    """The graph is captured while the array is published, and launched after the memory has been moved for another
+    process."""
     x = published(gpu)
     saxpy = common(gpu, "saxpy")
     out = gpu.zeros(1000, np.float32)
@@ -442,13 +443,13 @@ def test_what_a_graph_may_write_is_not_published(gpu: hearth.Device) -> None:
         add((1,), (100,), (x, np.int32(100)))
     assert reason_of(x.publish, "weights") == "INVALID_ARGUMENT"
     graph.launch()
-    same(x, np.ones(100, np.int32))  # and nothing has become of it
+    same(x, np.ones(100, np.int32))  # the array is unchanged
     variable = gpu.RawModule(code=HOLD).get_global("gate", np.int32)
     assert reason_of(variable.publish, "weights") == "INVALID_ARGUMENT"
 
 
 def test_launches_before_and_after_the_memory_is_relocated(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """Repeats a launch, byte for byte, while the buffer gets another address."""
+    """Repeats a launch, byte for byte, while the buffer's address changes."""
     x = published(gpu)
     saxpy = common(gpu, "saxpy")
     out = gpu.zeros(1000, np.float32)
@@ -483,13 +484,14 @@ def test_failed_contents_are_not_published(raw: Raw) -> None:
         buffer = raw.mint()
         stream.batch(
             c.Command(allocate=c.Allocate(buffer=buffer, size=16)),
-            c.Command(copy=c.Copy(destination=buffer, source=buffer, size=99)),  # spoils it
+            # fails, so that the contents are invalid
+            c.Command(copy=c.Copy(destination=buffer, source=buffer, size=99)),
         )
-        stream.ask(c.Command(memory_usage=c.MemoryUsage()))  # both have been tried by now
+        stream.ask(c.Command(memory_usage=c.MemoryUsage()))  # both commands have been executed by now
         request = device_pb2.PublishRequest(target=raw.target(), buffer=buffer, name="weights")
         assert refused(raw.device.Publish, request, timeout=TIMEOUT).reason is Reason.DEPENDENCY_FAILED
         again = c.Command(fill=c.Fill(buffer=buffer, size=16, pattern=b"\1"))
-        assert not stream.ask(again).HasField("error")  # its own as before, the name free
+        assert not stream.ask(again).HasField("error")  # the buffer is writable as before, and the name is free
         raw.device.Publish(request, timeout=TIMEOUT)
 
 
@@ -544,7 +546,7 @@ def test_lives_until_the_last_has_let_go(daemon: DaemonProcess, isolation: Any, 
 
 
 def in_use(daemon: DaemonProcess) -> int:
-    """Bytes of all sessions in all processes of device 0."""
+    """Returns the bytes in use by all sessions in all processes of device 0."""
     total = 0
     for line in daemon.get("/metrics").body.splitlines():
         if line.startswith("hearth_memory_in_use_bytes") and 'device="0"' in line:
@@ -563,7 +565,7 @@ def test_publishers_session_closes(daemon: DaemonProcess, isolation: Any) -> Non
         same(w)
         wait_until(lambda: other.published() == [], "the end of the name")
         assert reason_of(other.attach, "weights") == "NOT_PUBLISHED"
-        # It counts with who has it now.
+        # The memory is charged to the session that has it now.
         wait_until(lambda: other.memory_usage().bytes_in_use == WEIGHTS.nbytes, "the memory's new owner")
         wait_until(lambda: in_use(daemon) == base + WEIGHTS.nbytes, "one copy")
         same(w)
@@ -587,7 +589,7 @@ def test_attachers_session_closes(gpu: hearth.Device, daemon: DaemonProcess) -> 
 
 
 def test_many_processes_hand_it_on(start_daemon: StartDaemon) -> None:
-    """The memory outlives one process after another, and counts with one that has it."""
+    """The memory outlives one process after another, and is charged to one that has it."""
     daemon = start_daemon()
     base = in_use(daemon)
     with contextlib.ExitStack() as stack:
@@ -614,7 +616,7 @@ def test_publishers_process_is_killed(start_daemon: StartDaemon) -> None:
         os.kill(daemon.device_pid(), signal.SIGKILL)
         for _ in range(50):
             same(far)
-        with contextlib.suppress(hearth.DeviceLostError):  # told of where work was under way
+        with contextlib.suppress(hearth.DeviceLostError):  # raised if work was pending
             gpu.synchronize()
         assert reason_of(x.get) == reason_of(near.get) == "BUFFER_LOST"
         assert other.published() == []
@@ -660,7 +662,7 @@ def test_client_is_killed(brief: DaemonProcess, what: str, tmp_path: Path) -> No
         wait_until(lambda: gpu.memory_usage().bytes_in_use == (0 if mine is None else 8000), "the memory's return")
 
 
-# ---- numbers ----
+# ---- limits ----
 
 
 def test_memory_counts_once(gpu: hearth.Device, daemon: DaemonProcess) -> None:
@@ -684,7 +686,7 @@ def test_memory_counts_once(gpu: hearth.Device, daemon: DaemonProcess) -> None:
 
 @on_cpu
 def test_no_room_for_a_copy_that_others_can_map(start_daemon: StartDaemon) -> None:
-    """The attaching session gets the error; the publishing one notices nothing."""
+    """The attaching session gets the error; the publishing session is unaffected."""
     daemon = start_daemon(devices={"memory_limit": "96MiB"})
     host = np.arange(60 << 20, dtype=np.uint8)
     with daemon.connect() as node, daemon.connect(isolation="dedicated") as second:
@@ -692,7 +694,7 @@ def test_no_room_for_a_copy_that_others_can_map(start_daemon: StartDaemon) -> No
         x = published(gpu, "big", host)
         assert reason_of(other.attach, "big") == "OUT_OF_MEMORY"
         assert gpu.published()[0].attached == 0
-        same(gpu.attach("big"), host)  # in its own process it takes none
+        same(gpu.attach("big"), host)  # in its own process it needs no memory
         small = published(gpu, "small")
         same(other.attach("small"))
         same(x, host)
@@ -704,10 +706,11 @@ def test_no_room_for_a_copy_that_others_can_map(start_daemon: StartDaemon) -> No
 
 
 def test_big_buffer_attaches_in_milliseconds(daemon: DaemonProcess, gpu: hearth.Device, other: hearth.Device) -> None:
-    """The limit is on the processor time of front and device process, for sixteen times that many bytes in all."""
+    """The limit is on the processor time of front and device process, for sixteen times that number of bytes in
+    total."""
     host = np.arange(64 << 20, dtype=np.uint8)
     x = published(gpu, host=host)
-    other.attach("weights").free()  # for another process: its memory is moved once
+    other.attach("weights").free()  # for another process, so that the memory is moved once now
     other.synchronize()
     pids = (daemon.process.pid, daemon.device_pid())
     used = sum(map(processor_seconds, pids))
@@ -724,7 +727,7 @@ def test_a_hundred_attachments(gpu: hearth.Device, other: hearth.Device) -> None
     arrays = [other.attach("weights") for _ in range(100)]
     for array in arrays[::10]:
         same(array)
-    assert gpu.published()[0].attached == 1  # sessions
+    assert gpu.published()[0].attached == 1  # it counts sessions
     del array, arrays
     other.synchronize()
     wait_until(lambda: gpu.published()[0].attached == 0, "the end of all")
@@ -732,7 +735,7 @@ def test_a_hundred_attachments(gpu: hearth.Device, other: hearth.Device) -> None
 
 
 def test_unpublishing_and_attaching_at_once(daemon: DaemonProcess, other: hearth.Device) -> None:
-    """An attach yields the whole array or fails with a clear error."""
+    """An attach either returns the whole array or fails with a clear error."""
     stop = threading.Event()
     wrong: list[BaseException] = []
     got = 0
@@ -800,11 +803,12 @@ def test_other_tenants_attach_what_they_are_granted(start_daemon: StartDaemon, i
             with pytest.raises(hearth.InvalidHandleError) as absent:
                 device.attach("absent", tenant="alice")
             assert there.value.message.replace(name, "absent") == absent.value.message
-        assert reason_of(bob.attach, "public") == "NOT_PUBLISHED"  # his own tenant has none of that name
+        # bob's own tenant has published no buffer of that name
+        assert reason_of(bob.attach, "public") == "NOT_PUBLISHED"
         assert reason_of(bob.unpublish, "granted") == "NOT_PUBLISHED"
         assert [(one.tenant, one.name) for one in bob.published()] == [("alice", "granted"), ("alice", "public")]
         assert [one.name for one in carol.published()] == ["public"]
-        bob.zeros(3).publish("public")  # names are a tenant's own
+        bob.zeros(3).publish("public")  # each tenant has its own names
         assert [one.tenant for one in bob.published()] == ["bob", "alice", "alice"]
         assert alice.memory_usage().bytes_in_use == 1200
         assert bob.memory_usage().bytes_in_use == 24

@@ -1,4 +1,4 @@
-"""Publish and AttachBuffer asked for once more, because the connection broke before the answer came."""
+"""Publish and AttachBuffer repeated by the client, because the connection broke before the answer arrived."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def raw(cutter: Cutter) -> Iterator[Raw]:
 
 @contextmanager
 def written_slowly(daemon: DaemonProcess, raw: Raw, buffer: int) -> Iterator[threading.Event]:
-    """A Write of the buffer that ends when the event is set: what is asked of the buffer next waits until then. On a
-    separate connection, which the test does not cut."""
+    """Starts a Write of the buffer that ends when the event is set, on a connection that the test does not cut: later
+    commands on the buffer wait for it."""
     ends = threading.Event()
 
     def requests() -> Iterator[Any]:
@@ -73,14 +73,14 @@ def test_a_publish_whose_answer_is_lost_succeeds_when_it_is_asked_again(
         assert first.code() is grpc.StatusCode.UNAVAILABLE
         again = None if done else raw.device.Publish.future(request, timeout=TIMEOUT, wait_for_ready=True)
         ends.set()
-    # gRPC may have put it on the connection that was cut, before it noticed.
+    # gRPC may have sent it on the cut connection before it noticed the cut.
     assert again is None or again.code() in (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE)
     wait_until(lambda: attached(gpu) == [("w", 0)], "its name")
     for _ in range(2):
         raw.device.Publish(request, timeout=TIMEOUT, wait_for_ready=True)
     assert attached(gpu) == [("w", 0)] and daemon.gauge("buffers_published") == 1
     assert gpu.attach("w", dtype="uint8", shape=len(DATA)).get().tobytes() == DATA
-    # What is not the same is refused as ever.
+    # A different request is refused as usual.
     for change in ({"buffer": another}, {"tenants": ["*"]}, {"description": b""}):
         fields = {"buffer": buffer, "name": "w", "description": b"d", **change}
         other = device_pb2.PublishRequest(target=raw.target(), **fields)

@@ -1,4 +1,5 @@
-"""Objects made and freed again and again leave nothing: the soak in small, for what grows with each turn."""
+"""Objects created and freed repeatedly leave nothing behind: a short soak test for resources that grow with each
+turn."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from tests.support.daemon.kernels import COMMON, saxpy_works
 
 TURNS = 120
 MAPS = 20
-"""Mappings more: the allocator's."""
+"""Number of additional mappings that the allocator may make."""
 PRIVATE_KIB = 12 << 10
 
 
 def modules(daemon: DaemonProcess) -> Callable[[], None]:
-    """Code that is loaded, run and unloaded. Each has separate mappings, of which a process may have 65530."""
+    """Modules that are loaded, run and unloaded. Each has separate mappings, of which a process may have 65530."""
     node = daemon.connect()
     gpu = node.device(0)
 
@@ -75,7 +76,7 @@ def published(daemon: DaemonProcess) -> Callable[[], None]:
 
 
 def communicators(daemon: DaemonProcess) -> Callable[[], None]:
-    """A rank that comes too late has its operation given up, and the next one works."""
+    """A rank that arrives too late makes its operation fail, and the next operation works."""
     node = daemon.connect()
     group = hearth.Group(node.devices)
 

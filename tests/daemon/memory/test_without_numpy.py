@@ -1,4 +1,5 @@
-"""A client that has not imported NumPy: what it can do without, and that its arrays are no others with it."""
+"""A client that has not imported NumPy: the operations that work without it, and equal results of arrays with and
+without it."""
 
 from __future__ import annotations
 
@@ -123,7 +124,7 @@ def test_it_is_not_imported_where_it_can_be(daemon: DaemonProcess, way: str) -> 
     assert said(daemon, "as it is", getattr(daemon, way)).splitlines()[-2:] == ["True as it is", "True 123456.0"]
 
 
-# ---- the same arrays, with NumPy and without ----
+# ---- the same arrays with and without NumPy ----
 
 TYPES = ["bool", "int8", "uint16", "int32", "int64", "uint64", "float32", "float64"]
 SMALL = st.integers(-3, 300)
@@ -131,7 +132,7 @@ NUMBERS = st.one_of(SMALL, st.floats(-4, 300, width=32), st.booleans(), st.just(
 
 
 def held(values: list[Any], name: str) -> Any:
-    """Values in a buffer of Python's own."""
+    """Returns the values in a memoryview, which needs no NumPy."""
     found = dtypes.named(name)
     assert found is not None
     data = np.asarray(values).astype(name).tobytes()
@@ -143,7 +144,7 @@ def put(x: hearth.DeviceArray, values: Any) -> None:
 
 
 Step = Callable[[hearth.DeviceArray, hearth.DeviceArray], Any]
-"""Operation on an array, and on another of the same type that was made in the other way."""
+"""An operation on an array, and on another array of the same type that was created the other way."""
 
 STEPS: st.SearchStrategy[tuple[str, Step]] = st.one_of(
     st.sampled_from([
@@ -192,7 +193,7 @@ def outcome(step: Step, x: hearth.DeviceArray, y: hearth.DeviceArray) -> str:
     except Exception as error:
         said = re.sub(
             r"\(.*int too .*?\)", "", str(error)
-        )  # what NumPy says there depends on which of its two int64 it is
+        )  # NumPy's text depends on which of its two int64 types it is
         return f"{type(error).__name__}: {said}"
 
 
@@ -243,10 +244,10 @@ def test_asyncs_arrays_are_read_into_buffers(daemon: DaemonProcess, monkeypatch:
 
 @pytest.mark.parametrize("count", [4, 100_000, 2_000_000])
 def test_a_buffer_takes_what_get_takes(gpu: hearth.Device, count: int) -> None:
-    """The bytes come in a batch, through shared memory, and directly into pinned memory."""
+    """The bytes are received in a batch, through shared memory, or directly into pinned memory."""
     host = np.arange(count, dtype=np.float32)
     x = gpu.asarray(host)
-    for _ in range(6):  # also as a habit
+    for _ in range(6):  # repeated, so that the optimised path is used too
         back = bytearray(x.nbytes)
         assert x.readinto(back) == x.nbytes and back == host.tobytes()
     pinned = hearth.empty_pinned(count, np.float32)

@@ -19,7 +19,7 @@ from tests.support.daemon.tenants import tenants
 
 
 def refused_start(*arguments: str) -> str:
-    """Returns the last line of a daemon that does not start; it has ended by itself."""
+    """Starts a daemon that must refuse to start; returns the last line of its error output."""
     quiet = ["--http", "127.0.0.1:0", "--lanes", "", "--log-level", "error"]
     done = hearthd("serve", "--backend", BACKEND, *quiet, *arguments)
     assert done.returncode in (1, 2), done
@@ -117,7 +117,8 @@ def test_the_environment_configures_and_is_checked(tmp_path: Path) -> None:
 
 
 def test_what_check_config_says(tmp_path: Path) -> None:
-    """A file in either place, flags and environment with it; warnings as errors on request, and all of it as JSON."""
+    """A file given in either position, with flags and environment variables; warnings as errors on request, and the
+    report as JSON."""
     path = tmp_path / "hearth.toml"
     path.write_text("[listen]\ngrpc = ''\n[devices]\nbackend = 'cpu'\n[sessions]\nlease = '5s'\n")
     assert hearthd("check-config", str(path)).stdout == "ok\n" == hearthd("check-config", "-c", str(path)).stdout
@@ -169,15 +170,15 @@ def test_a_client_only_install_says_what_the_daemon_needs(tmp_path: Path) -> Non
 
 
 def test_daemon_without_tenants_warns_that_its_port_is_open(start_daemon: StartDaemon) -> None:
-    """The warning comes once, at the start: every login of the host may do everything by the TCP port; with tenants it
-    may not."""
+    """The warning is logged once, at the start: every login of the host may do everything through the TCP port, unless
+    tenants are configured."""
     assert start_daemon().log().count("open_to_everybody") == 1
     assert "open_to_everybody" not in start_daemon(**tenants("alice")[0]).log()
 
 
 @pytest.mark.parametrize(("access", "mode"), [("auto", 0o600), ("owner", 0o600), ("all", 0o666)])
 def test_who_may_connect_to_the_unix_socket(start_daemon: StartDaemon, access: str, mode: int) -> None:
-    """All, where that is configured: with a token, as a pod of another user comes."""
+    """Every user may connect if `all` is set, with a token: for example a pod with another user id."""
     config, tokens = tenants("alice", listen={"unix_access": access})
     daemon = start_daemon(**config)
     assert daemon.socket.stat().st_mode & 0o777 == mode

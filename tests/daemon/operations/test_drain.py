@@ -1,4 +1,4 @@
-"""Draining and stopping: the notifications, what is waited for and for how long, and that the end is clean."""
+"""Draining and stopping: the notifications, the work that is waited for and for how long, and a clean end."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tests.support.daemon.slow_compile import SLOW
 from tests.support.timing import LATE
 
 SOON = 2 * LATE
-"""Seconds within which a daemon that has nothing to wait for is gone, on a machine that has other things to do."""
+"""Seconds within which a daemon without pending work has ended, on a busy machine."""
 SAME_SIGNAL_S = 0.3
-"""A signal that comes sooner after another is taken for the same one."""
+"""Seconds within which a second signal is treated as the same signal."""
 
 
 def ended(daemon: DaemonProcess, since: float) -> float:
-    """Waits for the clean end; how long after `since` it came."""
+    """Waits for the clean end; returns the seconds from `since` until then."""
     assert daemon.process.wait(60) == 0, daemon.log()[-4000:]
     return time.monotonic() - since
 
@@ -60,14 +60,14 @@ def test_clients_are_notified_of_a_drain_and_continue(start_daemon: StartDaemon)
         daemon.connect()
     assert caught.value.reason == "DRAINING" and caught.value.fix
     assert caught.value.retry_after is not None and 10 < caught.value.retry_after <= 60
-    assert (x.get() == 7).all()  # over a separate stream
+    assert (x.get() == 7).all()  # on a separate stream
     saxpy_works(node.devices[-1])
     node.close()
     assert ended(daemon, began) < SOON
 
 
 def test_the_event_on_every_stream(start_daemon: StartDaemon) -> None:
-    """The event comes on open streams, and on those that are opened from then on."""
+    """The event is sent on open streams, and on streams that are opened afterwards."""
     daemon = start_daemon(cpu_count=2, drain_timeout="60s")
     with Raw(daemon.unix) as raw:
         with raw.execute() as early:
@@ -97,7 +97,7 @@ def test_an_operator_drains_and_a_signal_ends_it(start_daemon: StartDaemon) -> N
 
 
 def frames(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
-    """HTTP/2 frames, type and payload, until the other side closes (RFC 9113, section 4.1)."""
+    """Yields the type and payload of HTTP/2 frames until the other side closes (RFC 9113, section 4.1)."""
     data = b""
     while True:
         while len(data) >= 9 and len(data) >= 9 + (size := int.from_bytes(data[:3], "big")):
@@ -116,7 +116,7 @@ GOAWAY, NO_ERROR = 7, 0
 
 
 def test_an_idle_connection_is_sent_away(start_daemon: StartDaemon) -> None:
-    """GOAWAY without an error: its client connects elsewhere for its next call, and loses none."""
+    """GOAWAY without an error: the client opens a new connection for its next call, and loses none."""
     daemon = start_daemon()
     host, _, port = daemon.grpc.rpartition(":")
     with socket.create_connection((host, int(port))) as connection:
@@ -130,7 +130,7 @@ def test_an_idle_connection_is_sent_away(start_daemon: StartDaemon) -> None:
     assert ended(daemon, began) < SOON
 
 
-# ---- what is waited for ----
+# ---- work that is waited for ----
 
 
 def test_work_under_way_ends_in_peace(start_daemon: StartDaemon) -> None:
@@ -179,7 +179,7 @@ def test_an_endless_kernel_has_its_time_and_no_more(start_daemon: StartDaemon) -
 
 
 def test_a_rank_that_never_comes(start_daemon: StartDaemon) -> None:
-    """A collective that waits, on every device, is given up with its session."""
+    """A collective that waits on every device fails with its session."""
     daemon = start_daemon(cpu_count=2, drain_timeout="300ms")
     raw = Raw(daemon.unix)
     if len(raw.opened.devices) < 2:
@@ -197,7 +197,7 @@ def test_a_rank_that_never_comes(start_daemon: StartDaemon) -> None:
 
 
 def test_a_compile_under_way(start_daemon: StartDaemon) -> None:
-    """Its worker ends with the daemon."""
+    """The compile worker ends with the daemon."""
     daemon = start_daemon()
     raw = Raw(daemon.unix)
     load = c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=SLOW.encode())
@@ -209,7 +209,7 @@ def test_a_compile_under_way(start_daemon: StartDaemon) -> None:
     raw.channel.close()
 
 
-# ---- at once ----
+# ---- immediate ends ----
 
 
 def test_a_second_signal_while_it_drains(start_daemon: StartDaemon) -> None:
@@ -226,7 +226,7 @@ def test_a_second_signal_while_it_drains(start_daemon: StartDaemon) -> None:
 
 
 def test_a_second_signal_while_it_stops(start_daemon: StartDaemon) -> None:
-    """It waits for a device process that does not listen; the second signal ends that."""
+    """The daemon waits for a device process that does not respond; the second signal ends the wait."""
     daemon = start_daemon(drain_timeout="0s")
     node = daemon.connect()
     node.device(0).synchronize()
@@ -245,12 +245,12 @@ def test_a_device_process_that_does_not_listen_is_killed(start_daemon: StartDaem
     assert "device_killed" in daemon.log()
 
 
-# ---- while it starts ----
+# ---- during the start ----
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_signal_while_it_starts(cache: Path, tmp_path: Path, seed: int) -> None:
-    """Whenever it comes, the daemon ends and leaves nothing."""
+    """Whenever the signal comes, the daemon ends and leaves nothing behind."""
     mark = f"starting-{os.getpid()}-{seed}-{time.monotonic_ns()}"
     arguments = ["--backend", BACKEND, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--lanes", ""]
     arguments += ["--unix", str(tmp_path / "s")]
@@ -259,11 +259,11 @@ def test_a_signal_while_it_starts(cache: Path, tmp_path: Path, seed: int) -> Non
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment(**{MARK: mark, "HEARTH_CACHE_DIR": str(cache)}),
     )  # fmt: skip
-    time.sleep(random.Random(seed).uniform(0.1, 1.2))  # the moment is what is tried
+    time.sleep(random.Random(seed).uniform(0.1, 1.2))  # a random moment
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     _, said = process.communicate(timeout=30)
-    assert process.returncode in (0, -signal.SIGTERM), said  # -15: it had not begun yet
+    assert process.returncode in (0, -signal.SIGTERM), said  # -15: the handler was not installed yet
     assert time.monotonic() - began < LATE
     wait_until(lambda: not marked(mark), "the end of what it had started", 5)
     assert not (tmp_path / "s").exists() and "Traceback" not in said
@@ -273,7 +273,7 @@ def test_a_signal_while_it_starts(cache: Path, tmp_path: Path, seed: int) -> Non
 
 
 def _listen(end: socket.socket, told: list[str]) -> None:
-    with contextlib.suppress(OSError):  # the test is over
+    with contextlib.suppress(OSError):  # the test has ended
         while True:
             told.append(end.recv(4096).decode())
 
@@ -281,7 +281,7 @@ def _listen(end: socket.socket, told: list[str]) -> None:
 def test_messages_to_systemd_during_a_drain(
     start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """READY; then STOPPING, with more time asked for again and again as long as it drains."""
+    """READY; then STOPPING, with repeated requests for more time while it drains."""
     told: list[str] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(str(tmp_path / "notify"))

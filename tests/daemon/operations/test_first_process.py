@@ -1,4 +1,4 @@
-"""hearthd as process 1 of its namespace, as in a container: it waits for what it inherits, and ends as everywhere."""
+"""hearthd as process 1 of a PID namespace, as in a container: it reaps inherited processes, and ends as usual."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENDLESS = r'extern "C" __global__ void endless(volatile int* x) { while (x[0] =
 
 
 def _namespace() -> list[str]:
-    """The command that runs another one as process 1. Skips the test where that is not allowed."""
+    """Returns the command that runs another one as process 1. Skips the test if namespaces are not permitted."""
     unshare = shutil.which("unshare")
     if unshare is None:
         pytest.skip("unshare (util-linux) is not installed")
@@ -54,10 +54,10 @@ class Namespace:
         assert line.startswith("hearthd ready"), (folder / "log").read_text()
         children = Path(f"/proc/{self.unshare.pid}/task/{self.unshare.pid}/children").read_text()
         self.pid = int(children.split()[0])
-        """Process id of process 1, as seen from here."""
+        """Process id of process 1, in the namespace of the test."""
 
     def states(self) -> dict[int, str]:
-        """The state of each process of the namespace."""
+        """Returns the state of each process of the namespace."""
         found, ours = {}, Path(f"/proc/{self.pid}/ns/pid").readlink()
         for entry in Path("/proc").iterdir():
             try:
@@ -80,7 +80,7 @@ class Namespace:
 
 @pytest.fixture
 def first(cache: Path) -> Iterator[Namespace]:
-    folder = Path(tempfile.mkdtemp(prefix="hearth-test-"))  # short, for the path of a socket
+    folder = Path(tempfile.mkdtemp(prefix="hearth-test-"))  # a short path, because it contains a socket
     process = Namespace(folder, cache)
     yield process
     process.end()
@@ -105,9 +105,9 @@ def test_sigterm_drains_and_ends_process_1(first: Namespace) -> None:
     x = node.device(0).full(4, 7, np.int32)
     os.kill(first.pid, signal.SIGTERM)
     wait_until(lambda: node.draining, "the drain")
-    assert (x.get() == 7).all()  # running sessions go on
+    assert (x.get() == 7).all()  # open sessions continue
     node.close()
     begin = time.monotonic()
     assert first.unshare.wait(START_S) == 0
-    assert time.monotonic() - begin < LATE  # it did not wait for its time to run out
+    assert time.monotonic() - begin < LATE  # it ended before its drain timeout
     assert not first.socket.exists()

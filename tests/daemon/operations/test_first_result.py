@@ -1,4 +1,4 @@
-"""Work of a new client process before its first result: times cannot be tested, their causes can."""
+"""Work of a new client process before its first result: durations cannot be tested reliably, but their causes can."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ NOT_NEEDED = {
     "urllib.parse", "grpc", "asyncio", "logging", "ssl", "google.protobuf", "hearth_proto.v1", "hearth_proto.polling",
     "hearth.arrays.strided", "hearth.transport.memory_segments", "hearth.transfer.shared", "mmap",
 }  # fmt: skip
-"""Modules that a first result does without, and that together take longer than all that it needs of Hearth."""
+"""Modules that are not needed for a first result, and that together take longer to import than all that Hearth needs
+for it."""
 
 
 STEPS = """
@@ -86,7 +87,7 @@ def test_it_imports_what_it_needs_and_no_more(daemon: DaemonProcess) -> None:
 
 
 def test_further_steps_import_nothing_more(daemon: DaemonProcess) -> None:
-    """An import between two steps takes 20 ms, in which nothing else of the client's work is done."""
+    """An import between two steps takes 20 ms, in which the client does no other work."""
     code = PROGRAM.replace("    loaded = set(sys.modules)", STEPS + "    loaded = set(sys.modules)")
     assert code != PROGRAM
     found = first_result(daemon, code)

@@ -1,4 +1,5 @@
-"""Health as strangers and probes see it: gRPC, `/readyz` and `hearth status` agree, and no watcher delays another."""
+"""Health for unauthenticated callers and probes: gRPC, `/readyz` and `hearth status` agree, and no watcher delays
+another."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def check(stub: Any, name: str = "") -> int:
 
 
 def watch(stub: Any, name: str = "") -> queue.SimpleQueue[int]:
-    """The statuses of a name as they come."""
+    """Returns a queue that receives the statuses of a service name as they arrive."""
     seen: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def read() -> None:
@@ -59,7 +60,8 @@ def statuses(frames: Iterator[Frame], stream: int) -> Iterator[int]:
 
 
 def surfaces(daemon: DaemonProcess, stub: Any) -> tuple[bool, bool, bool, bool, bool]:
-    """Returns the readiness by each: gRPC's node, `/readyz`, `hearth status`, its exit code, and the metric."""
+    """Returns the readiness according to gRPC's health of the node, `/readyz`, `hearth status`, its exit code, and the
+    metric."""
     command = [sys.executable, "-m", "hearth.cli.main", "status", daemon.unix, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=False)
     assert done.stdout, done.stderr
@@ -110,7 +112,7 @@ def test_stopped_device_that_does_not_continue_is_replaced(start_daemon: StartDa
         assert device.get(timeout=20) == SERVING
         os.kill(daemon.device_pid(), signal.SIGSTOP)
         assert device.get(timeout=20) == NOT_SERVING
-        assert device.get(timeout=60) == SERVING  # the next one
+        assert device.get(timeout=60) == SERVING  # the next process
         assert daemon.generation() == 2
         agree(daemon, stub, ready=True)
 
@@ -126,7 +128,8 @@ def test_lost_device_is_seen_everywhere(start_daemon: StartDaemon) -> None:
 
 
 def test_watcher_that_grants_no_window_delays_no_other(start_daemon: StartDaemon) -> None:
-    """While it reads nothing the daemon drains; every other caller hears of it, and it does when it reads."""
+    """While the watcher reads nothing, the daemon drains; every other caller is notified, and so is the watcher when it
+    reads."""
     daemon = start_daemon(drain_timeout="60s")
     with daemon.connect() as node, stub_of(daemon.unix) as stub, Http2(daemon.grpc, window=0) as stranger:
         saxpy_works(node.device(0))
@@ -163,7 +166,7 @@ def test_watchers_are_limited_for_each_address_and_in_all(start_daemon: StartDae
         assert [watch(unix).get(timeout=20) for _ in range(2)] == [SERVING] * 2
         with pytest.raises(grpc.RpcError) as caught:
             next(unix.Watch(health_pb2.HealthCheckRequest(), timeout=20))
-        assert "the most here" in caught.value.details()  # type: ignore[attr-defined]
+        assert "which is the maximum" in caught.value.details()  # type: ignore[attr-defined]
         assert check(tcp) == check(unix) == SERVING  # a probe is never refused
         page = daemon.get("/metrics").body
         assert 'hearth_health_watcher_faults_total{why="address"} 4.0' in page

@@ -1,4 +1,4 @@
-"""`hearthd health`, and gRPC's own probes, against a daemon that asks everybody else for a token."""
+"""`hearthd health`, and gRPC health probes, against a daemon that requires a token from all other callers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture(scope="module")
 def guarded(cache: Path, authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """A daemon with TLS and a tenant, whose certificate has another name than it is reached by."""
+    """A daemon with TLS and a tenant, whose certificate has another name than its address."""
     folder = tmp_path_factory.mktemp("tls")
     issued = authority.issue_cert("gpu-box.example.org")
     certificate, key = folder / "tls.pem", folder / "tls.key"
@@ -61,12 +61,12 @@ def test_grpc_probes_need_no_token(guarded: DaemonProcess, authority: trustme.CA
         for service in ("", "device/0", "hearth.v1.NodeService", "hearth.v1.DeviceService"):
             request = health_pb2.HealthCheckRequest(service=service)
             assert stub.Check(request, timeout=10).status == health_pb2.HealthCheckResponse.SERVING, service
-            wrong = (("authorization", "Bearer unknown"),)  # a probe that shows something is answered all the same
+            wrong = (("authorization", "Bearer unknown"),)  # a probe with an invalid token is answered nevertheless
             assert stub.Check(request, timeout=10, metadata=wrong).status == health_pb2.HealthCheckResponse.SERVING
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="device/0"), timeout=10)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         watch.cancel()
-    with pytest.raises(hearth.HearthError):  # where everybody else is asked
+    with pytest.raises(hearth.HearthError):  # all other callers need a token
         hearth.connect(guarded.unix)
 
 
@@ -85,7 +85,13 @@ def test_health_over_tls(health: Health, guarded: DaemonProcess) -> None:
     ("arguments", "env", "code", "says"),
     [
         (("--service", "device/9"), {}, 1, "knows no service 'device/9'"),
-        (("--unix", "/nowhere/hearth.sock"), {}, 1, "unix:/nowhere/hearth.sock cannot be asked"),
+        (
+            ("--unix", "/nowhere/hearth.sock"),
+            {},
+            1,
+            "unix:/nowhere/hearth.sock cannot be asked: there is no such socket. Fix: start",
+        ),
+        ((), {"HEARTH_LISTEN_UNIX": "", "HEARTH_LISTEN_GRPC": "127.0.0.1:1"}, 1, "no daemon listens there. Fix: start"),
         ((), {"HEARTH_LISTEN_UNIX": "", "HEARTH_LISTEN_GRPC": ""}, 2, "set listen.unix"),
         ((), {"HEARTH_LISTEN_UNIX": "", "HEARTH_LISTEN_GRPC": "127.0.0.1:0"}, 2, "no fixed port"),
     ],

@@ -1,4 +1,4 @@
-"""The page of metrics: what it says of sessions and tenants, who sees what, and what it costs."""
+"""The metrics page: its values for sessions and tenants, access to it, and its cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENOUGH_S = 0.1
 
 
 def value(daemon: DaemonProcess, name: str, token: str = "", **labels: str) -> float | None:
-    """Returns the value of the one sample that has these labels; None: there is none."""
+    """Returns the value of the sample with these labels; None if there is none."""
     for family in text_string_to_metric_families(daemon.get("/metrics", token).body):
         for sample in family.samples:
             if sample.name == f"hearth_{name}" and labels.items() <= sample.labels.items():
@@ -42,7 +42,7 @@ def test_what_ends_sessions(start_daemon: StartDaemon) -> None:
         with contextlib.ExitStack() as stack:
             victim = stack.enter_context(daemon.connect())
             operator.end_session(victim.session_id)
-            stack.pop_all()  # there is nothing left to close
+            stack.pop_all()  # the session cannot be closed again
         assert ended("operator") == 1
         with grpc.insecure_channel(daemon.unix) as channel:
             node_pb2_grpc.NodeServiceStub(channel).OpenSession(node_pb2.OpenSessionRequest(client_name="gone"))
@@ -52,7 +52,7 @@ def test_what_ends_sessions(start_daemon: StartDaemon) -> None:
 
 
 def test_sessions_that_are_used_and_closed_leave_no_error_behind(start_daemon: StartDaemon) -> None:
-    """Whatever way they come."""
+    """Covers sessions over every kind of connection."""
     daemon = start_daemon()
 
     def errors() -> dict[str, float]:
@@ -115,7 +115,7 @@ def test_quotas_and_who_sees_them(start_daemon: StartDaemon) -> None:
 
 
 def test_a_tenant_sees_its_own_share_and_an_observer_all(start_daemon: StartDaemon) -> None:
-    """The work of others on a device cannot be read off a difference between totals and one's own."""
+    """The work of other tenants on a device cannot be computed as the difference between totals and one's own share."""
     config, tokens = tenants("mine", "other", tenant("watch", rights=["observe"]))
     daemon = start_daemon(**config)
     with daemon.connect(token=tokens["mine"]) as mine, daemon.connect(token=tokens["other"]) as other:

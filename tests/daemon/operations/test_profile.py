@@ -1,4 +1,4 @@
-"""Profiles: device time of a stretch of work, however they nest and overlap."""
+"""Profiles: device time of a section of work, with profiles that nest and overlap."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ HELD = 0.05
 
 
 def hold_for(gpu: hearth.Device, seconds: float = HELD, stream: hearth.Stream | None = None) -> None:
-    """A kernel that runs at least so long on the device, opened from the host's clock."""
+    """Runs a kernel for at least `seconds` on the device, released by the host."""
     with gated(gpu) as gate:
         started = gpu.event()
         (stream or gpu.current_stream).record(started)
         gate.hold(stream=stream)
         started.synchronize()
-        time.sleep(seconds)  # the measured quantity itself
+        time.sleep(seconds)  # the duration that is measured
 
 
 def test_the_time_is_the_devices(gpu: hearth.Device) -> None:
-    hold_for(gpu, 0)  # compiled and loaded
+    hold_for(gpu, 0)  # compiles and loads the kernel
     with gpu.profile() as profile:
         began = time.perf_counter()
         hold_for(gpu)
@@ -118,12 +118,12 @@ def test_an_exception_inside_is_the_news(gpu: hearth.Device) -> None:
 
 
 def bad_launch(gpu: hearth.Device, stream: hearth.Stream | None = None) -> None:
-    """Fails for its number of arguments."""
+    """Submits a launch that fails because of its number of arguments."""
     common(gpu, "add_one")((1,), (1,), (np.uint64(0),), stream=stream)
 
 
 def test_a_failing_compile_is_the_profiles_alone(gpu: hearth.Device) -> None:
-    """CubeCL: consumed by the profile, the next flush is clean and the device serves."""
+    """Same behaviour as CubeCL: the profile consumes the error, the next flush succeeds, and the device works."""
     x = gpu.zeros(1, np.int32)
     with pytest.raises(hearth.CompileError, match="undeclared"), gpu.profile():
         gpu.RawKernel('extern "C" __global__ void f(int* x) { *x = undeclared; }', "f")((1,), (1,), (x,))
@@ -139,7 +139,7 @@ def test_nested_profiles_both_fail_and_the_error_is_raised_once(gpu: hearth.Devi
     bad_launch(gpu)
     with pytest.raises(hearth.LaunchError, match="add_one"):
         inner.__exit__(None, None, None)
-    with pytest.raises(hearth.HearthError, match="launch add_one failed in it") as caught:
+    with pytest.raises(hearth.HearthError, match="launch add_one failed while it was measured") as caught:
         outer.__exit__(None, None, None)
     assert caught.value.reason == "PROFILE_INVALID" and caught.value.details["cause"] == "LAUNCH_INVALID"
     gpu.synchronize()
@@ -149,7 +149,7 @@ def test_an_error_told_inside_is_not_told_again(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.LaunchError), gpu.profile():
         bad_launch(gpu)
         gpu.synchronize()
-    for _ in range(2):  # the profile's own answer has come by the second
+    for _ in range(2):  # the answer of the profile itself has arrived by the second
         gpu.synchronize()
     with pytest.raises(hearth.HearthError) as caught, gpu.profile():
         bad_launch(gpu)
@@ -196,7 +196,7 @@ def test_what_fails_after_the_end_is_not_the_profiles(gpu: hearth.Device) -> Non
 
 
 def test_the_end_raises_what_failed_before_the_start_and_ends_all_the_same(gpu: hearth.Device) -> None:
-    """Errors surface there, as at every such point; nothing of it failed inside."""
+    """Errors surface at the end of a profile, as at every sync, although no command failed inside the profile."""
     bad_launch(gpu)
     profile = gpu.profile()
     profile.__enter__()
@@ -238,7 +238,8 @@ def test_single_calls(raw: Raw) -> None:
     raw.call("StartProfile", c.StartProfile(profile=2))
     raw.call("Fill", c.Fill(buffer=buffer, size=64, pattern=b"x"))
     assert refused(raw.call, "Fill", c.Fill(buffer=999, size=1, pattern=b"x")).reason == Reason.INVALID_HANDLE
-    first = raw.call("EndProfile", c.EndProfile(profile=2))  # who called was told of the failure, and decides
+    # the caller has been told of the failure, and may end its profiles
+    first = raw.call("EndProfile", c.EndProfile(profile=2))
     second = raw.call("EndProfile", c.EndProfile(profile=1))
     assert 0 <= first.device_ns <= second.device_ns and first.wall_ns < second.wall_ns
     raw.call("CreateStream", c.CreateStream(stream=7))
@@ -246,7 +247,7 @@ def test_single_calls(raw: Raw) -> None:
     assert refused(raw.call, "EndProfile", c.EndProfile(profile=3)).reason == Reason.PROFILE_INVALID
     raw.call("DestroyStream", c.DestroyStream(stream=7))
     assert refused(raw.call, "EndProfile", c.EndProfile(profile=3)).reason == Reason.INVALID_HANDLE
-    raw.call("StartProfile", c.StartProfile(profile=3))  # the stream took its profiles with it
+    raw.call("StartProfile", c.StartProfile(profile=3))  # the destroyed stream has ended its profiles
 
 
 def test_open_profiles_are_bounded_and_end_with_the_session(daemon: DaemonProcess) -> None:
@@ -255,7 +256,7 @@ def test_open_profiles_are_bounded_and_end_with_the_session(daemon: DaemonProces
         result = stream.ask(c.Command(start_profile=c.StartProfile(profile=2000)))
         refusal = from_status(result.error)
         assert refusal.reason == Reason.QUOTA_EXCEEDED and refusal.details["allowed"] == "1024"
-        stream.batch(c.Command(fill=c.Fill(buffer=9, size=1, pattern=b"x")))  # told to all of them
+        stream.batch(c.Command(fill=c.Fill(buffer=9, size=1, pattern=b"x")))  # reported to all of the profiles
         ends = [stream.ask(c.Command(end_profile=c.EndProfile(profile=1 + i))) for i in range(3)]
         assert [from_status(end.error).reason for end in ends] == ["INVALID_HANDLE"] + ["PROFILE_INVALID"] * 2
         assert daemon.gauge("profiles_open") >= 1021

@@ -1,4 +1,4 @@
-"""SIGHUP: what is changed while the daemon runs, what is not, and that no other session notices."""
+"""SIGHUP: the settings that change while the daemon runs, those that do not, and no effect on other sessions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def everybody(**alice: Any) -> list[dict[str, Any]]:
-    """The tenants as the module's daemon has them, but for what is said of alice."""
+    """Returns the tenants of the module's daemon, with the given changes to alice."""
     tokens = [{"hash": token_hash(ALICE), "name": "mine"}, {"hash": token_hash(CI), "name": "ci"}]
     return [
         tenant("alice", **{"tokens": tokens, **alice}),
@@ -58,7 +58,7 @@ def connect(running: Reloaded, token: str) -> hearth.Node:
 
 
 def audited(running: Reloaded, event: str) -> list[dict[str, Any]]:
-    """Returns the audit log's entries of an event, which come soon after it."""
+    """Waits for the audit log's entries of an event, and returns them."""
 
     def found() -> list[dict[str, Any]]:
         lines = Path(running.config["audit"]["path"]).read_text().splitlines()
@@ -71,18 +71,18 @@ def audited(running: Reloaded, event: str) -> list[dict[str, Any]]:
 
 
 def test_a_revoked_token_stops_working(running: Reloaded) -> None:
-    """Sessions that were opened with it end and say why; those of the tenant's other tokens go on."""
+    """Sessions that were opened with the token end with that reason; sessions of the tenant's other tokens continue."""
     with connect(running, ALICE) as mine, connect(running, CI) as ci, connect(running, BOB) as bob:
         arrays = [node.device(0).full(1000, 7, np.int32) for node in (mine, ci, bob)]
         for node in (mine, ci, bob):
             node.device(0).synchronize()
         entry = running.change(tenants=everybody(tokens=[{"hash": token_hash(ALICE), "name": "mine"}]))
         assert entry["changed"] == "tenants" and entry["tenants"] == "alice (tokens)" and entry["sessions_ended"] == 1
-        with pytest.raises(hearth.SessionExpiredError, match=r"token ci.* is not known here") as caught:
+        with pytest.raises(hearth.SessionExpiredError, match=r"token ci.* is unknown") as caught:
             arrays[1].get()
         assert "operator" in str(caught.value.fix)
         assert (arrays[0].get() == 7).all() and (arrays[2].get() == 7).all()
-    with pytest.raises(hearth.AuthenticationError, match="not known here"):
+    with pytest.raises(hearth.AuthenticationError, match="token is unknown"):
         connect(running, CI)
     (revoked,) = audited(running, "session_revoked")
     assert revoked["tenant"] == "alice" and revoked["credential"] == "token ci"
@@ -124,7 +124,7 @@ def test_a_token_that_is_anothers_now(running: Reloaded) -> None:
 
 
 def test_a_token_whose_date_is_moved(running: Reloaded) -> None:
-    """Moved to the past, it is over. Moved to the future, it continues."""
+    """A date in the past makes the token invalid at once; a date in the future leaves it valid."""
     dated = [{"hash": token_hash(ALICE), "name": "mine", "expires": "2999-01-01"}]
     with connect(running, ALICE) as node:
         node.device(0).synchronize()
@@ -154,7 +154,7 @@ def test_a_quota_below_what_is_in_use_takes_nothing_away(running: Reloaded) -> N
 
 
 def test_rights_that_are_taken_and_given_back(running: Reloaded) -> None:
-    """The session runs, and has sent the launches many times before."""
+    """The session is running, and has submitted the launches many times before."""
     rights = ["allocate", "read", "write", "launch"]
     with connect(running, ALICE) as node:
         gpu = node.device(0)
@@ -207,7 +207,7 @@ def test_what_needs_a_restart_stays_and_is_named(running: Reloaded) -> None:
 
 
 def test_the_log_s_level_and_format(running: Reloaded) -> None:
-    odd = {"max_streams": 7}  # needs a restart, which is a warning
+    odd = {"max_streams": 7}  # requires a restart, which is logged as a warning
     running.change(log={"level": "warning"}, devices=odd)
     connect(running, ALICE).close()
     running.change(log={"level": "info"}, devices=odd)
@@ -239,7 +239,7 @@ def test_the_lease_and_the_limit_of_new_sessions(running: Reloaded) -> None:
     with connect(running, ALICE):
         running.change(sessions={"lease": "7s", "max": 2})
         with connect(running, BOB) as node:
-            with pytest.raises(hearth.HearthError, match="the most is 2"):
+            with pytest.raises(hearth.HearthError, match="the maximum is 2"):
                 connect(running, OPERATOR)
             leases = [session["lease_left_seconds"] for session in running.daemon.status()["sessions"]]
             assert min(leases) <= 7 < max(leases), node
@@ -258,7 +258,7 @@ def test_the_time_limit_of_launches(running: Reloaded) -> None:
         old.device(0).synchronize()
 
 
-# ---- what cannot be used ----
+# ---- unusable configurations ----
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(running: Reloaded, text: str
 
 
 def test_a_moved_audit_log_continues_in_a_new_file(running: Reloaded) -> None:
-    """logrotate does the same; the chain continues, too."""
+    """Renames the log as logrotate does; the hash chain continues in the new file."""
     path = Path(running.config["audit"]["path"])
     connect(running, ALICE).close()
     wait_until(lambda: "session_close" in path.read_text(), "the last line")
@@ -305,7 +305,7 @@ def test_a_moved_audit_log_continues_in_a_new_file(running: Reloaded) -> None:
 
 
 def test_empty_tenant_list_admits_no_client(running: Reloaded) -> None:
-    """A file that has lost its end must not open the daemon to everybody."""
+    """A truncated file must not open the daemon to every client."""
     entry = running.change(tenants=[], auth={"failure_delay": "1ms"})
     assert "none is left" in entry["needs_restart"] and entry["changed"] == "auth.failure_delay"
     with pytest.raises(hearth.AuthenticationError):
@@ -330,7 +330,7 @@ def test_the_whole_group_is_signalled_and_the_devices_live(running: Reloaded) ->
 
 
 def test_reloads_while_many_clients_work(running: Reloaded) -> None:
-    """No client notices: 32 threads with separate sessions, and tenants that come and go meanwhile."""
+    """No client is affected: 32 threads with separate sessions, while tenants are added and removed."""
     over, failed, rounds = threading.Event(), [], [0] * 32
 
     def work(number: int) -> None:
@@ -368,7 +368,7 @@ def test_reloads_while_many_clients_work(running: Reloaded) -> None:
 
 
 def test_thresholds_of_overload(running: Reloaded) -> None:
-    """Lowered below what is in use, new sessions are refused; raised again, they are served."""
+    """New sessions are refused while the threshold is below current use, and accepted after it is raised."""
     with connect(running, BOB) as node:
         done = running.change(overload={"descriptors": 0.0001, "descriptors_critical": 1.0})
         assert done["event"] == "reloaded" and "overload.descriptors" in done["changed"] and "needs_restart" not in done

@@ -1,4 +1,4 @@
-"""SIGHUP before the daemon is ready, while it drains, and where it comes from a terminal's end."""
+"""SIGHUP before the daemon is ready, while it drains, and when its terminal closes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def begun(*arguments: str, **more: Any) -> subprocess.Popen[str]:
 
 @on_cpu
 def test_signals_from_the_first_moment_on(tmp_path: Path) -> None:
-    """A signal that comes while the daemon starts ends nothing, and is acted on when it is ready."""
+    """A signal during the start does not end the daemon; the reload happens when the daemon is ready."""
     process = begun()
     try:
         assert process.stdout is not None and process.stderr is not None
@@ -85,14 +85,15 @@ def _catches(pid: int, number: int) -> bool:
 @on_cpu
 @pytest.mark.parametrize("outlives", [False, True], ids=["", "nohup"])
 def test_the_end_of_its_terminal(outlives: bool) -> None:
-    """Ends it as a service's stop does: SIGHUP is a reload only where the terminal is still there, or where the daemon
-    was started to outlive it."""
+    """The close of the terminal stops the daemon like a service: SIGHUP is a reload only if the terminal still exists,
+    or if the daemon was started with SIGHUP ignored."""
     ours, its = pty.openpty()
 
     def take_terminal() -> None:
         os.setsid()
         fcntl.ioctl(its, termios.TIOCSCTTY, 0)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN if outlives else signal.SIG_DFL)  # whatever the tests were run by
+        # whatever setting the test process inherited
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if outlives else signal.SIG_DFL)
 
     def reloaded() -> None:
         while '"reloaded"' not in process.stderr.readline():

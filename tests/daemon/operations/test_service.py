@@ -1,4 +1,4 @@
-"""The daemon as a service: probes, metrics, start, stop, and what it refuses to start with."""
+"""The daemon as a service: probes, metrics, start, stop, and refused starts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_health_watch_follows_the_device_and_the_drain(start_daemon: StartDaemon
         pass
     wait_until(lambda: daemon.get("/readyz").status == 503)
     assert daemon.get("/healthz").status == 200
-    assert (x.get() == 1).all()  # running sessions go on
+    assert (x.get() == 1).all()  # open sessions continue
     with pytest.raises(hearth.HearthError, match="drain") as caught:
         daemon.connect()
     assert caught.value.reason == "DRAINING" and caught.value.retry_after
@@ -208,7 +208,7 @@ def test_a_second_signal_ends_it_at_once(start_daemon: StartDaemon) -> None:
     node.device(0).synchronize()
     daemon.process.send_signal(signal.SIGTERM)
     wait_until(lambda: daemon.get("/readyz").status == 503)
-    time.sleep(0.3)  # a signal that comes sooner is taken for the same one
+    time.sleep(0.3)  # a signal that comes earlier is treated as the same signal
     daemon.process.send_signal(signal.SIGTERM)
     assert daemon.process.wait(20) == 0
     node.close()

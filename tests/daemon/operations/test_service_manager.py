@@ -1,4 +1,4 @@
-"""The daemon under a service manager, whose socket is the test's: from its start over faults to its end."""
+"""The daemon under a service manager, whose socket belongs to the test: start, faults, and end."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def test_a_life_under_a_service_manager(
     daemon = start_daemon(cpu_count=2, devices={"ping_timeout": "500ms"}, drain_timeout="20s")
     pid = daemon.process.pid
 
-    # It starts: more time is asked for before it is ready.
+    # Start: the daemon requests more time before it is ready.
     manager.until(lambda said: "READY" in said)
     before = [said for _, said in manager.heard if "WATCHDOG" not in said]
     assert before[0]["STATUS"] == "Starting" and "EXTEND_TIMEOUT_USEC" in before[0]
     assert before[-1]["STATUS"] == "Serving 2 devices, 0 sessions"
 
-    # It serves.
+    # Normal operation.
     node = daemon.connect()
     saxpy_works(node.device(0))
     manager.until(lambda said: said.get("STATUS") == "Serving 2 devices, 1 session")
 
-    # It reloads.
+    # Reload.
     daemon.process.send_signal(signal.SIGHUP)
     assert int(manager.until(lambda said: "RELOADING" in said)["MONOTONIC_USEC"]) > 0
     manager.until(lambda said: said.get("READY") == "1")
 
-    # A device process that is stopped is replaced, and the manager does not take the daemon for dead meanwhile.
+    # A stopped device process is replaced, and the watchdog messages continue in the meantime.
     begin = len(manager.heard)
     stopped = daemon.device_pid(1)
     os.kill(stopped, signal.SIGSTOP)
@@ -54,7 +54,7 @@ def test_a_life_under_a_service_manager(
     assert all(later - earlier < WATCHDOG_S for earlier, later in itertools.pairwise(beats)), beats
     saxpy_works(node.device(0))
 
-    # A front that stands still says nothing, and would be restarted.
+    # A stopped front sends no watchdog messages, so it would be restarted.
     os.kill(pid, signal.SIGSTOP)
     try:
         manager.listen(0.1)
@@ -63,7 +63,7 @@ def test_a_life_under_a_service_manager(
         os.kill(pid, signal.SIGCONT)
     manager.until(lambda said: "WATCHDOG" in said)
 
-    # It drains, and says how long that may take.
+    # Drain: the daemon reports how long it may take.
     daemon.process.send_signal(signal.SIGTERM)
     said = manager.until(lambda said: "Draining 1 sessions" in said.get("STATUS", ""))
     assert said["STOPPING"] == "1" and int(said["EXTEND_TIMEOUT_USEC"]) > 10**6

@@ -1,4 +1,4 @@
-"""OpenTelemetry: the client's spans, the daemon's, and one trace that goes through both."""
+"""OpenTelemetry: spans of the client, spans of the daemon, and traces that contain both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("opentelemetry.sdk.trace", exc_type=ImportError)  # the extra otel
+pytest.importorskip("opentelemetry.sdk.trace", exc_type=ImportError)  # part of the extra otel
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -32,9 +32,9 @@ from tests.support.daemon.raw import Raw
 from tests.support.daemon.tenants import tenants
 
 LARGE = 3 << 20
-"""Bytes: more than goes inside of a command."""
+"""Size in bytes: more than fits into a command."""
 SERVER = 2
-"""SPAN_KIND_SERVER."""
+"""Value of SPAN_KIND_SERVER."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def traced(cache: Path, collector: Collector) -> Iterator[DaemonProcess]:
-    """A daemon that sends its spans to the collector."""
+    """A daemon that exports its spans to the collector."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in collector.environment().items():
             patch.setenv(name, value)
@@ -59,7 +59,7 @@ def traced(cache: Path, collector: Collector) -> Iterator[DaemonProcess]:
 
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """The spans of this process, which is an application that uses OpenTelemetry for as long as the test runs."""
+    """The spans of this process, which acts as an application with OpenTelemetry during the test."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -81,7 +81,7 @@ def said(span: ReadableSpan) -> dict[str, Any]:
 
 
 def ids(span: ReadableSpan) -> tuple[str, str]:
-    """Trace and span, as the collector has them."""
+    """Returns the trace id and the span id, in the collector's format."""
     context = span.get_span_context()
     assert context is not None
     return f"{context.trace_id:032x}", f"{context.span_id:016x}"
@@ -171,7 +171,7 @@ def test_errors_are_in_the_span_of_the_wait_that_raises_them(
 
 @pytest.mark.parametrize("way", ["api", "nothing", "half", "wrong"])
 def test_without_a_provider_all_is_as_ever(way: str, daemon: DaemonProcess) -> None:
-    """OpenTelemetry is only loaded, not loaded at all, being loaded by another thread, or set up wrongly."""
+    """OpenTelemetry is loaded without a provider, not loaded, being loaded by another thread, or configured wrongly."""
     program = f"""
 import sys, types
 way = {way!r}
@@ -235,7 +235,7 @@ def test_one_trace_goes_through_client_and_daemon(
 def test_transfers_belong_to_the_upload_and_the_get(
     traced: DaemonProcess, collector: Collector, exported: InMemorySpanExporter
 ) -> None:
-    """The transfers go on streams of gRPC's."""
+    """The transfers use separate gRPC streams."""
     with hearth.connect(traced.unix, lanes=False) as node:
         x = node.device(0).asarray(np.zeros(LARGE, np.uint8))
         x.get()
@@ -265,7 +265,8 @@ def test_refusals_have_their_code_and_reason(
         node.end_session("no-such-session")
     wanted = f"{request.get_span_context().trace_id:032x}"
     span = collector.wait_for(lambda span: span.trace == wanted and span.name.endswith("/EndSession"))
-    assert span.attributes["rpc.grpc.status_code"] == 5  # NOT_FOUND: an answer, and no failure of the daemon
+    # NOT_FOUND: an answer to the client, not a failure of the daemon
+    assert span.attributes["rpc.grpc.status_code"] == 5
     assert span.attributes["error.type"] == "INVALID_HANDLE" and span.status == 0
 
 
@@ -304,7 +305,7 @@ def test_a_device_that_is_lost_and_comes_back(traced: DaemonProcess, collector: 
 
 
 def test_tenants(start_daemon: StartDaemon, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callers without a session are covered too; and the last spans are sent before the daemon ends."""
+    """Covers callers without a session, too; the last spans are exported before the daemon ends."""
     for name, value in {**collector.environment(), "OTEL_BSP_SCHEDULE_DELAY": "60000"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("OTEL_SERVICE_NAME", "of-tenants")
@@ -323,11 +324,11 @@ def test_tenants(start_daemon: StartDaemon, collector: Collector, monkeypatch: p
     assert not any(tokens["alice"] in str(span) for span in mine)
 
 
-# ---- what is wrong with the environment ----
+# ---- errors in the environment ----
 
 
 def test_a_collector_that_is_not_there(start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon serves, and ends as soon as ever."""
+    """The daemon serves, and ends without delay."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     daemon = start_daemon()

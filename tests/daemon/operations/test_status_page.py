@@ -1,10 +1,12 @@
-"""The status page in a real browser: what a person sees of a daemon that works, fails, goes and comes back."""
+"""The status page in a real browser: the display of a daemon that works, fails, stops and starts again."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import json
+import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +33,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def watched(cache: Path) -> Iterator[DaemonProcess]:
-    """The daemon of most tests here; its last device is for faults."""
+    """The daemon of most tests here; its last device is reserved for faults."""
     process = DaemonProcess(cache)
     yield process
     process.stop()
@@ -42,8 +44,8 @@ def watched(cache: Path) -> Iterator[DaemonProcess]:
 
 @contextlib.contextmanager
 def looking(browser: Browser, daemon: DaemonProcess, *, complains: str = "", **window: bool | int) -> Iterator[Tab]:
-    """A tab with the page. At its end, nothing was asked of anybody but the daemon, and nothing went wrong in it but
-    what `complains` names."""
+    """Opens a tab with the page. Checks at the end that the page sent requests only to the daemon, and reported no
+    errors except those that `complains` names."""
     base = f"http://{daemon.http}/"
     with browser.tab(**window) as tab:  # type: ignore[arg-type]
         tab.open(base)
@@ -63,7 +65,7 @@ def card(ordinal: int, what: str = "") -> str:
 
 
 def row(table: str, text: str) -> str:
-    """An expression: whether a table has a row with a text."""
+    """Returns an expression that tells whether a table has a row with a text."""
     wanted = json.dumps(text)
     return f"[...document.querySelectorAll('#{table} tbody tr')].some((row) => row.textContent.includes({wanted}))"
 
@@ -75,7 +77,7 @@ def press(tab: Tab, label: str, within: str = "body") -> None:
     )
 
 
-# ---- live ----
+# ---- live updates ----
 
 
 def test_it_shows_what_happens_while_it_happens(browser: Browser, watched: DaemonProcess) -> None:
@@ -111,6 +113,82 @@ def test_it_shows_what_happens_while_it_happens(browser: Browser, watched: Daemo
         tab.until(f"!{row('sessions', 'a first look')}")
 
 
+def test_running_kernel_is_shown_with_its_session(browser: Browser, watched: DaemonProcess) -> None:
+    with watched.connect(name="evaluation") as node, looking(browser, watched) as tab:
+        gpu = node.device(0)
+        spin = common(gpu, "spin")
+        spin((1,), (1,), (np.int64(12 * 10**9),))
+        gpu.flush()
+        running = card(0, ".querySelector('.running')")
+        tab.until(f"{running}.includes('spin') && {running}.includes('evaluation')")
+        assert node.session_id in tab.js(running)
+        [first] = watched.status()["devices"][0]["running"]
+        assert (first["kernel"], first["session"], first["tenant"]) == ("spin", node.session_id, "default")
+        [later] = wait_until(lambda: _after(watched, first["seconds"] + 0.5), "the kernel to run on", 20)
+        assert later["queued"] == 0
+        gpu.synchronize()
+        tab.until(f"{running}.includes('no kernel')")
+        assert watched.status()["devices"][0]["running"] == []
+
+
+def _after(daemon: DaemonProcess, seconds: float) -> list[dict[str, Any]]:
+    """Returns the running kernels of device 0, if the first has been running for `seconds`."""
+    running: list[dict[str, Any]] = daemon.status()["devices"][0]["running"]
+    return running if running and running[0]["seconds"] >= seconds else []
+
+
+def test_sessions_show_memory_and_process_and_published_arrays_are_listed(
+    browser: Browser, watched: DaemonProcess
+) -> None:
+    with watched.connect(name="twin") as one, watched.connect(name="twin") as other, looking(browser, watched) as tab:
+        kept = one.device(0).zeros(3 << 20, np.uint8)
+        kept.publish("weights", ["*"])
+        taken = other.device(0).attach("weights")
+        tab.until(row("sessions", f"twin ({socket.gethostname()}:{os.getpid()})") + " && " + row("sessions", "3 MiB"))
+        tab.until(
+            f"{row('published', 'weights')} && {row('published', 'all tenants')} && {row('published', '1 session')}"
+        )
+        [entry] = watched.status()["published"]
+        assert (entry["session"], entry["bytes"], entry["device"]) == (one.session_id, kept.nbytes, 0)
+        sessions = {session["id"]: session for session in watched.status()["sessions"]}
+        assert sessions[one.session_id]["memory_bytes"] == kept.nbytes
+        assert 0 <= sessions[one.session_id]["device_share"] <= 1
+        assert {session.client_process for session in other.sessions()} >= {sessions[one.session_id]["process"]}
+        del taken
+    wait_until(lambda: not watched.status()["published"], "the end of the publication")
+
+
+def test_sparklines_are_full_when_the_page_opens(browser: Browser, watched: DaemonProcess) -> None:
+    def ages() -> list[float]:
+        history: dict[str, Any] = json.loads(watched.get("/history").body)
+        found: list[float] = history["devices"][0]["age_seconds"]
+        return found
+
+    wait_until(lambda: ages() and ages()[0] > 5, "some seconds of history", 20)
+    with looking(browser, watched) as tab:
+        shown(tab)
+        line = "document.querySelectorAll('#devices .card')[0].querySelector('.spark .over').getAttribute('d')"
+        tab.until(f"({line} ?? '').length && Number({line}.match(/M([0-9.]+)/)[1]) < 297")
+        assert len(ages()) <= 300
+
+
+def test_equal_rates_have_equal_heights(browser: Browser, watched: DaemonProcess) -> None:
+    document = gpu_node(watched.status())
+    rates = [(1000.0, 500.0), (500.0, 1000.0), (0.0, 0.0), (0.0, 0.0)]
+    for device, (received, sent) in zip(document["devices"], rates, strict=True):
+        device["throughput"] |= {"received_bytes_per_second": received, "sent_bytes_per_second": sent}
+    with browser.tab() as tab:
+        tab.before_scripts(f"window.fetch = async () => new Response({json.dumps(json.dumps(document))})")
+        tab.open(f"http://{watched.http}/")
+        shown(tab)
+        height = (
+            "Number(document.querySelectorAll('#devices .card')[{}].querySelectorAll('.over')[{}]"
+            ".getAttribute('d').match(/ ([0-9.]+)/)[1])"
+        )
+        heights = [[tab.js(height.format(device, figure)) for figure in (2, 3)] for device in (0, 1)]
+        assert heights[0] == heights[1][::-1] and heights[0][0] < heights[0][1]
+
+
 def test_a_hostile_name_is_a_name(browser: Browser, watched: DaemonProcess) -> None:
     with watched.connect(name=HOSTILE) as hostile, watched.connect(name="b" * 200), looking(browser, watched) as tab:
         tab.until(row("sessions", HOSTILE))
@@ -141,9 +219,9 @@ def test_a_hidden_tab_asks_for_nothing(browser: Browser, watched: DaemonProcess)
         hide = "Object.defineProperty(document, 'hidden', {{value: {0}, configurable: true}})"
         change = "document.dispatchEvent(new Event('visibilitychange'))"
         tab.js(hide.format("true") + ";" + change)
-        tab.js("new Promise((done) => setTimeout(done, 300))")  # what was under way
+        tab.js("new Promise((done) => setTimeout(done, 300))")  # lets pending requests complete
         before = len(tab.requests)
-        tab.js("new Promise((done) => setTimeout(done, 1500))")  # for what must not happen
+        tab.js("new Promise((done) => setTimeout(done, 1500))")  # time in which no request may be sent
         assert len(tab.requests) == before
         tab.js(hide.format("false") + ";" + change)
         wait_until(lambda: len(tab.requests) > before, "a request")
@@ -153,7 +231,7 @@ def test_a_hidden_tab_asks_for_nothing(browser: Browser, watched: DaemonProcess)
         tab.until("document.getElementById('live').textContent === 'live'")
 
 
-# ---- what went wrong, and what was traced ----
+# ---- faults and traces ----
 
 
 def test_a_fault_is_shown_with_its_kernel(browser: Browser, watched: DaemonProcess) -> None:
@@ -165,12 +243,14 @@ def test_a_fault_is_shown_with_its_kernel(browser: Browser, watched: DaemonProce
                 common(gpu, "spin")((1,), (1,), (np.int64(60 * 10**9),), timeout=0.2)
                 gpu.synchronize()
         tab.until(f"{row('faults', 'spin')} && {row('faults', f'{gpu.ordinal}, generation 1')}")
+        tab.until(f"{row('faults', node.session_id)} && {row('faults', 'default')}")
         tab.until(card(gpu.ordinal) + ".includes('1 lost')")
         tab.until(card(gpu.ordinal, ".querySelector('.badge')") + ".includes('serving')")
         assert tab.js("document.querySelector('#faults tbody td:nth-child(4)').textContent").startswith(
             "kernel spin ran"
         )
         [fault, *_] = watched.status()["faults"]
+        assert fault["sessions"] == [{"id": node.session_id, "tenant": "default"}]
         assert fault["kernels"] == ["spin"] and abs(fault["time_unix"] - time.time()) < 60
         assert tab.js("/\\d/.test(document.querySelector('#faults tbody td span').title)")
 
@@ -193,7 +273,7 @@ def test_a_trace_is_downloaded_and_handed_to_perfetto(browser: Browser, watched:
         file = tmp_path / f"hearth-device0-{entry['id'][:8]}.json"
         wait_until(file.exists, "the download", 40)
         assert json.loads(file.read_text()) == trace.to_json()
-        # A stand-in for Perfetto's window, so that nothing leaves this machine.
+        # A stand-in for Perfetto's window, so that no data leaves this machine.
         tab.js(
             """(() => {
                 const window_ = new MessageChannel().port1;
@@ -218,11 +298,11 @@ def test_a_trace_is_downloaded_and_handed_to_perfetto(browser: Browser, watched:
         tab.until("document.getElementById('trace-note').textContent.includes('opened no window')")
 
 
-# ---- how it looks ----
+# ---- appearance ----
 
 
 def gpu_node(status: dict[str, Any]) -> dict[str, Any]:
-    """A status document as a node with GPUs would give it, in all states, from one of a daemon without."""
+    """Returns a status document of a node with GPUs in all states, made from the document of a daemon without GPUs."""
     states = {"serving": "", "starting": "its first process is starting", "lost": "it is gone", "fenced": "worn out"}
     devices = []
     for ordinal, (state, detail) in enumerate(states.items()):
@@ -285,7 +365,7 @@ def test_it_fits_a_phone_in_the_dark(browser: Browser, watched: DaemonProcess) -
 
 
 def test_who_cannot_see_it_finds_the_way(browser: Browser, watched: DaemonProcess) -> None:
-    """Landmarks, headings, names of everything that can be pressed, and the keyboard."""
+    """Landmarks, headings, names of all controls, and keyboard access."""
     with looking(browser, watched) as tab:
         shown(tab)
         tree = tab.call("Accessibility.getFullAXTree")["nodes"]
@@ -299,7 +379,7 @@ def test_who_cannot_see_it_finds_the_way(browser: Browser, watched: DaemonProces
         assert tab.js("document.documentElement.lang") == "en"
 
 
-# ---- the daemon goes, and who may look ----
+# ---- a daemon that stops, and access to the page ----
 
 
 def test_it_survives_a_restart_of_the_daemon(browser: Browser, cache: Path) -> None:
@@ -326,7 +406,8 @@ def test_it_survives_a_restart_of_the_daemon(browser: Browser, cache: Path) -> N
 
 
 def test_what_others_did_is_not_told(start_daemon: StartDaemon) -> None:
-    """Traces and memory are their tenant's; of a process that tenants share, the kernels of others are not named."""
+    """Traces and memory are visible only to their tenant; in a process that tenants share, kernels of other tenants are
+    not named."""
     config, tokens = tenants("alice", "bob", tenant("operator", rights=["admin"]), devices={"isolation": "shared"})
     daemon = start_daemon(**config)
 
@@ -356,6 +437,38 @@ def test_what_others_did_is_not_told(start_daemon: StartDaemon) -> None:
             "alice": [], "bob": ["spin"], "operator": ["spin"]
         }  # fmt: skip
         assert "spin" not in str(found["alice"]) and found["alice"][0]["reason"] == "fault"
+        named = [{"id": bob.session_id, "tenant": "bob"}]
+        assert {who: faults[0]["sessions"] for who, faults in found.items()} == {
+            "alice": [], "bob": named, "operator": named
+        }  # fmt: skip
+
+
+def test_running_kernels_and_publications_of_others_are_not_shown(start_daemon: StartDaemon) -> None:
+    config, tokens = tenants(
+        "alice", "bob",
+        tenant("operator", rights=["admin"]), devices={"isolation": "shared"},
+    )  # fmt: skip
+    daemon = start_daemon(**config)
+
+    def status(who: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(daemon.get("/status", tokens[who]).body)
+        return document
+
+    with daemon.connect(token=tokens["bob"]) as bob:
+        gpu = bob.device(0)
+        kept = gpu.zeros(100, np.uint8)
+        kept.publish("secret weights")
+        common(gpu, "spin")((1,), (1,), (np.int64(20 * 10**9),))
+        gpu.flush()
+        wait_until(lambda: status("operator")["devices"][0]["running"], "the kernel")
+        documents = {who: status(who) for who in tokens}
+        for who, seen in (("alice", False), ("bob", True), ("operator", True)):
+            running = [each["kernel"] for each in documents[who]["devices"][0]["running"]]
+            published = [each["name"] for each in documents[who]["published"]]
+            assert running == ["spin"] * seen and published == ["secret weights"] * seen
+            history = json.loads(daemon.get("/history", tokens[who]).body)
+            assert bool(history["devices"]) == (who == "operator"), "totals of a device are for observers"
+        assert daemon.get("/history").status == 401
 
 
 def test_a_token_is_asked_for_once(browser: Browser, start_daemon: StartDaemon) -> None:
@@ -375,7 +488,7 @@ def test_a_token_is_asked_for_once(browser: Browser, start_daemon: StartDaemon) 
     ):
         tab.until(visible)
         assert not [url for url in tab.requests if "status" in url], "it knows that it needs one"
-        for wrong, told in (("a b ä", "no spaces"), ("hearth_wrong", "not known here")):
+        for wrong, told in (("a b ä", "no spaces"), ("hearth_wrong", "token is unknown")):
             show(tab, wrong)
             tab.until(f"document.getElementById('ask-why').textContent.includes({told!r})")
             assert tab.js(visible) and tab.js("document.getElementById('data').hidden")

@@ -1,4 +1,4 @@
-"""Counters of the daemon: by operation and device, in histograms, across the loss of a device process."""
+"""Counters of the daemon: by operation and device, in histograms, and across the loss of a device process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ HISTOGRAMS = (
 
 
 class Page(NamedTuple):
-    """A scrape. Samples by name, device and a third label: an operation, a bound, a direction and a path."""
+    """A scrape: samples by name, device and a third label (an operation, a bucket's bound, or a direction with a
+    path)."""
 
     samples: dict[tuple[str, str, str], float]
 
@@ -33,7 +34,7 @@ class Page(NamedTuple):
         return self.samples.get((f"hearth_{name}", device, operation), 0.0)
 
     def buckets(self, name: str, device: str = "0") -> list[tuple[float, float]]:
-        """(bound, how many were at most so long), by bound."""
+        """Returns (bound, number of durations up to the bound), sorted by bound."""
         full = f"hearth_{name}_seconds_bucket"
         found = [(float(le), n) for (each, at, le), n in self.samples.items() if (each, at) == (full, device)]
         return sorted(found)
@@ -54,7 +55,7 @@ def scrape(daemon: DaemonProcess) -> Page:
 
 @pytest.fixture
 def moved(daemon: DaemonProcess) -> Callable[..., float]:
-    """Returns a function for the change of a sample since the test began, summed over operations."""
+    """Returns a function that returns the change of a sample since the start of the test, summed over operations."""
     before = scrape(daemon)
 
     def difference(name: str, operation: str = "") -> float:
@@ -64,7 +65,7 @@ def moved(daemon: DaemonProcess) -> Callable[..., float]:
 
 
 def test_one_launch_is_one_launch(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """vyre: exactly one launch, no graph launch, bytes and threads as they are."""
+    """Same counts as vyre: exactly one launch, no graph launch, and the actual numbers of bytes and threads."""
     add_one, x = common(gpu, "add_one"), gpu.zeros(1000, np.int32)
     add_one((4,), (256,), (x, np.int32(1000)))
     gpu.synchronize()
@@ -104,7 +105,7 @@ def test_nothing_is_read_before_its_bytes_are_asked_for(gpu: hearth.Device, move
 
 
 def test_launches_wait_for_no_answer(gpu: hearth.Device, moved: Callable[..., float]) -> None:
-    """They return while the device is held up, and share batches."""
+    """Launches return while the device is blocked, and share batches."""
     add_one, x = common(gpu, "add_one"), gpu.zeros(8, np.int32)
     add_one((1,), (8,), (x, np.int32(8)))
     gpu.synchronize()
@@ -130,14 +131,14 @@ def test_commands_and_errors_by_operation(gpu: hearth.Device, raw: Raw, moved: C
         gpu.synchronize()
     refused(raw.call, "Free", c.Free(buffers=[999]))
     with raw.execute() as stream:
-        stream.batch(c.Command())  # of no kind at all
+        stream.batch(c.Command())  # a command without a kind
         stream.failures()
     assert moved("commands_total", "copy") == moved("command_errors_total", "copy") == 1
     assert moved("commands_total", "launch") == moved("command_errors_total", "launch") == 1
     assert moved("commands_total", "fill") == 3 and moved("command_errors_total", "fill") == 0
     assert moved("commands_total", "free") >= 1 and moved("command_errors_total", "free") == 1
     assert moved("commands_total", "other") == moved("command_errors_total", "other") == 1
-    assert moved("command_errors_total", "sync") == 2, "they were answered with what failed before them"
+    assert moved("command_errors_total", "sync") == 2, "they were answered with an earlier error"
     assert moved("command_failures_total", "INVALID_HANDLE") == 1 and moved("command_failures_total", "LAUNCH_INVALID")
     assert moved("command_failures_total", "DEPENDENCY_FAILED") == 1
 
@@ -202,7 +203,8 @@ def test_modules_profiles_and_traces(gpu: hearth.Device, daemon: DaemonProcess, 
 
 
 def started(page: Page) -> float:
-    """Commands of device 0 that do not wait any more; those of clients that were killed do, for their lease."""
+    """Returns the number of commands of device 0 that are no longer waiting; commands of killed clients wait until
+    their lease ends."""
     commands = sum(
         value for (name, device, _), value in page.samples.items() if (name, device) == ("hearth_commands_total", "0")
     )
@@ -214,7 +216,8 @@ def test_histograms_count_what_happened(gpu: hearth.Device, daemon: DaemonProces
     with gated(gpu) as gate:
         gate.hold()
         with pytest.raises(hearth.TimeoutError):
-            gpu.synchronize(timeout=0.1)  # the client's time; some of it may be over before the daemon hears of it
+            # the client's timeout; part of it may pass before the daemon receives the command
+            gpu.synchronize(timeout=0.1)
         gate.open()
     assert moved("sync_wait_seconds_count") >= 2 and moved("sync_wait_seconds_sum") >= 0.03
     assert moved("batch_execution_seconds_count") >= 2 and moved("loop_turn_seconds_count") >= 2
@@ -225,13 +228,15 @@ def test_histograms_count_what_happened(gpu: hearth.Device, daemon: DaemonProces
         assert counts == sorted(counts) and buckets[-1] == (float("inf"), page(f"{name}_seconds_count")), name
         assert all(abs(high / low - 2) < 1e-9 for (low, _), (high, _) in itertools.pairwise(buckets[:-1]))
         assert page(f"{name}_seconds_sum") >= 0
-    # From where the test began: what waited in a process that has ended since is in no page any more.
+    # Compared with the start of the test, because commands that waited in a process that has ended are missing on all
+    # pages.
     counted = page("queue_delay_seconds_count") - before("queue_delay_seconds_count")
     assert counted == started(page) - started(before) > 0, "each command is in it that does not wait"
 
 
 def test_launches_are_timed_to_their_end(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """The first of a stream, with what stands before it there; then some, however they are waited for."""
+    """The first launch of a stream is timed, together with the work before it on the stream; then a sample of launches,
+    however they are waited for."""
     add_one, x = common(gpu, "add_one"), gpu.zeros(8, np.int32)
     arguments = ((1,), (8,), (x, np.int32(8)))
     gpu.synchronize()
@@ -245,7 +250,7 @@ def test_launches_are_timed_to_their_end(gpu: hearth.Device, daemon: DaemonProce
         gate.hold(stream=stream)
         add_one(*arguments, stream=stream)
         gpu.flush()
-        time.sleep(0.05)  # what is being measured
+        time.sleep(0.05)  # the duration that is measured
         gate.open()
         stream.synchronize()
     assert moved("count") >= 1 and moved("sum") >= 0.05
@@ -322,7 +327,7 @@ def test_counters_survive_their_process(start_daemon: StartDaemon) -> None:
 
 
 def test_what_a_process_counted_before_it_gave_up_is_not_lost(start_daemon: StartDaemon) -> None:
-    """The front does not ask it between the launch and the end: it reports by itself."""
+    """The front does not query the process between the launch and its end: the process reports by itself."""
     daemon = start_daemon(cpu_count=1)
     with daemon.connect() as node:
         gpu = node.device(0)

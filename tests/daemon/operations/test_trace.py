@@ -1,4 +1,4 @@
-"""Traces: every command of a session with its times, and the file that Perfetto reads."""
+"""Traces: every command of a session with its times, and the file format for Perfetto."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELD = 0.03
 
 
 def check_times(events: list[hearth.TraceEvent]) -> None:
-    """Checks what holds for every trace: each command's times are in order, and so is the work of a stream on the
+    """Checks properties of every trace: each command's times are in order, and so is the work of a stream on the
     device."""
     for event in events:
         assert 0 <= event.queued_ns <= event.submitted_ns <= event.started_ns <= event.ended_ns, event
@@ -37,7 +37,7 @@ def check_times(events: list[hearth.TraceEvent]) -> None:
             last[event.stream] = event
 
 
-# ---- what is in it ----
+# ---- contents ----
 
 
 def test_every_command_is_there_with_its_bytes_and_geometry(gpu: hearth.Device) -> None:
@@ -73,10 +73,10 @@ def test_the_device_time_is_the_devices(gpu: hearth.Device) -> None:
     with gated(gpu) as gate, gpu.trace() as trace:
         gate.hold()
         gate.hold()
-        time.sleep(HELD)  # the measured quantity itself
+        time.sleep(HELD)  # the duration that is measured
         gate.open()
     first, second = (event for event in trace.events if event.kernel == "hold")
-    assert first.device_ns >= HELD * 0.5e9  # it began while this slept, or a little later where the machine is busy
+    assert first.device_ns >= HELD * 0.5e9  # it started during the sleep, or a little later on a busy machine
     assert second.submitted_ns < first.ended_ns <= second.started_ns + 2_000, "it waited on the device"
     assert second.device_ns < first.device_ns
     check_times(trace.events)
@@ -99,7 +99,7 @@ def test_waiting_for_another_stream_is_no_running(gpu: hearth.Device) -> None:
 
 
 def test_large_transfers_are_one_command(gpu: hearth.Device) -> None:
-    """The memory is shared with the device."""
+    """The memory is shared with the device process."""
     data, back = (hearth.empty_pinned(5 << 20, np.uint8) for _ in range(2))
     data[:] = np.random.default_rng(1).integers(0, 255, 5 << 20, np.uint8)
     x = gpu.empty(5 << 20, np.uint8)
@@ -185,7 +185,7 @@ def test_single_calls_are_in_it(raw: Raw) -> None:
     assert all(event.seq == 0 for event in result.events)
 
 
-# ---- when it begins and ends ----
+# ---- start and end of a trace ----
 
 
 def test_a_trace_is_bounded_and_counts_the_rest(gpu: hearth.Device) -> None:
@@ -294,7 +294,7 @@ def test_profilers_that_are_not_installed_cost_a_line_in_the_log(start_daemon: S
 
 
 def check_format(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Chrome's Trace Event Format, JSON object form: the entries by phase."""
+    """Checks Chrome's Trace Event Format, JSON object form; returns the entries by phase."""
     assert document["displayTimeUnit"] in ("ms", "ns") and isinstance(document["otherData"], dict)
     phases: dict[str, list[dict[str, Any]]] = {}
     for entry in document["traceEvents"]:

@@ -1,4 +1,4 @@
-"""Forked daemons and commands are what a fresh interpreter would have run."""
+"""Forked daemons and commands behave as if a new interpreter had run them."""
 
 from __future__ import annotations
 

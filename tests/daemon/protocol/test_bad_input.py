@@ -1,6 +1,6 @@
-"""Messages that no honest client sends: refused by name, with no harm to other sessions.
+"""Messages that the client library never sends: refused by name, without effect on other sessions.
 
-After every case another session's checked launch still gives the right result.
+After every case a checked launch of another session still gives the right result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("unharmed")
 
 @pytest.fixture
 def other(daemon: DaemonProcess) -> Iterator[int]:
-    """A handle under which another session has one of everything."""
+    """A handle under which another session has one object of every kind."""
     handle = 4242
     with Raw(daemon.unix) as session, session.execute() as stream:
         stream.batch(
@@ -91,7 +91,7 @@ ON_STREAM = ["Allocate", "Free", "Write", "Read", "Copy", "Fill", "RecordEvent",
 
 
 def freed(stream: Execute) -> int:
-    """A handle under which the session had one of everything, and has no more."""
+    """A handle under which the session had one object of every kind, all of which have been destroyed."""
     h = 77
     stream.batch(
         c.Command(allocate=c.Allocate(buffer=h, size=64)),
@@ -124,7 +124,7 @@ def test_every_handle_of_every_command(raw: Raw, stream: Execute, other: int, fi
     for kind, handle in handles.items():
         expected = {Reason.INVALID_HANDLE}
         if field == "DestroyStream" and handle == 0:
-            expected = {Reason.INVALID_ARGUMENT}  # it exists, and stays
+            expected = {Reason.INVALID_ARGUMENT}  # the default stream exists, and cannot be destroyed
         refusal = from_status(stream.ask(build(handle)).error)
         assert refusal.reason in expected, f"{field}, {kind}: {refusal}"
         assert refusal.fix and (not handle or str(handle) in refusal.message)

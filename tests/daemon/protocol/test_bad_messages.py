@@ -1,6 +1,6 @@
-"""Messages that are none: bytes, batches, numbers and packed launches that no honest client sends.
+"""Invalid messages: bytes, batches, numbers and packed launches that the client library never sends.
 
-After every case another session's checked launch still gives the right result.
+After every case a checked launch of another session still gives the right result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_one_attachment_at_a_time(raw: Raw, stream: Execute) -> None:
     second = raw.execute(attach=False)
     second.attach(raw.token)
     assert second.ended().reason == Reason.HANDLE_IN_USE
-    stream.attach(raw.token)  # a second attach on the stream itself is no batch
+    stream.attach(raw.token)  # a second attach on the stream itself is not a batch
     assert stream.protocol_error().reason == Reason.MALFORMED_MESSAGE
     assert stream.ask(c.Command(read=c.Read(buffer=KEEP, size=16))).read.data == bytes(16)
 
@@ -55,12 +55,13 @@ def test_numbers_of_batches(stream: Execute) -> None:
         stream.batch(fill, seq=seq)
         refusal = stream.protocol_error()
         assert str(stream.seq + 1) in refusal.message, "it says which number is next"
-    stream.batch(fill, seq=stream.seq)  # sent again: it has run
+    stream.batch(fill, seq=stream.seq)  # repeated: it has already been executed
     assert stream.ask(c.Command(read=c.Read(buffer=KEEP, size=16))).read.data == bytes(16)
 
 
 def test_batches_that_are_sent_again_hold_no_place(raw: Raw, stream: Execute) -> None:
-    """However many: neither the window nor the end of the stream waits for their acknowledgement."""
+    """However many repeated batches there are: neither the window nor the end of the stream waits for their
+    acknowledgement."""
     for _ in range(3 * raw.opened.limits.max_batches_in_flight):
         stream.batch(c.Command(flush=c.Flush()), seq=1)
     assert stream.ask(c.Command(read=c.Read(buffer=KEEP, size=16))).read.data == bytes(16)
@@ -90,7 +91,7 @@ def test_a_message_beyond_grpcs_own_limit(raw: Raw) -> None:
 
 
 def record(function: int, buffer: int = KEEP, n: int = 1) -> bytes:
-    """`add_one(buffer, n)`."""
+    """Returns a record of `add_one(buffer, n)`."""
     params = (0).to_bytes(8, "little") + n.to_bytes(4, "little")
     layout = launches.pack_layout([launches.Place(0, 8, True), launches.Place(8, 4)])
     fields = launches.Record(function, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, layout, (buffer,), params)
@@ -111,7 +112,7 @@ def test_truncated_records(raw: Raw, stream: Execute) -> None:
         assert from_status(failure.status).reason == Reason.MALFORMED_MESSAGE, length
     stream.batch(c.Command(launches=good + good[:-8]))
     assert len(stream.failures()) == 1
-    assert counted(stream) == 1  # what stood before the truncated one has run
+    assert counted(stream) == 1  # the launch before the truncated one has run
 
 
 @settings(
@@ -119,7 +120,7 @@ def test_truncated_records(raw: Raw, stream: Execute) -> None:
 )
 @given(data=st.data())
 def test_garbage_in_records(raw: Raw, stream: Execute, data: st.DataObject) -> None:
-    """Every field but the handle of the only function is anybody's: no kernel runs that was not meant."""
+    """Every field except the handle of the only function is random: no unintended kernel runs."""
     good = bytearray(record(1 << 40))
     for _ in range(data.draw(st.integers(0, 4))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
@@ -151,7 +152,7 @@ def test_a_real_kernel_with_a_wrong_record(
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
 ) -> None:
-    """Geometry, flags, layout and handles are anybody's; the parameters are right, so nothing is written."""
+    """Geometry, flags, layout and handles are random; the parameters are right, so nothing is written."""
     made = record(function_of(raw), n=0)
     parts = next(launches.unpack(made))._replace(shared_mem=shared, flags=flags, grid=grid, block=block)
     bad = bytearray(launches.pack(parts))

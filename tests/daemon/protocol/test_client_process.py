@@ -1,4 +1,4 @@
-"""A client as it is used: a process with no CUDA, no server package, and little time to start."""
+"""A client as users run it: a process without CUDA and without the server package, which starts quickly."""
 
 from __future__ import annotations
 
@@ -76,10 +76,11 @@ def test_it_drives_everything_without_cuda(daemon: DaemonProcess, way: str) -> N
 
 
 def test_the_import_is_quick() -> None:
-    """Under 0.2 s of processor time: the least of several runs, so that other work counts as little as can be.
+    """The import takes less than 0.2 s of processor time, measured as the minimum of several runs to reduce the effect
+    of other work.
 
-    A machine on which even an empty interpreter is slow gets slack in proportion: the bound holds where starting
-    Python takes 50 ms, and grows with that time beyond.
+    The limit is scaled on a machine on which even an empty interpreter is slow: it applies where starting Python takes
+    up to 50 ms, and grows with that time beyond.
     """
     bare = min(float(run("import time; b = time.process_time(); import json, ssl; print(time.process_time() - b)"))
                for _ in range(3))  # fmt: skip
@@ -88,8 +89,8 @@ def test_the_import_is_quick() -> None:
 
 
 def test_a_new_process_has_its_first_result_soon(daemon: DaemonProcess) -> None:
-    """No benchmark: it shows that nothing of the seconds of processor time that a fresh CUDA process takes is paid
-    here."""
+    """Not a benchmark: it shows that the client does not spend the seconds of processor time that a new CUDA process
+    needs."""
     assert min(float(run(FIRST_RESULT, daemon.unix)) for _ in range(3)) < 3
 
 

@@ -1,4 +1,5 @@
-"""Failed one-way commands, in the places less trodden: merged, moved to another stream, far down a chain, of others."""
+"""Failed one-way commands in rare situations: merged failures, failures moved to another stream, long chains, failures
+of other sessions."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from tests.support.daemon.kernels import common, gated, saxpy_works
 from tests.support.daemon.raw import Raw
 
 MAX_KEPT = 32
-"""Failures that a stream lists; see hearthd.device.streams.stream_errors."""
+"""Maximum number of failures that a stream lists; see hearthd.device.streams.stream_errors."""
 
 
 def spoil(gpu: hearth.Device, x: hearth.DeviceArray, stream: hearth.Stream | None = None) -> None:
-    """A launch that fails, for it has one argument too few, and leaves `x` unproduced."""
+    """Submits a launch that fails because it has one argument too few, so that the contents of `x` are invalid."""
     common(gpu, "add_one")((1,), (1,), (x,), stream=stream)
 
 
@@ -31,11 +32,11 @@ def told(what: Callable[[], object]) -> hearth.HearthError:
     return caught.value
 
 
-# ---- what a failure spoils ----
+# ---- buffers that a failure invalidates ----
 
 
 def test_buffers_spoiled_by_merged_failures_are_unreadable_before_the_report(gpu: hearth.Device) -> None:
-    """The list is bounded, and what no longer stands in it by itself is still owed to the client."""
+    """The list is bounded, but failures that are merged in it still have to be reported to the client."""
     side = gpu.stream()
     arrays = [gpu.zeros(4, np.int32) for _ in range(3 * MAX_KEPT)]
     gpu.synchronize()
@@ -57,8 +58,8 @@ def test_what_was_skipped_elsewhere_stays_unreadable_until_that_stream_has_told(
     spoil(gpu, x)
     y.copy_from(x, stream=side)
     assert told(gpu.default_stream.synchronize).reason == "LAUNCH_INVALID"
-    assert not x.get(stream=third).any()  # known by now
-    told(lambda: y.get(stream=third))  # but not that this one was never made
+    assert not x.get(stream=third).any()  # the client knows of this failure by now
+    told(lambda: y.get(stream=third))  # but not that this array was never written
     (failure,) = told(side.synchronize).failures
     assert failure.reason == "DEPENDENCY_FAILED"
     assert (y.get(stream=third) == 5).all()
@@ -80,7 +81,7 @@ def test_a_long_chain_of_what_was_never_made(gpu: hearth.Device) -> None:
 
 
 def test_reading_what_failed_takes_no_error_of_its_stream(gpu: hearth.Device) -> None:
-    """The producer's failure is shown to every reader, and stays with its stream until that is asked."""
+    """The producer's failure is shown to every reader, and remains on its stream until the stream is waited for."""
     x, side = gpu.zeros(4, np.int32), gpu.stream()
     gpu.synchronize()
     spoil(gpu, x)
@@ -112,7 +113,7 @@ def test_failed_reservation_is_raised_by_the_next_sync_and_by_each_use(gpu: hear
     error = told(gpu.synchronize)
     assert isinstance(error, hearth.OutOfMemoryError) and error.failures[0].command == "allocate"
     assert error.details["requested"] == str(1 << 60)
-    # The sync has told; the handle still has nothing behind it, and everything that uses it says so.
+    # The sync has reported the failure; the handle still has no memory, and every use of it reports that.
     good = gpu.zeros(4, np.uint8)
     uses: list[Callable[[], object]] = [
         lost[:4].get,
@@ -129,7 +130,7 @@ def test_failed_reservation_is_raised_by_the_next_sync_and_by_each_use(gpu: hear
     assert gpu.memory_usage().allocations == 1
 
 
-# ---- whose errors they are ----
+# ---- the session that gets an error ----
 
 
 def test_errors_of_a_destroyed_stream_go_to_the_default_stream_in_order(raw: Raw) -> None:
@@ -141,7 +142,7 @@ def test_errors_of_a_destroyed_stream_go_to_the_default_stream_in_order(raw: Raw
             c.Command(stream=7, fill=c.Fill(buffer=903, size=1, pattern=b"x")),
             c.Command(destroy_stream=c.DestroyStream(stream=7)),
             c.Command(fill=c.Fill(buffer=904, size=1, pattern=b"x")),
-            c.Command(stream=7, fill=c.Fill(buffer=905, size=1, pattern=b"x")),  # there is no such stream any more
+            c.Command(stream=7, fill=c.Fill(buffer=905, size=1, pattern=b"x")),  # this stream has been destroyed
         )
         failures = stream.failures()
         assert [failure.index for failure in failures] == [1, 2, 3, 5, 6]
@@ -196,13 +197,13 @@ def test_a_session_that_closes_with_errors_leaves_none_behind(daemon: DaemonProc
         saxpy_works(other.device(0))
 
 
-# ---- when they are reported ----
+# ---- the time of the report ----
 
 
 def test_a_flush_tells_without_waiting_for_the_device(gpu: hearth.Device) -> None:
     x, add_one = gpu.zeros(4, np.int32), common(gpu, "add_one")
     add_one((1,), (4,), (x, np.int32(4)))
-    gpu.synchronize()  # code is loaded while no kernel runs
+    gpu.synchronize()  # loads the code while no kernel runs
     with gated(gpu) as gate:
         gate.hold()
         add_one((1,), (4,), (x,))
@@ -242,7 +243,7 @@ def test_a_write_that_fails_stops_nothing_but_what_needs_it(raw: Raw) -> None:
     kept, copied = raw.buffer(bytes(8)), raw.buffer(bytes(8))
     with raw.execute() as stream:
         stream.batch(
-            c.Command(write=c.Write(buffer=kept, data=bytes(9))),  # too long: nothing of it is written
+            c.Command(write=c.Write(buffer=kept, data=bytes(9))),  # too long: no byte is written
             c.Command(copy=c.Copy(destination=copied, source=kept, size=8)),
             c.Command(fill=c.Fill(buffer=kept, size=8, pattern=b"z")),
         )
@@ -254,7 +255,7 @@ def test_a_write_that_fails_stops_nothing_but_what_needs_it(raw: Raw) -> None:
 
 @pytest.mark.parametrize("ask", ["sync", "sync of all", "flush", "read", "end of a profile"])
 def test_request_reports_earlier_failures_and_no_later_ones(raw: Raw, ask: str) -> None:
-    """The question may have to wait, and what was submitted behind it may fail at once."""
+    """The request may have to wait, and commands submitted behind it may fail at once."""
     questions = {
         "sync": c.Command(sync=c.Sync()),
         "sync of all": c.Command(sync=c.Sync(all_streams=True)),
@@ -268,11 +269,12 @@ def test_request_reports_earlier_failures_and_no_later_ones(raw: Raw, ask: str) 
         stream.batch(
             c.Command(allocate=c.Allocate(buffer=1, size=8)),
             c.Command(start_profile=c.StartProfile(profile=1)),
-            c.Command(write=c.Write(buffer=1, size=8, transfer=5)),  # waits for its bytes, and all behind it
+            # waits for its bytes, and everything behind it waits, too
+            c.Command(write=c.Write(buffer=1, size=8, transfer=5)),
             question,
             c.Command(fill=c.Fill(buffer=901, size=1, pattern=b"x")),
         )
-        raw.call("MemoryUsage", c.MemoryUsage())  # waits for nothing: the batch has been looked at by now
+        raw.call("MemoryUsage", c.MemoryUsage())  # waits for nothing: the batch has been processed by now
         raw.device.Upload(iter([device_pb2.UploadRequest(session_token=raw.token, transfer=5, data=bytes(8))]))
         while (response := stream.receive()).WhichOneof("kind") != "result":
             pass

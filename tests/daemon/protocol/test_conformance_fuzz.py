@@ -1,7 +1,7 @@
-"""Every kind of command with arbitrary fields: answered, and no other session notices.
+"""Every kind of command with arbitrary fields: each is answered, and other sessions are unaffected.
 
-Commands are made from their descriptors, so that those that are added later are in it as well. What a client may ask
-for and that takes for ever (an endless launch, a transfer that never comes) is not asked for here.
+Commands are generated from their descriptors, so that commands added later are included. Valid commands that never end
+(an endless launch, a transfer whose bytes never arrive) are not generated here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TEXTS = st.sampled_from(fuzzed.TEXTS)
 BYTES = st.sampled_from(fuzzed.BYTES)
 
 ONLY: dict[str, st.SearchStrategy[Any]] = {
-    "transfer": st.just(0),  # the other half of a transfer never comes; see test_transfers
+    "transfer": st.just(0),  # the other half of a transfer would never arrive; see test_transfers
     "upload": st.just(0),
     "download": st.just(0),
     "iterations": FEW,
@@ -50,7 +50,8 @@ ONLY: dict[str, st.SearchStrategy[Any]] = {
     "options": st.just([]),
     "headers": st.just([]),
     "name_expressions": st.just([]),
-    "devices": st.sampled_from([[], [0], [0], [1], [0, 0], [2**32 - 1]]),  # alone: no rank is waited for
+    # single devices only: no other rank is waited for
+    "devices": st.sampled_from([[], [0], [0], [1], [0, 0], [2**32 - 1]]),
     "root": st.sampled_from([0, 0, 0, 1, 2**32 - 1]),
     "peer": st.sampled_from([0, 0, 0, 1, 2**32 - 1]),
     "dtype": st.sampled_from(["float32", "uint8", "int8", "bfloat16", "float8_e4m3fn", "none", "", "\0", "x" * 300]),
@@ -58,7 +59,7 @@ ONLY: dict[str, st.SearchStrategy[Any]] = {
     "all_streams": st.booleans(),
 }
 BY_MESSAGE: dict[tuple[str, str], st.SearchStrategy[Any]] = {
-    ("Launch", "timeout_ns"): st.sampled_from([0, 60 * 10**9]),  # a shorter one may rightly end the device process
+    ("Launch", "timeout_ns"): st.sampled_from([0, 60 * 10**9]),  # a shorter timeout may rightly end the device process
     ("Dispatch", "timeout_ns"): st.sampled_from([0, 60 * 10**9]),
     ("AllReduce", "count"): SIZES,
     ("Collective", "sequence"): st.sampled_from([0, 1, 1, 2, 3, 2**64 - 1]),
@@ -77,7 +78,7 @@ HANDLE_FIELDS = {
 
 @st.composite
 def records(draw: st.DrawFn) -> bytes:
-    """Packed launches; most are well formed."""
+    """Draws packed launches, most of which are well formed."""
     places = draw(
         st.sampled_from(
             [
@@ -149,7 +150,7 @@ def by_type(field: FieldDescriptor) -> st.SearchStrategy[Any]:
 
 
 def messages(descriptor: Descriptor) -> st.SearchStrategy[dict[str, Any]]:
-    """A message's fields, by name; of a oneof at most the one that was set last counts."""
+    """Draws the fields of a message by name; of a oneof only the field that was set last counts."""
     fields = {}
     for field in descriptor.fields:
         value = values(descriptor.name, field)
@@ -161,7 +162,7 @@ KINDS = {field.name: field for field in c.Command.DESCRIPTOR.oneofs_by_name["kin
 
 
 def commands() -> st.SearchStrategy[dict[str, Any]]:
-    """A command of any kind, as keywords."""
+    """Draws a command of any kind, as keyword arguments."""
     each = []
     for name, field in KINDS.items():
         value = records() if name == "launches" else messages(field.message_type)
@@ -170,7 +171,7 @@ def commands() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def fill_in(message: Any, fields: dict[str, Any]) -> Any:
-    """The message with these fields."""
+    """Sets the fields of the message; returns the message."""
     for name, value in fields.items():
         field = message.DESCRIPTOR.fields_by_name[name]
         if field.is_repeated:
@@ -188,18 +189,18 @@ def fill_in(message: Any, fields: dict[str, Any]) -> Any:
 
 
 ANSWER_S = 10.0
-"""Every command here is answered well before; see the module's text."""
+"""Seconds within which every command here is answered; see the module's docstring."""
 
 
 @pytest.fixture
 def compiled(daemon: DaemonProcess) -> None:
-    """The kernel comes from the cache from now on."""
+    """Compiles the kernel, so that later sessions get it from the cache."""
     with Raw(daemon.unix) as session:
         session.function(NOTHING, "nothing")
 
 
 def answers(stream: Execute, expected: set[int]) -> Iterator[c.Result]:
-    """The results under these request numbers, in the order in which they come."""
+    """Yields the results with these request numbers, in the order in which they arrive."""
     overdue = threading.Timer(ANSWER_S, stream.cancel)
     overdue.start()
     try:
@@ -226,7 +227,8 @@ def answers(stream: Execute, expected: set[int]) -> Iterator[c.Result]:
 @given(program=st.lists(st.tuples(commands(), st.booleans()), min_size=1, max_size=12))
 @pytest.mark.usefixtures("compiled")
 def test_any_command_is_answered(daemon: DaemonProcess, program: list[tuple[dict[str, Any], bool]]) -> None:
-    """Asked, or sent one way and told of by the sync at the end; none of it is an error of the daemon's own."""
+    """Each command is a request, or one-way and reported by the sync at the end; none causes an internal error of the
+    daemon."""
     with Raw(daemon.unix) as session, session.execute() as stream:
         stream.batch(*FURNITURE)
         expected = {BUILT}
@@ -237,7 +239,7 @@ def test_any_command_is_answered(daemon: DaemonProcess, program: list[tuple[dict
                 command.request = number
                 expected.add(number)
             batch.append(command)
-        # Every stream is asked, whatever the program did to it.
+        # Every stream is synchronised, whatever the program did to it.
         batch += [c.Command(stream=on, request=1000 + on, sync=c.Sync()) for on in (0, SIDE, ELSE)]
         batch.append(c.Command(request=2000, sync=c.Sync(all_streams=True)))
         stream.batch(*batch)

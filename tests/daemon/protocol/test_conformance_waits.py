@@ -1,4 +1,5 @@
-"""Waits and their targets: thousands of answers outstanding, other streams, other clients, events that go away."""
+"""Waits and their targets: thousands of outstanding answers, other streams, other clients, events that are
+destroyed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ HOLD_LIMIT_NS = 60 * 10**9
 
 @dataclass
 class RawGate:
-    """A kernel on the stream `held` that runs until `open`; the session's other streams are free."""
+    """A kernel on the stream `held` that runs until `open`; the session's other streams are not blocked."""
 
     stream: Execute
     held: int
@@ -35,7 +36,7 @@ class RawGate:
 
 @pytest.fixture
 def held(raw: Raw) -> Iterator[RawGate]:
-    """A gate that holds a stream from now on, and is open at the end."""
+    """Yields a gate that blocks a stream, and that is opened at the end."""
     function = raw.function(GATE, "hold")
     flag, held, free = raw.mint(), raw.mint(), raw.mint()
     raw.call("GetGlobal", c.GetGlobal(buffer=flag, module=function - 1, name="gate"))
@@ -58,7 +59,7 @@ def held(raw: Raw) -> Iterator[RawGate]:
 
 
 def answers(stream: Execute, count: int) -> Iterator[c.Result]:
-    """The next results, whatever else comes between."""
+    """Yields the next `count` results; other responses in between are skipped."""
     while count:
         response = stream.receive()
         if response.WhichOneof("kind") == "result":
@@ -70,7 +71,8 @@ def answers(stream: Execute, count: int) -> Iterator[c.Result]:
 
 
 def test_a_thousand_reads_outstanding_each_with_its_own_bytes(raw: Raw, held: RawGate) -> None:
-    """No array of fixed size, and no answer before its own copy is done, whatever other streams are asked."""
+    """Checks that there is no limit from an array of fixed size, and that no answer comes before its own copy has
+    completed, whatever other streams are waited for."""
     stream = held.stream
     buffers = [1 << 40 | index for index in range(1000)]
     commands = []
@@ -86,7 +88,7 @@ def test_a_thousand_reads_outstanding_each_with_its_own_bytes(raw: Raw, held: Ra
             for index, buffer in enumerate(buffers)
         )
     )
-    for _ in range(3):  # a sync of one stream answers for that stream alone
+    for _ in range(3):  # a sync of one stream is answered independently of others
         stream.batch(c.Command(request=1, stream=held.free, sync=c.Sync()))
         (first,) = answers(stream, 1)
         assert first.request == 1 and not first.HasField("error")
@@ -97,8 +99,9 @@ def test_a_thousand_reads_outstanding_each_with_its_own_bytes(raw: Raw, held: Ra
 
 
 def test_a_hundred_threads_wait_for_their_own_streams(gpu: hearth.Device) -> None:
-    """Half of the streams are held: exactly the other half comes back."""
-    # A GPU has 32 queues for all streams of a process; what waits at the head of one holds up those behind it.
+    """Half of the streams are blocked: exactly the threads of the other half return."""
+    # A GPU has 32 hardware queues for all streams of a process; work that waits at the head of a queue blocks the work
+    # behind it.
     count = 40 if BACKEND == "cpu" else 12
     streams = [gpu.stream() for _ in range(count)]
     add_one, arrays = common(gpu, "add_one"), [gpu.zeros(1, np.int32, stream) for stream in streams]
@@ -107,7 +110,7 @@ def test_a_hundred_threads_wait_for_their_own_streams(gpu: hearth.Device) -> Non
     gpu.synchronize()
     with gated(gpu) as gate, ThreadPoolExecutor(count) as pool:
         gate.hold(arrays[0], stream=streams[0])
-        for stream in streams[2::2]:  # ordered behind the held one, by the buffer that it uses
+        for stream in streams[2::2]:  # ordered behind the blocked stream, because they use the same buffer
             add_one((1,), (1,), (arrays[0], np.int32(1)), stream=stream)
         waiting = [pool.submit(stream.synchronize) for stream in streams]
         for future in waiting[1::2]:
@@ -128,7 +131,7 @@ def percentile(samples: list[float], share: float) -> float:
 
 
 def copies(gpu: hearth.Device, stream: hearth.Stream, count: int) -> list[float]:
-    """Seconds of each of `count` round trips of 64 bytes, there and back."""
+    """Returns the seconds of each of `count` round trips of 64 bytes to the device and back."""
     host, x = np.arange(64, dtype=np.uint8), gpu.zeros(64, np.uint8, stream)
     stream.synchronize()
     took = []
@@ -142,7 +145,8 @@ def copies(gpu: hearth.Device, stream: hearth.Stream, count: int) -> list[float]
 
 
 def test_a_wait_for_a_long_kernel_delays_no_other_client(daemon: DaemonProcess) -> None:
-    """The thread that owns the device never waits for it. Prints what a copy takes beside a wait, and alone."""
+    """The device-handle thread never waits for the kernel. Prints the duration of a copy during a wait, and without
+    one."""
     with daemon.connect() as waiting, daemon.connect() as copying:
         gpu, other = waiting.device(0), copying.device(0)
         stream = other.stream()
@@ -182,7 +186,8 @@ def test_a_compile_delays_no_other_client(daemon: DaemonProcess) -> None:
                 beside += copies(other, stream, 1)
             assert result.result() == 1
     print(f"beside a compile: {len(beside)} copies, p99 {percentile(beside, 0.99):.2f} ms")
-    # One that the compile delayed would come with its end. On a busy machine some are late for other reasons.
+    # A copy that the compile delayed would return at the end of the compile. On a busy machine some are late for other
+    # reasons.
     assert len(beside) > 3 and percentile(beside, 0.5) < 100
 
 
@@ -190,7 +195,8 @@ def test_a_compile_delays_no_other_client(daemon: DaemonProcess) -> None:
 
 
 def test_an_event_may_go_while_it_is_waited_for(raw: Raw, held: RawGate) -> None:
-    """Destroyed, or recorded anew on another stream: who asked before gets the answer to what it asked."""
+    """The event is destroyed, or recorded again on another stream: a caller that waited before gets the answer for the
+    event as it was then."""
     stream = held.stream
     event, start = raw.mint(), raw.mint()
     stream.batch(
@@ -206,7 +212,7 @@ def test_an_event_may_go_while_it_is_waited_for(raw: Raw, held: RawGate) -> None
     stream.batch(
         c.Command(destroy_event=c.DestroyEvent(event=event)), c.Command(destroy_event=c.DestroyEvent(event=start))
     )
-    # Events come from a pool: what is recorded next must not be taken for what was destroyed.
+    # Events come from a pool: a later recording must not be mistaken for the destroyed event.
     stream.batch(*(c.Command(stream=held.free, record_event=c.RecordEvent(event=7000 + n)) for n in range(8)))
     assert not stream.ask(c.Command(stream=held.free, sync=c.Sync())).HasField("error")
     held.open()
@@ -241,16 +247,16 @@ def test_a_session_may_close_while_its_events_are_waited_for(daemon: DaemonProce
     assert daemon.device_pid() == pid
 
 
-# ---- the process at rest, and at its start ----
+# ---- idle processes, and their start ----
 
 
-@on_cpu  # a GPU's process is CUDA's own too
+@on_cpu  # a GPU's process has threads of CUDA as well
 def test_a_daemon_with_nothing_to_do_does_nothing(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         saxpy_works(node.device(0))
         pids = [lossy.process.pid, lossy.device_pid()]
         began, clock = [processor_seconds(pid) for pid in pids], time.perf_counter()
-        time.sleep(1.0)  # the measured quantity itself: a session is open, and nothing happens
+        time.sleep(1.0)  # the duration that is measured: a session is open, and no work arrives
         used = [processor_seconds(pid) - before for pid, before in zip(pids, began, strict=True)]
         elapsed = time.perf_counter() - clock
     print(f"idle: front {used[0] / elapsed:.1%}, device process {used[1] / elapsed:.1%} of a core")
@@ -272,7 +278,7 @@ def test_device_starts_once_for_concurrent_first_sessions(start_daemon: StartDae
 
 
 def test_everything_of_a_client_goes_with_it(start_daemon: StartDaemon) -> None:
-    """Buffers, streams, events, modules, profiles; memory returns when the work under way has ended."""
+    """Buffers, streams, events, modules and profiles are freed; memory returns when pending work has completed."""
     daemon = start_daemon()
     before = daemon.status()["devices"][0]["gauges"]
     for _ in range(3):
@@ -298,7 +304,8 @@ def test_everything_of_a_client_goes_with_it(start_daemon: StartDaemon) -> None:
 
 
 def test_a_variable_goes_with_its_module(raw: Raw) -> None:
-    """Its handle is no way to memory that is not there any more, also for what waits when the module is unloaded."""
+    """The variable's handle must not give access to memory that no longer exists, also for commands that wait when the
+    module is unloaded."""
     for _ in range(3):
         module, variable, copied = raw.mint(), raw.mint(), raw.buffer(bytes(4))
         raw.call("LoadModule", c.LoadModule(module=module, kind=c.CODE_KIND_CUDA_CPP, code=GATE.encode()))

@@ -1,4 +1,4 @@
-"""Calls as frames on a Unix socket, in gRPC's place: the same answers, and whatever else is sent there does no harm."""
+"""Calls as frames on a Unix socket instead of gRPC: the same answers, and no effect of invalid data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_client_on_the_unix_socket_takes_them(daemon: DaemonProcess) -> None:
 
 
 def test_who_wants_no_lanes_and_who_comes_by_another_path_has_grpc(daemon: DaemonProcess, tmp_path: Path) -> None:
-    """A container may have been given gRPC's socket alone."""
+    """A container may have been given only gRPC's socket."""
     with daemon.connect(lanes=False) as node:
         assert isinstance(transport(node), GrpcTransport)
     alone = tmp_path / "alone.sock"
@@ -58,7 +58,7 @@ def test_who_wants_no_lanes_and_who_comes_by_another_path_has_grpc(daemon: Daemo
 
 
 def test_a_socket_of_something_else_is_passed_by(daemon: DaemonProcess, tmp_path: Path) -> None:
-    """The socket answers with no frames, or hangs up."""
+    """The server on the socket answers without frames, or closes the connection."""
     alone = tmp_path / "alone.sock"
     alone.symlink_to(daemon.unix.removeprefix("unix:"))
     beside = calls.socket_path(str(alone))
@@ -179,7 +179,7 @@ def test_who_calls_is_known_by_user_without_a_ticket(start_daemon: StartDaemon) 
 
 
 def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon) -> None:
-    """A stopped daemon is noticed as by gRPC's keepalive; one that is late, but alive, is waited for."""
+    """A stopped daemon is detected as by gRPC's keepalive; a slow daemon that responds is waited for."""
     daemon = start_daemon()
     with daemon.connect() as node:
         framed = transport(node)
@@ -197,7 +197,7 @@ def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon) -> Non
                 session_of(node).call("Describe", node_pb2.DescribeRequest(), node_pb2.DescribeResponse, 0.15)
             call = FramedExchange(daemon.unix, call_path(daemon), None, framed.keepalive)
             call.start("/hearth.v1.NodeService/Describe", (), b"")
-            with pytest.raises(hearth.ConnectError, match="says nothing"):
+            with pytest.raises(hearth.ConnectError, match="stopped responding"):
                 list(call.messages())
         finally:
             os.kill(daemon.process.pid, signal.SIGCONT)

@@ -1,6 +1,8 @@
-"""Every RPC and every socket with arbitrary messages: no process dies, no session notices, no data of others leaks.
+"""Every RPC and every socket with arbitrary messages: no process dies, other sessions are unaffected, and no data of
+other sessions leaks.
 
-HEARTH_TEST_FUZZ_SECONDS=60 is the whole minute for each; `python -m tests.fuzz` does the same outside of pytest.
+HEARTH_TEST_FUZZ_SECONDS=60 fuzzes each target for a full minute; `python -m tests.fuzz` does the same outside of
+pytest.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ SEED = int(os.environ.get("HEARTH_TEST_FUZZ_SEED", "1"))
 def fuzz(cache: Path) -> Iterator[Fuzz]:
     with fuzzing(cache, SEED) as running:
         yield running
-        running.problems.clear()  # told by the tests; what follows concerns all of them
+        running.problems.clear()  # reported by the tests; problems found later concern all of them
     assert not running.problems
 
 
@@ -37,7 +39,7 @@ def test_anything(fuzz: Fuzz, name: str) -> None:
 
 
 def test_all_methods_are_fuzzed() -> None:
-    """Found by the services' descriptors: a method that is added is in it."""
+    """Methods are found by the services' descriptors, so that added methods are included."""
     services = [*node_pb2.DESCRIPTOR.services_by_name.values(), *device_pb2.DESCRIPTOR.services_by_name.values()]
     names = {f"{service.name}/{method.name}" for service in services for method in service.methods}
     assert {"NodeService/OpenSession", "DeviceService/Execute", "DeviceService/AttachBuffer"} <= names
@@ -45,7 +47,7 @@ def test_all_methods_are_fuzzed() -> None:
 
 
 def test_messages_are_not_all_refused_at_once() -> None:
-    """Messages that the fuzzer makes can be read, as a rule, and reach the fields."""
+    """Most messages of the fuzzer can be parsed, and set fields."""
     maker = Maker(random.Random(5), lambda: "token")
     for rpc in targets.rpcs():
         made = [targets.payloads(rpc, maker) for _ in range(40)]

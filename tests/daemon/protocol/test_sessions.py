@@ -1,4 +1,4 @@
-"""Sessions: what ends them, what is theirs, and what others see of it."""
+"""Sessions: the ways in which they end, their objects, and what other sessions can see of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_close_frees_all_that_was_held(lossy: DaemonProcess) -> None:
 
 
 def test_close_waits_for_what_is_under_way(lossy: DaemonProcess) -> None:
-    """The kernel's memory is not given to others before it has ended."""
+    """The memory that the kernel uses is not given to others before the kernel has ended."""
     with lossy.connect() as node:
         gpu = node.device(0)
         for _ in range(200):
@@ -149,7 +149,7 @@ def test_a_client_that_stays_away_loses_its_session(start_daemon: StartDaemon) -
         away.buffer(bytes(1000))
         wait_until(lambda: not daemon.status()["sessions"])
         assert daemon.gauge("memory_in_use_bytes") == 0
-    with daemon.connect() as node:  # while this one, which does nothing either, renews its lease
+    with daemon.connect() as node:  # this session is idle too, but its client renews its lease
         x = node.device(0).full(4, 1, np.int32)
         with daemon.connect() as idle:
             finished = threading.Event()
@@ -238,7 +238,7 @@ def test_absent_daemon() -> None:
 
 
 def test_unclaimed_uploads_are_bounded(raw: Raw) -> None:
-    """Bytes that no Write has asked for are not collected without end."""
+    """Bytes that no Write has requested are collected only up to a limit."""
     release = threading.Event()
 
     def messages(transfer: int) -> object:
@@ -264,7 +264,8 @@ def test_calls_of_a_session_are_bounded(raw: Raw) -> None:
             timeout_ns=60 * 10**9,
         ),
     )  # fmt: skip
-    waiting = raw.device.AllReduce.future(request)  # its other rank never comes; all else queues behind it
+    # its other rank never presents its part; all other work queues behind it
+    waiting = raw.device.AllReduce.future(request)
     sync = device_pb2.SyncRequest(target=raw.target(), command=c.Sync())
     calls = [raw.device.Sync.future(sync) for _ in range(400)]
     wait_until(lambda: any(call.done() for call in calls), "the refusal of some")

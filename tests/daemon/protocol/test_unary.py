@@ -1,4 +1,4 @@
-"""Every RPC once, by plain stubs: what any gRPC tool or language sees."""
+"""Every RPC once, through plain gRPC stubs, as any gRPC tool or language calls it."""
 
 from __future__ import annotations
 
@@ -235,7 +235,8 @@ def test_all_reduce(raw: Raw) -> None:
 
 
 def test_collective(raw: Raw) -> None:
-    """Every kind, by calls of all ranks at once; the answer comes when it is over."""
+    """Every kind of collective, by concurrent calls of all ranks; a call is answered when the operation has
+    completed."""
     devices = list(range(min(2, len(raw.opened.devices))))
     n = len(devices)
     inputs = [np.arange(4, dtype=np.int32) + 10 * ordinal for ordinal in devices]
@@ -279,7 +280,8 @@ def test_calls_and_execute_share_a_session(raw: Raw) -> None:
 
 
 def test_a_session_is_attached_again_and_continues(raw: Raw, daemon: DaemonProcess) -> None:
-    """Numbers go on where they were: a batch that has run is known again, a new one is not taken for it."""
+    """Sequence numbers continue: a batch that has run is recognised when it is repeated, and a new batch is not
+    mistaken for it."""
     for turn in range(1, 4):
         with raw.execute() as stream:
             assert stream.attached.last_seq == 2 * (turn - 1)
@@ -296,7 +298,7 @@ def test_a_deadline_ends_the_call_and_not_the_session(raw: Raw) -> None:
         timeout_ns=10**9,
     )  # fmt: skip
     request = device_pb2.AllReduceRequest(target=raw.target(), command=command)
-    call = raw.device.AllReduce.future(request, timeout=0.1)  # its other rank never comes
+    call = raw.device.AllReduce.future(request, timeout=0.1)  # its other rank never presents its part
     ended = threading.Event()
     call.add_done_callback(lambda _: ended.set())
     assert ended.wait(20)

@@ -1,4 +1,4 @@
-"""Requests before they are decoded: of callers without a credential, of tenants, over gRPC and as frames."""
+"""Admission of requests before they are decoded: unauthenticated callers and tenants, over gRPC and over frames."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def shown(lent: TenantDaemon) -> tuple[tuple[str, str], ...]:
 
 
 def answered(daemon: DaemonProcess, path: bytes | str, body: bytes = b"", **more: Any) -> tuple[int, int]:
-    """The status of a call on a separate connection, and the bytes of its body that were taken."""
+    """Returns the status of a call on a new connection, and the number of bytes of its body that the daemon read."""
     one = Http2(daemon.grpc)
     try:
         stream = one.call(path, body, **more)
@@ -86,7 +86,7 @@ def test_credential_in_a_message_is_looked_for_in_a_short_one_only(daemon: Daemo
 
 
 def test_path_that_is_no_text_leaves_the_server_alone(lent: TenantDaemon, daemon: DaemonProcess) -> None:
-    """grpc.aio ends its server at such a path."""
+    """grpc.aio would end its server because of such a path."""
     for path in (b"/\xff\xfe", b"/hearth.v1.NodeService/\xff", b"", b"*", b"/\0", b"/a/b", b"/" + b"x" * 7000):
         assert answered(daemon, path, message(b""), end=True)[0] == UNIMPLEMENTED, path
     with hearth.connect(daemon.grpc, token=lent.token, lanes=False) as node:
@@ -189,7 +189,7 @@ def test_framed_message_of_a_tenant_is_as_long_as_its_method_needs(lent: TenantD
     ):
         with connected(daemon) as tenant:
             tenant.sendall(method(path, shown(lent)))
-            with contextlib.suppress(OSError):  # it hangs up before it has taken all
+            with contextlib.suppress(OSError):  # the daemon closes the connection before it has read everything
                 tenant.sendall(frames.header(Kind.MESSAGE, size) + b"\xff" * size)
             assert reason(tenant) == expected, (path, size)
 
@@ -221,7 +221,7 @@ def test_what_was_refused_is_counted_and_logged(lent: TenantDaemon, daemon: Daem
     counted = 'hearth_admission_refusals_total{limit="unknown_method"}'
     page = ""
 
-    def is_counted() -> bool:  # the page is kept for a second
+    def is_counted() -> bool:  # the page is cached for a second
         nonlocal page
         page = daemon.get("/metrics", token=lent.operator).body
         return counted in page

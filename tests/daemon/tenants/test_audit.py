@@ -1,4 +1,4 @@
-"""The audit log of a real daemon: who did what, and what was refused."""
+"""The audit log of a real daemon: actions with their callers, and refusals."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.daemon.tenants import new_token, tenant, tenants, token_hash
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """Returns the log's entries by now, whole lines only."""
+    """Returns the log's current entries; an incomplete last line is ignored."""
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
 def expect(path: Path, **wanted: Any) -> dict[str, Any]:
-    """The one event that has all of these; waits for the thread that writes it."""
+    """Waits for the event with all of these fields, and returns it; another thread writes the log."""
 
     def found() -> list[dict[str, Any]]:
         return [each for each in events(path) if wanted.items() <= each.items()]
@@ -89,7 +89,7 @@ def test_who_did_what(audited: tuple[DaemonProcess, Path, dict[str, str]]) -> No
 
 
 def test_what_a_batch_was_refused(audited: tuple[DaemonProcess, Path, dict[str, str]]) -> None:
-    """Commands in batches are refused by the device process, and noted once of each kind."""
+    """Commands in batches are refused by the device process, and each kind of refusal is logged once."""
     daemon, path, tokens = audited
     with Raw(daemon.unix, tokens["guest"]) as guest, guest.execute() as stream:
         for _ in range(3):
@@ -102,7 +102,7 @@ def test_what_a_batch_was_refused(audited: tuple[DaemonProcess, Path, dict[str, 
         for operation, right in (("allocate", "allocate"), ("fill", "allocate"), ("LoadModule", "launch")):
             noted = expect(path, event="refused", operation=operation)
             assert (noted["right"], noted["session"]) == (right, guest.opened.session_id)
-        # Quotas are refusals, too.
+        # A quota that is exceeded is also logged as a refusal.
         refusal = refused(guest.node.OpenSession, node_pb2.OpenSessionRequest(), metadata=guest.metadata)
         assert refusal.reason == Reason.QUOTA_EXCEEDED and refusal.retry_after_s
         assert expect(path, event="refused", quota="sessions")["tenant"] == "guest"
@@ -130,7 +130,8 @@ def test_a_log_that_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def test_what_verifying_can_show(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """A daemon's log is signed and anchored; `audit verify` says what that shows, and ends accordingly."""
+    """A daemon's log is signed and anchored; `audit verify` reports its findings, and sets the exit status
+    accordingly."""
     (tmp_path / "logs").mkdir()
     path, key, anchor = tmp_path / "logs" / "audit.log", tmp_path / "audit.key", tmp_path / "audit.anchor"
     daemon = start_daemon(**tenants("alice", audit={"path": str(path), "key": str(key), "anchor": str(anchor)})[0])
@@ -150,10 +151,10 @@ def test_what_verifying_can_show(start_daemon: StartDaemon, tmp_path: Path) -> N
     code, told = verify("--key", str(key), "--require", "anchored")
     assert code == 3 and "guarantee: keyed" in told and "less than" in told
     code, told = verify()
-    assert code == 0 and "guarantee: chain only" in told and "keys that are not known" in told
+    assert code == 0 and "guarantee: chain only" in told and "signed by unknown keys" in told
     assert verify("--require", "much")[0] == verify("--key", "/nowhere")[0] == verify("--anchor", "/nowhere")[0] == 2
     assert hearthd("audit", "rotate-key", str(key)).returncode == 0
     assert verify(*options)[0] == 0, "what the older key signed stays good"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     code, told = verify(*options)
-    assert code == 1 and "its end is missing" in told and "does not hold" in told
+    assert code == 1 and "its end is missing" in told and "verification failed" in told

@@ -1,4 +1,4 @@
-"""Credentials that are taken away or shown beside another's session; names that are not for a tenant."""
+"""Credentials that are revoked, or that accompany another tenant's session; names that a tenant may not see."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DAY = datetime.timedelta(days=1)
 
 
 class ClientAuthority:
-    """An authority of clients, and its list of revoked certificates."""
+    """A client certificate authority, and its list of revoked certificates."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -44,7 +44,7 @@ class ClientAuthority:
         return certificate, key
 
     def revoke(self, *certificates: Path, key: trustme.CA | None = None, der: bool = False) -> None:
-        """Writes the list anew."""
+        """Writes a new revocation list."""
         now = datetime.datetime.now(datetime.UTC)
         issuer = x509.load_pem_x509_certificate(self.ca.cert_pem.bytes()).subject
         builder = x509.CertificateRevocationListBuilder().issuer_name(issuer).last_update(now).next_update(now + DAY)
@@ -96,7 +96,7 @@ def test_a_certificate_that_is_revoked_ends_its_sessions(start_daemon: StartDaem
         with pytest.raises(hearth.AuthenticationError, match="was revoked"):
             hearth.connect(target, ca=authority.pem, **shown["a"])
         np.testing.assert_array_equal(b.device(0).ones(3).get(), [1, 1, 1])
-        authority.revoke(key=trustme.CA())  # a list that anybody made takes nothing back
+        authority.revoke(key=trustme.CA())  # a list signed by another key revokes nothing
         wait_until(lambda: "crl_not_renewed" in daemon.log(), "the line of the log")
         with pytest.raises(hearth.AuthenticationError, match="was revoked"):
             hearth.connect(target, ca=authority.pem, **shown["a"])
@@ -118,10 +118,10 @@ def test_lists_that_can_and_cannot_be_used(authority: ClientAuthority, monkeypat
     now[0] += 10
     lists.look()
     assert lists.revokes(known) and lists.changes == 1, "what cannot be used takes nothing back"
-    with pytest.raises(RevocationError, match="no list of revoked"):
+    with pytest.raises(RevocationError, match="not a list of revoked"):
         Revocations(str(authority.crl), str(authority.pem))
     authority.revoke(key=trustme.CA())
-    with pytest.raises(RevocationError, match="signed by no authority"):
+    with pytest.raises(RevocationError, match="not signed by any authority"):
         Revocations(str(authority.crl), str(authority.pem))
     authority.crl.unlink()
     with pytest.raises(RevocationError, match="cannot be read"):
@@ -130,14 +130,14 @@ def test_lists_that_can_and_cannot_be_used(authority: ClientAuthority, monkeypat
 
 @pytest.mark.parametrize("bind", [False, True])
 def test_a_session_beside_another_credential(start_daemon: StartDaemon, bind: bool) -> None:
-    """A token of one session with the bearer token of another tenant, or of the same."""
+    """A session token together with a bearer token of another tenant, or of the same tenant."""
     config, tokens = tenants("alice", "bob", sessions={"bind": bind})
     daemon = start_daemon(**config)
     with Raw(daemon.unix, tokens["alice"]) as raw:
         request = node_pb2.RenewSessionRequest(session_token=raw.token)
         own = (("authorization", f"Bearer {tokens['alice']}"),)
         raw.node.RenewSession(request, metadata=own)
-        raw.node.RenewSession(request)  # with nothing but the session's token
+        raw.node.RenewSession(request)  # with the session token only
         other = (("authorization", f"Bearer {tokens['bob']}"),)
         if bind:
             refusal = refused(raw.node.RenewSession, request, metadata=other)
@@ -177,7 +177,8 @@ def test_a_session_beside_another_certificate(
 
 
 def test_names_that_are_not_for_a_tenant_do_not_exist(start_daemon: StartDaemon) -> None:
-    """An absent name and a forbidden one get the same answer: the same words, reason and details but for the name."""
+    """An absent name and a forbidden one give the same answer: the same words, reason and details except for the
+    name."""
     config, tokens = tenants(
         "owner", "other", tenant("blind", rights=["allocate", "read", "write", "publish"]),
         devices={"isolation": "shared"},
@@ -200,7 +201,7 @@ def test_names_that_are_not_for_a_tenant_do_not_exist(start_daemon: StartDaemon)
         assert [each.name for each in other.device(0).published()] == ["open"]
         attached = other.device(0).attach("open", tenant="owner")
         assert [each.attached for each in other.device(0).published()] == [1]
-        # Who may not attach sees what is its own, and nothing of what others attach.
+        # A tenant that may not attach sees its own publications, and nothing about attachments of others.
         blind.device(0).ones(1).publish("mine")
         assert [each.name for each in blind.device(0).published()] == ["mine"]
         assert {each.name: each.attached for each in owner.device(0).published()} == {"secret": 0, "open": 1}

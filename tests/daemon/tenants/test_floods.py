@@ -1,4 +1,4 @@
-"""Floods of an address that connects again at once, and tenants that share the address."""
+"""Floods from an address that reconnects at once, and tenants that share the address."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def daemon(lent: TenantDaemon) -> DaemonProcess:
 
 
 def value(daemon: DaemonProcess, token: str, name: str, *labels: str) -> float:
-    """A sample of /metrics; 0.0 where there is none."""
+    """Returns the sum of the matching samples of /metrics; 0.0 if there are none."""
     page = daemon.get("/metrics", token).body
     lines = [
         line for line in page.splitlines() if line.startswith(f"{name}{{") and all(each in line for each in labels)
@@ -49,7 +49,7 @@ def value(daemon: DaemonProcess, token: str, name: str, *labels: str) -> float:
 
 
 class Flood:
-    """Strangers that send PING frames as fast as they are taken, and connect again at once. A context manager."""
+    """Unauthenticated clients that send PING frames as fast as possible, and reconnect at once. A context manager."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -81,12 +81,13 @@ class Flood:
 
 
 def sent_again(target: str, source: str) -> int:
-    """Segments that a new connection from the address `source` had to send again until its beginning was received."""
+    """Returns the number of segments that a new connection from the address `source` had to retransmit until its first
+    data was received."""
     host, _, port = target.rpartition(":")
     with socket.create_connection((host, int(port)), 10, (source, 0)) as connection:
         connection.sendall(PREFACE)
 
-        def info(offset: int) -> int:  # struct tcp_info, linux/tcp.h
+        def info(offset: int) -> int:  # offsets in struct tcp_info, linux/tcp.h
             found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
             return int.from_bytes(found[offset : offset + 4], sys.byteorder)
 
@@ -113,7 +114,8 @@ def test_a_flood_is_held_back_and_tenants_of_its_address_are_not_shut_out(
                 saxpy_works(late.device(0))
             time.sleep(1.0)
             closed, passed = floods() - closed, time.monotonic() - began
-            # One turn in TURN seconds, where each would be closed and back within some milliseconds.
+            # One turn in TURN seconds; without a penalty each connection would be closed and reopened within
+            # milliseconds.
             assert closed <= passed / TURN + 2 * CONNECTIONS
         assert sent_again(daemon.grpc, "127.0.0.1"), "the kernel took the data of a penalized address at once"
         assert not all(sent_again(daemon.grpc, "127.0.0.2") for _ in range(3)), "another address was held, too"

@@ -1,4 +1,4 @@
-"""A daemon that runs out of descriptors: clients wait until it is over, and lose nothing."""
+"""A daemon that runs out of descriptors: clients wait until the overload ends, and lose nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
 from tests.support.daemon.kernels import common
 
 ELEVATED, CRITICAL = 300, 400
-"""Descriptors; a daemon that is idle has less than a hundred."""
+"""Numbers of descriptors; an idle daemon has fewer than a hundred."""
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def daemon(start_daemon: StartDaemon) -> DaemonProcess:
 
 @pytest.fixture
 def crowd(daemon: DaemonProcess) -> Iterator[Callable[[int], None]]:
-    """Connections that do nothing: called with a number, it holds that many open, and the daemon has seen that."""
+    """A function that opens or closes idle connections until it holds the given number, and waits until the daemon has
+    noticed."""
     host, _, port = daemon.grpc.rpartition(":")
     held: list[socket.socket] = []
 
@@ -51,7 +52,7 @@ def readiness(daemon: DaemonProcess) -> Any:
 
 
 def beside(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Begins `work` in a thread; what is returned waits for its end."""
+    """Starts `work` in a thread; returns a function that waits for its end."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(work()))
     thread.start()
@@ -72,7 +73,7 @@ def refusals(daemon: DaemonProcess, kind: str) -> float:
 
 
 def test_clients_come_back_when_it_is_over(daemon: DaemonProcess, crowd: Callable[[int], None]) -> None:
-    """A new session and a large upload wait; small work of an open session continues."""
+    """A new session and a large upload wait; small commands of an open session continue."""
     data = np.arange(8 << 20, dtype=np.uint8)
     with daemon.connect(lanes=False) as node, daemon.connect(lanes=False) as other:
         gpu = node.device(0)

@@ -1,4 +1,4 @@
-"""Quotas that the front keeps, with a real daemon: sessions, and time of devices as device processes meter it."""
+"""Quotas that the front enforces, with a real daemon: sessions, and device time as measured by device processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_as_many_sessions_as_are_allowed(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(**config)
     first = daemon.connect(token=tokens["small"])
     with daemon.connect(token=tokens["small"]):
-        with pytest.raises(hearth.QuotaExceededError, match="2 sessions open; the most is 2") as error:
+        with pytest.raises(hearth.QuotaExceededError, match="2 sessions open; the maximum is 2") as error:
             daemon.connect(token=tokens["small"])
         assert error.value.details == {"quota": "sessions", "used": "2", "allowed": "2"} and error.value.retry_after
         daemon.connect(token=tokens["other"]).close()
@@ -30,7 +30,8 @@ def test_as_many_sessions_as_are_allowed(start_daemon: StartDaemon) -> None:
 
 
 def test_time_of_devices(start_daemon: StartDaemon) -> None:
-    """Metered by session and tenant; used up, it ends what is new and leaves what is there to be read."""
+    """Device time is measured for each session and tenant. When it is used up, new work is refused, and existing data
+    can still be read."""
     config, tokens = tenants(tenant("small", quotas={"gpu_seconds": "500ms"}), tenant("operator", rights=["admin"]))
     daemon = start_daemon(**config)
     with Raw(daemon.unix, tokens["small"]) as raw, daemon.connect(token=tokens["small"]) as node:
@@ -78,7 +79,7 @@ def test_time_of_devices(start_daemon: StartDaemon) -> None:
 
 
 def test_a_tenants_batches_wait_for_room(start_daemon: StartDaemon) -> None:
-    """Room for one command is enough: the tenant's sessions get on one after another, and all of it is done."""
+    """A quota of one command is sufficient: the tenant's sessions proceed one after another, and all work is done."""
     config, tokens = tenants(tenant("small", quotas={"queued_commands": 1, "queued_bytes": "4KiB"}))
     daemon = start_daemon(**config)
     with daemon.connect(token=tokens["small"]) as one, daemon.connect(token=tokens["small"]) as two:

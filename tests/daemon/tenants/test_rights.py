@@ -1,4 +1,4 @@
-"""The matrix of rights: who may do what with whose handle, cell by cell, by single calls and in batches."""
+"""The matrix of rights: each operation for each right and each owner of the handle, by single calls and in batches."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tests.support.daemon.tenants import tenant, tenants
 
 SOURCE = 'extern "C" __device__ float g; extern "C" __global__ void k(float* x) { x[0] = 1; }'
 OTHERS = 770_001
-"""A handle of everything that the other tenant has."""
+"""The handle of every object of the other tenant."""
 ABSENT = 770_002
 """A handle that does not exist."""
 RIGHTS = [str(right) for right in Right]
 CLOSED = "127.0.0.1:1"
-"""An address without a listener."""
+"""An address at which nothing listens."""
 SPARE = 880_000
-"""Handles that operations may make, above those that are looked at."""
+"""Offset of the handles that operations may create, above the handles that are tested."""
 
 
 def command(kind: str, handle: int) -> c.Command:
-    """The operation on a handle, as far as it takes one."""
+    """Returns the operation on a handle, if it takes one."""
     one = c.Dim3(x=1, y=1, z=1)
     pointer = c.Argument(pointer=c.Argument.Pointer(buffer=handle))
     record = c.Launch(function=handle, grid=one, block=one, arguments=[pointer])
@@ -108,7 +108,7 @@ def command(kind: str, handle: int) -> c.Command:
         "checkpoint": c.Checkpoint(buffers=[handle]),
     }
     message = fields[kind]
-    # On the handle's stream, where the operation would change the default one for those that come after it.
+    # On the handle's stream, because the operation would change the default stream for later operations.
     stream = handle if kind in ("begin_capture", "end_capture") else 0
     return c.Command(stream=stream, **{kind: message})
 
@@ -119,14 +119,14 @@ def packed(handle: int) -> bytes:
 
 
 def rpc_of(kind: str) -> str | None:
-    """The single call of a command, if it has one."""
+    """Returns the name of the single call of a command, or None if it has none."""
     name = "".join(part.capitalize() for part in kind.split("_"))
     known = device_pb2.DESCRIPTOR.services_by_name["DeviceService"].methods_by_name
     return name if name in known else None
 
 
 def single(raw: Raw, kind: str, handle: int) -> Refusal | None:
-    """The operation as a single call: what it was told, if it was refused."""
+    """Executes the operation as a single call; returns its refusal, if it was refused."""
     sent = command(kind, handle)
     try:
         raw.call(rpc_of(kind) or "", getattr(sent, kind), stream=sent.stream)
@@ -145,9 +145,9 @@ def told(error: Any) -> Refusal:
 
 
 def batched(stream: Execute, kind: str, handle: int) -> Refusal | None:
-    """The operation in a batch: what it was told, if it was refused."""
+    """Executes the operation in a batch; returns its refusal, if it was refused."""
     sent = command(kind, handle)
-    if kind == "launches":  # these are one way: what became of them stands at the next sync
+    if kind == "launches":  # packed launches are one-way: the next sync reports their failures
         stream.batch(sent)
         result = stream.ask(c.Command(sync=c.Sync()))
         failures = reasons.stream_failures(result.error)
@@ -157,7 +157,7 @@ def batched(stream: Execute, kind: str, handle: int) -> Refusal | None:
 
 
 class Holder(Raw):
-    """A session with one of everything, under `OTHERS`."""
+    """A session with one object of every kind, under the handle `OTHERS`."""
 
     def fill(self) -> None:
         one = c.Dim3(x=1, y=1, z=1)
@@ -174,7 +174,8 @@ class Holder(Raw):
 
 
 class World:
-    """A daemon with a tenant for each right alone, one with none, and one that has everything and a session full."""
+    """A daemon with a tenant for each single right, one without rights, and one with all rights and a session full of
+    objects."""
 
     def __init__(self, cache: Path) -> None:
         tables = [tenant(f"only-{right}", rights=[right]) for right in RIGHTS]
@@ -190,7 +191,7 @@ class World:
             raise
 
     def session(self, name: str) -> tuple[Raw, Execute]:
-        """A tenant's session, and an Execute stream of it."""
+        """Returns a tenant's session, and an Execute stream of the session."""
         if name not in self._sessions:
             raw = self._open.enter_context(Raw(self.daemon.unix, self.tokens[name]))
             self._sessions[name] = raw, self._open.enter_context(raw.execute())
@@ -213,7 +214,7 @@ def world(cache: Path) -> Iterator[World]:
 
 
 def check_cell(refusal: Refusal | None, kind: str, who: str, has: set[str]) -> None:
-    """Denied where a right is missing, by name; anything else where none is."""
+    """Checks that the operation is denied by name if a right is missing, and is not denied otherwise."""
     lacking = [right for right in rights.COMMANDS[kind] if right not in has]
     if not lacking:
         assert refusal is None or refusal.reason != Reason.PERMISSION_DENIED, refusal
@@ -225,7 +226,7 @@ def check_cell(refusal: Refusal | None, kind: str, who: str, has: set[str]) -> N
 
 
 def normal(refusal: Refusal | None) -> object:
-    """Returns a refusal's text, without the handle's number."""
+    """Returns a refusal's text in which the handle's number is replaced."""
     if refusal is None:
         return None
     text = f"{refusal.reason} {refusal.message} {refusal.fix} {sorted(refusal.details.items())}"
@@ -235,7 +236,8 @@ def normal(refusal: Refusal | None) -> object:
 @pytest.mark.parametrize("right", [*RIGHTS, "nothing"])
 @pytest.mark.parametrize("kind", sorted(rights.COMMANDS))
 def test_commands(world: World, kind: str, right: str) -> None:
-    """Each right alone: what is allowed, and that another tenant's handle gets the answer of an absent one."""
+    """Tests each single right: the allowed operations, and the same answer for another tenant's handle as for an absent
+    one."""
     who = right if right == "nothing" else f"only-{right}"
     has = set() if right == "nothing" else {right}
     raw, stream = world.session(who)
@@ -256,7 +258,7 @@ HANDLES = {"buffer": ("read", "write", "fill", "copy"), "function": ("launch", "
 
 @pytest.mark.parametrize("kind", sorted({kind for kinds in HANDLES.values() for kind in kinds}))
 def test_handles_of_other_sessions(world: World, kind: str) -> None:
-    """The answers are the same for a session that may do everything, of another tenant and of the holder's own."""
+    """The answers are the same for a session with all rights, of another tenant or of the holder's own tenant."""
     for who in ("only-admin", "holder"):
         has = {"admin"} if who == "only-admin" else set(rights.ORDINARY)
         with Raw(world.daemon.unix, world.tokens[who]) as raw, raw.execute() as stream:
@@ -297,7 +299,7 @@ def test_other_calls(world: World, method: str, right: str) -> None:
                 setattr(request, field, "weights" if field == "name" else OTHERS)
     call = getattr(raw.device, method)
     if not lacking and method in ("Upload", "Download"):
-        return  # allowed ones wait for their command: see the tests of transfers
+        return  # allowed transfers wait for their command: see the tests of transfers
     try:
         answer = call(iter([request]) if method == "Upload" else request, timeout=TIMEOUT)
         if method == "Download":
@@ -316,7 +318,8 @@ def test_other_calls(world: World, method: str, right: str) -> None:
 
 @pytest.mark.parametrize("right", [*RIGHTS, "nothing"])
 def test_the_node(world: World, right: str) -> None:
-    """Operators alone end, drain and restart what is others', and they and observers alone see it."""
+    """Only operators may end, drain and restart sessions and devices of others; only they and observers may see
+    them."""
     who = right if right == "nothing" else f"only-{right}"
     raw, _ = world.session(who)
     metadata = (("hearth-session", raw.token),)
@@ -346,7 +349,7 @@ def test_the_node(world: World, right: str) -> None:
             assert refusal.reason == Reason.PERMISSION_DENIED and refusal.details["right"] == "admin"
         assert not node.Describe(node_pb2.DescribeRequest(), metadata=metadata).draining
 
-    with Raw(world.daemon.unix, world.tokens[who]) as own:  # one's own session needs no right
+    with Raw(world.daemon.unix, world.tokens[who]) as own:  # a caller's own session needs no right
         node.EndSession(node_pb2.EndSessionRequest(session_id=own.opened.session_id), metadata=metadata)
         gone = refused(own.call, "MemoryUsage", c.MemoryUsage())
         assert gone.reason == Reason.SESSION_EXPIRED
@@ -359,7 +362,7 @@ def test_the_node(world: World, right: str) -> None:
 
 @pytest.mark.parametrize("right", [*RIGHTS, "nothing"])
 def test_groups_over_daemons(world: World, right: str) -> None:
-    """A tenant with the right to collectives may make and join them; to look and to leave needs nothing."""
+    """A tenant with the right to collectives may create and join groups; describing and leaving them needs no right."""
     who = right if right == "nothing" else f"only-{right}"
     raw, _ = world.session(who)
     members = [node_pb2.GroupMember(node=0, device=0), node_pb2.GroupMember(node=1, device=0)]

@@ -70,7 +70,8 @@ def test_device_processes_of_one_tenant_leave_room_for_others(start_daemon: Star
 
 
 def test_handles_are_bounded_by_name(start_daemon: StartDaemon) -> None:
-    """Handles are made one by one, many in one command, and over several sessions; freed ones can be had again."""
+    """Handles are created one by one, many in one command, and over several sessions; freed ones can be allocated
+    again."""
     operator = tenant("operator", rights=["admin"])
     config, tokens = tenants("a", tenant("b", quotas={"handles": 40}), operator, limits={"max_handles": 64})
     daemon = start_daemon(**config)

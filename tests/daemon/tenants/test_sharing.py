@@ -1,4 +1,5 @@
-"""Sharing with a real daemon: tenants in one process and in processes of their own, floods, order under all that."""
+"""Sharing of a device by tenants with a real daemon: in one process and in separate processes, with floods, and with
+the order of commands."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ WEIGHTS = {"one": 1.0, "two": 2.0, "four": 4.0}
 
 
 class Tenants:
-    """Three of them, by the isolation of a daemon that is lent to one test after the other."""
+    """Three tenants of a daemon with the given isolation, which is lent to one test after another."""
 
     def __init__(self, cache: Path, isolation: str) -> None:
         who = [tenant(name, weight=weight) for name, weight in WEIGHTS.items()]
@@ -55,14 +56,14 @@ def metered(daemon: DaemonProcess) -> dict[str, float]:
 
 @pytest.mark.parametrize("isolation", ["shared", "tenant"])
 def test_tenants_get_shares_by_their_weights(three: Three, isolation: str) -> None:
-    """The shares are of the metered time; kernels of one length are counted as well."""
+    """Shares of the metered time; kernels of equal duration are counted as well."""
     with three(isolation) as (daemon, nodes), contextlib.ExitStack() as stack:
         floods = {name: Flood(nodes[name], 2_000_000) for name in WEIGHTS}
         pids = {process["pid"] for process in daemon.status()["devices"][0]["processes"]}
         assert len(pids) == (1 if isolation == "shared" else 3)
         for flood in floods.values():
             stack.enter_context(flood)
-        time.sleep(0.7)  # what the first was given while it was alone is done by then
+        time.sleep(0.7)  # long enough to complete what the first flood submitted while it was alone
 
         def measure() -> tuple[list[float], dict[str, int]]:
             before, used = {name: flood.done for name, flood in floods.items()}, metered(daemon)
@@ -76,7 +77,7 @@ def test_tenants_get_shares_by_their_weights(three: Three, isolation: str) -> No
 
         def good(measured: tuple[list[float], dict[str, int]]) -> bool:
             used, done = measured
-            # The machine may be busy, and a kernel that is held up there takes time that is its session's.
+            # On a busy machine, a delayed kernel takes time that is charged to its session.
             return used == expected and done["four"] > 1.3 * done["two"] > 1.3 * 1.3 * done["one"]
 
         measured = steady(measure, good)
@@ -91,8 +92,8 @@ def test_a_flood_does_not_hold_up_who_launches_and_waits(three: Three, isolation
         kernel = gpu.RawModule(code=SOURCE).get_function("rest")
 
         def overtaking(flood: Flood) -> float:
-            """Returns the number of the flood's kernels that run during a round trip, as a part of those in line: the
-            median of 30."""
+            """Returns the median, of 30 round trips, of the number of the flood's kernels that run during a round trip,
+            as a fraction of its queued kernels."""
             parts = []
             for _ in range(30):
                 before, in_line = flood.done, flood.launched - flood.done
@@ -101,7 +102,7 @@ def test_a_flood_does_not_hold_up_who_launches_and_waits(three: Three, isolation
                 parts.append((flood.done - before) / in_line)
             return sorted(parts)[15]
 
-        # Two seconds of work are in line; what stood behind them would see all of it.
+        # Two seconds of work are queued; a command queued behind it would wait for all of it.
         with Flood(nodes["four"], 1_000_000, at_a_time=64, under_way=32) as flood:
             wait_until(lambda: flood.launched > 32 * 64, "the flood")
             measured = steady(lambda: overtaking(flood), lambda part: part < 0.1)
@@ -110,7 +111,8 @@ def test_a_flood_does_not_hold_up_who_launches_and_waits(three: Three, isolation
 
 
 def test_a_process_that_comes_and_goes_changes_the_turns(three: Three) -> None:
-    """Alone, then beside another tenant, then alone again: by kernels of one length, of which each runs what is due."""
+    """A flood alone, then beside another tenant, then alone again; measured by kernels of equal duration, of which each
+    tenant runs its share."""
     with three("tenant") as (_, nodes), Flood(nodes["one"], 2_000_000) as flood:
 
         def goes_on() -> None:
@@ -121,12 +123,12 @@ def test_a_process_that_comes_and_goes_changes_the_turns(three: Three) -> None:
         with Flood(nodes["four"], 2_000_000) as other:
 
             def share() -> float:
-                """The first's, of the next few hundred."""
+                """Returns the first flood's share of the next few hundred kernels."""
                 before = flood.done, other.done
                 wait_until(lambda: flood.done + other.done > sum(before) + 400, "turns of both", 60)
                 return (flood.done - before[0]) / (flood.done + other.done - sum(before))
 
-            share()  # in which there was work of the first in line
+            share()  # the first flood still had queued work
             part = steady(share, lambda part: 0 < part < 0.3)
             assert 0 < part < 0.45
         goes_on()
@@ -140,17 +142,17 @@ def test_what_is_metered_is_the_time_in_which_there_was_work(three: Three) -> No
             time.sleep(1.5)
         took = time.perf_counter() - began
         used = sum(metered(daemon).values()) - before
-    assert took * 0.5 <= used <= took * 1.1  # no work is in line while this process gets no processor
+    assert took * 0.5 <= used <= took * 1.1  # no work is queued while this process is not scheduled
 
 
 def opens_its_own_gate(one: hearth.Node, other: hearth.Node) -> None:
-    """A session opens the gate behind its waiting kernel, while another session wants the device."""
+    """A session opens the gate behind its waiting kernel, while another session has work for the device."""
     with Flood(other, 1_000_000), gated(one.device(0)) as gate:
         time.sleep(0.1)
         counter = one.device(0).zeros(1, np.int32)
         gate.hold(counter)
-        time.sleep(0.3)  # it is charged for what it runs, more than it is ever given
-        gate.open()  # for ever: until the limit of the kernel, which is an error
+        time.sleep(0.3)  # it is charged for the running kernel, more than its share
+        gate.open()  # if this were not executed, the kernel would run until its time limit, which is an error
         one.device(0).synchronize()
         assert counter.get()[0] == 1
 
@@ -166,7 +168,8 @@ def test_a_process_whose_kernel_waits_for_its_host_does_not_wait_for_ever(three:
 
 
 def chain(node: hearth.Node, seed: int) -> bool:
-    """Kernels that do not commute on three streams, with copies between and from the host; whether all came out."""
+    """Runs kernels that do not commute on three streams, with copies between them and from the host; returns whether
+    all results are correct."""
     gpu = node.device(0)
     mix = gpu.RawModule(code=COMMON).get_function("mix")
     dice = np.random.default_rng(seed)
@@ -210,7 +213,7 @@ def test_order_is_kept_while_processes_take_turns(three: Three) -> None:
 
 
 def test_collectives_do_not_wait_for_turns(start_daemon: StartDaemon) -> None:
-    """Two tenants flood one device each; a third reduces over both, and so does one of them."""
+    """Two tenants flood one device each; a third tenant reduces over both devices, and so does one of the first two."""
     who = [tenant(name) for name in ("a", "b", "c")]
     config, tokens = tenants(*who)
     daemon = start_daemon(cpu_count=2, **config)

@@ -1,4 +1,4 @@
-"""Admission by tokens, users of the Unix socket, and HTTP; and that tenants do not see each other."""
+"""Admission by tokens, by users of the Unix socket, and over HTTP; and isolation of tenants from each other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def tokens() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def guarded(cache: Path, tokens: dict[str, str]) -> Iterator[DaemonProcess]:
-    """A daemon with three tenants; one has several tokens, and is the user who runs the tests, too."""
+    """A daemon with three tenants; one of them has several tokens, and is also identified by the user who runs the
+    tests."""
     today = datetime.datetime.now(datetime.UTC).date()
     dated = [
         {"hash": token_hash(OLD), "name": "old", "expires": "2020-01-31"},
@@ -74,9 +75,9 @@ def test_a_token_is_a_tenant(guarded: DaemonProcess, tokens: dict[str, str], whi
 
 
 def test_tokens_that_are_not_let_in(guarded: DaemonProcess) -> None:
-    """Wrong, expired, malformed, missing; and whatever is wrong is said without the token."""
+    """Wrong, expired, malformed and missing tokens; the error never shows the token."""
     wrong = new_token()
-    for token, told in ((wrong, "not known here"), (OLD, "expired"), (None, "no credentials")):
+    for token, told in ((wrong, "token is unknown"), (OLD, "expired"), (None, "no credentials")):
         with pytest.raises(hearth.AuthenticationError, match=told) as error:
             by_tcp(guarded, token)
         assert error.value.reason == "UNAUTHENTICATED" and error.value.fix and guarded.grpc in str(error.value)
@@ -88,13 +89,13 @@ def test_tokens_that_are_not_let_in(guarded: DaemonProcess) -> None:
         response_deserializer=node_pb2.OpenSessionResponse.FromString,
     )
     for shown, told in (
-        ((("authorization", f"Basic {WHOLE}"),), "no bearer token"),
-        ((("authorization", WHOLE),), "no bearer token"),
-        ((("authorization", "Bearer "),), "no bearer token"),
-        ((("authorization", f"Bearer {WHOLE}x"),), "not known here"),
-        ((("authorization", f"Bearer {token_hash(WHOLE)}"),), "not known here"),
-        ((("authorization", f"Bearer {'x' * 4000}"),), "not known here"),
-        ((("hearth-ticket", WHOLE),), "ticket is not known"),
+        ((("authorization", f"Basic {WHOLE}"),), "not a bearer token"),
+        ((("authorization", WHOLE),), "not a bearer token"),
+        ((("authorization", "Bearer "),), "not a bearer token"),
+        ((("authorization", f"Bearer {WHOLE}x"),), "token is unknown"),
+        ((("authorization", f"Bearer {token_hash(WHOLE)}"),), "token is unknown"),
+        ((("authorization", f"Bearer {'x' * 4000}"),), "token is unknown"),
+        ((("hearth-ticket", WHOLE),), "ticket is unknown"),
     ):
         refusal = refused(call, node_pb2.OpenSessionRequest(), metadata=shown)
         assert refusal.reason == Reason.UNAUTHENTICATED and told in refusal.message, refusal
@@ -103,7 +104,7 @@ def test_tokens_that_are_not_let_in(guarded: DaemonProcess) -> None:
 
 
 def test_failing_often_is_answered_late(guarded: DaemonProcess) -> None:
-    """And does not hold up who comes from the same address with a token that is good."""
+    """A caller from the same address with a valid token is not delayed."""
     for _ in range(4):
         with pytest.raises(hearth.AuthenticationError):
             by_tcp(guarded, "hearth_wrong")
@@ -117,12 +118,12 @@ def test_failing_often_is_answered_late(guarded: DaemonProcess) -> None:
         by_tcp(guarded, WHOLE).close()
         return time.monotonic() - begin
 
-    # On a busy machine some take as long by themselves.
+    # on a busy machine some calls take that long by themselves
     assert steady(comes, lambda seconds: seconds < 0.3, times=30) < 0.3
 
 
 def test_a_session_cannot_open_another(guarded: DaemonProcess, tokens: dict[str, str]) -> None:
-    """A session's token has no use beyond the session."""
+    """A session's token is valid only for its session."""
     with Raw(guarded.unix, tokens["bob"]) as raw:
         shown = (("hearth-session", raw.token),)
         refusal = refused(raw.node.OpenSession, node_pb2.OpenSessionRequest(), metadata=shown)
@@ -156,7 +157,7 @@ def test_session_of_another_tenant_looks_like_no_session(guarded: DaemonProcess,
 
 
 def test_a_session_ends_with_its_credential(start_daemon: StartDaemon) -> None:
-    for seconds in (4, 20, 60):  # the more the longer a daemon takes to start here
+    for seconds in (4, 20, 60):  # longer times for machines on which a daemon starts slowly
         token = new_token()
         soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
         brief = {"hash": token_hash(token), "expires": soon.isoformat()}
@@ -189,7 +190,7 @@ def test_a_user_is_a_tenant(guarded: DaemonProcess) -> None:
     with guarded.connect() as node:
         assert node.tenant == "local"
         assert node.device(0).ones(3).get().sum() == 3
-    with pytest.raises(hearth.AuthenticationError):  # a user is known on the Unix socket only
+    with pytest.raises(hearth.AuthenticationError):  # users are identified on the Unix socket only
         by_tcp(guarded, None)
 
 
@@ -218,7 +219,7 @@ def test_who_connects_and_says_nothing_costs_nothing(guarded: DaemonProcess) -> 
     try:
         for connection in idle:
             connection.connect(path)
-            with contextlib.suppress(BrokenPipeError):  # it has been told, and hung up on
+            with contextlib.suppress(BrokenPipeError):  # the daemon has answered, and closed the connection
                 connection.send(b"\0" * 1000)
         assert ticket(guarded)
     finally:
@@ -229,13 +230,13 @@ def test_who_connects_and_says_nothing_costs_nothing(guarded: DaemonProcess) -> 
 
 
 def as_another_user(path: str, request: bytes) -> bytes:
-    """Returns the answer to user 65534 on a Unix socket until the other end hangs up."""
+    """Returns the answer that user 65534 gets on a Unix socket, until the other end closes."""
     Path(path).parent.chmod(0o755)
     read, write = os.pipe()
     child = os.fork()
-    if child == 0:  # in the child: only system calls, and one way out
+    if child == 0:  # in the child: only system calls, and a single exit
         try:
-            os.chdir(Path(path).parent)  # what is above it may be closed to others
+            os.chdir(Path(path).parent)  # the user may not be permitted to traverse its parent directories
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
@@ -254,7 +255,7 @@ def as_another_user(path: str, request: bytes) -> bytes:
 
 
 def page(path: str) -> bytes:
-    """The request for one page, after which the connection is closed."""
+    """Returns the request for one page, after which the connection is closed."""
     return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
 
 
@@ -286,10 +287,10 @@ def test_another_user_is_not(guarded: DaemonProcess) -> None:
         request_serializer=node_pb2.OpenSessionRequest.SerializeToString,
         response_deserializer=node_pb2.OpenSessionResponse.FromString,
     )
-    for _ in range(3):  # a ticket is good for some seconds, which a busy machine may take for the call
+    for _ in range(3):  # a ticket is valid for some seconds, which may be too short on a busy machine
         told = as_another_user(identity_path(guarded.unix.removeprefix("unix:")), b"")
         refusal = refused(call, node_pb2.OpenSessionRequest(), metadata=(("hearth-ticket", told.decode().strip()),))
-        if "too old" not in refusal.message:
+        if "has expired" not in refusal.message:
             break
     assert refusal.reason == Reason.UNAUTHENTICATED and "65534" in refusal.message and "users" in refusal.fix
     channel.close()
@@ -310,7 +311,7 @@ def test_a_user_that_the_host_has_not(tmp_path: Path) -> None:
         assert done.returncode == 2 and "no-user-of-this-name" in done.stderr and "Traceback" not in done.stderr
 
 
-# ---- what others see ----
+# ---- what tenants see of each other ----
 
 
 def test_tenants_do_not_see_each_other(guarded: DaemonProcess, tokens: dict[str, str]) -> None:
@@ -363,14 +364,14 @@ def test_tokens_are_made_and_kept_as_hashes(start_daemon: StartDaemon) -> None:
     ("table", "told"),
     [
         ({"name": "a"}, "no caller can be tenant 'a'"),
-        ({"name": "a b", "users": [1]}, "no name"),
+        ({"name": "a b", "users": [1]}, "not a valid name"),
         ({"name": "a", "users": [1], "wieght": 2}, "the nearest is weight"),
         ({"name": "a", "users": [1], "quotas": {"device_byte": 2}}, "the nearest is device_bytes"),
         ({"name": "a", "users": [1], "rights": ["fly"]}, "'collective'"),
         ({"name": "a", "users": [1], "devices": [-1]}, "ordinals"),
         ({"name": "a", "users": [1], "weight": 0}, "greater than 0"),
         ({"name": "a", "tokens": ["hearth_plain"]}, "by its hash"),
-        ({"name": "a", "tokens": [{"hash": token_hash("good enough"), "expires": "later"}]}, "no date"),
+        ({"name": "a", "tokens": [{"hash": token_hash("good enough"), "expires": "later"}]}, "not a date"),
         ({"name": "a", "certificates": ["x"]}, "tls.client_ca"),
         ({"name": "b", "users": [1]}, "given twice"),
         ({"name": "a", "tokens": [token_hash("b's token")]}, "'b' as well"),

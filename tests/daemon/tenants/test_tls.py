@@ -21,13 +21,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority that no party trusts."""
+    """A certificate authority that neither side trusts."""
     return Authority(tmp_path_factory.mktemp("tls") / "theirs")
 
 
 @pytest.fixture(scope="module")
 def start(cache: Path) -> Iterator[Callable[..., DaemonProcess]]:
-    """Daemons that live as long as the module."""
+    """Starts daemons that run until the end of the module."""
     started: list[DaemonProcess] = []
 
     def begin(**config: object) -> DaemonProcess:
@@ -53,7 +53,7 @@ def secured(start: Callable[..., DaemonProcess], authority: Authority) -> tuple[
 
 @pytest.fixture(scope="module")
 def mutual(start: Callable[..., DaemonProcess], authority: Authority) -> DaemonProcess:
-    """A daemon that asks for client certificates."""
+    """A daemon that requires client certificates."""
     certificate, key = authority.issue("localhost", "127.0.0.1")
     tls = {"certificate": str(certificate), "key": str(key)}
     tls |= {"client_ca": str(authority.pem), "require_client_certificate": True}
@@ -101,7 +101,7 @@ def test_another_authority_is_not_trusted(secured: tuple[DaemonProcess, str], st
 
 def test_tls_spoken_to_without(secured: tuple[DaemonProcess, str]) -> None:
     daemon, token = secured
-    with pytest.raises(hearth.ConnectError, match="speaks TLS") as error:
+    with pytest.raises(hearth.ConnectError, match="requires TLS") as error:
         hearth.connect(daemon.grpc, token=token)
     assert f"https://{daemon.grpc}" in error.value.fix
 
@@ -141,10 +141,10 @@ def test_clients_that_are_not_let_in(
     if kind != "none":
         issuer = stranger if kind == "stranger's" else authority
         shown["certificate"], shown["key"] = issuer.issue("ci.example.org", expired=kind == "expired")
-    with pytest.raises(hearth.AuthenticationError, match="asks for a client's certificate") as error:
+    with pytest.raises(hearth.AuthenticationError, match="requires a client certificate") as error:
         hearth.connect(f"https://{mutual.grpc}", ca=authority.pem, **shown)
     assert "HEARTH_CERTIFICATE" in error.value.fix
-    assert (str(shown["certificate"]) if shown else "nothing") in str(error.value)
+    assert (str(shown["certificate"]) if shown else "none") in str(error.value)
 
 
 def test_a_certificate_that_is_no_tenants(mutual: DaemonProcess, authority: Authority) -> None:
@@ -159,13 +159,13 @@ def test_a_certificate_that_is_no_tenants(mutual: DaemonProcess, authority: Auth
 
 def test_a_certificate_does_not_help_a_wrong_token(mutual: DaemonProcess, authority: Authority) -> None:
     certificate, key = authority.issue("ci.example.org")
-    with pytest.raises(hearth.AuthenticationError, match="not known here"):
+    with pytest.raises(hearth.AuthenticationError, match="token is unknown"):
         hearth.connect(
             f"https://{mutual.grpc}", token="hearth_wrong", ca=authority.pem, certificate=certificate, key=key
         )
 
 
-# ---- what a daemon does not start with ----
+# ---- refused starts of a daemon ----
 
 
 def refused_start(folder: Path, **tls: object) -> str:
@@ -185,7 +185,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, authority: Authority) -> None
     readable.chmod(0o644)
     old, old_key = authority.issue("localhost", expired=True)
     for tls, told in (
-        ({"certificate": str(certificate), "key": str(readable)}, "everybody may read"),
+        ({"certificate": str(certificate), "key": str(readable)}, "every user may read"),
         ({"certificate": str(old), "key": str(old_key)}, "expired"),
         ({"certificate": str(certificate), "key": str(key), "client_ca": str(authority.pem)}, "belong together"),
     ):
@@ -193,12 +193,12 @@ def test_files_that_cannot_be_used(tmp_path: Path, authority: Authority) -> None
         assert message.startswith("hearthd: ") and told in message, message
 
 
-# ---- what the client refuses before it connects ----
+# ---- targets that the client refuses before it connects ----
 
 
 def test_a_token_does_not_travel_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     for target in ("gpu-box.example.org:7421", "10.0.0.1"):
-        with pytest.raises(hearth.AuthenticationError, match="in clear") as error:
+        with pytest.raises(hearth.AuthenticationError, match="sent unencrypted") as error:
             hearth.connect(target, token="hearth_secret")
         assert "https://" in error.value.fix and "hearth_secret" not in str(error.value)
     monkeypatch.setenv("HEARTH_TOKEN", "hearth_secret")

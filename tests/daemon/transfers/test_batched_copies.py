@@ -1,4 +1,5 @@
-"""Arrays that might travel in a batch go through shared memory where that is a habit, and never wait for it."""
+"""Arrays small enough for a batch are transferred by shared memory if the session repeats such copies, and never wait
+for it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Rings = Callable[[], tuple[int, int]]
 
 @pytest.fixture
 def fresh(daemon: DaemonProcess) -> Iterator[hearth.Device]:
-    """A device of a session that has no habits."""
+    """A device of a new session, without previous copies."""
     with daemon.connect() as node:
         yield node.device(0)
 
@@ -106,7 +107,7 @@ def test_without_lanes(daemon: DaemonProcess, rings: Rings) -> None:
 
 
 def test_copies_do_not_wait_for_slots(fresh: hearth.Device, rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a kernel none comes back: what has none goes in batches."""
+    """Behind a kernel no slot is returned: copies without a slot are sent in batches."""
     x = formed(fresh, rings)
 
     def wait(*_: object) -> bool:

@@ -1,5 +1,5 @@
-"""Downloads over gRPC alone: what the device process hands to the front in memory that both have, and what becomes of
-that memory when either side goes."""
+"""Downloads over gRPC alone: chunks that the device process passes to the front in shared memory, and that memory after
+either side has ended."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def noise(size: int, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture
 def alone(daemon: DaemonProcess) -> Iterator[hearth.Device]:
-    """A device that is reached by gRPC alone, and whose process has memory for chunks."""
+    """A device used over gRPC only, whose process has memory for chunks."""
     with daemon.connect(lanes=False) as node:
         yield in_use(daemon, node.device(0))
 
 
 def in_use(daemon: DaemonProcess, gpu: hearth.Device) -> hearth.Device:
-    """The first download asks for the memory."""
+    """Downloads once, which allocates the memory, and waits for it."""
     gpu.ones(2 * MIB, np.uint8).get()
     wait_until(lambda: daemon.gauge("chunk_slots") == SLOTS, "memory for chunks")
     return gpu
@@ -48,7 +48,7 @@ def all_free(daemon: DaemonProcess) -> None:
 
 
 def kept(pid: int) -> int:
-    """Memory for chunks that a process has mapped, and files of it that it has open."""
+    """Returns the number of mappings of memory for chunks in a process, plus the number of its open files."""
     found = Path(f"/proc/{pid}/maps").read_text().count("hearth-chunk-slots")
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ def test_the_single_call_goes_that_way_too(daemon: DaemonProcess, alone: hearth.
 
 
 def test_more_clients_than_slots(daemon: DaemonProcess, alone: hearth.Device) -> None:
-    """More chunks are under way than there are slots; each client gets its own, in order."""
+    """More chunks are in flight than there are slots; each client gets its own, in order."""
     clients = 2 * SLOTS
     together = threading.Barrier(clients)
 
@@ -108,7 +108,7 @@ def test_more_clients_than_slots(daemon: DaemonProcess, alone: hearth.Device) ->
 
 
 def test_clients_that_do_not_read_delay_no_other(daemon: DaemonProcess, alone: hearth.Device) -> None:
-    """Nor do they keep a slot: what they do not take waits with the front."""
+    """Clients that do not read keep no slot either: their chunks wait in the front."""
     size = 16 * MIB
     with contextlib.ExitStack() as stack:
         calls = []
@@ -142,7 +142,7 @@ def test_downloads_that_are_cancelled_leave_their_slots(daemon: DaemonProcess, a
         call.cancel()
         with pytest.raises(grpc.RpcError):
             list(call)
-    with daemon.connect(lanes=False) as node:  # and a session that ends with one under way
+    with daemon.connect(lanes=False) as node:  # a session that ends during a download
         x = node.device(0).zeros(size, np.uint8)
         with pytest.raises(hearth.TimeoutError):
             x.get(timeout=0.001)
@@ -176,7 +176,7 @@ def test_a_process_that_is_killed_takes_its_memory_with_it(lossy: DaemonProcess)
                 os.kill(lossy.device_pid(), signal.SIGKILL)
                 counted.result(120)
             wait_until(lambda last=generation: lossy.generation() > last, "another process")
-            x = in_use(lossy, gpu).asarray(host)  # new memory, for the new process
+            x = in_use(lossy, gpu).asarray(host)  # uses new memory, with the new process
             np.testing.assert_array_equal(x.get(), host)
             all_free(lossy)
             assert kept(front) == before <= 2 * devices

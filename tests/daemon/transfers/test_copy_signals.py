@@ -1,4 +1,4 @@
-"""A client that the device tells itself when its copies are done."""
+"""A client to which the device itself signals the completion of copies."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Told = Callable[[], int]
 
 @pytest.fixture
 def told(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Told:
-    """Counts the threads that continued after a signal. Request it before the device is used: a waiting thread polls
-    for its answer as long as it takes, as with many cores."""
+    """Counts the threads that continued after a signal. Request this fixture before the device is used: it makes
+    waiting threads poll without limit, as on a machine with many cores."""
     monkeypatch.setattr(attachment, "cores", lambda: 64)
     lookout = connection_of(gpu).attachment().lookout
     lookout.most = lookout.patience = 20.0

@@ -1,4 +1,4 @@
-"""Lanes: eligible clients, work that is the same as over gRPC, and lossless recovery where one is cut."""
+"""Lanes: the clients that get one, the same results as over gRPC, and lossless recovery after a cut."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lanes are Unix 
 
 
 def channel(gpu: hearth.Device) -> bool:
-    """True if the device is reached over a lane now."""
+    """Returns True if the device is currently used over a lane."""
     return connection_of(gpu).attachment().channel is not None
 
 
 class LaneCutter:
-    """Proxy between clients of this process and the lane socket: each connection ends after a random number of
+    """A proxy between clients of this process and the lane socket: each connection ends after a random number of
     bytes."""
 
     def __init__(self, folder: Path, budget: random.Random, most: int) -> None:
@@ -95,7 +95,7 @@ class LaneCutter:
                 end.shutdown(socket.SHUT_RDWR)
 
 
-# ---- who gets one ----
+# ---- the clients that get a lane ----
 
 
 def test_a_client_on_the_unix_socket_has_one(daemon: DaemonProcess) -> None:
@@ -146,11 +146,11 @@ def test_what_is_no_ticket_is_hung_up_on(daemon: DaemonProcess) -> None:
         saxpy_works(node.device(0))
 
 
-# ---- what goes over them ----
+# ---- work over lanes ----
 
 
 def test_many_clients_at_once(daemon: DaemonProcess) -> None:
-    """Each has separate threads; each result is right."""
+    """Each client has separate threads; each result is correct."""
 
     def client(seed: int) -> bool:
         with daemon.connect() as node, ThreadPoolExecutor(2) as pool:
@@ -189,12 +189,12 @@ def test_what_kernels_print_comes_before_what_waited_for_it(
             assert f"lane {number}\n" in capfd.readouterr().out
 
 
-# ---- where they end ----
+# ---- the end of a lane ----
 
 
 @pytest.mark.parametrize("most", [400, 20_000])
 def test_commands_over_lanes_that_are_cut(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """A lane is cut at any byte; each command has run exactly once, and each answer has come."""
+    """A lane is cut at any byte; each command has run exactly once, and each answer has arrived."""
     program = Program(7, 3000 if most > 1000 else 400)
     with daemon.connect(lanes=False) as node:
         expected = program.run(node.device(0))
@@ -249,7 +249,7 @@ def test_a_device_that_dies_under_a_lane(lossy: DaemonProcess) -> None:
 
 
 def test_a_kernel_that_faults_under_a_lane(lossy: DaemonProcess) -> None:
-    """The client hears it from the front, which knows what became of the process."""
+    """The client gets the error from the front, which knows how the process ended."""
     code = 'extern "C" __global__ void crash(int* x) { *(volatile int*)0 = 1; }'
     with lossy.connect() as node:
         gpu = node.device(0)
@@ -294,10 +294,10 @@ with hearth.connect(sys.argv[1]) as node:
 
 
 def test_a_client_that_is_killed_leaves_nothing(start_daemon: StartDaemon) -> None:
-    # A lease that a client which lives keeps also where the machine is so busy that it is not run for seconds.
+    # A lease that a running client keeps even if a busy machine does not schedule it for seconds.
     daemon = start_daemon(sessions={"lease": "6s"})
     with daemon.connect() as node:
-        saxpy_works(node.device(0))  # the runtime's file stays open
+        saxpy_works(node.device(0))  # the runtime's file stays open afterwards
     wait_until(lambda: not daemon.status()["sessions"], "the session's end", 30)
     before = descriptors(daemon.device_pid(0))
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Memory shared with devices of this host: pinned arrays, and ordinary ones through the ring, bit for bit."""
+"""Memory shared with devices of this host: pinned arrays, and ordinary arrays through the ring; exact results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_parts_of_both_sides(gpu: hearth.Device, start: int, size: int, make: Ca
     before = here.copy()
     x[start : start + size].get(out=here[5 : 5 + size])
     before[5 : 5 + size] = there[start : start + size]
-    same(here, before)  # and nothing beside it
+    same(here, before)  # no other bytes have changed
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ">i8", np.complex128, np.dtype([("a", "u1"), ("b", "<f8")]), bool])
@@ -70,7 +70,7 @@ def test_dtypes_orders_and_shapes(gpu: hearth.Device, shape: tuple[int, ...], dt
     kind = np.dtype(dtype)
     count = int(np.prod(shape))
     raw = noise(count * kind.itemsize).copy()
-    raw &= 1  # true or false, and no NaN
+    raw &= 1  # makes valid booleans, and no NaN
     host = pinned(raw.view(kind).reshape(shape), order)
     x = gpu.asarray(host)
     native = kind.newbyteorder("=")
@@ -201,14 +201,14 @@ def test_importing_hearth_and_a_first_small_result_need_none_of_it() -> None:
 
 
 def test_pinned_uploads_do_not_wait_long_for_anything(gpu: hearth.Device) -> None:
-    """Two hundred at once, none of which the device has begun with."""
+    """Two hundred copies at once, none of which the device has started."""
     host = pinned(noise(KIB64))
     x, order = gpu.zeros((200, KIB64), np.uint8), gpu.zeros(1, np.int32)
     gpu.asarray(host)
     gpu.synchronize()
     with gated(gpu) as gate:
         gate.hold(order)
-        for row in range(200):  # were one to wait for the device, it would wait for the gate
+        for row in range(200):  # a copy that waits for the device would wait for the gate
             x[row].set(host)
         gate.open()
         got = x.get()

@@ -1,4 +1,4 @@
-"""Repeated copies of the same arrays: what has changed since is noticed each time."""
+"""Repeated copies of the same arrays: changes since the previous copy are detected each time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Found = Callable[[], int]
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
-    """Yields a function that returns the number of copies that were prepared anew since its last call."""
+    """Yields a function that returns the number of copies that were prepared without the cache since its last call."""
     calls: list[object] = []
     for name in ("write", "read"):
         whole = getattr(shared_copies, name)
@@ -90,7 +90,7 @@ def test_an_array_that_has_changed(gpu: hearth.Device, found: Found) -> None:
 
 
 def test_another_array_in_its_place(gpu: hearth.Device) -> None:
-    """Python gives the same number to what is made where something has gone."""
+    """Python reuses the id of an object that has been deleted."""
     x, out = gpu.empty(INLINE, np.uint8), hearth.zeros_pinned(INLINE, np.uint8)
     kept = [pinned(noise(INLINE, 99))]
     for seed in range(40):
@@ -164,7 +164,7 @@ def test_an_array_that_was_freed(gpu: hearth.Device) -> None:
 
 
 def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
-    """A loss is noticed before the next copy, in either direction."""
+    """A loss is detected before the next copy, in either direction."""
     host, x = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8)
     for turn in range(4):
         x.set(host)
@@ -185,7 +185,7 @@ def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
 
 @pytest.mark.parametrize("lasts", [0.0, float("inf")], ids=["looks", "has looked"])
 def test_a_connection_that_ended_unseen(gpu: hearth.Device, daemon: DaemonProcess, lasts: float) -> None:
-    """An awaited copy arrives another way; an unawaited one is made, or reported as lost, once."""
+    """An awaited copy arrives by another path; an unawaited one is executed, or reported as lost, exactly once."""
     host, x, out = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8), hearth.zeros_pinned(3 * INLINE, np.uint8)
     ways = {
         "set": lambda: x.set(host),
@@ -259,7 +259,7 @@ def test_a_device_that_was_lost(lossy: DaemonProcess) -> None:
 
 
 def test_spans_of_copies_that_are_made_again(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each upload has its own span, where there are spans."""
+    """Each upload has its own span, if spans are enabled."""
     host, x = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8)
     written: list[object] = []
     whole = host_copy.write

@@ -1,5 +1,5 @@
-"""Copies of shared memory whose client, connection, device or daemon ends in the middle: what is left is right, or says
-what it is not; nothing hangs."""
+"""Copies of shared memory whose client, connection, device or daemon ends in between: remaining data is correct, or an
+error is raised; nothing hangs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_deadline_leaves_everything_usable(gpu: hearth.Device, make: Callable[
         del out
         gc.collect()
         fresh = hearth.zeros_pinned(values.shape, np.uint8)
-        assert fresh.ctypes.data != address  # the device may still write there
+        assert fresh.ctypes.data != address  # the device may still write to the old memory
         gate.open()
         gpu.synchronize()
     assert not fresh.any()
@@ -71,7 +71,7 @@ def test_ctrl_c_in_the_middle(gpu: hearth.Device, way: str, make: Callable[..., 
             timer.start()
             if way == "up":
                 x.set(host, blocking=True)
-                x.get()  # for an upload that was all taken
+                x.get()  # after an upload that was accepted completely
             else:
                 x.get(out=host)
         timer.join()
@@ -100,8 +100,8 @@ def test_a_lost_connection_is_made_again_and_what_it_shared_is_shared_again(gpu:
 
 @pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
 def test_a_connection_that_is_lost_in_the_middle(gpu: hearth.Device, make: Callable[..., np.ndarray]) -> None:
-    """A read brings all, the other way if need be, and reports nothing; a write that had been taken may be lost, and
-    that is reported, once; nothing hangs, nothing is mixed up."""
+    """A read returns all data, if necessary by another path, and raises no error. An accepted write may be lost, which
+    is reported once. Nothing hangs, and no data is mixed up."""
     values = noise(40 * INLINE)
     x, order = gpu.asarray(values), gpu.zeros(1, np.int32)
     gpu.synchronize()
@@ -123,7 +123,7 @@ def test_a_connection_that_is_lost_in_the_middle(gpu: hearth.Device, make: Calla
         if way == "down":
             assert not errors
             same(moving.result(), values)
-            x.set(values)  # shared again
+            x.set(values)  # the memory is shared again
             gpu.synchronize()
         else:
             assert [error.reason for error in errors] in ([], ["TRANSFER_ABORTED"])
@@ -132,7 +132,8 @@ def test_a_connection_that_is_lost_in_the_middle(gpu: hearth.Device, make: Calla
 
 
 def make_slots(gpu: hearth.Device, x: hearth.DeviceArray, values: np.ndarray) -> None:
-    """The ring has as many as the array takes at once, however soon each comes back."""
+    """Grows the ring to the number of slots that the array uses at once, independent of how early each slot is
+    returned."""
     order = gpu.zeros(1, np.int32)
     with gated(gpu) as gate:
         gate.hold(order)
@@ -143,7 +144,7 @@ def make_slots(gpu: hearth.Device, x: hearth.DeviceArray, values: np.ndarray) ->
 
 @pytest.mark.parametrize("size", [1000, 5 * INLINE], ids=["inline", "shared"])
 def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """It does not bring the old bytes, as if nothing had happened: the copy fails while the read waits."""
+    """The read must not return the old bytes as if the copy had succeeded: the copy fails while the read waits."""
     values = noise(5 * INLINE)
     x, y = gpu.asarray(values), gpu.asarray(values)
     make_slots(gpu, x, values)
@@ -151,10 +152,10 @@ def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pyt
     assert live is not None
     with ThreadPoolExecutor(1) as threads:
         reply, number = router.begin_upload(connection, attachment, host_copy.part_of(y, attachment, None), y.nbytes)
-        live.connection.close()  # and the daemon knows it before the client does
+        live.connection.close()  # the daemon notices before the client
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)
-            x.set(values[::-1])  # in its turn: behind the upload whose bytes do not come
+            x.set(values[::-1])  # queued behind the upload whose bytes never arrive
         before = attachment.session.outstanding
         moving = threads.submit(x[:size].get)
         wait_until(lambda: attachment.session.outstanding > before, "the read")
@@ -170,7 +171,8 @@ def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pyt
 def test_lost_copy_is_reported_where_it_was_requested(
     gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, own_stream: bool
 ) -> None:
-    """Two threads have separate streams: the one whose copy it was gets the error, whichever asks first."""
+    """Two threads have separate streams: the thread that requested the copy gets the error, whichever thread waits
+    first."""
     values = noise(5 * INLINE)
     x, y, z = (gpu.asarray(values) for _ in range(3))
     mine, theirs = gpu.stream(), gpu.stream()
@@ -182,7 +184,7 @@ def test_lost_copy_is_reported_where_it_was_requested(
         live.connection.close()
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)
-            threads.submit(x.set, values[::-1], mine).result(60)  # behind the upload whose bytes do not come
+            threads.submit(x.set, values[::-1], mine).result(60)  # behind the upload whose bytes never arrive
         give_up(connection, number)
         reply.abandon()
         wait_until(lambda: connection.late_errors, "the loss")
@@ -191,7 +193,7 @@ def test_lost_copy_is_reported_where_it_was_requested(
         gpu.flush(theirs)
         with pytest.raises(hearth.TransferError, match="was lost with the connection"):
             threads.submit(mine.synchronize if own_stream else x.get).result(60)
-    gpu.synchronize()  # nothing more is reported
+    gpu.synchronize()  # no further error is reported
     same(x.get(), values)
 
 
@@ -232,7 +234,7 @@ def test_a_device_that_is_lost_in_the_middle(lossy: DaemonProcess, way: str, mak
         x.get(out=out)
         same(out, values)
         assert shared(gpu) is not None and connection_of(gpu).generation == first + 1
-        told(gpu)  # nothing more
+        told(gpu)  # no further error
 
 
 @pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
@@ -312,7 +314,7 @@ def test_a_forked_child_is_refused_and_its_parent_unharmed(gpu: hearth.Device) -
             try:
                 x.set(host)
             except hearth.ClosedError:
-                host[0] ^= 255  # the parent sees it
+                host[0] ^= 255  # visible to the parent process
                 code = 0
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

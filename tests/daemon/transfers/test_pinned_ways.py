@@ -1,4 +1,4 @@
-"""Paths of copies of shared memory, when they are done, and where failures are reported."""
+"""Paths of copies of shared memory, the time of their completion, and the calls that report failures."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_small_arrays_and_remote_clients_share_nothing(daemon: DaemonProcess) ->
             gpu = node.device(0)
             x = gpu.asarray(host)
             out = hearth.zeros_pinned(host.shape, np.uint8)
-            same(x.get(out=out, blocking=False), host)  # it waits
-            host[...] = 0  # it is taken
+            same(x.get(out=out, blocking=False), host)  # waits, although `blocking` is False
+            host[...] = 0  # the contents have been copied
             same(x.get(), out)
             assert shared(gpu) is None
             host[...] = out
@@ -78,7 +78,7 @@ def test_small_arrays_and_remote_clients_share_nothing(daemon: DaemonProcess) ->
         gpu = node.device(0)
         gpu.asarray(host[: KIB64 - 1]).get()
         assert not connection_of(gpu).parts
-        gpu.asarray(noise(INLINE)).get()  # ordinary ones up to the inline limit
+        gpu.asarray(noise(INLINE)).get()  # ordinary arrays up to the inline limit
         assert shared(gpu) is None
 
 
@@ -130,7 +130,7 @@ def test_where_little_may_be_shared_all_goes_as_it_can(start_daemon: StartDaemon
         for host in (pinned(noise(30 * INLINE)), noise(30 * INLINE, 1)):
             x = gpu.asarray(host)
             same(x.get(), host)
-        small = pinned(noise(INLINE))  # a slab of 4 MiB
+        small = pinned(noise(INLINE))  # uses a slab of 4 MiB
         same(gpu.asarray(small).get(), small)
         assert daemon.gauge("segment_bytes") <= most
 
@@ -146,7 +146,7 @@ def test_progress(gpu: hearth.Device) -> None:
         assert reports[-1] == (host.nbytes, host.nbytes) and reports == sorted(reports)
 
 
-# ---- in the order of the stream ----
+# ---- order within the stream ----
 
 
 def test_an_upload_of_pinned_memory_does_not_wait_and_keeps_the_memory(gpu: hearth.Device) -> None:
@@ -156,7 +156,7 @@ def test_an_upload_of_pinned_memory_does_not_wait_and_keeps_the_memory(gpu: hear
         gate.hold(order)
         host = pinned(values)
         address = host.ctypes.data
-        x.set(host)  # returns, though the device is busy
+        x.set(host)  # returns although the device is busy
         del host
         gc.collect()
         others = [pinned(np.zeros(2 * INLINE, np.uint8)) for _ in range(3)]
@@ -171,7 +171,7 @@ def test_an_upload_of_pinned_memory_does_not_wait_and_keeps_the_memory(gpu: hear
 def test_an_upload_that_blocks_waits_until_the_memory_was_read(gpu: hearth.Device) -> None:
     host = pinned(noise(2 * INLINE))
     x, order = gpu.zeros(2 * INLINE, np.uint8), gpu.zeros(1, np.int32)
-    gpu.asarray(host)  # all is open
+    gpu.asarray(host)  # opens the connection and the ring
     gpu.synchronize()
     with gated(gpu) as gate, ThreadPoolExecutor(1) as threads:
         gate.hold(order)
@@ -188,7 +188,7 @@ def test_an_ordinary_array_is_taken_when_the_upload_returns(gpu: hearth.Device) 
     for size in (
         3 * INLINE,
         2 * ring_buffer.SLOTS * ring_buffer.SLOT_BYTES,
-    ):  # the second one is more than the ring holds
+    ):  # the second size exceeds the ring
         host = noise(size).copy()
         x, order = gpu.zeros(size, np.uint8), gpu.zeros(1, np.int32)
         with gated(gpu) as gate:
@@ -245,14 +245,15 @@ def test_earlier_failure_is_raised_by_a_read(gpu: hearth.Device) -> None:
     host = pinned(noise(2 * INLINE))
     x = gpu.asarray(host)
     for get in (lambda: x.get(out=host), x.get):
-        gpu.empty(1 << 50, np.uint8)  # no device has so much
+        gpu.empty(1 << 50, np.uint8)  # more than any device has
         with pytest.raises(hearth.OutOfMemoryError):
             get()
         same(get(), host)
 
 
 def test_an_upload_into_memory_that_could_not_be_had(gpu: hearth.Device) -> None:
-    host = np.broadcast_to(np.zeros(1, np.uint8), (1 << 62,))  # more than addresses: no host overcommits so far
+    # more than the address space, so that no host can overcommit it
+    host = np.broadcast_to(np.zeros(1, np.uint8), (1 << 62,))
     with pytest.raises(MemoryError):
         gpu.asarray(host)
     gpu.synchronize()

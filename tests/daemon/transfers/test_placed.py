@@ -1,4 +1,4 @@
-"""Transfers that are placed in memory which the client shares: frame by frame, in any order, and what is refused."""
+"""Transfers that are placed in memory shared by the client: frame by frame, in any order, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UP, DOWN = Kind.UPLOAD, Kind.DOWNLOAD
 
 @pytest.fixture(autouse=True)
 def tidy(daemon: DaemonProcess) -> Iterator[None]:
-    """Checks that nothing that a test shared is left behind it."""
+    """Checks that the test leaves no shared memory behind."""
     yield
     gone(daemon)
 
@@ -35,14 +35,15 @@ def command(
 
 
 def ask(sharing: Sharing, given: c.Command) -> int:
-    """Sends it; the number of its answer."""
+    """Sends the command; returns the number of its request."""
     given.request = sharing.raw.mint() + (1 << 40)
     sharing.stream.batch(given)
     return given.request
 
 
 def answer(sharing: Sharing, request: int) -> c.Result:
-    """Answers come in the order of the requests here. Raises the refusal."""
+    """Returns the next answer, which must belong to `request`: answers come in the order of the requests here. Raises
+    its refusal."""
     while (response := sharing.stream.receive()).WhichOneof("kind") != "result":
         pass
     result = response.result
@@ -81,7 +82,7 @@ def test_there_and_back_in_either_order(sharing: Sharing, size: int, first: str)
             request = ask(sharing, command(kind, buffer, transfer, size))
         result = answer(sharing, request)
         if kind == UP:
-            memory[:] = bytes(size + 2 * at)  # it has been read
+            memory[:] = bytes(size + 2 * at)  # the memory has been read
         else:
             assert result.read.size == size
     assert memory[:] == bytes(at) + data + bytes(at)
@@ -102,16 +103,16 @@ def test_rows(sharing: Sharing) -> None:
 
 
 def test_an_answer_comes_when_the_bytes_have_been_read_and_not_before(sharing: Sharing) -> None:
-    """Nor is the memory let go of before, though its client names it no more and its connection has ended."""
+    """The memory is not released before either, although its client has released it and its connection has ended."""
     size, buffer = ANY_SIZE, sharing.allocate(ANY_SIZE)
     memory, data = sharing.shared.share(1, size), noise(size)
     memory[:] = data
     with gated(sharing) as gate:
         request = ask(sharing, command(UP, buffer, 5, size, stream=gate.held))
         place(sharing.shared, UP, 5, 1, size)
-        assert sharing.stream.failures() == []  # which would meet the answer
+        assert sharing.stream.failures() == []  # would receive the answer if it had been sent
         again = Shared(sharing.raw, sharing.stream.attached.generation)
-        sharing.shared.end.close()  # the mapping stays, with the test
+        sharing.shared.end.close()  # the mapping in the test process stays
         gate.open()
         answer(sharing, request)
     sharing.shared.close()
@@ -135,7 +136,7 @@ def test_what_cannot_be_placed(sharing: Sharing, unharmed: None) -> None:
     assert refused(shared, DOWN, 21, 1, 4096).reason == Reason.HANDLE_IN_USE
     answer(sharing, ask(sharing, command(UP, buffer, 21, 4096)))
     assert refused(shared, UP, 21, 1, 4096).reason == Reason.TRANSFER_ABORTED
-    for kind, transfer in ((UP, 30), (DOWN, 31)):  # another size than the command's
+    for kind, transfer in ((UP, 30), (DOWN, 31)):  # the size differs from that of the command
         request = ask(sharing, command(kind, buffer, transfer, 4096))
         place(shared, kind, transfer, 1, 4095)
         with pytest.raises(Refusal) as raised:
@@ -155,15 +156,15 @@ def test_what_is_no_place(sharing: Sharing, unharmed: None, data: bytes) -> None
 
 @pytest.mark.parametrize("kind", [UP, DOWN])
 def test_one_that_is_given_up(sharing: Sharing, kind: Kind) -> None:
-    """Given up before its command has its turn; what comes behind continues."""
+    """The transfer is cancelled before its command runs; commands behind it continue."""
     raw, buffer = sharing.raw, sharing.allocate(MIB)
     sharing.shared.share(1, MIB)
     with gated(sharing) as gate:
         wait = c.Command(stream=gate.held, write=c.Write(buffer=buffer, transfer=100, size=MIB))
-        first = ask(sharing, wait)  # its data never comes, so that the next stays where it is
+        first = ask(sharing, wait)  # its data never arrives, so the next command has to wait
         request = ask(sharing, command(kind, buffer, 40, MIB, stream=gate.held))
         place(sharing.shared, kind, 40, 1, MIB)
-        assert sharing.stream.failures() == []  # both commands have been looked at
+        assert sharing.stream.failures() == []  # both commands have been processed
         for transfer in (40, 100):
             raw.device.TransferStatus(
                 device_pb2.TransferStatusRequest(session_token=raw.token, transfer=transfer, give_up=True), timeout=20
@@ -193,7 +194,7 @@ def test_as_many_as_may_wait(sharing: Sharing, unharmed: None) -> None:
 
 
 def test_bytes_that_come_another_way_after_all(sharing: Sharing) -> None:
-    """The client did not hear that they were placed: it sends them, and what lay there is left alone."""
+    """The client did not learn that they were placed, and sends them: the shared memory is ignored."""
     raw, buffer, size = sharing.raw, sharing.allocate(MIB), MIB
     memory, data = sharing.shared.share(1, size), noise(size)
     memory[:] = noise(size, 9)
@@ -202,7 +203,7 @@ def test_bytes_that_come_another_way_after_all(sharing: Sharing) -> None:
         request = ask(sharing, command(UP, buffer, 51, size, stream=gate.held))
         place(sharing.shared, UP, 51, 1, size)
         requests = [device_pb2.UploadRequest(session_token=raw.token, transfer=51, data=data)]
-        assert raw.device.Upload(iter(requests), timeout=60).received == size  # they are on their way to the device
+        assert raw.device.Upload(iter(requests), timeout=60).received == size  # they are in transit to the device
         first = [device_pb2.UploadRequest(session_token=raw.token, transfer=50, data=bytes(size))]
         raw.device.Upload(iter(first), timeout=60)
         gate.open()

@@ -1,4 +1,4 @@
-"""Memory that a client on this host shares with the device process: what is taken, what is copied, and how it goes."""
+"""Memory that a client on this host shares with the device process: accepted segments, copies, and their release."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from hearth_proto.frames import Kind, encode
 from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2 as c
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, wait_until
+from tests.support.daemon.kernels import saxpy_works
 from tests.support.daemon.raw import Raw, refused
 from tests.support.daemon.segment_cases import ANY_SIZE, MIB, PART, Gate, gated, gone, mappings, noise
 from tests.support.daemon.segments import SEALS, Shared, Sharing, open_bulk, read, sealed, write
@@ -31,9 +32,16 @@ from tests.support.daemon.tenants import tenant, tenants
 from tests.support.folders import ROOT
 
 
+@pytest.fixture(scope="module")
+def warm(daemon: DaemonProcess) -> None:
+    """Runs a kernel: the first one of a device process opens descriptors that stay."""
+    with daemon.connect() as node:
+        saxpy_works(node.device(0))
+
+
 @pytest.fixture
-def tidy(daemon: DaemonProcess) -> Iterator[None]:
-    """Checks that what the test shares is gone afterwards: memory, mappings, descriptors."""
+def tidy(daemon: DaemonProcess, warm: None) -> Iterator[None]:
+    """Checks that everything that the test shares is gone afterwards: memory, mappings, descriptors."""
     gone(daemon)
     before = descriptors(daemon)
     yield
@@ -51,7 +59,8 @@ def descriptors(daemon: DaemonProcess) -> Counter[str]:
 
 
 def no_more_than(daemon: DaemonProcess, before: Counter[str]) -> None:
-    """Waits until the device process has no more descriptors than before, and says of which kind those are."""
+    """Waits until the device process has no more descriptors than before; the error names the kinds of additional
+    ones."""
     try:
         wait_until(lambda: descriptors(daemon).total() <= before.total(), "the descriptors' end")
     except AssertionError as error:
@@ -65,7 +74,7 @@ def why(sharing: Sharing, command: c.Command) -> Refusal:
     return refusal.value
 
 
-# ---- what goes through ----
+# ---- successful copies ----
 
 
 @pytest.mark.parametrize("size", [1, 4096, ANY_SIZE, PART, 2 * PART + 4097])
@@ -75,14 +84,14 @@ def test_there_and_back(tidy: None, sharing: Sharing, size: int) -> None:
     buffer = sharing.allocate(size)
     memory[:] = data
     assert sharing.ask(write(buffer, 1, size)).WhichOneof("kind") == "done"
-    memory[:] = bytes(size)  # it has been read
+    memory[:] = bytes(size)  # the memory has been read
     result = sharing.ask(read(buffer, 1, size))
     assert result.read.size == size and not result.read.data
     assert memory[:] == data
 
 
 def test_ranges_of_both_sides(tidy: None, sharing: Sharing) -> None:
-    """Against the same on bytes, across the borders of what is copied at once."""
+    """Compared with the same copies on bytes, across the boundaries of the parts that are copied at once."""
     size = 2 * PART + 8192
     memory = sharing.shared.share(7, size)
     buffer = sharing.allocate(size)
@@ -126,7 +135,7 @@ def test_rows(tidy: None, sharing: Sharing, width: int, rows: int, pitch: int, a
 
 
 def test_one_way_writes_are_in_the_order_of_their_stream(tidy: None, sharing: Sharing) -> None:
-    """The answer to a later read says that all before have been read."""
+    """The answer to a later read implies that all earlier writes have read their memory."""
     memory = sharing.shared.share(1, 64 * 4096)
     buffer = sharing.allocate(4096)
     for index in range(64):
@@ -145,8 +154,8 @@ def test_an_answer_comes_when_the_bytes_have_been_read_and_not_before(tidy: None
         command = write(buffer, 1, 4096)
         command.stream, command.request = gate.held, 1000
         stream.batch(command)
-        assert stream.failures() == []  # it has been looked at: all that came before it has
-        memory[:] = b"2" * 4096  # which no client should do
+        assert stream.failures() == []  # the command, and everything before it, has been processed
+        memory[:] = b"2" * 4096  # a race that clients should avoid
         gate.open()
         seen = []
         while (response := stream.receive()).result.request != 1000:
@@ -156,7 +165,7 @@ def test_an_answer_comes_when_the_bytes_have_been_read_and_not_before(tidy: None
 
 
 def test_a_batch_of_single_calls_is_not_for_segments(tidy: None, sharing: Sharing) -> None:
-    """They carry their bytes themselves."""
+    """Single calls contain their bytes."""
     sharing.shared.share(1, 4096)
     buffer = sharing.allocate(4096)
     shared = c.Shared(segment=1)
@@ -168,7 +177,7 @@ def test_a_batch_of_single_calls_is_not_for_segments(tidy: None, sharing: Sharin
         assert refusal.reason == Reason.INVALID_ARGUMENT and "Execute" in refusal.fix
 
 
-# ---- what is wrong with commands ----
+# ---- invalid commands ----
 
 
 def test_commands_that_are_refused(sharing: Sharing, unharmed: None) -> None:
@@ -240,7 +249,7 @@ def test_no_part_of_a_recording(sharing: Sharing, unharmed: None) -> None:
     sharing.ask(write(buffer, 1, 4096))
 
 
-# ---- what is wrong with segments ----
+# ---- invalid segments ----
 
 
 def test_what_is_no_memfd_with_its_size_sealed(daemon: DaemonProcess, sharing: Sharing, unharmed: None) -> None:
@@ -253,7 +262,7 @@ def test_what_is_no_memfd_with_its_size_sealed(daemon: DaemonProcess, sharing: S
         file.truncate(4096)
         in_memory.truncate(4096)
         wrong = {
-            "no memfd": [pipe[0], pipe[1], plain[0].detach(), plain[1].detach(), os.dup(file.fileno())],
+            "not a memfd": [pipe[0], pipe[1], plain[0].detach(), plain[1].detach(), os.dup(file.fileno())],
             "seals": [os.dup(in_memory.fileno()), sealed(4096, 0), sealed(4096, fcntl.F_SEAL_SHRINK),
                       sealed(4096, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)],
             "against writing": [sealed(4096, SEALS | fcntl.F_SEAL_WRITE)],
@@ -297,10 +306,10 @@ def test_descriptors_that_are_missing_or_too_many(daemon: DaemonProcess, sharing
     assert "without a descriptor" in shared.refuse(1, 4096).message
     pipe = os.pipe()
     files = [sealed(4096), sealed(4096), *pipe]
-    shared.announce(1, 4096, files)  # the first is meant
+    shared.announce(1, 4096, files)  # only the first descriptor is used
     assert shared.next().kind == Kind.SEGMENT
-    shared.send(encode(Kind.RELEASE, id=1), files)  # none is
-    shared.announce(2, 4096, [*files, *files, *files])  # more than there is room for
+    shared.send(encode(Kind.RELEASE, id=1), files)  # none is used
+    shared.announce(2, 4096, [*files, *files, *files])  # more than fit into one message
     assert shared.next().kind == Kind.SEGMENT
     for each in files:
         os.close(each)
@@ -311,7 +320,7 @@ def test_descriptors_that_are_missing_or_too_many(daemon: DaemonProcess, sharing
 
 
 def test_frames_cut_anywhere(daemon: DaemonProcess, sharing: Sharing, unharmed: None) -> None:
-    """The descriptor comes with the first byte, whatever comes later."""
+    """The descriptor arrives with the first byte of a frame, whatever is cut later."""
     shared = sharing.shared
     for ident in range(1, 20):
         file = sealed(4096 * ident)
@@ -401,7 +410,7 @@ def test_who_may_do_what(start_daemon: StartDaemon) -> None:
 def test_what_is_no_frame_of_such_a_connection(
     daemon: DaemonProcess, unharmed: None, tidy: None, sharing: Sharing, data: bytes
 ) -> None:
-    """It costs the connection and what was shared there, and nothing else."""
+    """The error affects only the connection and the memory shared over it."""
     sharing.shared.share(1, 4096)
     buffer = sharing.allocate(4096)
     sharing.shared.send(data)
@@ -419,11 +428,11 @@ def test_a_client_that_reads_no_answers(daemon: DaemonProcess, unharmed: None, t
             sharing.shared.send(encode(Kind.SEGMENT, b"{}", id=9) * 100)
 
 
-# ---- how they go ----
+# ---- the end of segments ----
 
 
 def test_a_release_in_flight(daemon: DaemonProcess, tidy: None, sharing: Sharing) -> None:
-    """No command names it any more; those that are under way are done with it first."""
+    """No later command can name the segment; commands in progress complete first."""
     size = 3 * MIB
     data = noise(size)
     sharing.shared.share(1, size)[:] = data
@@ -435,7 +444,7 @@ def test_a_release_in_flight(daemon: DaemonProcess, tidy: None, sharing: Sharing
         stream.batch(command)
         assert stream.failures() == []
         sharing.shared.release(1)
-        # Another buffer: should it come before the release, it waits for nothing.
+        # A write to another buffer, which would not wait if it came before the release.
         wait_until(lambda: _refused_handle(sharing, other, 1), "the release")
         assert (daemon.gauge("segments"), mappings(daemon)) == (1, 1)
         gate.open()
@@ -465,7 +474,7 @@ def test_the_end_of_what_they_came_by(daemon: DaemonProcess, tidy: None, how: st
 
 
 def test_a_session_with_commands_that_wait(daemon: DaemonProcess, tidy: None) -> None:
-    """More than the device takes at once: some of them never run, and no call waits for them."""
+    """More commands than the device accepts at once: some of them never run, and no call waits for them."""
     sharing = Sharing(daemon.unix)
     sharing.shared.share(1, MIB)
     buffer = sharing.allocate(MIB)
@@ -511,7 +520,8 @@ def test_a_client_that_is_killed_in_the_middle(daemon: DaemonProcess, unharmed: 
 
 
 def test_a_device_that_is_lost(lossy: DaemonProcess) -> None:
-    """Its connections end; the next process has others, by its own generation."""
+    """The connections of a device process end with it; the next process has other connections, with its own
+    generation."""
     with Raw(lossy.unix) as raw:
         stream = raw.execute()
         generation = stream.attached.generation

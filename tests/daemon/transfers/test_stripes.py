@@ -1,4 +1,4 @@
-"""Bulk data over TCP in stripes: bit for bit, whatever breaks, and nothing is left of it."""
+"""Bulk data over TCP in stripes: exact results, recovery from every break, and no leftovers."""
 
 from __future__ import annotations
 
@@ -58,12 +58,13 @@ def prepare(gpu: hearth.Device, **more: Any) -> None:
 
 
 def retrying(gpu: hearth.Device) -> None:
-    """Has the device's connection ask for stripes at each large transfer, however few came to life the last time."""
+    """Makes the device's connection request stripes at each large transfer, even if few could be opened the last
+    time."""
     prepare(gpu, again=0.0)
 
 
 def connect(target: str, count: int | None = STRIPES, **options: Any) -> hearth.Node:
-    """A client that uses `count` stripes, however few cores there are."""
+    """Connects a client that uses `count` stripes, whatever the number of cores."""
     node = hearth.connect(target, **options)
     session_of(node).transport.stripes = count
     return node
@@ -78,7 +79,7 @@ def there_and_back(gpu: hearth.Device, size: int, seed: int = 1) -> None:
 
 
 def settled(daemon: DaemonProcess, stripes: int = 0) -> None:
-    """Waits until nothing is lent any more, and no stripe is open that should not be."""
+    """Waits until all staging memory is returned, and only `stripes` stripes are open."""
     wait_until(lambda: daemon.gauge("stripes") == stripes, f"{stripes} stripes in the device process")
     wait_until(lambda: daemon.gauge("staging_bytes") == 0, "all staging memory given back")
 
@@ -101,7 +102,7 @@ def gpu(daemon: DaemonProcess) -> Iterator[hearth.Device]:
 
 @pytest.fixture
 def by_way_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[hearth.Node, Cutter], None]:
-    """Has a client's stripes, and nothing else of it, go through a cutter."""
+    """Returns a function that routes a client's stripes, and nothing else, through a cutter."""
 
     def divert(node: hearth.Node, cutter: Cutter) -> None:
         transport: Any = session_of(node).transport
@@ -129,7 +130,7 @@ def test_bit_for_bit(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> No
 
 
 def test_they_carry_the_bytes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stripes carry them, not gRPC."""
+    """The bytes are sent over stripes, not over gRPC."""
 
     def never(*_: Any) -> None:
         raise AssertionError("a stream of Upload or Download was opened")
@@ -141,7 +142,7 @@ def test_they_carry_the_bytes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatc
 
 
 def test_rows_and_views(gpu: hearth.Device) -> None:
-    """A strided part of an array."""
+    """Copies strided parts of an array."""
     host = values(6000 * 4000).reshape(6000, 4000)
     x = gpu.asarray(host)
     assert (x[:, 100:3100].get() == host[:, 100:3100]).all()
@@ -171,7 +172,7 @@ extern "C" __global__ void mix(const unsigned char* a, const unsigned char* b, u
 
 
 def dispatched(gpu: hearth.Device, size: int, seed: int = 1) -> None:
-    """Two large inputs and outputs, one of each small."""
+    """Runs a dispatch with two large inputs and outputs."""
     mix = gpu.RawKernel(MIX, "mix")
     a, b = values(size, seed), values(size, seed + 1)
     outs = [((size,), np.uint8)] * 2
@@ -209,7 +210,7 @@ extern "C" __global__ void copies(const unsigned char* a, unsigned char* x, unsi
 
 
 def test_a_dispatch_whose_outputs_go_by_different_ways(gpu: hearth.Device) -> None:
-    """Over stripes, by a stream of Download, and inside the answer: in any order of them."""
+    """Over stripes, by a Download stream, and inside the answer, in every order of the outputs."""
     copies, a = gpu.RawKernel(COPIES, "copies"), values(10 * MIB)
     for sizes in itertools.permutations((10 * MIB, 3 * MIB, 1000)):
         pending = gpu.dispatch_async(
@@ -221,7 +222,7 @@ def test_a_dispatch_whose_outputs_go_by_different_ways(gpu: hearth.Device) -> No
 
 
 def test_the_order_of_the_stream_holds(gpu: hearth.Device) -> None:
-    """Many writes to one buffer, each read behind it."""
+    """Many writes to one buffer, each with a read behind it."""
     x = gpu.empty(10 * MIB, np.uint8)
     for seed in range(6):
         host = values(10 * MIB, seed)
@@ -232,7 +233,7 @@ def test_the_order_of_the_stream_holds(gpu: hearth.Device) -> None:
 
 
 def test_many_at_once(daemon: DaemonProcess) -> None:
-    """Threads of one client, on streams of their own and on the same one, both ways."""
+    """Threads of one client, on separate streams and on the same one, in both directions."""
     failures: list[BaseException] = []
     with connect(daemon.grpc) as node:
         gpu = node.device(0)
@@ -338,7 +339,7 @@ def test_idle_stripes_are_closed(lossy: DaemonProcess) -> None:
 
 
 def test_the_command_stream_breaks_beside_them(lossy: DaemonProcess) -> None:
-    """The stripes go on; so does the session."""
+    """The stripes and the session continue."""
     with Cutter(lossy.grpc) as cutter, connect(cutter.address) as node:
         gpu = node.device(0)
         there_and_back(gpu, 9 * MIB)
@@ -362,8 +363,8 @@ def test_the_command_stream_breaks_beside_them(lossy: DaemonProcess) -> None:
 def test_they_fall_silent_with_all_the_rest(
     lossy: DaemonProcess, by_way_of: Any, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """A proxy between client and daemon forwards nothing any more, and ends no connection: gRPC finds that out by its
-    pings, and stripes have none."""
+    """A proxy between client and daemon stops forwarding without closing connections: gRPC detects it by its pings, but
+    stripes have none."""
     times = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
     monkeypatch.setattr(transport, "_OPTIONS", tuple((dict(transport._OPTIONS) | times).items()))
     host = values(40 * MIB)
@@ -406,7 +407,7 @@ def test_they_fall_silent_with_all_the_rest(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_cut_at_any_byte(lossy: DaemonProcess, by_way_of: Any, seed: int) -> None:
-    """Each connection breaks sooner or later, in one direction or the other."""
+    """Each connection breaks at some time, in one direction or the other."""
     with connect(lossy.grpc) as node, Cutter(lossy.lanes, random_cuts(seed, 12 * MIB)) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
@@ -418,7 +419,7 @@ def test_cut_at_any_byte(lossy: DaemonProcess, by_way_of: Any, seed: int) -> Non
 
 
 def test_one_of_them_breaks(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """The others take what it had."""
+    """The other stripes take over its chunks."""
 
     def plan(number: int) -> Budget:
         return Budget(up=3 * MIB) if number == 1 else Budget()
@@ -433,7 +434,7 @@ def test_one_of_them_breaks(lossy: DaemonProcess, by_way_of: Any) -> None:
 
 
 def test_all_of_them_break_under_a_dispatch(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """Up and down, again and again: each of its transfers continues over other stripes, or by gRPC."""
+    """Uploads and downloads repeatedly: each transfer continues over other stripes, or over gRPC."""
     rng = random.Random(5)
     plan = lambda number: Budget(up=rng.randrange(MIB, 30 * MIB), down=rng.randrange(MIB, 30 * MIB))  # noqa: E731
     with connect(lossy.grpc) as node, Cutter(lossy.lanes, plan) as cutter:
@@ -451,7 +452,8 @@ def test_all_of_them_break_under_a_dispatch(lossy: DaemonProcess, by_way_of: Any
 def test_the_last_word_is_lost(
     lossy: DaemonProcess, monkeypatch: pytest.MonkeyPatch, count: int, move: Callable[..., None]
 ) -> None:
-    """The daemon has all of an upload, and the stripe breaks that said so: it says so again, over another."""
+    """The daemon has received a whole upload, and the stripe breaks that should report it: the daemon reports it again
+    over another stripe."""
     hear, deaf = StripedUpload.taken, list[Stripe]()
 
     def taken(upload: StripedUpload, stripe: Stripe, offset: int) -> None:
@@ -490,7 +492,7 @@ def test_all_of_them_break_and_come_back(lossy: DaemonProcess, by_way_of: Any) -
 
 
 def test_none_can_be_had_any_more(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """The transfer continues by gRPC, under its number and in its place."""
+    """The transfer continues over gRPC, with the same number and from the same position."""
     with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
@@ -523,7 +525,7 @@ def test_stripe_port_without_an_answer(lossy: DaemonProcess, by_way_of: Any) -> 
 
 
 def test_the_device_process_is_killed(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """A clear error, and the next generation has separate stripes."""
+    """The client gets a clear error, and the next generation has new stripes."""
     with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)
@@ -648,7 +650,7 @@ def test_cut_over_tls(secured_daemon: SecuredDaemon, by_way_of: Any, seed: int) 
 
 
 def test_another_certificate_is_not_trusted(secured_daemon: SecuredDaemon) -> None:
-    """A proxy in between has another certificate: the client goes by gRPC, which is authenticated."""
+    """A proxy in between has another certificate: the client uses gRPC, which is authenticated."""
     daemon = secured_daemon.lend()
     from hearthd.front.lanes.certificates import make
 

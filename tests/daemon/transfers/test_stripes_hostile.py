@@ -1,4 +1,4 @@
-"""Stripes of clients that do not keep to what was agreed, and of strangers: no other session notices."""
+"""Stripes of clients that violate the protocol, and of unauthenticated clients: other sessions are unaffected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def raw(daemon: DaemonProcess) -> Iterator[Raw]:
 
 @pytest.fixture
 def stream(raw: Raw, daemon: DaemonProcess) -> Iterator[Execute]:
-    """Attached, with a buffer of `SIZE` zero bytes; nothing is lent when all is over."""
+    """An attached Execute stream with a buffer of `SIZE` zero bytes; checks that no staging memory is lent at the
+    end."""
     with raw.execute() as attached:
         attached.batch(
             c.Command(allocate=c.Allocate(buffer=BUFFER, size=SIZE)),
@@ -68,11 +69,11 @@ def spans() -> list[tuple[int, int]]:
     return [(at, min(CHUNK, SIZE - at)) for at in range(0, SIZE, CHUNK)]
 
 
-# ---- what is agreed ----
+# ---- valid transfers ----
 
 
 def test_an_upload_by_hand(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
-    """Backwards; one credit, one chunk; each is answered by TAKEN."""
+    """Chunks in reverse order; one credit for each chunk, which is answered by TAKEN."""
     host = data()
     stripe.announce(Kind.UPLOAD, TRANSFER)
     write(stream)
@@ -84,7 +85,7 @@ def test_an_upload_by_hand(stream: Execute, stripe: StripeEnd, raw: Raw) -> None
 
 
 def test_a_chunk_that_comes_twice(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
-    """The first counts."""
+    """The first of the two is used."""
     host = data()
     stripe.announce(Kind.UPLOAD, TRANSFER)
     write(stream)
@@ -100,7 +101,7 @@ def test_a_chunk_that_comes_twice(stream: Execute, stripe: StripeEnd, raw: Raw) 
 
 
 def test_a_download_by_hand(stream: Execute, stripe: StripeEnd) -> None:
-    """Over two stripes, of which one ends with chunks that it has sent: the other brings them."""
+    """Over two stripes, one of which ends with chunks in flight: the other sends them again."""
     stripe.announce(Kind.DOWNLOAD, TRANSFER)
     read(stream)
     came: dict[int, int] = {}
@@ -132,7 +133,7 @@ def test_chunks_that_were_never_taken_come_again(stream: Execute, stripe: Stripe
 
 
 def test_the_rest_by_grpc(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
-    """A transfer that was begun on a stripe continues by Upload, from its first byte on."""
+    """A transfer that was started on a stripe is continued by Upload, from its first byte."""
     from hearth_proto.v1 import device_pb2
 
     host = data()
@@ -148,7 +149,7 @@ def test_the_rest_by_grpc(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
     assert not stream.failures() and raw.read(BUFFER, SIZE) == host
 
 
-# ---- what is not ----
+# ---- invalid messages ----
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_a_chunk_without_a_credit(stripe: StripeEnd, stream: Execute) -> None:
 
 
 def test_an_unwanted_transfer(stripe: StripeEnd, stream: Execute) -> None:
-    """No credit comes, and nothing is kept for it."""
+    """No credit is granted, and no memory is used for it."""
     for transfer in range(100, 100 + 1024):
         stripe.announce(Kind.UPLOAD, transfer)
         stripe.announce(Kind.DOWNLOAD, transfer + 10_000)
@@ -194,7 +195,7 @@ def test_an_unwanted_transfer(stripe: StripeEnd, stream: Execute) -> None:
     ("at", "size"), [(0, CHUNK - 1), (1, CHUNK), (4 * CHUNK, CHUNK), (3 * CHUNK, 18), ((1 << 64) - CHUNK, CHUNK)]
 )
 def test_chunks_that_are_none(stream: Execute, stripe: StripeEnd, at: int, size: int) -> None:
-    """Cut elsewhere, beyond the end, or too long: the write fails, and says so."""
+    """Chunks at wrong boundaries, beyond the end, or too long: the write fails with an error."""
     stripe.announce(Kind.UPLOAD, TRANSFER)
     write(stream)
     stripe.until(Kind.CREDIT)
@@ -244,7 +245,7 @@ def test_both_ways_at_once(stripe: StripeEnd) -> None:
 
 
 def test_a_transfer_that_is_over(stripe: StripeEnd, stream: Execute, raw: Raw) -> None:
-    """Its command has failed: what is on its way is thrown away, and the stripe continues."""
+    """Its command has failed: chunks in transit are discarded, and the stripe continues."""
     stripe.announce(Kind.UPLOAD, TRANSFER)
     write(stream)
     stripe.until(Kind.CREDIT)
@@ -254,7 +255,7 @@ def test_a_transfer_that_is_over(stripe: StripeEnd, stream: Execute, raw: Raw) -
         device_pb2.TransferStatusRequest(session_token=raw.token, transfer=TRANSFER, give_up=True), timeout=20
     )
     assert stripe.refusal().reason == "TRANSFER_ABORTED"
-    stripe.chunk(TRANSFER, 0, b"x" * CHUNK)  # the credit was good when it was sent
+    stripe.chunk(TRANSFER, 0, b"x" * CHUNK)  # the credit was valid when the chunk was sent
     stripe.announce(Kind.UPLOAD, TRANSFER)
     assert stripe.refusal().reason == "TRANSFER_ABORTED"
     stripe.announce(Kind.UPLOAD, TRANSFER + 1)
@@ -265,7 +266,7 @@ def test_a_transfer_that_is_over(stripe: StripeEnd, stream: Execute, raw: Raw) -
     assert len(stream.failures()) == 1 and raw.read(BUFFER, SIZE) == b"y" * SIZE
 
 
-# ---- strangers ----
+# ---- unauthenticated clients ----
 
 
 def test_tickets_that_are_none(raw: Raw, stream: Execute) -> None:
@@ -344,14 +345,14 @@ def test_plain_text_where_tls_is_spoken(secured: tuple[DaemonProcess, Raw, Execu
     _, raw, stream = secured
     offer = open_bulk(raw, stream, 3)
     with StripeEnd(offer, offer.tickets[0]) as whole:
-        assert whole.ended()  # the secret half, in the clear, opens nothing
+        assert whole.ended()  # the secret half of a ticket in plain text is not accepted
     with StripeEnd(offer, offer.tickets[1][:16]) as plain:
         plain.send(frames.encode(Kind.TICKET, offer.tickets[1][16:]) + b"\0" * 64)
         assert plain.ended()
 
 
 def test_a_handshake_that_stalls(secured: tuple[DaemonProcess, Raw, Execute]) -> None:
-    """Others go on meanwhile; it is hung up on in the end."""
+    """Other connections continue in the meantime; the stalled one is closed after a timeout."""
     daemon, raw, stream = secured
     offer = open_bulk(raw, stream, 2)
     with StripeEnd(offer, offer.tickets[0][:16]) as silent:

@@ -22,7 +22,7 @@ from tests.support.daemon.raw import Raw, refused
 
 FREE_MEMORY = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 INLINE = 1 << 20
-"""The daemon's default for what travels inside a batch; checked below."""
+"""Size in bytes up to which data travels inside a batch (the daemon's default; checked below)."""
 
 SIZES = [0, 1, 2, 255, 256, 257, 4095, 65537, INLINE - 1, INLINE, INLINE + 1, 2 * INLINE, 5 * INLINE + 3]
 
@@ -69,7 +69,8 @@ def test_a_large_array(gpu: hearth.Device) -> None:
     os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 10 << 30, reason="needs 10 GiB of memory"
 )
 def test_more_than_2_gib_at_once(gpu: hearth.Device) -> None:
-    """Moves a byte more than an `int` of 32 bits counts, there and back; probes at both ends and about each GiB."""
+    """Transfers one byte more than a 32-bit `int` counts, in both directions; compares bytes at both ends and around
+    each GiB."""
     size = (2 << 30) + 1
     host = np.zeros(size, np.uint8)
     probes = np.unique(np.clip([at + by for at in (0, 1 << 30, 2 << 30) for by in range(-2, 3)], 0, size - 1))
@@ -82,7 +83,7 @@ def test_more_than_2_gib_at_once(gpu: hearth.Device) -> None:
 
 
 def test_a_hundred_reads_outstanding(gpu: hearth.Device) -> None:
-    """All wait behind a kernel that has not ended, and each gets its own bytes."""
+    """All reads wait behind a kernel that has not ended, and each gets its own bytes."""
     hosts = [noise(1000 + 37 * index, index) for index in range(100)]
     arrays = [gpu.asarray(host) for host in hosts]
     order = gpu.zeros(1, np.int32)
@@ -98,7 +99,7 @@ def test_a_hundred_reads_outstanding(gpu: hearth.Device) -> None:
 
 
 def test_a_thousand_reads_outstanding_on_one_session(raw: Raw) -> None:
-    """All in one batch, more than a stream takes at once; each is answered with its own bytes."""
+    """All reads are in one batch, more than a stream accepts at once; each is answered with its own bytes."""
     data = noise(4000, 5).tobytes()
     buffer = raw.buffer(data)
     with raw.execute() as stream:
@@ -116,7 +117,7 @@ def test_a_thousand_reads_outstanding_on_one_session(raw: Raw) -> None:
 
 
 def test_a_sync_of_one_stream_completes_no_read_of_another(gpu: hearth.Device) -> None:
-    """The other stream's reads are still under way; when they come, their bytes are those of then."""
+    """The other stream's reads are still pending; they return the bytes of the time of their execution."""
     busy, idle = gpu.stream(), gpu.stream()
     x, order = gpu.zeros(1000, np.uint8), gpu.zeros(1, np.int32)
     y = gpu.full(1000, 7, np.uint8)
@@ -184,7 +185,7 @@ def test_an_upload_holds_its_place_in_the_stream(gpu: hearth.Device) -> None:
         assert (y.get() == value).all() and not x.get().any()
 
 
-# ---- by plain stubs ----
+# ---- through plain stubs ----
 
 
 def test_an_upload_that_breaks_off_fails_its_write_only(raw: Raw) -> None:
@@ -201,7 +202,8 @@ def test_an_upload_that_breaks_off_fails_its_write_only(raw: Raw) -> None:
         stream.batch(c.Command(write=c.Write(buffer=buffer, size=100, transfer=transfer)))
         upload = raw.device.Upload.future(messages())
         assert sent.wait(30)
-        for _ in range(3):  # behind it on the connection: an upload that has not arrived could not break off
+        # answered behind the upload on the connection: an upload that has not arrived could not be cancelled
+        for _ in range(3):
             raw.call("MemoryUsage", c.MemoryUsage())
         arrived.set()
         with pytest.raises(grpc.RpcError):

@@ -1,7 +1,7 @@
-"""A daemon small enough to reason about: one device, buffers as bytearrays, launches recorded, faults on demand.
+"""A minimal fake daemon: one device, buffers as bytearrays, recorded launches, and faults on demand.
 
-It speaks NodeService and DeviceService over a real gRPC server in this process. `gate` holds back execution (and with
-it acks), so that tests see batching and back-pressure.
+It serves NodeService and DeviceService on a real gRPC server in this process. `gate` delays execution, and therefore
+acknowledgements, so that tests can observe batching and back-pressure.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         self.commands: list[Any] = []
         self.records: list[launches.Record] = []
         self.stream_errors: dict[int, list[status_pb2.CommandFailure]] = defaultdict(list)
-        self.fail_next: dict[str, reasons.Refusal] = {}  # command kind -> what it fails with, once
+        # command kind -> refusal with which the next such command fails, once
+        self.fail_next: dict[str, reasons.Refusal] = {}
         self.closed_tokens: list[str] = []
         self.renewals = 0
         self.attaches = 0
         self.refuse_attach: list[reasons.Refusal] = []
-        self.lose_on: str | None = None  # command kind that loses the device
-        self.break_on: str | None = None  # command kind on which the connection just ends
+        self.lose_on: str | None = None  # command kind on which the device is lost
+        self.break_on: str | None = None  # command kind on which the connection ends without an error
         self.never_answer: set[str] = set()
-        self.not_done = 0  # how many queries of events answer that they are not done
+        self.not_done = 0  # number of event queries that are still answered with "not done"
         self.uploads: dict[int, tuple[threading.Event, bytearray]] = defaultdict(
             lambda: (threading.Event(), bytearray())
         )
@@ -202,7 +203,7 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         data = part.data
         if part.transfer:
             done, arrived = self.uploads[part.transfer]
-            assert done.wait(10)
+            assert done.wait(60)
             data = bytes(arrived)
             assert len(data) == part.size
         rows = part.rows if part.HasField("rows") else commands_pb2.Rows(width=len(data), rows=1)
@@ -299,7 +300,7 @@ def _scatter(buffer: bytearray, offset: int, pitch: int, width: int, data: bytes
 
 
 class _Listed(reasons.Refusal):
-    """A refusal that lists a stream's failures."""
+    """A refusal that carries a list of a stream's failures."""
 
     def __init__(self, first: reasons.Refusal, failures: list[status_pb2.CommandFailure]) -> None:
         super().__init__(first.reason, first.message, fix=first.fix, details=first.details)

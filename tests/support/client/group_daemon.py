@@ -1,4 +1,5 @@
-"""A fake daemon whose devices form groups over daemons: it records what it is asked, and refuses on demand."""
+"""A fake daemon whose devices form groups over several daemons: it records the requests it gets, and refuses on
+demand."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class GroupDaemon(FakeDaemon):
         self.asked: list[Any] = []
         self.refusals: dict[str, reasons.Refusal] = {}
         self.gates: dict[str, threading.Event] = {}
-        """Method -> what it waits for before it answers."""
+        """Method -> event that must be set before the method answers."""
         self.groups: set[bytes] = set()
         self.described: list[node_pb2.GroupInfo] = []
 
@@ -30,12 +31,12 @@ class GroupDaemon(FakeDaemon):
             "fill",
             "copy",
             "write",
-        ):  # handles of several devices: memory is not played
+        ):  # the handles belong to several devices, and device memory is not simulated
             super().do(kind, command, result)
 
     @property
     def collectives(self) -> list[tuple[int, commands_pb2.Collective]]:
-        """The collectives that came: stream and command."""
+        """Returns (stream, command) of each collective that was received."""
         return [
             (command.stream, command.collective)
             for command in list(self.commands)

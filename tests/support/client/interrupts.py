@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of the client's."""
+"""KeyboardInterrupt (Ctrl-C) raised at a chosen line of the client's code."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ PACKAGE = str(Path(hearth.__file__).parent)
 
 
 def interrupting(call: Callable[[], object], step: int) -> bool:
-    """Calls `call`, and raises KeyboardInterrupt at line number `step` of the client's; returns False if there were
-    fewer lines.
+    """Calls `call`, and raises KeyboardInterrupt at the client's line number `step`, counted in the order of execution.
+    Returns False if fewer lines were executed.
 
-    Lines of a `with` are left out: at its end this would come before the lock is released, where no signal does.
+    Lines of a `with` statement are not counted: at the end of the block the exception would be raised before the lock
+    is released, where no real signal is handled.
     """
     count = 0
 

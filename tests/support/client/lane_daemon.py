@@ -1,4 +1,4 @@
-"""The fake daemon on a Unix socket, which offers lanes, resumes, and cuts a lane after a number of bytes."""
+"""The fake daemon on a Unix socket: it offers lanes, resumes sessions, and cuts a lane after a number of bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.client.fake_daemon import FakeDaemon, Response, _abort, _Brok
 
 @contextlib.contextmanager
 def serving() -> Iterator[LaneDaemon]:
-    """Yields one with separate sockets, until the end of the block."""
+    """Yields a fake daemon with a separate socket, and stops it at the end of the block."""
     with TemporaryDirectory() as directory:
         daemon = LaneDaemon(Path(directory))
         try:
@@ -33,27 +33,28 @@ def serving() -> Iterator[LaneDaemon]:
 
 
 class LaneDaemon(FakeDaemon):
-    """Front and device process in one: what a client has sent is run once, and said again where it was not received."""
+    """Front and device process in one: each request of a client is run once, and its response is repeated if the client
+    has not received it."""
 
     def __init__(self, directory: Path, **options: int) -> None:
         super().__init__(**options)
         self.path = str(directory / "lanes.sock")
         self.socket = str(directory / "hearth.sock")
-        self.server.stop(None)  # a port that is added once it has started is never served
+        self.server.stop(None)  # a port added to a server that has started is never served, hence a new server
         self.server = grpc.server(ThreadPoolExecutor(32))
         node_pb2_grpc.add_NodeServiceServicer_to_server(self, self.server)
         device_pb2_grpc.add_DeviceServiceServicer_to_server(self, self.server)
         self.server.add_insecure_port(f"unix:{self.socket}")
         self.offers = True
-        self.silent = False  # takes tickets, and says nothing
-        self.cuts: list[tuple[int, int]] = []  # bytes in, bytes out, after which the next lane is cut
+        self.silent = False  # accepts tickets, and sends nothing on the lane
+        self.cuts: list[tuple[int, int]] = []  # (bytes received, bytes sent) after which the next lane is cut
         self.lanes: list[_FakeLane] = []
         self.tickets: set[bytes] = set()
         self.last = 0
         self.kept: list[Response] = []
         self.first_kept = 0
-        self.told: list[int] = []  # what the client said to have received, over lanes
-        self.over_grpc = 0  # batches
+        self.told: list[int] = []  # acknowledgements of received responses that came over lanes
+        self.over_grpc = 0  # number of batches received over gRPC
         self.lost: reasons.Refusal | None = None
         self.working = threading.RLock()
         self.sink: Any = None
@@ -90,7 +91,7 @@ class LaneDaemon(FakeDaemon):
             threading.Thread(target=lane.run, daemon=True).start()
 
     def take(self, request: Any) -> bool:
-        """Runs one request, where it has not run; False where its lane has to end."""
+        """Runs one request, unless it has run already; returns False if the lane has to be closed."""
         with self.working:
             if request.WhichOneof("kind") == "received":
                 self.told.append(request.received.responses)

@@ -1,4 +1,4 @@
-"""A session protocol with a transport that records what is sent."""
+"""A session protocol whose transport records the messages that are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for what other threads do."""
+"""Waiting for a condition that other threads change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> bool:
-    """Waits for a condition; returns whether it came true in time."""
+    """Polls a condition for at most `seconds`; returns whether it became true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Daemons with one device each, and groups over them by plain stubs."""
+"""Daemons with one device each, and groups over them through plain gRPC stubs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from tests.support.daemon.raw import TIMEOUT, Raw
 
 
 def on_device(number: int, **config: Any) -> dict[str, Any]:
-    """The configuration of a daemon that has only the device of this number: NCCL wants each rank on a GPU of its
-    own."""
+    """Returns the configuration of a daemon that uses only the device with this number: NCCL requires a separate GPU
+    for each rank."""
     visible = {"visible": [number]} if BACKEND == "cuda" else {}
     return {**config, "devices": {**visible, **config.get("devices", {})}}
 
 
 @contextlib.contextmanager
 def nodes(cache: Path, count: int = 2, killed: Sequence[int] = (), **config: Any) -> Iterator[list[DaemonProcess]]:
-    """Daemons of one device each, which leave nothing behind. `killed`: those that the test ends itself."""
+    """Runs daemons of one device each, and checks that they leave nothing behind. `killed` lists the daemons that the
+    test itself ends."""
     started: list[DaemonProcess] = []
     try:
         with _enough_of_them(count):
@@ -60,18 +61,19 @@ def _enough_of_them(count: int) -> Iterator[None]:
 
 
 class LentNodes:
-    """Daemons of one device each, lent to one test after the other. Tests may lose their devices and end them."""
+    """Daemons of one device each, lent to one test after another. Tests may lose their devices and end the daemons."""
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
         self._lent: list[LentDaemon] = []
 
     def lend(self, count: int) -> list[DaemonProcess]:
-        """The first ones, at rest."""
+        """Returns the first `count` daemons, each idle."""
         return [self.one(number) for number in range(count)]
 
     def one(self, number: int) -> DaemonProcess:
-        """Returns a daemon at rest, whatever the others do; another one in the place of one that has ended."""
+        """Returns an idle daemon, whatever state the others are in; a daemon that has ended is replaced by a new
+        one."""
         while len(self._lent) <= number:
             self._lent.append(LentDaemon(self._cache, on_device(len(self._lent), devices=QUICK), 1))
         with _enough_of_them(number + 1):
@@ -83,8 +85,8 @@ class LentNodes:
 
 
 class Rank:
-    """A session on one daemon with an Execute stream on its device 0 and the buffers A (rank + 1 in every element) and
-    B (-1)."""
+    """A session on one daemon with an Execute stream on its device 0 and the buffers A (every element is rank + 1) and
+    B (every element is -1)."""
 
     def __init__(self, daemon: DaemonProcess, rank: int, bearer: str = "") -> None:
         self._open = ExitStack()
@@ -93,7 +95,7 @@ class Rank:
         self.attach()
 
     def attach(self) -> None:
-        """A new stream, and new buffers: at first, and after the loss of a process."""
+        """Opens a new Execute stream with new buffers: at first, and again after the loss of a process."""
         self.stream = self.raw.execute(0)
         self.stream.batch(
             c.Command(allocate=c.Allocate(buffer=A, size=4 * FLOATS)),
@@ -108,7 +110,7 @@ class Rank:
         ]
 
     def call(self, method: str, **fields: Any) -> Any:
-        """A method of NodeService that wants the session."""
+        """Calls a method of NodeService that requires the session's token."""
         request = getattr(node_pb2, f"{method}Request")(session_token=self.raw.token, **fields)
         return getattr(self.raw.node, method)(request, timeout=TIMEOUT, metadata=self.raw.metadata)
 
@@ -117,7 +119,7 @@ class Rank:
 
     @staticmethod
     def part(group: bytes, sequence: int, *operations: Any, timeout: float = 60) -> Any:
-        """An all_reduce of A into B, or these operations."""
+        """Returns the command of this rank's part in an operation; by default an all_reduce of A into B."""
         operations = operations or (operation("all_reduce", A, B),)
         timeout_ns = int(timeout * 1e9)
         return c.Command(
@@ -125,13 +127,14 @@ class Rank:
         )
 
     def hold(self) -> None:
-        """Its stream does not get on from here, until its device process is killed."""
+        """Blocks this rank's stream with a kernel that runs until its device process is killed."""
         function, one = self.raw.function(GATE, "hold"), c.Dim3(x=1)
         launch = c.Launch(function=function, grid=one, block=one, arguments=[c.Argument(uint64=0)])
         self.stream.batch(c.Command(launch=launch))
 
     def state(self, group: bytes, sequence: int) -> str:
-        """Returns the daemon's state of an operation: the coordinator knows all ranks, the others their own."""
+        """Returns the daemon's state of an operation: the coordinator knows the states of all ranks, other daemons only
+        their own."""
         for found in self.call("DescribeGroups").groups:
             if found.group == group:
                 return "".join(each.state for each in found.operations if each.sequence == sequence)
@@ -143,7 +146,7 @@ class Rank:
         return list(np.frombuffer(result.read.data, np.float32))
 
     def failure(self) -> Refusal:
-        """The only failure of the stream."""
+        """Returns the stream's only failure."""
         entries = self.stream.failures()
         assert len(entries) == 1 and entries[0].command.startswith("collective"), entries
         return from_status(entries[0].status)
@@ -153,7 +156,7 @@ class Rank:
         self._open.close()
 
     def abandon(self) -> None:
-        """Its daemon is no more."""
+        """Closes the client side after the daemon has ended."""
         self.stream.cancel()
         self._open.pop_all()
         self.raw.channel.close()
@@ -173,12 +176,12 @@ def ranks(*daemons: DaemonProcess) -> Iterator[list[Rank]]:
 
 
 def members(count: int) -> list[node_pb2.GroupMember]:
-    """Returns device 0 of each of `count` nodes."""
+    """Returns the group members for device 0 of each of `count` nodes."""
     return [node_pb2.GroupMember(node=number, device=0) for number in range(count)]
 
 
 def form(all_ranks: Sequence[Rank]) -> bytes:
-    """A group of them, which the first one's daemon coordinates."""
+    """Forms a group of the ranks, coordinated by the first rank's daemon, and returns its id."""
     each = members(len(all_ranks))
     created = all_ranks[0].call("CreateGroup", members=each)
     for rank in all_ranks[1:]:
@@ -187,7 +190,7 @@ def form(all_ranks: Sequence[Rank]) -> bytes:
 
 
 def work(all_ranks: Sequence[Rank], group: bytes, sequence: int) -> None:
-    """An operation that has to go well, whatever went wrong before."""
+    """Checks that an operation succeeds, whatever failed before."""
     for rank in all_ranks:
         rank.stream.batch(*rank.filled(), rank.part(group, sequence))
     expected = sum(rank.rank + 1 for rank in all_ranks)
@@ -197,7 +200,8 @@ def work(all_ranks: Sequence[Rank], group: bytes, sequence: int) -> None:
 
 
 def under_way(all_ranks: Sequence[Rank], group: bytes, sequence: int, stuck: Rank) -> None:
-    """All ranks have launched an operation, and wait inside it for one whose device does not get to it."""
+    """Brings an operation to the state in which all ranks have launched it and wait in it for `stuck`, whose stream is
+    blocked."""
     stuck.hold()
     for rank in all_ranks:
         rank.present(group, sequence, timeout=30)
@@ -205,5 +209,5 @@ def under_way(all_ranks: Sequence[Rank], group: bytes, sequence: int, stuck: Ran
 
 
 def over(refusal: Refusal) -> bool:
-    """Returns whether the refusal says that the group is over, and how to continue."""
+    """Returns whether the refusal says that the group has failed and has to be rebuilt."""
     return refusal.reason == Reason.COMMUNICATOR_FAILED and "rebuild" in refusal.fix

@@ -1,4 +1,4 @@
-"""Ranks that are lost in the middle of a collective: how they are, and what has to hold for the others all the same."""
+"""Loss of ranks in the middle of a collective: the ways to cause it, and the guarantees for the other ranks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.timing import LATE
 SEED = int(os.environ.get("HEARTH_TEST_SEED", "1"))
 HEALED_S = 30.0
 DEVICES = {"max_faults": 100_000, "max_restarts": 100_000}
-"""Settings of daemons whose devices are lost again and again."""
+"""Settings of daemons whose devices are lost repeatedly."""
 
 Kind = TypeVar("Kind")
 
 
 def in_turn(kinds: Sequence[Kind], rounds: int) -> Iterator[tuple[Kind, random.Random]]:
-    """Each kind as often as any other; at first in this order, then in any."""
+    """Yields each kind equally often: in the given order at first, in random order afterwards."""
     rng = random.Random(SEED)
     left = [*kinds[::-1]]
     for _ in range(rounds):
@@ -34,7 +34,7 @@ def in_turn(kinds: Sequence[Kind], rounds: int) -> Iterator[tuple[Kind, random.R
 
 
 def strike(pid: int, what: signal.Signals, stack: contextlib.ExitStack) -> None:
-    """Signals a process; a stopped one continues when the stack is closed."""
+    """Sends a signal to a process; a stopped process continues when `stack` is closed."""
     os.kill(pid, what)
     if what == signal.SIGSTOP:
         stack.callback(_continue, pid)
@@ -46,7 +46,7 @@ def _continue(pid: int) -> None:
 
 
 def works(group: hearth.Group) -> None:
-    """It computes what it should, and is closed."""
+    """Checks that the group computes correct results, and closes it."""
     with group:
         devices, n = group.devices, len(group)
         arrays = [gpu.full(1000, rank + 1, np.int32) for rank, gpu in enumerate(devices)]
@@ -58,7 +58,8 @@ def works(group: hearth.Group) -> None:
 
 
 def recovers(work: Callable[[], None], what: str) -> None:
-    """Until it works: a process that is being replaced may fail it a few times, none of them for long."""
+    """Repeats `work` until it succeeds: a process that is being replaced may fail it a few times, but only for a short
+    time."""
     deadline = time.monotonic() + HEALED_S
     while True:
         try:
@@ -69,7 +70,8 @@ def recovers(work: Callable[[], None], what: str) -> None:
 
 
 def reduced_once(group: hearth.Group, elements: int) -> list[hearth.DeviceArray]:
-    """Arrays of float32 that the group has reduced: what it needs for that is there, and nothing is under way."""
+    """Returns float32 arrays that the group has reduced. Afterwards the group's communicator exists and no operation is
+    pending."""
     arrays = [gpu.ones(elements, np.float32) for gpu in group.devices]
     group.all_reduce(arrays, timeout=HEALED_S)
     for gpu in group.devices:
@@ -78,7 +80,7 @@ def reduced_once(group: hearth.Group, elements: int) -> list[hearth.DeviceArray]
 
 
 class Kept:
-    """A survivor's data, which no trouble may change."""
+    """Data of a surviving rank, which must not change."""
 
     def __init__(self, gpu: hearth.Device, seed: int) -> None:
         self._host = np.random.default_rng(seed).integers(0, 1 << 30, 50_000)
@@ -90,7 +92,8 @@ class Kept:
 
 
 def told(gpu: hearth.Device, began: float, timeout: float) -> str:
-    """Returns the reason that the rank gets, in time, for the operation that it began at `began`."""
+    """Returns the reason of the error that the rank raises for the operation begun at `began`, and checks that the
+    error comes in time."""
     try:
         gpu.synchronize(timeout=30)
     except hearth.CommunicatorError as error:
@@ -101,7 +104,7 @@ def told(gpu: hearth.Device, began: float, timeout: float) -> str:
 
 
 class Survivors:
-    """All ranks of a group but the victim, each with separate data."""
+    """All ranks of a group except `victim`, each with its own data."""
 
     def __init__(self, group: hearth.Group, victim: int) -> None:
         self._group, self._victim = group, victim
@@ -109,8 +112,8 @@ class Survivors:
         self._kept = [Kept(gpu, seed) for seed, gpu in enumerate(self._gpus)]
 
     def go_on(self, began: float, timeout: float) -> None:
-        """Checks that all get the error of the operation begun at `began`, in time; have their data; and work without
-        the victim."""
+        """Checks that all surviving ranks get the error of the operation begun at `began` in time, that their data is
+        unchanged, and that a group rebuilt without the victim works."""
         for gpu in self._gpus:
             told(gpu, began, timeout)
         for each in self._kept:

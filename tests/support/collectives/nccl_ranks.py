@@ -1,4 +1,4 @@
-"""Processes that call NCCL directly, through CuPy, one for each GPU: what Hearth's collectives are compared with."""
+"""Processes that call NCCL directly through CuPy, one for each GPU, as a reference for Hearth's collectives."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MEET_S = 60.0
 
 
 def enter(rank: int, meet: Path) -> Any:
-    """This process uses the GPU of the rank's number from now on. NCCL's unique id, which rank 0 makes and leaves in
-    the file `meet`: every holder of it can make the communicator."""
-    for name in ("NCCL_NVLS_ENABLE", "NCCL_RUNTIME_CONNECT"):  # as a device process has them
+    """Selects the GPU with the rank's number for this process. Returns NCCL's unique id, which rank 0 creates and
+    writes to the file `meet`; every process that has the id can join the communicator."""
+    for name in ("NCCL_NVLS_ENABLE", "NCCL_RUNTIME_CONNECT"):  # the values that a device process sets
         os.environ.setdefault(name, "0")
     import cupy
 
     cupy.cuda.Device(rank).use()
-    cupy.zeros(1)  # makes the context
+    cupy.zeros(1)  # creates the CUDA context
     return _identity(rank, meet)
 
 

@@ -1,4 +1,5 @@
-"""The ranks of a group by plain stubs, for collectives that no honest client sends; daemons with several devices."""
+"""The ranks of a group through plain gRPC stubs, for collectives that the client library would not send; daemons with
+several devices."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from tests.support.daemon.harness import BACKEND, DaemonProcess
 from tests.support.daemon.raw import TIMEOUT, Execute, Raw
 
 FLOATS = 64
-"""Elements of each rank's two buffers."""
+"""Number of elements in each of a rank's two buffers."""
 A, B = 1, 2
-"""The buffers: A holds the rank's number plus one in every element, B holds -1."""
+"""Handles of the buffers: every element of A is the rank's number plus one, every element of B is -1."""
 
 
 @contextlib.contextmanager
 def several(cache: Path, count: int, harmed: bool = False, **config: Any) -> Iterator[DaemonProcess]:
-    """A daemon with `count` devices, which leaves nothing behind. `harmed`: its device processes may end meanwhile."""
+    """Runs a daemon with `count` devices, and checks that it leaves nothing behind. `harmed`: its device processes may
+    end in the meantime."""
     process = DaemonProcess(cache, config, count)
     try:
         if len(process.status()["devices"]) < count:
@@ -73,7 +75,7 @@ class Ranks:
             self._open.close()
             raise
         self.devices = tuple(range(count))
-        """Devices in the order of their ranks, unless a method gets others."""
+        """Devices in the order of their ranks, unless a method is called with other devices."""
         self._sequences: dict[tuple[int, ...], int] = {}
         for rank, stream in enumerate(self.streams):
             stream.batch(
@@ -85,14 +87,14 @@ class Ranks:
 
     @staticmethod
     def filled(rank: int) -> list[Any]:
-        """Both buffers as they were at first."""
+        """Returns the commands that reset both buffers to their initial values."""
         return [
             c.Command(fill=c.Fill(buffer=buffer, size=4 * FLOATS, pattern=np.float32(value).tobytes()))
             for buffer, value in ((A, rank + 1), (B, -1))
         ]
 
     def next(self, devices: Sequence[int] | None = None) -> int:
-        """The number of the next operation of these devices."""
+        """Returns the sequence number of the next operation of these devices."""
         key = tuple(devices or self.devices)
         self._sequences[key] = number = self._sequences.get(key, 0) + 1
         return number
@@ -103,7 +105,7 @@ class Ranks:
         return list(np.frombuffer(result.read.data, np.float32))
 
     def failure(self, device: int) -> Refusal:
-        """The only failure of the device's default stream."""
+        """Returns the only failure of the device's default stream."""
         entries = self.streams[device].failures()
         assert len(entries) == 1 and entries[0].command.startswith("collective"), entries
         return from_status(entries[0].status)
@@ -128,7 +130,7 @@ class Ranks:
         return list(answer.groups)
 
     def recorded(self, devices: Sequence[int], sequence: int) -> Any:
-        """An operation of the group of these devices, as it is recorded."""
+        """Returns the flight recorder's entry of an operation of the group of these devices."""
         groups = [group for group in self.groups() if [each.device for each in group.members] == list(devices)]
         assert len(groups) == 1, self.groups()
         (found,) = [each for each in groups[0].operations if each.sequence == sequence]

@@ -1,4 +1,4 @@
-"""Two daemons of one device each that may be killed, and are started again."""
+"""Two daemons of one device each that tests may kill and restart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.daemon.harness import STOP_S, DaemonProcess
 
 
 class TwoDaemons:
-    """And a session of each. They leave nothing behind."""
+    """Two daemons, and a session on each. Checks that they leave nothing behind."""
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
@@ -31,14 +31,15 @@ class TwoDaemons:
         return [node.device(0) for node in self.nodes]
 
     def group(self, order: Sequence[int]) -> hearth.Group:
-        """Forms a group of their devices; both are running."""
+        """Forms a group of the two devices, in the given order; checks first that both daemons are running."""
         for daemon in self.daemons:
             assert daemon.process.poll() is None, f"it ended by itself: {daemon.log()[-4000:]}"
         return hearth.Group([self.gpus[index] for index in order])
 
     def mend(self, killed: int | None = None) -> None:
-        """Restarts a daemon that was `killed`, on its old addresses."""
-        if killed is not None:  # its sockets are closed, and others know, some time before it can be waited for
+        """Restarts the daemon that was `killed` on its old addresses."""
+        # its sockets close, which other processes notice, some time before the process itself has ended
+        if killed is not None:
             self.daemons[killed].process.wait(STOP_S)
         for index, daemon in enumerate(self.daemons):
             if daemon.process.poll() is not None:

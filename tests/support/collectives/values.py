@@ -1,4 +1,4 @@
-"""Inputs of collectives of every dtype, what NumPy makes of them, and how closely a backend has to come to that."""
+"""Inputs of collectives for every dtype, the results that NumPy computes from them, and the tolerance for a backend."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ try:
     import ml_dtypes
 except ImportError:
     SMALL: list[np.dtype[Any]] = []
-    """Floats that NumPy has not."""
+    """Float dtypes that NumPy itself does not have."""
     EIGHT: list[np.dtype[Any]] = []
-    """Floats of 8 bits."""
+    """Float dtypes of 8 bits."""
 else:
     EIGHT = [np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)]
     SMALL = [np.dtype(ml_dtypes.bfloat16), *EIGHT]
@@ -25,28 +25,30 @@ INTEGERS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 1
 FLOATS = [np.dtype(name) for name in ("float16", "float32", "float64")]
 NUMBERS = [*INTEGERS, *FLOATS, *SMALL]
 EVERYTHING = [*NUMBERS, *map(np.dtype, ("bool", "complex64", "complex128", "datetime64[s]", "S5"))]
-"""Types of operations that only move data: any."""
+"""Dtypes for operations that only move data, which accept every dtype."""
 OPS = ("sum", "mean", "min", "max", "prod")
 ORDERS = [(0, 1), (3, 1), (0, 1, 2), (2, 0, 3), (0, 1, 2, 3), (3, 1, 0, 2)]
 N = 15
-"""Elements that a rank gives to one other: odd, and with every dtype's memory not a multiple of anything."""
+"""Number of elements from one rank to one other rank. It is odd, so that no dtype's memory is a multiple of an
+alignment."""
 
 Arrays = list[hearth.DeviceArray]
 Cells = Iterator[tuple[str, hearth.DeviceArray, np.ndarray]]
-"""A name, an array, and what it has to hold at the end."""
+"""(name, array, expected contents at the end) of each case."""
 
 
 def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the type in which the expected values are computed."""
+    """Returns the dtype in which the expected values are computed."""
     if dtype.kind in "iu":
         return np.dtype(np.int64 if dtype.kind == "i" else np.uint64)
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
 def values(dtype: np.dtype[Any], shape: tuple[int, ...], rank: int, op: str = "") -> np.ndarray:
-    """A rank's input. For a reduction, sums and products of it are exact in any order, but for integers, which wrap."""
+    """Returns a rank's input. Sums and products of reduction inputs are exact in any order, except for integers, which
+    wrap."""
     rng = np.random.default_rng([rank, len(dtype.name), *shape])
-    if op == "mean" and dtype.kind in "iu":  # what a backend does beyond the type's range is its own
+    if op == "mean" and dtype.kind in "iu":  # results outside the type's range differ between backends
         return rng.integers(-30 if dtype.kind == "i" else 0, 30, shape).astype(dtype)
     if dtype.kind in "iu":
         return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
@@ -91,14 +93,14 @@ def up(group: hearth.Group, hosts: Sequence[np.ndarray]) -> Arrays:
 
 
 def check(cells: Cells) -> None:
-    """All of it is under way before the first is read."""
+    """Compares all cells, after all of their operations have been submitted."""
     for name, array, expected in list(cells):
         same(name, array, expected)
 
 
 def reducible(group: hearth.Group) -> list[np.dtype[Any]]:
-    """The dtypes that this backend reduces: NCCL has no 16-bit integers, and float8 not everywhere. What it does not
-    have is refused by name on every device."""
+    """Returns the dtypes that this backend reduces: NCCL has no 16-bit integers, and float8 only on some GPUs. Checks
+    that every other dtype is refused by name on every device."""
     found = []
     for dtype in NUMBERS:
         refused = []

@@ -1,4 +1,4 @@
-"""Differences between the CPU backend and a GPU; where a program can observe one, with a snippet."""
+"""Differences between the CPU backend and a GPU, with a snippet if a program can observe the difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features that the CPU backend refuses, each with sources whose compile names it."""
+"""Features that the CPU backend refuses, each with sources for which the compile error names the feature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features that run on the CPU backend, each with a snippet and its results."""
+"""Features that run on the CPU backend, each with a snippet and its expected results."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ RUNS = [
         out[3] = sum;
         """,
         [0xAAAAAAAA, 0x22222222, 1, 496, 1],
-        options=("-DSM_80",),  # NVRTC compiles it for 8.0 and later
+        options=("-DSM_80",),  # NVRTC compiles it only for compute capability 8.0 and later
     ),
     Runs(
         _THREADS,
@@ -556,7 +556,8 @@ RUNS = [
         " if (threadIdx.x == 0) { out[0] = __isShared(&s) != 0; out[1] = __isShared(out) != 0;"
         " out[2] = __isGlobal(out) != 0; s = local = 0; }",
         [1, 0, 1],
-        options=("-DADDRESS_SPACES",),  # apart from a template with constant memory, which such a source may not have
+        # without a template that uses constant memory, which a source with address spaces may not contain
+        options=("-DADDRESS_SPACES",),
     ),
     # ---- headers ----
     Runs(

@@ -1,8 +1,8 @@
 """CUDA C++ by feature: what the CPU backend runs, what it refuses, and what differs from a GPU.
 
 The lists (`feature_runs`, `feature_refusals`, `feature_differences`) are the source of the tables in
-docs/cpu-backend.md, and test_features.py holds the backend to them: every snippet of RUNS is compiled and run and
-its results compared, every one of REFUSALS is refused under its name.
+docs/cpu-backend.md, and test_features.py checks the backend against them: every snippet of RUNS is compiled and run
+and its results are compared, and every source of REFUSALS must be refused under its name.
 
     python -m tests.support.cpu.feature_table            # writes the tables into the page
     python -m tests.support.cpu.feature_table --pending  # tries the rows of PENDING, one by one
@@ -22,25 +22,26 @@ from tests.support.folders import ROOT
 
 PAGE = ROOT / "docs" / "cpu-backend.md"
 SLOTS = 64
-"""Doubles that a snippet can write to `out`."""
+"""Maximum number of doubles that a snippet can write to `out`."""
 
 PENDING: frozenset[str] = frozenset()
-"""Names of rows for what the backend does not do yet: neither tested nor shown."""
+"""Names of rows for features that the backend does not implement yet: these rows are neither tested nor shown."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """A feature that runs: `body` is a kernel's body that writes doubles to `out`, `expected` its first values."""
+    """A feature that runs: `body` is the body of a kernel that writes doubles to `out`, and `expected` the first of
+    them."""
 
     section: str
     name: str
     text: str
-    """The table's description; Markdown."""
+    """The table's description, in Markdown."""
 
     body: str
     expected: Sequence[float]
     declarations: str = ""
-    """Text before the kernel, in a namespace for the feature."""
+    """Text before the kernel, in a namespace of the feature."""
 
     includes: tuple[str, ...] = ()
     block: int = 32
@@ -49,10 +50,11 @@ class Runs:
     cooperative: bool = False
     options: tuple[str, ...] = ()
     expression: str = ""
-    """The kernel to launch where it is a template among the declarations; `body` is empty then."""
+    """The kernel to launch if it is a template in the declarations; `body` is empty then."""
 
     global_names: bool = False
-    """The declarations are about names at global scope: such rows have a source of their own, with few includes."""
+    """True if the declarations use names at global scope: such a row is compiled in a separate source with few
+    includes."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +62,20 @@ class Refused:
     """A feature that is refused: `source` is a source whose compile fails with UNSUPPORTED and the feature's name."""
 
     name: str
-    """Name of it in the refusal: part of `details["feature"]`."""
+    """The feature's name in the refusal: part of `details["feature"]`."""
 
     text: str
-    """Names that programs use for it; Markdown."""
+    """Names that programs use for the feature, in Markdown."""
 
     instead: str
     source: str
     more: tuple[str, ...] = ()
-    """Further sources that are refused under the same name."""
+    """Further sources that are refused with the same name."""
 
 
 @dataclass(frozen=True)
 class Differs:
-    """A difference from a GPU; where a program can observe it, `body` and `expected` as in `Runs`."""
+    """A difference from a GPU. If a program can observe it, `body` and `expected` are as in `Runs`."""
 
     name: str
     gpu: str
@@ -99,7 +101,8 @@ Row = TypeVar("Row", Runs, Refused, Differs)
 
 
 def joined(snippets: Sequence[Snippet]) -> str:
-    """Joins snippets to one source: the kernel of the n-th is `feature_n`. Errors name the feature as the file."""
+    """Joins snippets into one source, in which the kernel of snippet n is `feature_n`. Compile errors name the feature
+    as the file."""
     includes = sorted({include for snippet in snippets for include in snippet.includes})
     lines = [f"#include <{include}>" for include in includes]
     for number, snippet in enumerate(snippets):
@@ -114,15 +117,15 @@ def joined(snippets: Sequence[Snippet]) -> str:
 
 
 def active(rows: Iterable[Row]) -> list[Row]:
-    """Rows that hold today."""
+    """Returns the rows that are not pending."""
     return [row for row in rows if row.name not in PENDING]
 
 
-# ---- the page ----
+# ---- the documentation page ----
 
 
 def tables() -> Mapping[str, str]:
-    """The page's tables by the names of their places."""
+    """Returns the page's tables by the names of their places."""
     from tests.support.cpu.feature_differences import DIFFERENCES
     from tests.support.cpu.feature_refusals import REFUSALS
     from tests.support.cpu.feature_runs import RUNS
@@ -142,7 +145,7 @@ def tables() -> Mapping[str, str]:
 
 
 def written(page: str) -> str:
-    """The page with its tables as the lists have them."""
+    """Returns the page with its tables replaced by those generated from the lists."""
     for name, table in tables().items():
         place = re.compile(rf"(<!-- table {name}: [^>]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         assert len(place.findall(page)) == 1, f"the page has no place for the table {name!r}"
@@ -151,7 +154,7 @@ def written(page: str) -> str:
 
 
 def main() -> None:
-    """Writes the page, or tries what is pending."""
+    """Writes the page, or tries the pending rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pending", action="store_true", help="tries the pending rows and says which of them hold")
     if parser.parse_args().pending:
@@ -163,6 +166,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tests.support.cpu import feature_table  # under the name by which the lists import it
+    from tests.support.cpu import feature_table  # imports this module under the name by which the lists import it
 
     feature_table.main()

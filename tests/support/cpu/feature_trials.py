@@ -17,7 +17,7 @@ from tests.support.cpu.kernels import Kernels
 
 
 def results(snippets: Sequence[Snippet]) -> list[str]:
-    """Which of `snippets`, compiled as one source, give other results than expected; empty where all are right."""
+    """Compiles `snippets` as one source; returns a description of each whose results differ from the expected ones."""
     expressions = [snippet.expression for snippet in snippets if snippet.expression]
     kernels = Kernels(joined(snippets), snippets[0].options, expressions)
     wrong: list[str] = []
@@ -32,7 +32,7 @@ def results(snippets: Sequence[Snippet]) -> list[str]:
 
 
 def refusal_mistakes(row: Refused) -> list[str]:
-    """Which sources of `row` are not refused under its name."""
+    """Returns a description of each source of `row` that is not refused with the row's name."""
     wrong: list[str] = []
     for source in (row.source, *row.more):
         try:
@@ -46,11 +46,11 @@ def refusal_mistakes(row: Refused) -> list[str]:
 
 
 def try_pending() -> None:
-    """Prints for each pending row whether it holds."""
+    """Prints for each pending row whether it works."""
     for row in (*RUNS, *DIFFERENCES, *REFUSALS):
         if row.name not in PENDING:
             continue
-        child = os.fork()  # a row may abort the process
+        child = os.fork()  # in a forked process, because a row may abort it
         if child == 0:
             try:
                 wrong = refusal_mistakes(row) if isinstance(row, Refused) else results([row])

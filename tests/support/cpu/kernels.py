@@ -1,4 +1,4 @@
-"""Compiling and launching kernels without a daemon: a parameter block by C's rules."""
+"""Compiling and launching kernels without a daemon, with a parameter block laid out by C's rules."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from hearthd.device.cpu.module import CpuModule
 
 
 def pack(*values: Any) -> bytes:
-    """A parameter block: arrays become pointers, NumPy scalars and structured scalars themselves, aligned naturally."""
+    """Returns a parameter block: arrays become pointers; NumPy scalars and structured scalars are copied, with natural
+    alignment."""
     block = bytearray()
     for value in values:
         if isinstance(value, np.ndarray) and value.ndim:
             data, align = struct.pack("=Q", value.ctypes.data), 8
-        elif isinstance(value, tuple):  # bytes of a struct and its alignment
+        elif isinstance(value, tuple):  # (bytes, alignment) of a struct
             data, align = value
         else:
             scalar = np.asarray(value)
@@ -33,7 +34,7 @@ def pack(*values: Any) -> bytes:
 
 
 class Kernels:
-    """A compiled source whose kernels are called with NumPy arrays."""
+    """A compiled source whose kernels can be called with NumPy arrays."""
 
     def __init__(self, source: str, options: Sequence[str] = (), names: Sequence[str] = (), **headers: str) -> None:
         self.image = compile_source(find_toolchain(), source, options, names, headers)
@@ -52,7 +53,8 @@ class Kernels:
 
 
 def died_saying(image: bytes, name: str, block: int, folder: Path) -> str:
-    """The standard error of a process that aborts in one block of a kernel; the arguments are zeroed arrays."""
+    """Returns the standard error of a process that aborts in one block of a kernel; the kernel's arguments are zeroed
+    arrays."""
     (folder / "module.so").write_bytes(image)
     script = f"""
     import pathlib, struct, numpy as np

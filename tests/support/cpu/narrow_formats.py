@@ -1,4 +1,5 @@
-"""Floating-point formats of 16 and 8 bits by their definition: reference for half, bfloat16 and fp8."""
+"""Floating-point formats of 16 and 8 bits implemented from their definitions: the reference for half, bfloat16 and
+fp8."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _NUMPY = {"rn": np.rint, "rz": np.trunc, "ru": np.ceil, "rd": np.floor}
 
 @dataclass(frozen=True)
 class Format:
-    """Widths of the fields of a number; sign, exponent and mantissa fill `dtype`. Infinities as IEEE 754 has them."""
+    """Widths of the fields of a number; sign, exponent and mantissa fill `dtype`. Infinities are encoded as in IEEE
+    754."""
 
     exponent: int
     mantissa: int
@@ -30,7 +32,7 @@ class Format:
         return ((1 << self.exponent) - 1) << self.mantissa
 
     def values(self, codes: Array) -> Array:
-        """The numbers that `codes` stand for, as float64."""
+        """Returns the numbers that `codes` encode, as float64."""
         code = codes.astype(np.int64)
         sign = np.where(code >> (self.exponent + self.mantissa), -1.0, 1.0)
         field, fraction = code >> self.mantissa & ((1 << self.exponent) - 1), code & ((1 << self.mantissa) - 1)
@@ -40,7 +42,7 @@ class Format:
         return sign * np.where(field == (1 << self.exponent) - 1, special, value)
 
     def rounded(self, exact: Array, way: str = "rn") -> Array:
-        """`exact` (float64) rounded to a number of this format, which float64 holds."""
+        """Rounds `exact` (float64) to numbers of this format, returned as float64."""
         with np.errstate(all="ignore"):
             exponent = np.maximum(np.frexp(exact)[1] - 1, self.lowest)
             units = _NUMPY[way](np.ldexp(exact, self.mantissa - exponent))
@@ -56,7 +58,7 @@ class Format:
             return np.where(np.isfinite(exact) & (value < -largest), past[1], value)
 
     def rounded_exactly(self, exact: Fraction, way: str = "rn") -> float:
-        """Rounds a number that float64 may not hold, as `rounded` does."""
+        """Rounds a number that float64 may not represent exactly, by the rules of `rounded`."""
         if exact == 0:
             return 0.0
         size, exponent = abs(exact), self.lowest
@@ -81,7 +83,7 @@ BFLOAT16 = Format(8, 7, np.uint16)
 
 
 def assert_same(got: Array, expected: Array, what: str) -> None:
-    """Equal as numbers, minus zero apart from zero and every NaN like every other."""
+    """Checks that the numbers are equal, where zero and minus zero differ, and all NaNs are equal."""
     same = (got == expected) & (np.signbit(got) == np.signbit(expected)) | np.isnan(got) & np.isnan(expected)
     if not same.all():
         at = np.flatnonzero(~same)

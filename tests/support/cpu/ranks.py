@@ -1,4 +1,4 @@
-"""The ranks of a communicator as processes, whose buffers lie in memory that the test sees, too."""
+"""The ranks of a communicator as processes, whose buffers are in memory shared with the test."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def serve(pipe: multiprocessing.connection.Connection) -> None:
-    """Runs a rank in a separate process: executes its orders, and reports the outcome. An order to abort may come
-    meanwhile."""
+    """Runs a rank in a separate process: executes the orders from `pipe` and reports each outcome. An order to abort
+    may arrive while another one runs."""
     end: SharedExchange | None = None
 
     def run(operations: Sequence[CollectiveExchange], timeout_s: float) -> None:
@@ -62,12 +62,14 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
 
 
 class Ranks:
-    """A communicator of `count` ranks. A rank's buffers come from its arena, at the same address here and there."""
+    """A communicator of `count` ranks. A rank's buffers come from its arena, which has the same address in the test and
+    in the rank's process."""
 
     def __init__(self, count: int) -> None:
-        shared_segment.library(None)  # once, not in each of the processes
+        shared_segment.library(None)  # builds the library once, instead of once in each of the processes
         for thread in threading.enumerate():
-            if thread.name == "exchange build":  # of another test's communicators: a fork would keep its locks for ever
+            # started for the communicators of another test: after a fork its locks would stay locked forever
+            if thread.name == "exchange build":
                 thread.join()
         self.count = count
         self._maps = [mmap.mmap(-1, ARENA) for _ in range(count)]
@@ -86,7 +88,7 @@ class Ranks:
         self.join()
 
     def join(self) -> None:
-        """A new communicator of the same processes."""
+        """Creates a new communicator of the same processes."""
         self.descriptor = SharedExchange.create(self.count)
         for rank, pipe in enumerate(self.pipes):
             pipe.send(("join", self.descriptor, rank, self.count))
@@ -98,8 +100,8 @@ class Ranks:
         self._used = [0] * self.count
 
     def array(self, rank: int, data: Array | int, skew: int = 0) -> Array:
-        """Returns a buffer of the rank with a copy of the data, or of that number of bytes, `skew` bytes off a cache
-        line."""
+        """Returns a buffer of the rank with a copy of the data, or with that number of bytes, which begins `skew` bytes
+        after the start of a cache line."""
         size = data if isinstance(data, int) else data.nbytes
         begin = (self._used[rank] + 63) // 64 * 64 + skew
         self._used[rank] = begin + size
@@ -112,7 +114,7 @@ class Ranks:
         return place.view(data.dtype) if skew % data.itemsize == 0 else place
 
     def start(self, rank: int, operations: Sequence[CollectiveExchange], timeout_s: float = TIMEOUT_S) -> None:
-        """Returns when the rank is about to do it."""
+        """Starts the operations on a rank; returns when the rank is about to execute them."""
         self.pipes[rank].send(("run", list(operations), timeout_s))
         assert self.pipes[rank].recv() == "begun"
 
@@ -122,7 +124,7 @@ class Ranks:
         return result
 
     def run(self, lists: Sequence[Sequence[CollectiveExchange]], timeout_s: float = TIMEOUT_S) -> list[Outcome]:
-        """Each rank's list as one call."""
+        """Executes each rank's list as one call; returns the outcomes."""
         for pipe, operations in zip(self.pipes, lists, strict=True):
             pipe.send(("run", list(operations), timeout_s))
         for pipe in self.pipes:
@@ -153,11 +155,12 @@ def address(array: Array) -> int:
     return int(array.ctypes.data)
 
 
-# ---- what it should come to ----
+# ---- expected results ----
 
 
 def random_data(generator: np.random.Generator, count: int, name: str) -> Array:
-    """Numbers of which a few can be added and multiplied without leaving the dtype's range; full range: integers."""
+    """Returns random numbers: floats of which a few can be added and multiplied within the dtype's range, or integers
+    of the full range."""
     dtype = dtype_of(name)
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
@@ -166,7 +169,7 @@ def random_data(generator: np.random.Generator, count: int, name: str) -> Array:
 
 
 def reduced(inputs: Sequence[Array], op: str) -> Array:
-    """Reduces in rank order, computed in float32 or 64, or with integers that wrap; rounded once."""
+    """Reduces in rank order, computed in float32 or float64, or in integers that wrap; rounded once at the end."""
     dtype = inputs[0].dtype
     if dtype.kind in "iu":
         wide: Any = np.int64 if dtype.kind == "i" else np.uint64
@@ -187,8 +190,8 @@ def reduced(inputs: Sequence[Array], op: str) -> Array:
 
 
 def expected(kind: str, inputs: Sequence[Array], rank: int, op: str, root: int) -> Array | None:
-    """Returns the expected contents of the destination of `rank`, from all ranks' sources; None where it has no
-    destination."""
+    """Returns the expected contents of the destination of `rank`, computed from the sources of all ranks; None if the
+    rank has no destination."""
     ranks = len(inputs)
     if kind in {"all_reduce", "reduce"}:
         return reduced(inputs, op) if kind == "all_reduce" or rank == root else None
@@ -205,7 +208,7 @@ def expected(kind: str, inputs: Sequence[Array], rank: int, op: str, root: int) 
 
 
 def same(got: Array, wanted: Array) -> bool:
-    """Exactly, but for the bits of a NaN and the sign of a zero."""
+    """Returns whether the arrays are equal, apart from the bits of a NaN and the sign of a zero."""
     if got.dtype.kind in "iu":
         return np.array_equal(got, wanted)
     return np.array_equal(got.astype(np.float64), wanted.astype(np.float64), equal_nan=True)

@@ -1,4 +1,4 @@
-"""Ranks of the backend's communicators in this process, each with a stream."""
+"""Ranks of the CPU backend's communicators in this process, each with a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event loops and connections in which asynchronous clients run."""
+"""Combinations of event loop and connection in which asynchronous clients are tested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.daemon.harness import DaemonProcess
 
 WAYS = ("lanes", "grpc", "tcp")
 LARGE = 400_000
-"""Elements of eight bytes: more than go inside a batch."""
+"""Number of elements of eight bytes: more than fit into a batch."""
 
 
 def connect(daemon: DaemonProcess, way: str = "lanes", **options: Any) -> Any:

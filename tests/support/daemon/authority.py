@@ -13,7 +13,7 @@ LONG_AGO, YESTERDAY = NOW - datetime.timedelta(days=30), NOW - datetime.timedelt
 
 
 class Authority:
-    """An authority, and files of what it issued."""
+    """An authority, and the files that it has issued."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -24,7 +24,7 @@ class Authority:
         self._ca.cert_pem.write_to_path(self.pem)
 
     def issue(self, *names: str, expired: bool = False) -> tuple[Path, Path]:
-        """Certificate and key."""
+        """Returns the paths of a certificate and its key."""
         dates = {"not_before": LONG_AGO, "not_after": YESTERDAY} if expired else {}
         issued = self._ca.issue_cert(*names, **dates)
         stem = f"{next(self._count)}-{names[0]}"

@@ -27,7 +27,7 @@ from typing import Any
 from tests.support.programs import program
 
 PATIENCE = 30.0
-"""Seconds: two cores may be busy with other tests."""
+"""Timeout in seconds, long because the machine may be busy with other tests."""
 
 _FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio",
@@ -38,11 +38,11 @@ _FLAGS = (
 
 
 _AS_3_AND_4 = "import os, sys; [os.dup2(int(sys.argv[n]), n + 2) for n in (1, 2)]; os.execv(sys.argv[3], sys.argv[3:])"
-"""The browser reads commands from descriptor 3, and answers on 4."""
+"""Runs a program with the two given descriptors as 3 and 4: the browser reads commands from 3, and answers on 4."""
 
 
 class Browser:
-    """A browser process. `profile`: an empty folder for it alone."""
+    """A browser process. `profile` is an empty folder for this process alone."""
 
     def __init__(self, profile: Path) -> None:
         self._numbers = itertools.count(1)
@@ -64,7 +64,8 @@ class Browser:
         self._reader.start()
 
     def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-        """The result of one command. Raises `AssertionError` where the browser refuses it or says nothing."""
+        """Returns the result of one command. Raises `AssertionError` if the browser refuses the command or does not
+        answer."""
         number = next(self._numbers)
         answer = self._answers[number] = queue.Queue(1)
         message = {"id": number, "method": method, "params": params, **({"sessionId": session} if session else {})}
@@ -131,15 +132,15 @@ class Browser:
 
 
 class Tab:
-    """A page, and the record of its requests and complaints."""
+    """A page, and the record of its requests, errors and warnings."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
         self._session = session
         self.requests: list[str] = []
-        """Addresses that were asked for, or would have been."""
+        """Addresses that the page requested, including requests that were blocked."""
         self.complaints: list[str] = []
-        """Errors and warnings of scripts, of the console, of the browser (a policy that was violated, for one)."""
+        """Errors and warnings of scripts, of the console, and of the browser (for example, violated policies)."""
 
     def on_event(self, method: str, params: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
@@ -155,7 +156,7 @@ class Tab:
         return self._browser.call(method, self._session, **params)
 
     def show_as(self, width: int, height: int, dark: bool = False) -> None:
-        """The size of the window, in CSS pixels, and what the user prefers."""
+        """Sets the size of the window, in CSS pixels, and the colour scheme that the user prefers."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
         )
@@ -166,21 +167,22 @@ class Tab:
         self.call("Page.navigate", url=url)
 
     def before_scripts(self, script: str) -> None:
-        """Runs a script in each page that is opened from now on, before its own."""
+        """Runs a script in each page that is opened from now on, before the page's own scripts."""
         self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
 
     def js(self, expression: str) -> Any:
-        """The value of an expression; of a promise, what it comes to. Raises `AssertionError` where it throws."""
+        """Returns the value of an expression, or the result of a promise. Raises `AssertionError` if the expression
+        throws."""
         got = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True,
                         userGesture=True)  # fmt: skip
         assert "exceptionDetails" not in got, got["exceptionDetails"]
         return got["result"].get("value")
 
     def until(self, condition: str, seconds: float = PATIENCE) -> Any:
-        """Waits until an expression is true in the page, which looks with every frame and change; its value."""
+        """Polls an expression until it is true in the page; returns its value."""
         deadline = time.monotonic() + seconds
         while True:
-            with contextlib.suppress(AssertionError):  # the page may just be loading
+            with contextlib.suppress(AssertionError):  # the page may be loading
                 value = self.js(f"(() => {{ try {{ return {condition}; }} catch (error) {{ return null; }} }})()")
                 if value:
                     return value
@@ -192,10 +194,10 @@ class Tab:
         return str(self.js("document.body ? document.body.innerText : ''"))
 
     def type(self, text: str) -> None:
-        """Into what has the focus."""
+        """Types text into the focused element."""
         self.call("Input.insertText", text=text)
 
     def screenshot(self, path: Path, whole: bool = True) -> None:
-        """Takes a screenshot as PNG; `whole`: beyond what the window shows."""
+        """Takes a screenshot as PNG; with `whole`, including the parts of the page outside the window."""
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))

@@ -10,7 +10,7 @@ from tests.support.daemon.harness import environment
 
 
 def run_python(code: str, *arguments: str) -> subprocess.Popen[str]:
-    """Starts a client in a separate process."""
+    """Starts a Python process that runs `code`."""
     command = [sys.executable, "-c", code, *arguments]
     env = environment(PYTHONPATH=os.pathsep.join(sys.path))
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's traces, as small as can be: OTLP over HTTP on loopback, kept in memory."""
+"""A minimal collector of OpenTelemetry traces: OTLP over HTTP on the loopback interface, kept in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _WAIT_S = 20.0
 
 
 class Span(NamedTuple):
-    """A span as received. Ids in hexadecimal digits; times in ns of Unix time; `resource`: attributes of its sender."""
+    """A received span. Ids are hexadecimal digits; times are ns of Unix time; `resource` has the attributes of the
+    sender."""
 
     name: str
     trace: str
@@ -29,7 +30,7 @@ class Span(NamedTuple):
 
 
 class Collector:
-    """Listens while it is entered."""
+    """Listens while it is used as a context manager."""
 
     def __init__(self) -> None:
         self._came = threading.Condition()
@@ -56,7 +57,8 @@ class Collector:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def environment(self) -> dict[str, str]:
-        """Returns the variables with which a daemon exports its spans here, soon."""
+        """Returns the environment variables with which a daemon exports its spans to this collector within
+        milliseconds."""
         return {
             "OTEL_TRACES_EXPORTER": "otlp",
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.url,
@@ -90,12 +92,12 @@ class Collector:
 
     @property
     def spans(self) -> list[Span]:
-        """All that have come so far."""
+        """Returns all spans received so far."""
         with self._came:
             return list(self._spans)
 
     def wait_for(self, wanted: Callable[[Span], bool]) -> Span:
-        """The first that is as wanted; waits for it."""
+        """Waits for a span for which `wanted` is true, and returns the first one."""
         deadline = time.monotonic() + _WAIT_S
         with self._came:
             while True:

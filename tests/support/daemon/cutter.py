@@ -1,5 +1,5 @@
-"""A proxy between client and daemon that cuts connections: after a number of bytes in one direction, or now; or it
-stops forwarding without a word."""
+"""A proxy between client and daemon that cuts connections, after a number of bytes in one direction or on demand, or
+stops forwarding without an error."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Budget(NamedTuple):
-    """Bytes that a connection carries before it is cut; None: as many as come."""
+    """Number of bytes that a connection carries in each direction before it is cut; None: no limit."""
 
     up: int | None = None
     down: int | None = None
     reset: bool = False
-    """Cut by RST, which may overtake what was on its way, instead of by an orderly end."""
+    """True to cut by RST, which may discard bytes in flight, instead of by an orderly end."""
 
 
 Plan = Callable[[int], Budget]
-"""The budget of the n-th connection, from 0."""
+"""Function that returns the budget of connection number n, counted from 0."""
 
 
 def random_cuts(seed: int, most: int) -> Plan:
-    """Every connection is cut, in one direction, after a number of bytes of any magnitude up to `most`: one in four
-    while it is set up."""
+    """Returns a plan that cuts every connection, in one direction, after a random number of bytes of any magnitude up
+    to `most`. One connection in four is cut during its set-up."""
     drawn = random.Random(seed)
 
     def plan(_: int) -> Budget:
@@ -43,7 +43,7 @@ def random_cuts(seed: int, most: int) -> Plan:
 
 
 class _Pair:
-    """A connection: the client's end and the daemon's."""
+    """A proxied connection: the client's socket and the daemon's socket."""
 
     def __init__(self, client: socket.socket, daemon: socket.socket, budget: Budget) -> None:
         self.client = client
@@ -70,7 +70,7 @@ class Cutter:
         self.connections = 0
         self.cuts = 0
         self.up = 0
-        """Bytes that went to the daemon."""
+        """Number of bytes forwarded to the daemon."""
         self.down = 0
         self._target = target
         self._refuses = False
@@ -84,7 +84,7 @@ class Cutter:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._run, name="cutter", daemon=True)
 
-    # ---- from the test's thread ----
+    # ---- called from the test's thread ----
 
     def cut(self, reset: bool = False) -> None:
         """Ends every connection now."""
@@ -95,7 +95,7 @@ class Cutter:
         self._call(self._stall())
 
     def refuse(self, refuses: bool = True) -> None:
-        """Sets whether new connections are ended at once."""
+        """Sets whether new connections are closed at once."""
         self._refuses = refuses
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
@@ -109,7 +109,7 @@ class Cutter:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
-    # ---- in its own thread ----
+    # ---- runs in the proxy's thread ----
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

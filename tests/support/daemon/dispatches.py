@@ -44,7 +44,7 @@ ONE = c.Dim3(x=1)
 
 
 def blocks(n: int, threads: int = 64) -> int:
-    """Blocks for n threads."""
+    """Returns the number of blocks for n threads."""
     return -(-n // threads)
 
 
@@ -57,7 +57,7 @@ def value(**fields: Any) -> c.Binding:
 
 
 def carried_jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Returns a list to which each dispatch is added whose bytes a thread begins to carry."""
+    """Returns a list that records each dispatch whose bytes a thread begins to transfer."""
     jobs: list[Job] = []
     carry = Job.carry
 

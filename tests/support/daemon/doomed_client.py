@@ -1,8 +1,8 @@
-"""Clients that are made to be killed: `python -m tests.support.daemon.doomed_client TARGET` forks one for each line
-of its input.
+"""Clients that tests kill: `python -m tests.support.daemon.doomed_client TARGET` forks one client for each line of its
+input.
 
-A line is the client's seed; its process number comes back. The imports are done once, before the first fork; nothing of
-gRPC has begun by then. A client works on everything that there is, in a random order, until it is killed.
+A line is the client's seed; the process writes the client's pid in reply. Modules are imported once, before the first
+fork, without starting gRPC. A client uses all features in a random order until it is killed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SIZES = [100, 1 << 20, 5 << 20]
 
 
 class Doomed:
-    """A client's session and the objects that it has made so far."""
+    """A client's session and the objects that it has created so far."""
 
     def __init__(self, node: hearth.Node, gpu: hearth.Device, rng: random.Random) -> None:
         self.node, self.gpu, self.rng = node, gpu, rng
@@ -59,7 +59,7 @@ class Doomed:
         for _ in range(n):
             self.scale((16,), (256,), (self.x, self.y, np.float32(2), np.int32(N)))
 
-    # ---- what it does ----
+    # ---- actions of the client ----
 
     def allocations(self) -> None:
         self.kept += [self.gpu.empty(self.rng.randrange(1, 300_000), np.uint8) for _ in range(20)]
@@ -82,7 +82,8 @@ class Doomed:
             self.launch(200)
 
     def long_kernels(self) -> None:
-        # Some 10 ms each: what runs on for seconds when its session closes, on a busy machine, costs the process.
+        # About 10 ms each. If a kernel of a closed session still runs after seconds, which can happen on a busy
+        # machine, its device process is ended.
         for _ in range(5):
             self.busy((1,), (32,), (self.x, np.int32(250_000)))
 
@@ -119,7 +120,7 @@ class Doomed:
             group.all_reduce(parts)
 
     def half_a_collective(self) -> None:
-        """Presents one rank of two: the other one's process ends before it comes."""
+        """Submits the operation of one rank of two: the process of the other rank ends before it submits its part."""
         group = hearth.Group(self.node.devices)
         if len(group) > 1:
             group.send(group.devices[0].ones(1000, np.float32), to=1, timeout=1)
@@ -159,7 +160,7 @@ STEPS: list[Callable[[Doomed], None]] = [
 
 
 def live(target: str, seed: int) -> None:
-    """Works until it is killed; or until something fails, which is reported on standard error."""
+    """Uses random features until it is killed, or until an action fails, which is reported on standard error."""
     rng = random.Random(seed)
     options: dict[str, Any] = {"isolation": "dedicated"} if seed % 7 == 3 else {}
     node = hearth.connect(target, name=f"doomed {seed}", **options)
@@ -169,7 +170,7 @@ def live(target: str, seed: int) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the killed ones are not waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed clients are reaped automatically
     assert threading.active_count() == 1, "a thread would not be there after the fork"
     for line in sys.stdin:
         pid = os.fork()

@@ -1,4 +1,4 @@
-"""Work that keeps a daemon from ending, and the signal that ends it."""
+"""Work that prevents a daemon from ending, and the signal that terminates the daemon."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ENDLESS = 'extern "C" __global__ void endless(volatile int* x) { while (x[0] == 
 
 
 def terminate(daemon: DaemonProcess) -> float:
-    """The first signal; when it was sent."""
+    """Sends SIGTERM once; returns the monotonic time at which it was sent."""
     daemon.process.send_signal(signal.SIGTERM)
     return time.monotonic()
 
 
 def endless(gpu: hearth.Device) -> hearth.DeviceArray:
-    """A kernel that never ends; the array that it watches, which has to be kept."""
+    """Launches a kernel that never ends. Returns the array that the kernel polls, which the caller must keep alive."""
     x = gpu.zeros(8, np.int32)
     gpu.RawKernel(ENDLESS, "endless")((1,), (1,), (x,))
     gpu.flush()
@@ -32,7 +32,7 @@ def endless(gpu: hearth.Device) -> hearth.DeviceArray:
 
 
 def compiling(daemon: DaemonProcess) -> bool:
-    """Returns whether a compile has begun: a process that works for a device process has used processor time."""
+    """Returns whether a compile has begun: a child of the device process has used processor time."""
     ticks = 0
     for pid in processes(daemon.device_pid()):
         with contextlib.suppress(OSError):

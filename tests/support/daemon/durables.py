@@ -1,4 +1,4 @@
-"""Parts shared by tests of durable arrays: ways to lose a device, and the daemon's stores for them."""
+"""Shared parts of the tests of durable arrays: ways to lose a device, and the daemon's durable stores."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ extern "C" __global__ void set_all(int* x, int n, int value) {
 FAR = np.int64(1 << 45)
 MIB = 1 << 20
 QUICK = {"max_restarts": 1000, "restart_window": "1ms", "max_faults": 1000}
-"""Settings with which a device that is lost again and again is restarted at once, whichever session loses it."""
+"""Settings with which a device that is lost repeatedly is restarted at once, whichever session causes the loss."""
 
 
 def kill(daemon: DaemonProcess, ordinal: int = 0) -> None:
-    """Ends a device's process; returns when the daemon has seen it."""
+    """Kills a device's process; returns when the daemon has noticed."""
 
     def pid() -> int:
         return int(daemon.status()["devices"][ordinal]["pid"])
@@ -39,20 +39,20 @@ def kill(daemon: DaemonProcess, ordinal: int = 0) -> None:
 
 
 def lose(daemon: DaemonProcess, gpu: hearth.Device) -> None:
-    """Ends the device's process; returns when the next one serves."""
+    """Kills the device's process; returns when the next process serves."""
     kill(daemon, gpu.ordinal)
     back(gpu)
 
 
 def back(gpu: hearth.Device) -> None:
-    """Waits for the device. The loss is raised here, unless nothing was lost that has to be reported."""
+    """Waits until the device serves. The error of the loss is consumed here, if there was anything to report."""
     wait_until(lambda: gpu.state == "serving", "the device's return")
     with contextlib.suppress(hearth.DeviceLostError):
         gpu.synchronize()
 
 
 class Kept(NamedTuple):
-    """Files of durable arrays that a process has open, and the memory in them."""
+    """Files of durable arrays that a process has open, and the size of their memory."""
 
     files: int
     bytes: int
@@ -75,7 +75,7 @@ def _files(pid: int) -> Iterator[Path]:
 
 
 def damage(pid: int) -> None:
-    """Cuts off whatever the process keeps for durable arrays."""
+    """Truncates all files that the process has open for durable arrays."""
     for path in _files(pid):
         os.truncate(path, 0)
 

@@ -1,10 +1,11 @@
-"""The process that the tests' daemons are forked from, with all imported that `hearthd serve` imports.
+"""The process from which the tests' daemons are forked, with all modules of `hearthd serve` imported.
 
-A fresh interpreter takes half a second of processor time to import the front, and the tests start hundreds of daemons.
-A forked process runs the same program with the arguments, environment and descriptors that it is given. `forked.py`
-asks for it and becomes its parent: both forks here leave it behind, and the asking process is a subreaper meanwhile.
+A new interpreter needs half a second of processor time to import the front, and the tests start hundreds of daemons. A
+forked process runs the same program with the arguments, environment and descriptors that it is given. `forked.py` sends
+the request and becomes the parent of the new process: it forks twice here and the intermediate process exits, while the
+requesting process is a subreaper.
 
-There is one thread, and gRPC, uvloop and multiprocessing are imported but not started.
+This process has one thread; gRPC, uvloop and multiprocessing are imported but not started.
 """
 
 from __future__ import annotations
@@ -39,18 +40,20 @@ MODULES = (
 """Modules that `hearthd serve` imports."""
 
 OF_SOME_VERSIONS = ("typer._adapters",)
-"""Modules that only some of the allowed versions have."""
+"""Modules that exist only in some of the supported versions of the packages."""
 PRELOADED = ("hearthd.device.process.main", "hearthd.device.cpu.server", "hearthd.device.cpu.collective.shared_segment")
-"""Modules that its own forkserver imports; without the one whose import closes the process to others."""
+"""Modules that the daemon's own forkserver imports, except the module whose import makes the process inaccessible to
+other processes."""
 
 _BEYOND = 1 << 16
-"""A number that no descriptor here has."""
+"""A number above every open descriptor of this process."""
 
 
 def main(asking: socket.socket) -> None:
-    """Serves requests until the other end is closed. A request is one message and two descriptors, for standard output
-    and standard error; the answer is the pid."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read by gRPC at its import; as in `hearthd.front.daemon.main`
+    """Serves requests until the other end is closed. A request is one message with two descriptors, for standard output
+    and standard error; the answer is the pid of the new process."""
+    # gRPC reads it when it is imported; set as in `hearthd.front.daemon.main`
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     polling.import_grpc(polling.LISTENER)
     for module in (*MODULES, *PRELOADED):
         importlib.import_module(module)
@@ -82,7 +85,7 @@ def main(asking: socket.socket) -> None:
 
 
 def _become(descriptors: Sequence[int], arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Runs `python -m` with these arguments in this process, to its end."""
+    """Runs `python -m` with these arguments in this process, until the program ends."""
     for number, descriptor in enumerate(descriptors, 1):
         os.dup2(descriptor, number)
     os.closerange(3, _BEYOND)
@@ -97,7 +100,8 @@ def _become(descriptors: Sequence[int], arguments: Sequence[str], environment: M
 def _spawn(
     spawn: Callable[..., int], environment: Mapping[str, str], path: bytes, args: Sequence[Any], kept: Sequence[int]
 ) -> int:
-    """Starts a helper of `multiprocessing`: forked as long as this process has one thread, else by `spawn`."""
+    """Starts a helper process of `multiprocessing`: by a fork if this process has only one thread, otherwise by
+    `spawn`."""
     command, code = os.fsdecode(args[-2]), os.fsdecode(args[-1])
     if command != "-c" or not _alone():
         return spawn(path, args, kept)
@@ -118,7 +122,7 @@ def _spawn(
         except BaseException:
             traceback.print_exc()
         finally:
-            os._exit(status)  # nothing of what the daemon has begun is this process's to end
+            os._exit(status)  # skips the exit handlers of the daemon, from which this process was forked
     return pid
 
 
@@ -127,7 +131,8 @@ def _alone() -> bool:
 
 
 def _show(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Writes them where /proc shows them: this process has room for them there."""
+    """Writes arguments and environment to the memory that /proc shows; this process reserved space for them when it
+    started."""
     places = [int(each) for each in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]]
     line = [sys.executable, *arguments]
     variables = [f"{name}={value}" for name, value in environment.items()]

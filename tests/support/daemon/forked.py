@@ -1,4 +1,4 @@
-"""A program that starts with its modules imported: forked from `fork_server.py`, and a child of this process."""
+"""A program that starts with its modules imported: forked by `fork_server.py`, and then a child of this process."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import IO, Any
 
 _PR_SET_CHILD_SUBREAPER = 36
 _ROOM = 4096
-"""Bytes for the command line of a forked process, and for what its environment has more."""
+"""Bytes reserved for the command line of a forked process, and for additional variables of its environment."""
 _START_S = 60.0
 _DEFAULTS = {"PYDANTIC_DISABLE_PLUGINS": "__all__", "GRPC_VERBOSITY": "NONE"}
-"""Variables that `hearthd` sets where they are not set: in the fork server, and in a test that runs some of it."""
+"""Variables that `hearthd` sets if they are not set: in the fork server, and in a test that runs parts of it."""
 
 
 class ForkServer:
-    """A process with the modules of `hearthd serve`; it ends with this one."""
+    """A process with the modules of `hearthd serve` imported; it ends with this process."""
 
     def __init__(self, environment: Mapping[str, str], own: Collection[str]) -> None:
-        """`environment` is that of interpreter and modules as they start. Of `own`, a forked process may have values
-        that differ."""
+        """`environment` is the environment in which the interpreter and the modules start. Variables in `own` may have
+        other values in a forked process."""
         self._own = frozenset(own)
         self._environment = self._shared(environment)
         self._folder = Path.cwd()
@@ -43,11 +43,11 @@ class ForkServer:
         return {name: value for name, value in kept if name not in self._own}
 
     def suits(self, environment: Mapping[str, str]) -> bool:
-        """Returns whether a fresh interpreter, started now with this environment, would behave the same."""
+        """Returns whether a new interpreter, started now with this environment, would behave the same as a fork."""
         return self._shared(environment) == self._environment and Path.cwd() == self._folder
 
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
-        """The pid of a new child of this process that runs `python -m` with these arguments."""
+        """Forks a new child of this process that runs `python -m` with these arguments; returns its pid."""
         request = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
         prctl = ctypes.CDLL(None).prctl
         with self._lock:
@@ -65,7 +65,7 @@ class ForkServer:
 
 
 class Forked(subprocess.Popen[str]):
-    """A `Popen` of `python -m`, with standard output as a pipe of text."""
+    """A `Popen` of `python -m`, with standard output as a text pipe."""
 
     def __init__(
         self, server: ForkServer, arguments: Sequence[str], environment: Mapping[str, str], stderr: IO[str] | int

@@ -1,4 +1,4 @@
-"""Calls as frames on the call socket, for what the client would not send."""
+"""Framed calls on the call socket, for requests that the client library would not send."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hearth_proto.frames import Frame, FrameReader, Kind
 from tests.support.daemon.harness import DaemonProcess
 
 _WAIT = 30.0
-"""Seconds that a read may take."""
+"""Timeout of a read in seconds."""
 
 
 def call_path(daemon: DaemonProcess) -> str:
@@ -28,12 +28,12 @@ def connected(daemon: DaemonProcess) -> Iterator[socket.socket]:
 
 
 def method(path: str, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
-    """The first frame of a call."""
+    """Returns the first frame of a call."""
     return frames.encode(Kind.METHOD, calls.pack_head(path, metadata))
 
 
 def received(connection: socket.socket) -> list[Frame]:
-    """All frames until the end of the stream."""
+    """Returns all frames until the connection ends."""
     reader, came = FrameReader(), []
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(1 << 16):
@@ -42,7 +42,7 @@ def received(connection: socket.socket) -> list[Frame]:
 
 
 def reason(connection: socket.socket) -> str:
-    """The reason of the refusal that ends the answer."""
+    """Returns the reason of the refusal in the last frame of the answer."""
     end = received(connection)[-1]
     assert end.kind == Kind.END and end.payload
     return str(call_module.refusal_of(end.payload).reason)

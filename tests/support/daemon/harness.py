@@ -29,20 +29,22 @@ from tests.support.daemon.tenants import new_token, token_hash
 from tests.support.folders import short_folder
 
 BACKEND = os.environ.get("HEARTH_TEST_BACKEND", "cpu")
-"""The backend of every daemon here: "cpu", or "cuda" on a machine with GPUs."""
+"""The backend of every daemon of the tests: "cpu", or "cuda" on a machine with GPUs."""
 
 on_cpu = pytest.mark.skipif(BACKEND != "cpu", reason="only the CPU backend has this (HEARTH_TEST_BACKEND)")
 on_gpu = pytest.mark.skipif(BACKEND != "cuda", reason="only the CUDA backend has this (HEARTH_TEST_BACKEND)")
 
 OBSERVER = "tests-observer"
 OPEN = {"HEARTH_DEBUGGABLE": "1"} if os.geteuid() else {}
-"""Tests look into /proc, where only the superuser sees processes that are closed to others."""
+"""Makes the daemon's processes readable in /proc. Tests read it, and only the superuser can read it for protected
+processes."""
 
 MARK = "DAEMON_TEST_MARK"
-"""A variable in the environment of every process that a daemon here starts: finds those that stayed behind."""
+"""An environment variable of every process that these daemons start: it identifies processes that outlive their
+daemon."""
 
 MOST_DEVICES = int(os.environ.get("HEARTH_TEST_DEVICES", "64"))
-"""Devices of a daemon here on the CPU backend: 1 runs the tests as on a host with one GPU."""
+"""Maximum number of devices of a daemon on the CPU backend: 1 runs the tests as on a host with one GPU."""
 
 UNRETRIEVED = ("never retrieved", "was destroyed but it is pending", "was never awaited")
 """Phrases that a daemon's log must not contain."""
@@ -52,7 +54,7 @@ STOP_S = 20.0
 
 
 class Page(NamedTuple):
-    """An answer over HTTP."""
+    """The response to an HTTP request."""
 
     status: int
     body: str
@@ -60,13 +62,13 @@ class Page(NamedTuple):
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment without what would configure a daemon or a client."""
+    """Returns this process's environment without the variables that configure a daemon or a client."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
     return {**kept, **more}
 
 
 def toml(config: Mapping[str, Any]) -> str:
-    """Sections as TOML; keys without a section first."""
+    """Returns sections as TOML text, with keys outside sections first."""
     lines = [f"{key} = {_value(value)}" for key, value in config.items() if not isinstance(value, Mapping)]
     for name, section in config.items():
         if isinstance(section, Mapping):
@@ -87,14 +89,14 @@ _ENVIRONMENT = environment(**OPEN)
 
 @functools.cache
 def fork_server() -> ForkServer:
-    """The fork server of this process, started at the first call."""
+    """Returns the fork server of this process, which the first call starts."""
     server = ForkServer(_ENVIRONMENT, (MARK, "XDG_STATE_HOME", "PYTEST_CURRENT_TEST"))
     atexit.register(server.close)
     return server
 
 
 def started(arguments: list[str], env: Mapping[str, str], stderr: IO[str] | int) -> subprocess.Popen[str]:
-    """`python -m` with these arguments: forked where that comes to the same as a fresh interpreter."""
+    """Starts `python -m` with these arguments: by a fork if the result is the same as with a new interpreter."""
     if BACKEND == "cpu" and fork_server().suits(env):
         return Forked(fork_server(), arguments, env, stderr)
     command = [sys.executable, "-m", *arguments]
@@ -102,7 +104,7 @@ def started(arguments: list[str], env: Mapping[str, str], stderr: IO[str] | int)
 
 
 def hearthd(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a command of `hearthd` to its end."""
+    """Runs a command of `hearthd` until it ends."""
     with started(["hearthd", *arguments], env or environment(**OPEN), subprocess.PIPE) as process:
         try:
             stdout, stderr = process.communicate(timeout=60)
@@ -113,7 +115,7 @@ def hearthd(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess
 
 
 def alive(pid: int) -> bool:
-    """Returns whether the process exists and is no zombie."""
+    """Returns whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
@@ -121,7 +123,7 @@ def alive(pid: int) -> bool:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes that carry the mark."""
+    """Returns the pids of the processes whose environment has the mark."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -133,15 +135,15 @@ def marked(mark: str) -> list[int]:
 
 
 def needs_devices(daemon: DaemonProcess, count: int) -> None:
-    """Skips the test where the daemon has fewer devices than that."""
+    """Skips the test if the daemon has fewer than `count` devices."""
     found = len(daemon.status()["devices"])
     if found < count:
         pytest.skip(f"needs {count} devices; the daemon has {found}")
 
 
 def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = 20.0) -> Any:
-    """Polls until `condition` says something true, and returns that; for what no event announces. What has not come
-    soon is asked for less often: a page of status costs the daemon milliseconds."""
+    """Polls until `condition` returns a true value, and returns that value; for conditions that no event announces.
+    After half a second it polls less often, because a page of status costs the daemon milliseconds."""
     began = time.monotonic()
     while not (value := condition()):
         waited = time.monotonic() - began
@@ -159,14 +161,14 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def _limited(open_files: int) -> list[str]:
-    """Stands before a command: its process lowers its limit of descriptors. The one that starts it, which may have more
-    of them open, cannot do so for it."""
+    """Returns the start of a command line that lowers the limit of descriptors in the new process. The parent cannot do
+    it, because it may already have more descriptors open."""
     return [sys.executable, "-I", "-S", "-c", _LIMIT, str(open_files)] if open_files else []
 
 
 class DaemonProcess:
-    """`hearthd serve` on free ports and a separate socket, or on those of one that has ended (`after`). `config` holds
-    sections of settings."""
+    """`hearthd serve` on free ports and a separate socket, or on those of a daemon that has ended (`after`). `config`
+    holds sections of settings."""
 
     def __init__(
         self,
@@ -177,16 +179,17 @@ class DaemonProcess:
         open_files: int = 0,
         fresh: bool = False,
     ) -> None:
-        """`open_files`: its limit of descriptors, soft and hard; 0: as it comes. `fresh`: in a fresh interpreter, as
-        users start it, where processes, memory or start are looked at; else it may be forked (`fork_server.py`)."""
+        """`open_files` is the limit of descriptors, soft and hard; 0: inherited. `fresh` starts a new interpreter, as
+        users do, for tests that measure processes, memory or the start; otherwise the daemon may be forked
+        (`fork_server.py`)."""
         self.mark = uuid.uuid4().hex
         self.token = ""
-        """Shown over HTTP where a call names no other; an operator's, for `status` and what uses it."""
+        """Default bearer token of HTTP requests. `status` and the methods that use it need the token of an operator."""
         self.folder = short_folder() if after is None else after.folder
         self.socket = self.folder / "hearth.sock"
         self.log_path = self.folder / "log"
         self.observer = new_token() if after is None else after.observer
-        """The token of a tenant that only looks; for `status`, where there are tenants."""
+        """The token of a tenant that may only read the status; used by `status` if the daemon has tenants."""
         self._tenants = bool((config or {}).get("tenants"))
         self.config_path = self.folder / "hearth.toml"
         self.config_path.write_text(toml(self.settings(cache, config or {})))
@@ -219,22 +222,23 @@ class DaemonProcess:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
 
     def settings(self, cache: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The sections of the file: those of `config`, and what every daemon here has."""
-        # Tenants find what others have compiled, so that each kernel is compiled once for all tests.
+        """Returns the sections of the configuration file: those of `config`, and the defaults of the tests."""
+        # Tenants share compiled modules, so that each kernel is compiled once for all tests.
         settings = {"cache": {"dir": str(cache), "shared": True}, "drain_timeout": "0s", **config}
         shared = settings.get("devices", {}).get("isolation") == "shared"
-        if "tenants" in settings and (support().lacking or shared):  # they would be refused on the CPU backend
+        if "tenants" in settings and (support().lacking or shared):  # the CPU backend would otherwise refuse tenants
             settings["devices"] = {"cpu_tenants": "trusted", **settings.get("devices", {})}
         if "tenants" in settings and support().lacking:
             settings["compile"] = {"tenants": "trusted", **settings.get("compile", {})}
-        settings["http"] = {"metrics_max_age": "0s", **settings.get("http", {})}  # tests look at what they just did
+        # tests read metrics directly after the action that changes them
+        settings["http"] = {"metrics_max_age": "0s", **settings.get("http", {})}
         settings["listen"] = {"lanes": "127.0.0.1:0", **settings.get("listen", {})}
         if settings.get("tenants"):
             observer = {"name": OBSERVER, "tokens": [token_hash(self.observer)], "rights": ["observe"]}
             settings["tenants"] = [*settings["tenants"], observer]
         return settings
 
-    # ---- what it says ----
+    # ---- output of the daemon ----
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
@@ -258,8 +262,8 @@ class DaemonProcess:
         return json.loads(page.body)
 
     def device_pid(self, ordinal: int = 0) -> int:
-        """Returns the process id of a device that is up: never 0, which would mean this very process group to
-        `os.kill`."""
+        """Returns the process id of a device that serves. Never returns 0, with which `os.kill` would signal the test's
+        own process group."""
         pid: int = self.status()["devices"][ordinal]["pid"]
         assert pid > 0, f"device {ordinal} has no process"
         return pid
@@ -270,8 +274,8 @@ class DaemonProcess:
         return found
 
     def gauge(self, name: str, ordinal: int = 0) -> float:
-        """A gauge of a device process; -1 where nothing is known of it. One that serves and is too busy to answer is
-        asked again for a while."""
+        """Returns a gauge of a device process; -1 if its gauges are unknown. A serving process that is too busy to
+        answer is asked again for up to 5 s."""
         deadline = time.monotonic() + 5
         while True:
             device = self.status()["devices"][ordinal]
@@ -280,7 +284,7 @@ class DaemonProcess:
                 return value
 
     def counter(self, name: str, ordinal: int | None = None) -> float:
-        """A counter of one device process, or of all together."""
+        """Returns a counter of one device process, or the sum over all of them."""
         devices = self.status()["devices"]
         chosen = devices if ordinal is None else [devices[ordinal]]
         return sum(device["counters"].get(name, 0) for device in chosen)
@@ -288,10 +292,11 @@ class DaemonProcess:
     def connect(self, **options: Any) -> hearth.Node:
         return hearth.connect(self.unix, **options)
 
-    # ---- its end ----
+    # ---- end of the daemon ----
 
     def stop(self) -> int:
-        """SIGTERM, then SIGKILL where that does not end it; its exit code. A second call does nothing more."""
+        """Sends SIGTERM, then SIGKILL if the daemon does not end; returns its exit code. A second call has no
+        effect."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -304,8 +309,8 @@ class DaemonProcess:
         return self.process.returncode
 
     def left_behind(self) -> list[str]:
-        """Returns what should not be there after `stop`: processes, sockets, and errors in its log that no test
-        expected."""
+        """Returns everything that should not exist after `stop`: processes, sockets, and unexpected errors in the
+        log."""
         deadline = time.monotonic() + STOP_S
         while (pids := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -313,13 +318,14 @@ class DaemonProcess:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if self.process.returncode == 0:  # one that was killed cannot remove its socket; the next one does
+        # a daemon that was killed cannot remove its socket; the next daemon removes it
+        if self.process.returncode == 0:
             found += [str(path) for path in (self.socket, Path(f"{self.socket}.lock")) if path.exists()]
         return found + self.unretrieved()
 
     def unretrieved(self) -> list[str]:
-        """Returns asyncio's reports of exceptions that were left to the garbage collector: futures and tasks that the
-        daemon has lost track of."""
+        """Returns asyncio's reports of exceptions that were never retrieved, that is, of futures and tasks that the
+        daemon lost."""
         if not self.log_path.exists():
             return []
         return [line for line in self.log().splitlines() if any(phrase in line for phrase in UNRETRIEVED)]
@@ -329,7 +335,7 @@ class DaemonProcess:
 
 
 StartDaemon = Callable[..., DaemonProcess]
-"""Starts a private daemon; sections of its configuration are keywords (the fixture `start_daemon`)."""
+"""Starts a private daemon; keywords are sections of its configuration (see the fixture `start_daemon`)."""
 
 
 def command_of(pid: int) -> str:
@@ -340,13 +346,13 @@ def command_of(pid: int) -> str:
 
 
 def processor_seconds(pid: int) -> float:
-    """User and system time of a process."""
+    """Returns the user and system time of a process in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def shared_memory() -> set[str]:
-    """Names in /dev/shm that a daemon could have left."""
+    """Returns the names in /dev/shm that a daemon may have created."""
     try:
         return {
             entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith(("hearth", "psm_", "sem.mp-"))

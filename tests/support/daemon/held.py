@@ -1,4 +1,4 @@
-"""Resources that a daemon's processes hold, for comparison with an earlier state."""
+"""Resources that a daemon's processes hold, to be compared with an earlier state."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Held:
     """Resources of one process."""
 
     fds: dict[str, int]
-    """Its open files by kind."""
+    """Number of open files by kind."""
     threads: int
     private_kib: int
-    """Memory that belongs to it alone."""
+    """Memory that only this process uses, in KiB."""
     maps: int
 
 
 def held_by(pid: int) -> Held:
-    """Raises OSError where it has ended."""
+    """Returns the resources of a process. Raises OSError if the process has ended."""
     folder = Path(f"/proc/{pid}")
     kinds: Counter[str] = Counter()
     for entry in (folder / "fd").iterdir():
@@ -46,13 +46,13 @@ def _kind(link: str) -> str:
 
 @dataclass(frozen=True)
 class State:
-    """Resources of a whole daemon."""
+    """Resources of all processes of a daemon."""
 
     front: Held
     devices: list[Held]
     gauges: list[dict[str, float]]
     streams: list[int]
-    """Number of streams of each device, kept for reuse."""
+    """Number of streams of each device that are kept for reuse."""
     processes: int
     sessions: int
 
@@ -61,12 +61,12 @@ GAUGES = (
     "sessions", "buffers", "modules", "graphs", "prepared_lists", "commands_waiting", "memory_in_use_bytes",
     "staging_bytes", "durable_bytes", "profiles_open", "traces_running", "buffers_published", "buffers_attached",
 )  # fmt: skip
-"""Gauges of resources that belong to sessions: all of them are 0 without sessions."""
+"""Gauges of resources that belong to sessions: without sessions all of them are 0."""
 
 
 def state_of(daemon: DaemonProcess, token: str = "") -> State:
-    """Devices by their shared process; everything that has a gauge and belongs to sessions. `token`: an operator's,
-    where the daemon has tenants."""
+    """Returns the resources of the front, of each shared device process, and the gauges of sessions. `token` is an
+    operator's token, required if the daemon has tenants."""
     status: Any = json.loads(daemon.get("/status", token).body)
     devices = status["devices"]
     return State(

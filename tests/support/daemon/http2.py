@@ -1,4 +1,5 @@
-"""A hand-written HTTP/2 client for what no well-behaved one does: it grants no window, and reads when it likes."""
+"""A hand-written HTTP/2 client for behaviour that regular clients do not show: it grants no window, and delays its
+reads."""
 
 from __future__ import annotations
 
@@ -26,12 +27,13 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def literal(name: str, value: str) -> bytes:
-    """A header field without indexing (RFC 7541, 6.2.2), names and values below 127 bytes."""
+    """Encodes a header field without indexing (RFC 7541, 6.2.2); name and value must be shorter than 127 bytes."""
     return b"\0" + b"".join(bytes((len(text),)) + text.encode() for text in (name, value))
 
 
 class Http2:
-    """An HTTP/2 connection. `window`: bytes that the other side may send on each stream before it is granted more."""
+    """An HTTP/2 connection. `window` is the number of bytes that the server may send on each stream before the client
+    grants more."""
 
     def __init__(self, address: str, window: int = 65535) -> None:
         if address.startswith("unix:"):
@@ -55,7 +57,7 @@ class Http2:
         self.socket.close()
 
     def call(self, path: str, message: bytes = b"") -> int:
-        """Begins a gRPC call with one message; the number of its stream."""
+        """Starts a gRPC call with one message; returns the number of its stream."""
         stream, self._next = self._next, self._next + 2
         fields = {
             ":method": "POST",
@@ -71,12 +73,11 @@ class Http2:
         return stream
 
     def grant(self, stream: int, size: int) -> None:
-        """Lets the other side send `size` bytes more on a stream."""
+        """Lets the server send `size` more bytes on a stream."""
         self.socket.sendall(frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size)))
 
     def frames(self) -> Iterator[Frame]:
-        """Yields the frames that come, until the connection ends; pings and settings are acknowledged, as gRPC
-        expects."""
+        """Yields the received frames until the connection ends; acknowledges pings and settings, as gRPC requires."""
         while True:
             head = self._read(9)
             if not head:

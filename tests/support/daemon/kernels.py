@@ -39,22 +39,23 @@ extern "C" __global__ void hold(int* after) { while (!gate) {} if (after) *after
 
 
 def described(module: Any) -> commands_pb2.ModuleResult:
-    """The daemon's description of a module: whether it came from the cache, how long its compile took, its log."""
+    """Returns the daemon's description of a module: whether it came from the cache, the duration of its compile, and
+    its log."""
     command = commands_pb2.Command()
     command.describe_module.module = number_of(module)
     return connection_of(module).call(command).module
 
 
 def unload(module: Any) -> None:
-    """Has the daemon unload a module that the client still refers to."""
+    """Makes the daemon unload a module that the client still refers to."""
     command = commands_pb2.Command()
     command.unload_module.module = number_of(module)
     connection_of(module).submit(command)
 
 
 class Gate:
-    """A kernel that runs until `open`; the variable that it watches is no kernel's argument, so no write to it
-    waits."""
+    """A kernel that runs until `open` is called. The variable that the kernel polls is not a kernel argument, so that a
+    write to it does not wait for the kernel."""
 
     def __init__(self, gpu: hearth.Device) -> None:
         self._gpu = gpu
@@ -62,12 +63,14 @@ class Gate:
         self._kernel = self._module.get_function("hold")
         self._gate = self._module.get_global("gate", np.int32)
         self._side = gpu.stream()
-        # What is made at the first use (staging, for one) may wait for running kernels: it is made before one runs.
+        # Resources that the first use creates (such as staging memory) could wait for running kernels, so they are
+        # created now.
         self._gate.set(np.zeros(1, np.int32), stream=self._side)
         self._side.synchronize()
 
     def hold(self, after: hearth.DeviceArray | None = None, stream: hearth.Stream | None = None) -> None:
-        """Launches the kernel; it adds one to `after` at its end. The limit is for a test that failed before."""
+        """Launches the kernel, which adds one to `after` when it ends. The timeout ends the kernel if the test fails
+        first."""
         argument = np.uint64(0) if after is None else after
         self._kernel((1,), (1,), (argument,), stream=stream, timeout=60)
 
@@ -78,24 +81,24 @@ class Gate:
 
 @contextlib.contextmanager
 def gated(gpu: hearth.Device) -> Iterator[Gate]:
-    """A gate that is open at the end, whatever happens."""
+    """Yields a gate, which is always opened at the end."""
     gate = Gate(gpu)
     try:
         yield gate
     finally:
-        with contextlib.suppress(hearth.HearthError):  # the news of an earlier command may come here
+        with contextlib.suppress(hearth.HearthError):  # the error of an earlier command may be raised here
             gate.open()
         with contextlib.suppress(hearth.HearthError):
             gpu.synchronize()
 
 
 def common(gpu: hearth.Device, name: str) -> hearth.Function:
-    """A kernel of `COMMON`."""
+    """Returns a kernel of `COMMON`."""
     return gpu.RawModule(code=COMMON).get_function(name)
 
 
 def saxpy_works(gpu: hearth.Device) -> None:
-    """The device does what it is for."""
+    """Checks that the device runs a kernel and returns correct results."""
     x = gpu.asarray(np.arange(1000, dtype=np.float32))
     y = gpu.ones(1000, np.float32)
     common(gpu, "saxpy")((4,), (256,), (np.float32(2), x, y, np.int32(1000)))

@@ -7,7 +7,7 @@ from tests.support.client.internals import connection_of
 
 
 def cut(gpu: hearth.Device) -> None:
-    """Breaks the device's lane, if it has one just now."""
+    """Closes the device's lane, if it has one at the moment."""
     channel = connection_of(gpu).attachment().channel
     if channel is not None:
         channel.lane.close()

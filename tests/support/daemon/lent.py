@@ -1,4 +1,4 @@
-"""A daemon that is lent to one test after the other, among them such as lose its device processes."""
+"""A daemon that is lent to one test after another, including tests that lose its device processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.daemon.held import GAUGES
 from tests.support.daemon.tenants import tenant, tenants
 
 REST_S = 5.0
-"""Seconds. Resources of a session that was left open stay longer, as a rule: then the next test is lent another
-daemon."""
+"""Seconds to wait for an idle daemon. Resources of a session that was left open usually stay longer: then the next test
+gets a new daemon."""
 _HELD = (*GAUGES, "stripes", "segments", "sessions_leaving")
 
 
 class LentDaemon:
-    """Starts it when it is first asked for, and again where a test has ended it or left something in it."""
+    """A daemon that is started at its first use, and again if a test has ended it or left resources in it."""
 
     def __init__(self, cache: Path, config: Mapping[str, Any], cpu_count: int = 2) -> None:
         self._cache = cache
@@ -29,7 +29,7 @@ class LentDaemon:
         self._daemon: DaemonProcess | None = None
 
     def lend(self) -> DaemonProcess:
-        """The daemon, at rest: all that tells it from a new one is its log, its counters and its generations."""
+        """Returns the daemon, idle: it differs from a new daemon only in its log, its counters and its generations."""
         if self._daemon is not None and not _comes_to_rest(self._daemon):
             self.close()
         if self._daemon is None:
@@ -37,7 +37,7 @@ class LentDaemon:
         return self._daemon
 
     def close(self) -> None:
-        """Ends it; nothing of it may be left."""
+        """Stops the daemon, and checks that it leaves nothing behind."""
         daemon, self._daemon = self._daemon, None
         if daemon is not None:
             code, left, said = daemon.stop(), daemon.left_behind(), daemon.log()[-2000:]
@@ -57,7 +57,7 @@ class TenantDaemon(LentDaemon):
 def _comes_to_rest(daemon: DaemonProcess) -> bool:
     deadline = time.monotonic() + REST_S
     while daemon.process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError, http.client.HTTPException):  # it is about to end
+        with contextlib.suppress(OSError, http.client.HTTPException):  # the daemon may be ending
             status = daemon.status()
             if not status["sessions"] and not status["draining"] and all(map(_rests, status["devices"])):
                 return True

@@ -1,4 +1,4 @@
-"""Event loops for tests of `hearth.aio`: nothing may be left in them, nor of them."""
+"""Event loops for tests of `hearth.aio`, with checks that no tasks or threads remain."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from tests.support.daemon.kernels import GATE
 
 T = TypeVar("T")
 
-thread_pool.IDLE_S = 0.1  # tests wait for the end of all threads
+thread_pool.IDLE_S = 0.1  # shortened because tests wait until all threads have ended
 
 LOOPS = ("asyncio", "uvloop")
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]], loop: str = "asyncio", seconds: float = 60.0) -> T:
-    """Returns the result of `work()` in a separate loop. At its end no task is left that does not end by itself, the
-    loop's exception handler was not called, and the client's threads end."""
+    """Returns the result of `work()` in a separate loop. Checks at the end that every remaining task ends by itself,
+    that the loop's exception handler was not called, and that the client's threads end."""
     before = threads()
     complaints: list[str] = []
 
     async def watched() -> T:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(str(context)))
         result = await asyncio.wait_for(work(), seconds)
-        gc.collect()  # what was "never retrieved" says so now
+        gc.collect()  # reports of exceptions that were "never retrieved" appear now
         await asyncio.sleep(0)
         left = asyncio.all_tasks() - {asyncio.current_task()}
-        if left:  # a cancelled dispatch continues: its task ends, without help, when a thread has finished it
+        if left:  # a cancelled dispatch continues: its task ends when a thread has finished the dispatch
             _, left = await asyncio.wait(left, timeout=10)
         assert not left, left
         return result
@@ -53,7 +53,7 @@ def run(work: Callable[[], Coroutine[Any, Any, T]], loop: str = "asyncio", secon
 
 
 def threads() -> set[threading.Thread]:
-    """The client's, but those that stay for the process."""
+    """Returns the client's threads, except those that live until the process ends."""
     found = {each for each in threading.enumerate() if each.name.startswith("hearth")}
     return {each for each in found if not each.name.startswith("hearth-copy")}
 
@@ -67,14 +67,14 @@ class Gate:
         self._kernel = self._module.get_function("hold")
 
     async def made(self) -> Gate:
-        """Makes, before a kernel runs, everything that the first use makes."""
+        """Creates, before a kernel runs, all resources that the first use creates."""
         self.gate = await self._module.get_global("gate", np.int32)
         self.gate.set(np.zeros(1, np.int32), stream=self.side)
         await self.side.synchronize()
         return self
 
     def hold(self, after: hearth.DeviceArray | None = None, stream: hearth.Stream | None = None) -> None:
-        """Launches the kernel; it adds one to `after` at its end."""
+        """Launches the kernel, which adds one to `after` when it ends."""
         self._kernel((1,), (1,), (np.uint64(0) if after is None else after,), stream=stream, timeout=60)
 
     async def open(self) -> None:

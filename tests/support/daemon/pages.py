@@ -1,19 +1,19 @@
-"""Pages of documentation, run as a reader would: files are written, programs and commands are run, and what is shown of
-their output has to be what comes.
+"""Pages of documentation, executed as a reader would: files are written, programs and commands are run, and their
+output must match the output that the page shows.
 
-A page's fences, in order, in one folder of the page's own:
+The fences of a page are processed in order, in a folder of the page:
 
-- ``python``: a program. A ``text`` fence right behind it is what it prints. - any language with ``file=NAME``: is
-written to that file, and not run. - ``console``: lines that begin with ``$`` are commands (``>``: continued), the
-others are their output. A command that
-  ends with ``&`` runs until the page ends. A command that fails fails the page, unless it is shown to fail:
-  ``$ false  # exit status 1``.
-- with ``untested="WHY"``: is not run, and says why.
+- ``python``: a program. A ``text`` fence directly behind it is its output.
+- any language with ``file=NAME``: is written to that file, and not run.
+- ``console``: lines that begin with ``$`` are commands (``>``: continued), the other lines are their output. A command
+  that ends with ``&`` runs until the page ends. A command that fails fails the page, unless its failure is shown: ``$
+  false  # exit status 1``.
+- with ``untested="WHY"``: is not run, and states the reason.
 - ``text``, ``json``, ``proto`` and fences without a language are not run.
 
-Expected output: ``...`` stands for any text within a line, alone on a line for any lines. A comment ``<!-- daemons=2
-devices=2 -->`` at the head of a page says what it needs; ``HEARTH_TARGET`` names the first daemon, ``HEARTH_SECOND``
-the second.
+In expected output ``...`` stands for any text within a line; a line that consists of it stands for any lines. A comment
+``<!-- daemons=2 devices=2 -->`` at the head of a page states its requirements; ``HEARTH_TARGET`` names the first
+daemon, ``HEARTH_SECOND`` the second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STATUS = re.compile(r"\s+# exit status (\d+)$")
 
 
 class Fence(NamedTuple):
-    """A fence of a page, from a line on."""
+    """A fence of a page, with the number of its first line."""
 
     language: str
     options: Mapping[str, str]
@@ -53,7 +53,7 @@ class Command(NamedTuple):
 
 
 def fences(page: str) -> list[Fence]:
-    """All of a page."""
+    """Returns all fences of a page."""
     found = []
     for token in MarkdownIt().parse(page):
         if token.type == "fence":
@@ -65,7 +65,7 @@ def fences(page: str) -> list[Fence]:
 
 
 def needs(page: str) -> dict[str, int]:
-    """Returns the settings in the comment at the page's head."""
+    """Returns the settings in the comment at the head of the page."""
     head = re.match(r"<!--(.*?)-->", page, re.DOTALL)
     return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", head.group(1))} if head else {}
 
@@ -95,7 +95,7 @@ def same(expected: list[str], came: list[str]) -> bool:
 
 
 class Reader:
-    """Follows the instructions of a page, in `folder`."""
+    """Runs the fences of a page in `folder`."""
 
     def __init__(self, name: str, folder: Path, environment: Mapping[str, str]) -> None:
         self._name = name
@@ -105,7 +105,7 @@ class Reader:
         self._background: list[subprocess.Popen[str]] = []
 
     def read(self, page: str) -> None:
-        """All of it. Raises `AssertionError` with the line where it is not as shown."""
+        """Runs the whole page. Raises `AssertionError` with the line at which the result differs from the page."""
         found = fences(page)
         for fence, after in zip(found, [*found[1:], None], strict=False):
             if "untested" in fence.options:
@@ -150,7 +150,7 @@ class Reader:
             assert same(shown, done.stdout.splitlines()), f"{where}\nprinted:\n{done.stdout}"
 
     def close(self) -> None:
-        """Ends what runs in the background."""
+        """Ends the commands that run in the background."""
         for process in self._background:
             process.send_signal(signal.SIGTERM)
         for process in self._background:

@@ -1,8 +1,8 @@
-"""Clients that continue amid pauses: `python -m tests.support.daemon.paused TARGET SEED` performs the action that each
-line of its input names.
+"""Clients that work while processes are paused: `python -m tests.support.daemon.paused TARGET SEED` performs the action
+named by each line of its input.
 
-It says "ok" behind each, or what was wrong. Every result is checked bit for bit, every launch is counted, and the order
-of launches shows in what they leave. `Walker` is such a process, as tests know it.
+It answers each line with "ok" or with a description of the failure. Every result is checked bit for bit, every launch
+is counted, and the results depend on the order of launches. `Walker` is the test's interface to such a process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ extern "C" __global__ void step(unsigned int* x, unsigned int* launches, unsigne
 """
 WIDTH = 64
 PATIENCE_S = 60.0
-"""Limit of a phase in seconds: pauses take seconds, and the machine may be busy."""
+"""Time limit of a phase in seconds: pauses take seconds, and the machine may be busy."""
 
 
 class Session:
@@ -73,7 +73,7 @@ class Session:
         self.check()
 
     def copy(self) -> None:
-        """Large ones: by segments of shared memory on the Unix socket, by stripes over TCP."""
+        """Copies large arrays: through segments of shared memory on the Unix socket, through stripes over TCP."""
         noise = np.random.default_rng(self.rng.randrange(1 << 32))
         hosts = [noise.integers(0, 256, size, np.uint8) for size in (9 << 20, (2 << 20) + 7)]
         arrays = [self.gpu.asarray(host) for host in hosts]
@@ -101,7 +101,7 @@ PHASES: dict[str, Callable[[Session], None]] = {
 
 
 class Walker:
-    """A walking process. `first` is what it does before `ready` returns."""
+    """A client process. `first` is the action that it performs before `ready` returns."""
 
     def __init__(self, target: str, seed: int) -> None:
         command = [sys.executable, "-m", "tests.support.daemon.paused", target, str(seed)]
@@ -117,7 +117,7 @@ class Walker:
         self.process.stdin.flush()
 
     def done(self, phase: str) -> None:
-        """Waits until it has done that; fails with where its threads are where it does not."""
+        """Waits until the process has finished a phase; if it does not, fails with the stack traces of its threads."""
         stdout = self.process.stdout
         assert stdout is not None
         if not select.select([stdout], [], [], 2 * PATIENCE_S)[0]:
@@ -133,7 +133,7 @@ class Walker:
             raise AssertionError(f"{phase}: {line}{stdout.read()}")
 
     def end(self) -> None:
-        """Ends the process: nothing more is to be done; kills it where that does not end it."""
+        """Ends the process, which must have no work left; kills it if it does not end by itself."""
         assert self.process.stdin is not None and self.process.stdout is not None
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Pinned and ordinary arrays, and what a client shares with a device at the moment."""
+"""Pinned and ordinary arrays, and the memory that a client currently shares with a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.client.internals import connection_of
 from tests.support.daemon.harness import wait_until
 
 INLINE = 1 << 20
-"""The daemon's default for what travels inside a batch."""
+"""Size in bytes up to which data travels inside a batch (the daemon's default)."""
 KIB64 = 64 << 10
 
 
@@ -24,20 +24,20 @@ def noise(size: int, seed: int = 0) -> np.ndarray:
 
 
 def same(got: np.ndarray, expected: np.ndarray) -> None:
-    """Fails where they differ; NumPy's own takes seconds for what is large."""
+    """Fails if the arrays differ; NumPy's own function takes seconds for large arrays."""
     assert got.shape == expected.shape and got.dtype.newbyteorder("=") == expected.dtype.newbyteorder("=")
     assert np.array_equal(got, expected), f"first at {np.argwhere(got != expected)[:3].tolist()}"
 
 
 def pinned(values: np.ndarray, order: Any = "C") -> np.ndarray:
-    """A copy in pinned memory."""
+    """Returns a copy in pinned memory."""
     array = hearth.empty_pinned(values.shape, values.dtype, order)
     array[...] = values
     return array
 
 
 def shared(gpu: hearth.Device) -> shared_memory.Shared | None:
-    """Returns the memory that is shared with the device now."""
+    """Returns the memory that is currently shared with the device."""
     return connection_of(gpu).part(shared_memory.SharedMemory).shared
 
 
@@ -48,19 +48,19 @@ def ring_of(gpu: hearth.Device) -> ring_buffer.Ring:
 
 
 def whole(gpu: hearth.Device) -> None:
-    """Every slot of the ring comes back."""
+    """Waits until every slot of the ring is free."""
     wait_until(lambda: ring_of(gpu).idle == ring_of(gpu).made > 0, "an idle ring")
 
 
 def under_way(gpu: hearth.Device, moving: Future[Any]) -> None:
-    """Waits until the daemon has been asked for something, or the copy is done."""
+    """Waits until a request to the daemon is pending, or the copy is done."""
     session = connection_of(gpu).attachment().session
     wait_until(lambda: session.outstanding or moving.done(), "a request")
 
 
 @contextlib.contextmanager
 def moved(gpu: hearth.Device, name: str) -> Iterator[list[int]]:
-    """The bytes of each command of that name in the block."""
+    """Yields a list that receives, at the end of the block, the bytes of each command of that name in the block."""
     sizes: list[int] = []
     with gpu.trace() as trace:
         yield sizes
@@ -68,6 +68,7 @@ def moved(gpu: hearth.Device, name: str) -> Iterator[list[int]]:
 
 
 def told(gpu: hearth.Device) -> None:
-    """Raises every failure so far: the next synchronize reports an answer that comes after that of the first."""
+    """Raises every failure so far: the second synchronize also reports a failure whose message followed the answer to
+    the first."""
     for _ in range(2):
         gpu.synchronize()

@@ -1,4 +1,4 @@
-"""Plain stubs, for what the client would not send."""
+"""Sessions through plain gRPC stubs, for requests that the client library would not send."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hearth_proto.v1 import device_pb2, device_pb2_grpc, node_pb2, node_pb2_grpc
 
 TIMEOUT = 60.0
 KEEP = 1
-"""The buffer of the sessions of the `stream` fixture."""
+"""Handle of the buffer in the sessions of the `stream` fixture."""
 
 
 def refusal_of(error: grpc.RpcError) -> Refusal:
@@ -32,7 +32,7 @@ def refusal_of(error: grpc.RpcError) -> Refusal:
 
 
 def refused(call: Any, *arguments: Any, **keywords: Any) -> Refusal:
-    """Makes a call that has to be refused."""
+    """Makes a call that must be refused; returns the refusal."""
     try:
         answer = call(*arguments, **keywords)
         if isinstance(answer, Iterator):
@@ -43,10 +43,10 @@ def refused(call: Any, *arguments: Any, **keywords: Any) -> Refusal:
 
 
 class Raw:
-    """A session by stubs: `node` and `device` are those of the services."""
+    """A session through gRPC stubs: `node` and `device` are the stubs of the two services."""
 
     def __init__(self, target: str, bearer: str = "") -> None:
-        """`bearer`: a tenant's token, for a daemon that has tenants."""
+        """`bearer` is a tenant's token, for a daemon that has tenants."""
         self.metadata = (("authorization", f"Bearer {bearer}"),) if bearer else ()
         self.channel = grpc.insecure_channel(target)
         self.node: Any = node_pb2_grpc.NodeServiceStub(self.channel)
@@ -61,7 +61,7 @@ class Raw:
         return device_pb2.Target(session_token=self.token, device=device, stream=stream)
 
     def call(self, rpc: str, command: Any, *, stream: int = 0, device: int = 0) -> Any:
-        """A single call: its answer, or the messages of one that streams. Raises `grpc.RpcError`."""
+        """Makes a single call; returns its answer, or the messages of a streaming call. Raises `grpc.RpcError`."""
         request = getattr(device_pb2, f"{rpc}Request")(target=self.target(stream, device), command=command)
         method = getattr(self.device, rpc)
         if rpc == "Write":
@@ -70,7 +70,7 @@ class Raw:
         return list(answer) if rpc == "Read" else answer
 
     def buffer(self, data: bytes, device: int = 0) -> int:
-        """A new buffer with these bytes."""
+        """Creates a buffer with these bytes; returns its handle."""
         handle = self.mint()
         self.call("Allocate", c.Allocate(buffer=handle, size=len(data)), device=device)
         self.call("Write", c.Write(buffer=handle, data=data), device=device)
@@ -81,7 +81,7 @@ class Raw:
         return b"".join(chunk.data for chunk in chunks)
 
     def function(self, code: str, name: str, device: int = 0) -> int:
-        """A kernel of a new module."""
+        """Returns the handle of a kernel of a new module."""
         module, function = self.mint(), self.mint()
         load = c.LoadModule(module=module, kind=c.CODE_KIND_CUDA_CPP, code=code.encode())
         self.call("LoadModule", load, device=device)
@@ -89,7 +89,7 @@ class Raw:
         return function
 
     def execute(self, device: int = 0, attach: bool = True) -> Execute:
-        """An Execute stream, attached unless told otherwise."""
+        """Opens an Execute stream, attached unless `attach` is False."""
         return Execute(self, device, attach)
 
     def __enter__(self) -> Raw:
@@ -108,7 +108,7 @@ class Raw:
 
 
 class Execute:
-    """An Execute stream, message by message; bytes are sent as they are."""
+    """An Execute stream, message by message; bytes are sent unchanged."""
 
     def __init__(self, session: Raw, device: int, attach: bool) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -134,7 +134,7 @@ class Execute:
         self._requests.put(message)
 
     def batch(self, *commands: c.Command, seq: int | None = None) -> None:
-        """Sends a batch under the next number, or under another."""
+        """Sends a batch under the next sequence number, or under `seq`."""
         if seq is None:
             self.seq += 1
             seq = self.seq
@@ -145,7 +145,7 @@ class Execute:
         return response
 
     def protocol_error(self) -> Refusal:
-        """Returns the protocol error that the daemon reports for the message before."""
+        """Returns the protocol error that the daemon reports for the preceding message."""
         while (response := self.receive()).WhichOneof("kind") == "ack":
             pass
         assert response.event.WhichOneof("kind") == "protocol_error", response
@@ -163,12 +163,12 @@ class Execute:
             assert response.WhichOneof("kind") == "ack", response
 
     def failures(self, stream: int = 0) -> list[Any]:
-        """Returns the failed commands of the stream, as a sync lists them."""
+        """Returns the failed commands of the stream, as the answer to a sync lists them."""
         result = self.ask(c.Command(stream=stream, sync=c.Sync()))
         return reasons.stream_failures(result.error)
 
     def ended(self) -> Refusal:
-        """Reads to the end of a stream that the daemon refuses."""
+        """Reads until the stream ends, and returns the refusal that ended it."""
         try:
             for _ in self._responses:
                 pass
@@ -177,11 +177,11 @@ class Execute:
         raise AssertionError("the stream ended well")
 
     def cancel(self) -> None:
-        """Breaks off: the receiving thread gets an error. Safe from any thread."""
+        """Cancels the stream: the receiving thread gets an error. May be called from any thread."""
         self._responses.cancel()
 
     def close(self) -> None:
-        """Half-closes, and reads what is still to come."""
+        """Half-closes the stream, and reads the remaining responses."""
         self._requests.put(None)
         for _ in self._responses:
             pass

@@ -18,7 +18,7 @@ OUTCOMES = ("reloaded", "reload_refused", "reload_failed")
 
 
 class Reloaded:
-    """`config`: sections as they are now."""
+    """A daemon whose configuration is changed while it runs. `config` holds the current sections."""
 
     def __init__(self, cache: Path, cpu_count: int = 1, **config: Any) -> None:
         self._cache = cache
@@ -26,19 +26,19 @@ class Reloaded:
         self.daemon = DaemonProcess(cache, config, cpu_count)
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """Returns the log's entries of these events."""
+        """Returns the log entries of these events."""
         lines = [line for line in self.daemon.log().splitlines() if line.startswith("{")]
         return [entry for entry in map(json.loads, lines) if entry["event"] in names]
 
     def hang_up(self) -> dict[str, Any]:
-        """Has it reload; what it says of that."""
+        """Makes the daemon reload its configuration by SIGHUP; returns the log entry of the outcome."""
         before = len(self.events(*OUTCOMES))
         self.daemon.process.send_signal(signal.SIGHUP)
         wait_until(lambda: len(self.events(*OUTCOMES)) > before, "the reload")
         return self.events(*OUTCOMES)[-1]
 
     def write(self, **config: Any) -> None:
-        """Writes the file with these sections in the place of those that it had."""
+        """Writes the configuration file; the given sections replace the previous ones."""
         self.config = {**self.config, **config}
         fresh = self.daemon.config_path.with_suffix(".new")
         fresh.write_text(toml(self.daemon.settings(self._cache, self.config)))

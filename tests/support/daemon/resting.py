@@ -1,4 +1,5 @@
-"""A kernel that takes its time, on the CPU without taking the processor, and clients that launch it without end."""
+"""A kernel of a known duration, which sleeps on the CPU backend instead of using a processor, and clients that launch
+it continuously."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ SOURCE = SOURCES[BACKEND]
 
 
 class Flood:
-    """A client in a thread: keeps a number of launches under way until it is stopped. `done` counts those that ran."""
+    """A client in a thread that keeps a number of launches pending until it is stopped. `done` counts the launches that
+    have run."""
 
     def __init__(self, node: hearth.Node, nanoseconds: int, at_a_time: int = 4, under_way: int = 40) -> None:
         self._gpu = node.device(0)
@@ -45,7 +47,7 @@ class Flood:
         self.done = 0
         self.launched = 0
         self.launch()
-        self._gpu.synchronize()  # what is made at the first use is there
+        self._gpu.synchronize()  # completes the allocations that the first use makes
         self.done = self.launched
 
     def launch(self) -> None:
@@ -67,7 +69,7 @@ class Flood:
         self.done = self.launched
 
     def counted(self) -> int:
-        """Returns the number of launches that have run, as they counted themselves."""
+        """Returns the number of launches that have run, as counted by the kernel itself."""
         return int(self._counter.get()[0])
 
     def __enter__(self) -> Flood:

@@ -1,4 +1,4 @@
-"""Random programs whose results show a command that is lost or runs twice."""
+"""Random programs whose results differ if a command is lost or runs twice."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ BUFFERS = 6
 
 
 class Program:
-    """A random program, the same for the same seed: launches, fills, copies, writes and reads, inline and in chunks."""
+    """A random program, determined by its seed: launches, fills, copies, writes and reads, inline and in chunks."""
 
     def __init__(self, seed: int, commands: int) -> None:
         self.commands = commands
         self._seed = seed
 
     def run(self, gpu: hearth.Device) -> tuple[list[np.ndarray], list[np.ndarray], int, int]:
-        """Returns the arrays read on the way, the buffers' final contents, and the numbers of launches submitted and
-        run."""
+        """Returns the arrays that the program reads, the final contents of its buffers, and the numbers of launches
+        submitted and run."""
         chosen = random.Random(self._seed)
         noise = np.random.default_rng(self._seed)
         step = gpu.RawModule(code=KERNELS).get_function("step")
@@ -42,7 +42,8 @@ class Program:
         for _ in range(self.commands):
             kind = chosen.random()
             at = chosen.randrange(BUFFERS)
-            x, stream = arrays[at], streams[at % len(streams)]  # each array has its stream: the results are determined
+            # each array has its own stream, so that the results are deterministic
+            x, stream = arrays[at], streams[at % len(streams)]
             if kind < 0.965:
                 n = chosen.choice((64, 200, 512))
                 step(((n + 63) // 64,), (64,), (x, np.int32(n), np.uint32(chosen.randrange(1 << 32)), launches),
@@ -67,14 +68,14 @@ class Program:
 
 
 def outages(gpu: hearth.Device) -> list[float]:
-    """Milliseconds of each outage of the device's Execute stream."""
+    """Returns the duration in ms of each outage of the device's Execute stream."""
     execute = connection_of(gpu).attachment().execute
     assert execute is not None
     return [1e3 * seconds for seconds in execute.outages]
 
 
 class Counter:
-    """A counter on the device that every launch adds one to: none is lost, none runs twice."""
+    """A counter on the device that every launch increments, to check that each launch runs exactly once."""
 
     def __init__(self, gpu: hearth.Device) -> None:
         self.gpu = gpu

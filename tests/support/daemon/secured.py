@@ -1,4 +1,4 @@
-"""A daemon that speaks TLS and knows one tenant, lent to one test after the other."""
+"""A daemon that uses TLS and has one tenant, lent to one test after another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.daemon.tenants import tenants
 
 
 class SecuredDaemon(LentDaemon):
-    """`authority` has signed its certificate; `token` is alice's."""
+    """A daemon whose certificate is signed by `authority`; `token` is the token of the tenant alice."""
 
     def __init__(self, cache: Path, folder: Path) -> None:
         self.authority = Authority(folder / "ca")

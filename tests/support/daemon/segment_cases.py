@@ -32,7 +32,7 @@ def noise(size: int, seed: int = 1) -> bytes:
 
 
 class Gate:
-    """Holds a stream from now on, until `open`."""
+    """Holds a stream from its creation until `open`."""
 
     def __init__(self, sharing: Sharing) -> None:
         raw, self._stream = sharing.raw, sharing.stream
@@ -53,7 +53,7 @@ class Gate:
         self._stream.batch(c.Command(stream=self._free, write=c.Write(buffer=self._flag, data=b"\1\0\0\0")))
 
     def opened(self) -> None:
-        """Waits until it has come."""
+        """Waits until the stream has been released."""
         assert self._stream.failures(self._free) == []
 
 

@@ -1,4 +1,4 @@
-"""A plain client of shared memory: its own memfds, its own socket, frame by frame."""
+"""A plain client of shared memory that uses its own memfds and its own socket, frame by frame."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def open_bulk(raw: Raw, generation: int, stripes: int = 0) -> device_pb2.OpenBul
 
 
 class Shared:
-    """A connection for segments of an attached session."""
+    """A connection for the segments of an attached session."""
 
     def __init__(self, raw: Raw, generation: int) -> None:
         self.offer = open_bulk(raw, generation)
@@ -51,7 +51,7 @@ class Shared:
         assert self.next() == Frame(Kind.LIVE, 0, 0, 0, b"")
 
     def next(self) -> Frame:
-        """Raises EOFError at the end."""
+        """Returns the next frame. Raises EOFError at the end of the connection."""
         while not self._frames:
             try:
                 data = self.end.recv(1 << 16)
@@ -69,11 +69,11 @@ class Shared:
             self.end.sendall(data[sent:])
 
     def announce(self, ident: int, size: object, files: Sequence[int] = ()) -> None:
-        """A SEGMENT frame, and whatever descriptors."""
+        """Sends a SEGMENT frame with any descriptors."""
         self.send(encode(Kind.SEGMENT, json.dumps({"size": size}).encode(), id=ident), files)
 
     def share(self, ident: int, size: int) -> mmap.mmap:
-        """A new segment; the memory."""
+        """Announces a new segment; returns its memory."""
         file = sealed(size)
         try:
             self.announce(ident, size, [file])
@@ -84,13 +84,13 @@ class Shared:
         return memory
 
     def refused(self, ident: int) -> Refusal:
-        """Returns the refusal of a segment that is not taken."""
+        """Returns the refusal of an announced segment."""
         frame = self.next()
         assert (frame.kind, frame.id) == (Kind.ABORT, ident), frame
         return from_status(status_pb2.Status.FromString(frame.payload))
 
     def refuse(self, ident: int, size: object, *files: int) -> Refusal:
-        """Announces what has to be refused, and closes the descriptors."""
+        """Announces a segment that must be refused, closes the descriptors, and returns the refusal."""
         self.announce(ident, size, files)
         for file in files:
             os.close(file)
@@ -103,7 +103,7 @@ class Shared:
             memory.close()
 
     def over(self) -> bool:
-        """Waits for the end of the connection."""
+        """Waits until the connection ends."""
         with contextlib.suppress(EOFError):
             while True:
                 self.next()
@@ -125,13 +125,13 @@ class Shared:
 
 
 def write(buffer: int, segment: int, size: int, offset: int = 0, at: int = 0, **more: object) -> c.Command:
-    """A Write of `size` bytes from `at` of the segment on to `offset` of the buffer."""
+    """Returns a Write of `size` bytes from offset `at` of the segment to `offset` of the buffer."""
     shared = c.Shared(segment=segment, offset=at)
     return c.Command(write=c.Write(buffer=buffer, offset=offset, size=size, shared=shared, **more))  # type: ignore[arg-type]
 
 
 def read(buffer: int, segment: int, size: int, offset: int = 0, at: int = 0, **more: object) -> c.Command:
-    """A Read of `size` bytes from `offset` of the buffer to `at` of the segment."""
+    """Returns a Read of `size` bytes from `offset` of the buffer to offset `at` of the segment."""
     shared = c.Shared(segment=segment, offset=at)
     return c.Command(read=c.Read(buffer=buffer, offset=offset, size=size, shared=shared, **more))  # type: ignore[arg-type]
 
@@ -151,14 +151,14 @@ class Sharing:
         return handle
 
     def ask(self, command: c.Command) -> c.Result:
-        """Raises the refusal."""
+        """Returns the result of a command. Raises its refusal."""
         result = self.stream.ask(command)
         if result.HasField("error"):
             raise from_status(result.error)
         return result
 
     def close(self) -> None:
-        """A second call does nothing."""
+        """Closes the session. A second call has no effect."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Dispatches whose inputs travel in different ways."""
+"""Dispatches whose inputs are transferred in different ways."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def inverting(x: np.ndarray, size: int) -> tuple[Any, ...]:
 
 
 def ways(daemon: DaemonProcess) -> list[int]:
-    """Bytes up and down by shared memory, and by streams."""
+    """Returns the number of bytes uploaded and downloaded by shared memory, then by streams."""
     names = ("upload_shared_memory", "download_shared_memory", "upload_chunks", "download_chunks")
     return [int(daemon.counter(f"{name}_bytes", 0)) for name in names]
 
 
 def went(daemon: DaemonProcess, before: list[int], *wanted: int) -> None:
-    """Waits until the counters have changed by `wanted`: they are reported periodically."""
+    """Waits until the counters have changed by `wanted`; the device process reports them periodically."""
     wait_until(lambda: [a - b for a, b in zip(ways(daemon), before, strict=True)] == list(wanted), f"{wanted}")
 
 
 def refused(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No daemon shares memory."""
+    """Simulates a daemon that does not share memory."""
 
     def open_bulk(request: object) -> None:
         raise hearth.UnsupportedError("no", reason="UNSUPPORTED")
@@ -56,7 +56,7 @@ def refused(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def old(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon that shares memory, but knows of no transfers there."""
+    """Simulates an old daemon that shares memory, but does not support transfers in it."""
     ask = connection_of(gpu).transport.open_bulk
 
     def open_bulk(request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
@@ -68,5 +68,5 @@ def old(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def little(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No memory is taken for so much."""
+    """Limits registered memory so that large transfers do not use it."""
     monkeypatch.setattr(registered, "MOST", INLINE)

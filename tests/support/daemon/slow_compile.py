@@ -1,4 +1,4 @@
-"""A source that compiles for minutes, and the processes that compile it."""
+"""A source that takes minutes to compile, and the processes that compile it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SLOW = """
 
 
 for name, values in {"DEVICE": ("", "__device__"), "STEPS": ("4000", "500"), "DEEP": ("500", "190")}.items():
-    SLOW = SLOW.replace(name, values[BACKEND != "cpu"])  # NVRTC counts steps and depth more strictly
-"""A source whose compile outlasts every limit of the tests: many constants of many steps each."""
+    SLOW = SLOW.replace(name, values[BACKEND != "cpu"])  # NVRTC has stricter limits on steps and depth
+"""A source whose compile takes longer than every time limit of the tests: many constants of many steps each."""
 
 
 def processes(parent: int) -> dict[int, str]:
-    """The children of a process, and what they descend to, by their programs' names."""
+    """Returns the descendants of a process: pid -> name of its program."""
     table: dict[int, tuple[int, str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

@@ -1,4 +1,4 @@
-"""A client's end of a stripe, frame by frame, for what the client would not send."""
+"""A client's end of a stripe, frame by frame, for frames that the client library would not send."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_bulk(raw: Raw, stream: Execute, count: int = 1) -> device_pb2.OpenBulkR
 
 
 class StripeEnd:
-    """Connected, its ticket shown."""
+    """A connected stripe that has presented its ticket."""
 
     def __init__(self, offer: device_pb2.OpenBulkResponse, ticket: bytes | None = None) -> None:
         self.socket = socket.create_connection((offer.host or "127.0.0.1", offer.port), timeout=20)
@@ -48,12 +48,12 @@ class StripeEnd:
         self.send(taken(transfer, offset))
 
     def receive(self) -> Frame:
-        """The next frame. Raises EOFError where there is none."""
+        """Returns the next frame. Raises EOFError at the end of the connection."""
         length, kind, flags, channel, ident = HEADER.unpack(self._exactly(HEADER.size))
         return Frame(kind, flags, channel, ident, self._exactly(length))
 
     def until(self, kind: Kind) -> Frame:
-        """The next one of this kind; others stay for later."""
+        """Returns the next frame of this kind; other frames are kept for later calls."""
         for index, kept in enumerate(self._kept):
             if kept.kind == kind:
                 return self._kept.pop(index)
@@ -71,7 +71,7 @@ class StripeEnd:
         return offset
 
     def ended(self) -> bool:
-        """Reads to the end, which has to come."""
+        """Reads until the connection ends, which it must do."""
         try:
             while True:
                 self.receive()

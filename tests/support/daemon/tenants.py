@@ -1,12 +1,12 @@
-"""Daemons with tenants: sections of the configuration, and the tokens that belong to them.
+"""Daemons with tenants: sections of the configuration, and the tenants' tokens.
 
 >>> config, tokens = tenants("alice", "bob")
 >>> daemon = start_daemon(**config)
 >>> with daemon.connect(token=tokens["alice"]) as node: ...
 >>> with Raw(daemon.unix, tokens["bob"]) as raw: ...
 
-`tenant(name, **settings)` says more of one: ``tenants("admin", tenant("guest", rights=["read"], devices=[0],
-quotas={"sessions": 2}))``.
+`tenant(name, **settings)` configures one tenant in detail: ``tenants("admin", tenant("guest", rights=["read"],
+devices=[0], quotas={"sessions": 2}))``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def tenant(name: str, **settings: Any) -> dict[str, Any]:
 
 
 def tenants(*who: str | Mapping[str, Any], **sections: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """Sections for `start_daemon(**sections)` with these tenants (and the other sections given), and their tokens by
-    name."""
+    """Returns sections for `start_daemon(**sections)` with these tenants (and the other sections given), and the tokens
+    by tenant name."""
     tables: list[dict[str, Any]] = []
     tokens: dict[str, str] = {}
     for each in who:
@@ -47,5 +47,5 @@ def tenants(*who: str | Mapping[str, Any], **sections: Any) -> tuple[dict[str, A
 
 
 def filled(text: str) -> str:
-    """A sample configuration with a hash in place of each placeholder."""
+    """Returns a sample configuration in which each placeholder is replaced by a hash."""
     return re.sub(r"sha256:PUT[-A-Za-z]*HERE", lambda found: token_hash(found[0]), text)

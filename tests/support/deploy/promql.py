@@ -1,4 +1,4 @@
-"""Which metrics and labels a PromQL expression names. Whether it is one at all says promtool."""
+"""Metrics and labels that a PromQL expression names. Whether the expression is valid is checked by promtool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VARIABLE = {"$__rate_interval": "5m", "$__interval": "1m", "$__range": "1h"}
 
 
 def metrics(expression: str) -> set[str]:
-    """Names of metrics, of recorded ones among them.
+    """Returns the names of metrics, including recorded ones.
 
     >>> sorted(metrics('sum by (le) (rate(a_bucket{x="y{z"}[5m])) / on (x) b > 0.5 and c offset 5m'))
     ['a_bucket', 'b', 'c']
@@ -32,7 +32,7 @@ def metrics(expression: str) -> set[str]:
 
 
 def labels(expression: str) -> set[str]:
-    """Labels that it selects, groups or joins by.
+    """Returns the labels by which the expression selects, groups or joins.
 
     >>> sorted(labels('sum by (le, tenant) (rate(a_bucket{x="y", z!~"b"}[5m]))'))
     ['le', 'tenant', 'x', 'z']
@@ -45,14 +45,14 @@ def labels(expression: str) -> set[str]:
 
 
 def without_variables(expression: str) -> str:
-    """Replaces Grafana's variables by plain text."""
+    """Returns the expression with Grafana's variables replaced by plain text."""
     for name, value in _VARIABLE.items():
         expression = expression.replace(name, value)
     return re.sub(r"\$\{?\w+\}?", ".*", expression)
 
 
 def as_rules(expressions: Iterable[str], path: Path) -> Path:
-    """Expressions as recording rules, which promtool checks with Prometheus's own parser."""
+    """Writes the expressions as recording rules, which promtool checks with Prometheus's own parser."""
     rules = [{"record": f"expression:{index}", "expr": each} for index, each in enumerate(expressions)]
     path.write_text(yaml.safe_dump({"groups": [{"name": "expressions", "rules": rules}]}))
     return path

@@ -1,4 +1,4 @@
-"""The page of a daemon that has done a bit of everything: what queries and alert rules may name."""
+"""The metrics page of a daemon that has used every feature: the metrics that queries and alert rules may name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BOUNDS = {
 
 
 def page() -> str:
-    """Returns the page in Prometheus's text."""
+    """Returns the page in Prometheus's text format."""
     return _pages()[""]
 
 
@@ -47,7 +47,7 @@ def page_of(accept: str) -> str:
 
 @functools.cache
 def _pages() -> dict[str, str]:
-    """Returns the pages that Prometheus gets, by the accepted format. The daemon has ended when this returns."""
+    """Returns the metrics pages by requested format. The daemon has ended when this returns."""
     if BACKEND != "cpu":
         pytest.skip("what it does to a device process is meant for the CPU backend")
     with tempfile.TemporaryDirectory() as name:
@@ -88,12 +88,12 @@ def families(text: str) -> list[Metric]:
 
 
 def full_name(family: Metric) -> str:
-    """Returns the family's name in queries; a histogram's without its suffixes."""
+    """Returns the family's name as queries write it; for a histogram, without its suffixes."""
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def gpu_families() -> list[Metric]:
-    """The families that a daemon without a GPU does not have, each with a sample."""
+    """Returns the metric families that a daemon without a GPU does not have, each with a sample."""
     absent = [field.name for field in dataclasses.fields(GpuReading) if field.default is None]
     values: dict[str, Any] = {**dict.fromkeys(absent, 1), "recovery": RECOVERY[0]}
     reading = GpuReading(**values, throttling={"sw_power_cap": True}, xids={13: 1})
@@ -108,7 +108,7 @@ def names(text: str) -> set[str]:
 
 
 def labels(text: str) -> dict[str, set[str]]:
-    """Returns the labels by name of a sample."""
+    """Returns the labels by the name of the sample."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -117,7 +117,7 @@ def labels(text: str) -> dict[str, set[str]]:
 
 
 def of_gpus() -> set[str]:
-    """Names of what no daemon without a GPU tells, as queries write them."""
+    """Returns the names, as queries write them, of the metrics that a daemon without a GPU does not have."""
     return {full_name(family) for family in gpu_families()}
 
 
@@ -129,7 +129,7 @@ def _work(daemon: DaemonProcess, tokens: dict[str, str]) -> None:
         parts = [device.ones(4, np.float32) for device in (first, second)]
         group.all_reduce(parts)
         group.synchronize()
-        group.send(parts[0], to=1, timeout=0.2)  # and no rank receives it
+        group.send(parts[0], to=1, timeout=0.2)  # no rank receives it, so it fails
         _refused(hearth.CommunicatorError, first.synchronize)
         _refused(hearth.QuotaExceededError, lambda: (first.empty(1 << 30, np.uint8), first.synchronize()))
         _refused(hearth.LaunchError, lambda: (_kernel(first)((1,), (9999,), ()), first.synchronize()))
@@ -173,7 +173,7 @@ def _refused(error: type[Exception], action: Callable[[], object]) -> None:
 
 
 def _no_lane(daemon: DaemonProcess) -> None:
-    """A connection that names no ticket."""
+    """Opens a connection that presents no valid ticket."""
     host, port = daemon.lanes.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=10) as stranger:
         stranger.sendall(b"\xff" * 64)

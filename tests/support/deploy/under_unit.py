@@ -1,9 +1,9 @@
-"""Runs a command as a unit of systemd would have it run, as far as that can be done without systemd: with the unit's
-system call filter, address families, namespaces, capabilities, umask and limits.
+"""Runs a command as systemd would run it for a unit, as far as that is possible without systemd: with the unit's system
+call filter, address families, namespaces, capabilities, umask and limits.
 
-    python under_unit.py hearthd.service command...
+python under_unit.py hearthd.service command...
 
-Not done here, as they take mounts or control groups: ProtectSystem and its kin, PrivateTmp, devices.
+Settings that require mounts or control groups are not applied: ProtectSystem and similar settings, PrivateTmp, devices.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 EQUAL, MASKED_EQUAL = 4, 7
 NAMESPACES = 0x7E020080
-"""CLONE_NEW*"""
+"""All CLONE_NEW* flags of clone(2)."""
 _CAPBSET_DROP, _NO_NEW_PRIVS = 24, 38
 _CAPABILITY_VERSION = 0x20080522
 
 
 class _Compare(ctypes.Structure):
-    """scmp_arg_cmp"""
+    """The struct scmp_arg_cmp of libseccomp."""
 
     _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
 
 
 def settings(unit: Path) -> dict[str, list[str]]:
-    """All values of each key, in their order."""
+    """Returns all values of each key, in order."""
     found: dict[str, list[str]] = {}
     for line in unit.read_text().splitlines():
         key, equals, value = line.partition("=")
@@ -44,7 +44,7 @@ def settings(unit: Path) -> dict[str, list[str]]:
 
 
 def expanded(word: str) -> set[str]:
-    """The system calls of a set, or the one that is named."""
+    """Returns the system calls of a set (`@name`), or the named call."""
     if not word.startswith("@"):
         return {word}
     tool = shutil.which("systemd-analyze") or "systemd-analyze"
@@ -54,7 +54,7 @@ def expanded(word: str) -> set[str]:
 
 
 def allowed(filters: list[str]) -> set[str]:
-    """Returns the calls that an allow list of several lines allows."""
+    """Returns the system calls that an allow list of several lines permits."""
     calls = expanded("@default")
     for line in filters:
         named = set().union(*map(expanded, line.removeprefix("~").split()))
@@ -63,7 +63,7 @@ def allowed(filters: list[str]) -> set[str]:
 
 
 def confine(unit: dict[str, list[str]]) -> None:
-    """Holds this process, and what it starts, to the unit from here on."""
+    """Applies the unit's settings to this process and its future children."""
     os.umask(int(unit["UMask"][0], 8))
     for name, value in (("CORE", unit["LimitCORE"][0]), ("NOFILE", unit.get("LimitNOFILE", ["65536"])[0])):
         kind = getattr(resource, f"RLIMIT_{name}")
@@ -88,7 +88,7 @@ def _filter(calls: set[str], families: list[str]) -> None:
 
     def rule(action: int, call: str, *compares: _Compare) -> None:
         number = seccomp.seccomp_syscall_resolve_name(call.encode())
-        if number >= 0:  # else this machine has no such call
+        if number >= 0:  # a negative number: the call does not exist on this architecture
             array = (_Compare * max(1, len(compares)))(*compares)
             done = seccomp.seccomp_rule_add_array(context, ctypes.c_uint32(action), number, len(compares), array)
             assert done == 0, (call, os.strerror(-done))
@@ -98,7 +98,7 @@ def _filter(calls: set[str], families: list[str]) -> None:
     for family in families:
         rule(ALLOW, "socket", _Compare(0, EQUAL, getattr(socket, family), 0))
     rule(ALLOW, "clone", _Compare(0, MASKED_EQUAL, NAMESPACES, 0))
-    rule(ERRNO | errno.ENOSYS, "clone3")  # its flags cannot be looked at; the C library falls back to clone
+    rule(ERRNO | errno.ENOSYS, "clone3")  # seccomp cannot inspect its flags; the C library falls back to clone
     done = seccomp.seccomp_load(context)
     assert done == 0, os.strerror(-done)
 

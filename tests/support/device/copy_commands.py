@@ -1,4 +1,4 @@
-"""Copies on the inline path and their answers."""
+"""Copies on the inline path, and their answers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.device.passing import Passing, Polled
 from tests.support.device.rig import Command
 
 SIZE = 256
-"""Bytes of the buffer; the segment has twice as many."""
+"""Size of the buffer in bytes; the segment is twice as large."""
 
 
 class Refusing:
-    """A driver that takes `takes` copies, and then refuses one."""
+    """A driver that accepts `takes` copies, and refuses the next one."""
 
     takes = -1
 
@@ -51,7 +51,8 @@ class Asked(Refusing, Polled):
 
 
 class Sharing(Passing):
-    """`given`: copies on the inline path; `signalled`: requests that a signal was found for, in `run`."""
+    """A device process whose inline copies are observed. `given` lists the copies on the inline path, `signalled` the
+    requests for which `run` found a signal."""
 
     server: Any
 
@@ -85,7 +86,7 @@ class Sharing(Passing):
         super().stop()
 
     def settled(self) -> None:
-        """Returns when nothing is shared any more."""
+        """Returns when no memory is shared any more."""
         for _ in range(2000):
             if not self.gauges()["segments"]:
                 return
@@ -99,7 +100,7 @@ class Sharing(Passing):
 
 
 def prepared(server: Any) -> Iterator[Sharing]:
-    """The body of a fixture: a prepared device process over `server`, `Told` or `Asked`."""
+    """Yields a prepared device process over `server` (`Told` or `Asked`), and stops it; the body of a fixture."""
     made = Sharing(server)
     made.prepare()
     yield made
@@ -119,7 +120,7 @@ def read(size: int = 8, offset: int = 0, start: int = SIZE, **more: Any) -> Comm
 
 
 def begin(rig: Sharing) -> tuple[Client, segment_client.Client, mmap.mmap]:
-    """A lane and a segment; buffer 2 is as large as half of it."""
+    """Returns a lane, a connection for segments, and a segment's memory; buffer 2 has half of the segment's size."""
     client = rig.lane()
     connection, memory = rig.share()
     client.batch(Command(allocate=c.Allocate(buffer=2, size=SIZE)), sync(1))
@@ -128,7 +129,7 @@ def begin(rig: Sharing) -> tuple[Client, segment_client.Client, mmap.mmap]:
 
 
 def shut(rig: Sharing, stream: int = 0) -> threading.Event:
-    """Makes later work of the stream wait for the gate that is returned."""
+    """Makes later work of the stream wait until the returned gate is set."""
     gate = threading.Event()
     session = rig.process.executor.session(1)
     assert session is not None
@@ -137,7 +138,7 @@ def shut(rig: Sharing, stream: int = 0) -> threading.Event:
 
 
 def unanswered(client: Client) -> None:
-    """Checks that nothing but acks has come."""
+    """Checks that the client has received only acks."""
     client.end.setblocking(False)
     with pytest.raises(BlockingIOError):
         while client.next().kind == Kind.ACK:

@@ -1,4 +1,4 @@
-"""Several sessions on one device process, each with launches that take a known time, driven without a front."""
+"""Several sessions on one device process, each with launches of a known duration, driven without a front."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ extern "C" __global__ void rest(unsigned long long* done, long long nanoseconds)
 }
 """,
 }
-"""A kernel that takes its time. On the CPU it takes no processor: those of the machine have others to serve."""
+"""A kernel of a known duration. On the CPU it sleeps, because the machine's processors are shared with other tests."""
 LAYOUT = pack_layout([Place(0, 8, pointer=True), Place(8, 8)])
 
 
 @dataclass
 class Member:
-    """A session: `nanoseconds` of each launch, `launches` in a batch, `window` batches unacknowledged."""
+    """A session: `nanoseconds` is the duration of a launch, `launches` the number of launches in a batch, `window` the
+    maximum number of unacknowledged batches."""
 
     channel: int
     tenant: str = ""
@@ -52,9 +53,9 @@ class Member:
     acked: int = 0
     sent_at: dict[int, float] = field(default_factory=dict)
     waits: list[float] = field(default_factory=list)
-    """Seconds from sending a batch to its acknowledgement."""
+    """Seconds from the sending of each batch to its acknowledgement."""
     batch: bytes = b""
-    """The records of one."""
+    """The launch records of one batch."""
 
     @property
     def session(self) -> str:
@@ -66,7 +67,8 @@ class Member:
 
 
 class Crowd(DeviceLink):
-    """A device process with any number of members; `metered` is what it said of each session's time, in seconds."""
+    """A device process with any number of members; `metered` is the device time of each session, in seconds, as the
+    device process reported it."""
 
     def __init__(self, spec: Any, **more: Any) -> None:
         super().__init__(spec, **more)
@@ -78,7 +80,7 @@ class Crowd(DeviceLink):
         self.poll.register(self.sock, select.POLLIN)
 
     def join(self, **fields: Any) -> Member:
-        """A session with its module, its function 1 and a counter in buffer 1."""
+        """Opens a session with its module, its function 1 and a counter in buffer 1."""
         member = Member(len(self.members) + 2, **fields)
         info = {
             "session": member.session, "tenant": member.tenant, "weight": member.weight, "priority": member.priority,
@@ -97,7 +99,7 @@ class Crowd(DeviceLink):
         return member
 
     def leave(self, member: Member) -> None:
-        """Closes the session, and waits until the device has given all back."""
+        """Closes the session, and waits until the device process has released its resources."""
         self.send(Kind.CLOSE, channel=member.channel)
         self.until(lambda frame: frame.kind == Kind.CLOSED and frame.channel == member.channel)
         del self.members[member.channel]
@@ -108,7 +110,7 @@ class Crowd(DeviceLink):
         return record * (member.launches if launches is None else launches)
 
     def post(self, member: Member, *commands: c.Command) -> int:
-        """Sends a batch; the member's launches unless given others."""
+        """Sends a batch of the given commands, or else of the member's launches."""
         member.seq += 1
         member.sent_at[member.seq] = time.perf_counter()
         member.batch = member.batch or self.records(member)
@@ -118,14 +120,14 @@ class Crowd(DeviceLink):
         return member.seq
 
     def fill(self, *members: Member) -> None:
-        """Posts as many batches as the windows take, one of each member in turn: none has the device to itself while
-        the windows of the others are being filled."""
+        """Posts as many batches as the windows accept, one of each member in turn, so that no member has the device to
+        itself while the windows of the others are being filled."""
         while below := [member for member in members if member.seq - member.acked < member.window]:
             for member in below:
                 self.post(member)
 
     def round_trip(self, member: Member, launches: int = 1, on_frame: Callable[[Frame], None] | None = None) -> float:
-        """Seconds from a few launches and a Sync to its answer."""
+        """Returns the seconds from the sending of a few launches and a Sync to the Sync's answer."""
         began = time.perf_counter()
         commands = [c.Command(launches=self.records(member, launches)), c.Command(request=1, sync=c.Sync())]
         self.post(member, *commands)
@@ -137,12 +139,12 @@ class Crowd(DeviceLink):
                 on_frame(frame)
 
     def count(self, member: Member) -> int:
-        """Returns the number of the member's launches that have run; waits for all that it was given."""
+        """Returns the number of the member's launches that have run, after waiting for all of them."""
         read = self.call(channel=member.channel, read=c.Read(buffer=1, size=8)).read
         return int.from_bytes(read.data, "little")
 
     def take(self, frame: Frame) -> None:
-        """Takes note of a frame, for all waits."""
+        """Records the acknowledgements and device times in a frame, whichever wait received it."""
         if frame.kind == Kind.ACK:
             member = self.members[frame.channel]
             now = time.perf_counter()
@@ -167,7 +169,7 @@ class Crowd(DeviceLink):
                 return frame
 
     def run(self, seconds: float, *flooding: Member, on_frame: Callable[[Frame], None] = lambda frame: None) -> float:
-        """Keeps these members' windows full for so long; how long it was."""
+        """Keeps these members' windows full for `seconds`; returns the actual duration."""
         begin = time.perf_counter()
         while (left := begin + seconds - time.perf_counter()) > 0:
             self.fill(*flooding)

@@ -1,4 +1,4 @@
-"""Host memory that can be "locked" up to an amount, without a GPU."""
+"""Host memory of which a limited amount can be "locked", without a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hearthd.shared.device_spec import DeviceSpec
 
 
 class Host:
-    """Locks memory until `left` bytes are used up, and notes who asked."""
+    """Locks memory until `left` bytes are used up, and records the callers."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -33,7 +33,7 @@ class Host:
 
 
 class LockingServer(CpuServer):
-    """A CPU device whose host memory for copies has to be locked, as a GPU's; the driver may refuse copies."""
+    """A CPU device whose host memory for copies must be locked, as on a GPU. The driver may refuse copies."""
 
     def __init__(self, spec: DeviceSpec, host: Host, slab: int = 1 << 20) -> None:
         super().__init__(spec)
@@ -42,7 +42,7 @@ class LockingServer(CpuServer):
         self.direct = 0
         self.events = 0
         self.refuse = 0
-        """Copies that the driver refuses from now on."""
+        """Number of copies that the driver still refuses."""
 
     def stream(self, number: int) -> CpuStream:
         return self.streams[number]

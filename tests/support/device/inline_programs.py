@@ -1,4 +1,4 @@
-"""Programs of batches, and what a client hears of them on either way."""
+"""Programs of batches, and the responses that a client receives on the inline and on the queued path."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ BROKEN = st.one_of(
 
 
 class Step(NamedTuple):
-    """A batch; `waits`: the next one is sent when it has been answered."""
+    """A batch. `waits`: the next batch is sent after this one has been answered."""
 
     commands: tuple[c.Command, ...]
     waits: bool
 
 
 def run(rig: Passing, program: Sequence[Step]) -> list[bytes]:
-    """Returns the answers; the last is the buffer's contents."""
+    """Runs a program; returns the answers, of which the last holds the buffer's contents."""
     channel = next(rig.channels)
     rig.send(Kind.OPEN, b'{"session": "me", "tenant": "t"}', channel=channel)
     client = rig.lane(channel)
@@ -84,11 +84,12 @@ def run(rig: Passing, program: Sequence[Step]) -> list[bytes]:
     rig.until(Kind.CLOSED)
     client.end.close()
     assert heard.in_order()
-    return sorted(each for each in heard.responses if number(each) != 2)  # which says how long the compile took
+    # the answer to request 2 contains the duration of the compile
+    return sorted(each for each in heard.responses if number(each) != 2)
 
 
 class Heard:
-    """Responses that have come to a client."""
+    """Responses that a client has received."""
 
     def __init__(self, client: Client, asked: list[int]) -> None:
         self.client = client
@@ -98,7 +99,7 @@ class Heard:
         self._acked = 0
 
     def all(self) -> None:
-        """Until everything asked has been answered."""
+        """Reads until all requests have been answered."""
         while len(self.responses) < len(self.asked):
             frame: Frame = self.client.next()
             if frame.kind == Kind.ACK:
@@ -108,7 +109,7 @@ class Heard:
                 self.responses.append(frame.payload)
 
     def in_order(self) -> bool:
-        """Returns whether syncs of one stream were answered in their order."""
+        """Returns whether the syncs of each stream were answered in order."""
         answered = [number(each) for each in self.responses]
         rows = [[each for each in answered if self.streams.get(each) == row] for row in set(self.streams.values())]
         return all(row == sorted(row) for row in rows)

@@ -1,4 +1,4 @@
-"""A device process with lanes, the test as its front and as its clients."""
+"""A device process with lanes; the test acts as its front and as its clients."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Client:
         return self.seq
 
     def next(self) -> Frame:
-        """Raises EOFError at the end."""
+        """Returns the next frame. Raises EOFError at the end of the connection."""
         while not self._frames:
             try:
                 data = self.end.recv(1 << 16)
@@ -72,7 +72,7 @@ class Client:
         return device_pb2.ExecuteResponse.FromString(self.until(Kind.RESPONSE).payload)
 
     def rest(self) -> list[Frame]:
-        """All frames up to the end."""
+        """Returns all remaining frames until the connection ends."""
         frames: list[Frame] = []
         with pytest.raises(EOFError):
             while True:
@@ -81,7 +81,7 @@ class Client:
 
 
 class Laned(Rig[CpuServer]):
-    """A device process whose front is the test; `copies` are the responses and acks that came over the link."""
+    """A device process whose front is the test; `copies` returns the responses and acks that came over the link."""
 
     source = SOURCE
 
@@ -99,7 +99,7 @@ class Laned(Rig[CpuServer]):
         self.process.run()
 
     def started(self) -> None:
-        """Called on the device-handle thread, before the process takes anything."""
+        """Called on the device-handle thread, before the process handles any message."""
 
     def hand_over(self, channel: int = 1, **limits: int) -> Client:
         ours, theirs = socket.socketpair()
@@ -114,19 +114,20 @@ class Laned(Rig[CpuServer]):
         return client
 
     def barrier(self) -> None:
-        """Returns when the process has looked at all that came before."""
+        """Returns when the process has handled everything sent before."""
         self.send(Kind.PING, id=5)
         self.until(Kind.PONG, 5)
 
     def end_lane(self, channel: int = 1) -> int:
-        """The last batch that the process has; `copies` are complete then."""
+        """Ends the lane; returns the number of the last batch that the process received. All copies have arrived
+        then."""
         ident = next(self._lane_ids)
         self.send(Kind.LANE_END, channel=channel, id=ident)
         last: int = json.loads(self.until(Kind.LANE_ENDED, ident).payload)["last"]
         return last
 
     def copies(self) -> list[Frame]:
-        """Takes the frames that came over the link so far, of the kinds that have copies."""
+        """Returns and removes the RESPONSE and ACK frames received over the link so far."""
         found = [frame for frame in self._frames if frame.kind in (Kind.RESPONSE, Kind.ACK)]
         self._frames = [frame for frame in self._frames if frame not in found]
         return found
@@ -137,7 +138,7 @@ class Laned(Rig[CpuServer]):
         return counters
 
     def prepare(self, channel: int = 1) -> None:
-        """Function 1, and the sum in buffer 1."""
+        """Loads function 1, and sets the sum in buffer 1 to 0."""
         for kind in (
             {"load_module": c.LoadModule(module=1, kind=c.CODE_KIND_CUDA_CPP, code=SOURCE)},
             {"get_function": c.GetFunction(function=1, module=1, name="add")},
@@ -165,7 +166,7 @@ def batch(seq: int, *commands: c.Command, claimed: int | None = None) -> bytes:
 
 
 def add(what: int, function: int = 1, stream: int = 0, buffer: int = 1, offset: int = 0, block: int = 1) -> c.Command:
-    """A launch that tells by the sum where among others it ran, and how often."""
+    """Returns a launch whose effect on the sum depends on its position among other launches and on how often it ran."""
     params = offset.to_bytes(8, "little") + what.to_bytes(8, "little")
     record = Record(function, stream, (1, 1, 1), (block, 1, 1), 0, 0, 0, LAYOUT, (buffer,), params)
     return Command(launches=pack(record))

@@ -17,7 +17,7 @@ Command = commands_pb2.Command
 
 
 class DeviceLink:
-    """A device process and its link; `channel` 1 is open."""
+    """A device process and its link, with an open `channel` 1."""
 
     def __init__(self, spec: DeviceSpec, main: Callable[[socket.socket, DeviceSpec], None] = device_main) -> None:
         self.sock, theirs = socket.socketpair()
@@ -49,7 +49,7 @@ class DeviceLink:
         return self._frames.pop(0)
 
     def expect(self, kind: int, ident: int | None = None) -> Frame:
-        """The next frame of this kind; others are dropped."""
+        """Returns the next frame of this kind; other frames are dropped."""
         while True:
             frame = self.next()
             if frame.kind == kind and (ident is None or frame.id == ident):

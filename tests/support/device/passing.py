@@ -1,4 +1,4 @@
-"""A device process with lanes, some of whose batches take the inline path, or none."""
+"""A device process with lanes, in which eligible batches take the inline path, or none does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.device.lane_rig import Laned
 
 
 class Polled(CpuServer):
-    """Does not say when something is done, as CUDA does not."""
+    """A CPU device that does not announce completions, as CUDA does not: they must be polled."""
 
     def on_progress(self, wake: Any) -> bool:
         super().on_progress(None)
@@ -19,7 +19,7 @@ class Polled(CpuServer):
 
 
 class Passing(Laned):
-    """`inline_path` False: everything takes the queued path."""
+    """A device process with lanes. With `inline_path` False all batches take the queued path."""
 
     def __init__(self, server: type[CpuServer], inline_path: bool = True) -> None:
         self._taken = self.offered = 0
@@ -29,7 +29,8 @@ class Passing(Laned):
 
     @property
     def taken(self) -> int:
-        """Number of batches that took the inline path: they are answered before that is counted."""
+        """Returns the number of batches that took the inline path. Waits first, because a batch is answered before it
+        is counted."""
         self.barrier()
         return self._taken
 

@@ -1,4 +1,4 @@
-"""A device process whose communicators are the test's own, and the front's side of its COLLECTIVE frames."""
+"""A device process with fake communicators, and the front's side of its COLLECTIVE frames."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig
 
 WRITTEN = 0x77
-"""Byte that an exchange of any kind writes to its destinations."""
+"""The byte that every exchange writes to its destinations."""
 
 
 class FakeCommunicator:
-    """Its exchanges take until `release`, or until it is aborted: then they leave half of the bytes."""
+    """A communicator whose exchanges run until `release`, or until it is aborted: an aborted exchange writes half of
+    its bytes."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
@@ -55,14 +56,14 @@ class FakeCommunicator:
         stream.submit(work)
 
     def release(self, count: int = 1) -> None:
-        """Lets `count` more exchanges end."""
+        """Lets `count` more exchanges complete."""
         self._free.release(count)
 
     def failed(self) -> str:
         return self.failure
 
     stops = False
-    """True if it can be stopped first, as NCCL's since 2.28.7."""
+    """True if the communicator can be stopped before it is aborted, as NCCL's since 2.28.7."""
 
     def stop(self) -> None:
         assert self.stops
@@ -119,7 +120,7 @@ class PeerServer(CpuServer):
 
 
 class PeerRig(Rig[PeerServer]):
-    """Device 0 of two. Buffers 1, 2 and 3 have 64 bytes of 1, 2 and 3."""
+    """Device 0 of two. Buffers 1, 2 and 3 hold 64 bytes of the values 1, 2 and 3."""
 
     def __init__(self, server: Any = PeerServer, **spec: Any) -> None:
         super().__init__(DeviceSpec(0, "cpu", 0, **spec), server)
@@ -143,10 +144,10 @@ class PeerRig(Rig[PeerServer]):
         self.server.peers.join_blocks.set()
         super().close()
 
-    # ---- the front ----
+    # ---- the front's side ----
 
     def hear(self, op: str) -> dict[str, Any]:
-        """The next COLLECTIVE frame of this kind; others stay for later."""
+        """Returns the next COLLECTIVE frame of this kind; other frames are kept for later calls."""
         while True:
             for index, message in enumerate(self._heard):
                 if message["op"] == op:
@@ -154,7 +155,8 @@ class PeerRig(Rig[PeerServer]):
             self._heard += _each(json.loads(self.until(Kind.COLLECTIVE).payload))
 
     def heard(self, op: str) -> list[dict[str, Any]]:
-        """Returns the messages of this kind that have come by now; the device process has seen all that it was sent."""
+        """Returns the messages of this kind received so far, after the device process has handled everything sent to
+        it."""
         self.gauges()
         for frame in self._frames:
             if frame.kind == Kind.COLLECTIVE:
@@ -180,10 +182,10 @@ class PeerRig(Rig[PeerServer]):
         status = encode(refusal.to_status().SerializeToString()) if refusal is not None else ""
         self.tell("abort", comm=comm, reason="a peer is gone", status=status)
 
-    # ---- what a client sees ----
+    # ---- the client's side ----
 
     def reason(self, ident: int) -> str:
-        """Returns the reason of the answer's error; empty where there is none."""
+        """Returns the reason of the answer's error; empty if it succeeded."""
         result = self.answer(ident)
         return str(from_status(result.error).reason) if result.HasField("error") else ""
 
@@ -200,7 +202,7 @@ class PeerRig(Rig[PeerServer]):
 
 
 def _each(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row's operations as if each had been presented by itself."""
+    """Splits the message of several consecutive operations into one message for each operation."""
     count = message.pop("count", 1)
     found = [message]
     for step in range(1, count):

@@ -1,4 +1,4 @@
-"""Objects that can be reached from an object: finds the holder of what should be gone."""
+"""Search for objects that are reachable from an object: finds the holder of an object that should have been freed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _PASSED_OVER = (types.ModuleType, type, types.BuiltinFunctionType, types.FrameTy
 
 
 def holders(root: object, wanted: Callable[[object], bool]) -> list[str]:
-    """The way from `root` to everything that is `wanted`: itself, a key of a dictionary, an element of a collection. An
-    object's own attributes are looked into, not at: an int among them is no entry of a table."""
+    """Returns the path from `root` to every `wanted` object: `root` itself, a key of a dictionary, or an element of a
+    collection. Attributes of objects are followed, but their values themselves are not reported: an int in an attribute
+    is not an entry of a table."""
     found: list[str] = []
     seen = {id(root)}
     queue: deque[tuple[object, str]] = deque([(root, type(root).__name__)])
@@ -35,7 +36,8 @@ def holders(root: object, wanted: Callable[[object], bool]) -> list[str]:
 
 
 def _within(each: object) -> Iterator[tuple[str, object, bool]]:
-    """A step further: its name, what is there, and whether that is an entry of a collection."""
+    """Yields the objects that `each` refers to directly: the step of the path, the object, and whether it is an entry
+    of a collection."""
     if isinstance(each, dict):
         for key, value in list(each.items()):
             yield f"{{{type(key).__name__} {key!r:.40}}}", key, True

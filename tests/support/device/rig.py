@@ -1,4 +1,5 @@
-"""A device process's loop on a thread of this process, driven frame by frame, over a server of the test's own."""
+"""The loop of a device process on a thread of the test process, driven frame by frame, over a server that the test
+provides."""
 
 from __future__ import annotations
 
@@ -28,12 +29,13 @@ def keep_compiled(folder: str) -> None:
 
 
 def compiled() -> str:
-    """The directory of compiled modules for rigs: most tests compile the same few kernels."""
+    """Returns the directory of compiled modules for rigs, shared because most tests compile the same few kernels."""
     return _compiled
 
 
 class Rig(Generic[S]):
-    """`make` builds the server on the device-handle thread; `channel` 1 is open."""
+    """A device process's loop on a thread. `make` builds the server on the device-handle thread; `channel` 1 is
+    open."""
 
     server: S
 
@@ -60,7 +62,7 @@ class Rig(Generic[S]):
         self.sock.sendall(encode(kind, payload, **fields))
 
     def until(self, kind: int, ident: int | None = None) -> Frame:
-        """The first frame of this kind; those of others stay for later."""
+        """Returns the first frame of this kind; other frames are kept for later calls."""
         while True:
             for index, frame in enumerate(self._frames):
                 if frame.kind == kind and ident in (None, frame.id):
@@ -70,16 +72,16 @@ class Rig(Generic[S]):
             self._frames += self._reader.feed(data)
 
     def came(self, kind: int, *idents: int) -> list[Frame]:
-        """The frames of this kind, and of one of `idents` if any are given, that were received and are not yet taken
-        by `until`. Reads nothing from the socket."""
+        """Returns the frames of this kind (and with one of `idents`, if any are given) that were received and not yet
+        returned by `until`. Reads nothing from the socket."""
         return [frame for frame in self._frames if frame.kind == kind and (not idents or frame.id in idents)]
 
     def forget(self) -> None:
-        """Drops the frames that were received and not taken."""
+        """Drops the frames that were received and not yet returned."""
         self._frames.clear()
 
     def start(self, stream: int = 0, **kind: Any) -> int:
-        """Sends one command as a single call; the number under which `answer` finds its result."""
+        """Sends one command as a single call; returns the number under which `answer` finds its result."""
         ident = next(self.ids)
         command = Command(request=1, stream=stream, **kind)
         self.send(Kind.CALL, command.SerializeToString(), channel=1, id=ident)
@@ -96,14 +98,14 @@ class Rig(Generic[S]):
         self.send(Kind.BATCH, message.SerializeToString(), channel=1)
 
     def upload(self, transfer: int, data: bytes, chunk: int) -> None:
-        """The bytes of a Write, in chunks."""
+        """Sends the bytes of a Write, in chunks."""
         for start in range(0, len(data), chunk):
             message = device_pb2.UploadRequest(data=data[start : start + chunk])
             last = Flag.LAST if start + chunk >= len(data) else 0
             self.send(Kind.UPLOAD, message.SerializeToString(), channel=1, id=transfer, flags=int(last))
 
     def download(self, transfer: int) -> bytes:
-        """The bytes of a Read, asked for a chunk at a time."""
+        """Returns the bytes of a Read, requested one chunk at a time."""
         self.send(Kind.DOWNLOAD, channel=1, id=transfer, flags=1)
         data = b""
         while True:

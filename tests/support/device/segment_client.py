@@ -1,4 +1,4 @@
-"""A client's end of a connection for segments, with the test as the front that hands it over."""
+"""A client's end of a connection for segments; the test acts as the front that hands the connection over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hearthd.device.flows.segment_policy import SEALS
 
 
 def hand_over(files: socket.socket, channel: int = 1, most: int = 1 << 40) -> Client:
-    """A new connection of the channel; `files`: the front's end of the descriptors' socket."""
+    """Hands over a new connection of the channel; `files` is the front's end of the socket for descriptors."""
     ours, theirs = socket.socketpair()
     descriptors.send(files, {"kind": "segments", "channel": channel, "max_bytes": most}, [theirs.fileno()])
     theirs.close()
@@ -51,7 +51,7 @@ class Client:
         return memory
 
     def share(self, ident: int, size: int, **more: object) -> mmap.mmap:
-        """`more`: what is said of it besides its size."""
+        """Announces a segment that must be accepted; `more` holds fields of the announcement besides the size."""
         memory = self.announce(ident, size, **more)
         assert self.next() == Frame(Kind.SEGMENT, 0, 0, ident, b"")
         return memory

@@ -1,4 +1,4 @@
-"""A CPU device that loads code as a GPU does, and what tests ask of it."""
+"""A CPU device that loads code under the restrictions of a GPU, and commands for tests of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCE = b'extern "C" __global__ void add_one(int* x) { *x += 1; }'
 
 
 class Strict(CpuServer):
-    """A CPU device whose code comes and goes as on a GPU: never while a kernel runs. `gate` lets kernels end."""
+    """A CPU device that loads and unloads code as a GPU does: never while a kernel runs. `gate` lets kernels end."""
 
     loading_waits = True
 
@@ -49,7 +49,8 @@ class Strict(CpuServer):
 
 
 def load(rig: Rig[Strict], number: int, salt: bytes = b"") -> None:
-    """Asks for module `number` with function `number`; compiled or not, it answers only when it is loaded."""
+    """Sends the loading of module `number` with function `number`. The module, compiled or cached, is available only
+    after it has been loaded."""
     code = SOURCE + b"// " + salt
     module = c.LoadModule(module=number, kind=c.CODE_KIND_CUDA_CPP, code=code)
     rig.batch(
@@ -71,7 +72,8 @@ def launch(function: int, buffer: int, stream: int = 0) -> c.Command:
 
 
 def prepare(rig: Rig[Strict]) -> Callable[[int], int]:
-    """A loaded module, two streams, a zeroed buffer on each; reads a buffer's number."""
+    """Prepares a loaded module, two streams and a zeroed buffer on each; returns a function that reads the number in a
+    buffer."""
     load(rig, 1)
     assert not rig.answer(ready(rig, 1)).HasField("error")
     rig.batch(

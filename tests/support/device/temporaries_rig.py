@@ -1,4 +1,5 @@
-"""A device process whose temporaries go either way, and sessions that tell what both left behind."""
+"""A device process in which temporaries take the inline or the queued path, and sessions that compare the resulting
+states."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ COUNTED = ("allocations", "allocated_bytes", "frees", "freed_bytes", "persistent
 
 
 class Watched(CpuServer):
-    """Memory comes zeroed; notes which streams were made to wait. `refused`: sizes that cannot be freed, or filled.
-    `freed`: sizes of the memory that its stream has come to give back."""
+    """A CPU device whose memory is zeroed at allocation and which records the streams that were made to wait.
+    `refused`: sizes that cannot be freed or filled. `freed`: sizes of the memory that was freed in stream order."""
 
     def __init__(self, spec: Any) -> None:
         super().__init__(spec)
@@ -57,7 +58,8 @@ class Watched(CpuServer):
 
 
 class Ways(Laned):
-    """`at_once` False: everything takes the queued path. `taken` names the commands that did not."""
+    """A device process that records paths. With `at_once` False all batches take the queued path; `taken` names the
+    commands that did not."""
 
     server: Watched
 
@@ -101,7 +103,7 @@ class Ways(Laned):
 
 
 class Run:
-    """A separate session, batch by batch."""
+    """A separate session, driven batch by batch."""
 
     def __init__(self, rig: Ways, quota: int = 0) -> None:
         self.rig = rig
@@ -121,7 +123,7 @@ class Run:
         self.answers.clear()
 
     def step(self, *commands: c.Command) -> list[c.Result]:
-        """Sends one batch, with a Sync of all streams last; returns the results of its requests."""
+        """Sends one batch that ends with a Sync of all streams; returns the results of its requests."""
         batch = c.Batch(seq=next(self.seq))
         asked = 0
         for each in (*commands, Command(request=1, sync=c.Sync(all_streams=True))):
@@ -135,7 +137,7 @@ class Run:
         results = []
         for _ in range(asked):
             result = device_pb2.ExecuteResponse.FromString(self.rig.until(Kind.RESPONSE).payload).result
-            if result.HasField("memory_usage"):  # what is still on loan, time decides
+            if result.HasField("memory_usage"):  # the amount of pinned memory still lent depends on timing
                 result.memory_usage.bytes_pinned = result.memory_usage.bytes_pinned_in_use = 0
             results.append(result)
         results.sort(key=lambda result: result.request)
@@ -150,7 +152,8 @@ class Run:
         return counts | {f"reason {name}": count for name, count in telemetry.reasons.items()}
 
     def state(self) -> dict[str, Any]:
-        """All that is to be the same on both ways. Tracks by the order in which the session came to them."""
+        """Returns the state that must be equal on both paths. Tracks are numbered in the order in which the session
+        first used them."""
         executor = self.rig.process.executor
         session = self.rig.session(self.channel)
         tracks = {track.index: number for number, track in enumerate(session.tracks())}
@@ -194,7 +197,7 @@ class Run:
 
 
 def run(rig: Ways, program: Sequence[Sequence[c.Command]], quota: int) -> tuple[list[bytes], list[dict[str, Any]]]:
-    """Returns the answers, and the state after each step."""
+    """Runs a program; returns the answers, and the state after each step."""
     session = Run(rig, quota)
     states = []
     for step in program:

@@ -1,4 +1,4 @@
-"""Parts of the tests of the matcher and the communicators."""
+"""Shared parts of the tests of the matcher and of the communicators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIGNATURE = {"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "su
 
 
 def part(channel: int = 1, timeout: float = 5, **changes: Any) -> dict[str, Any]:
-    """A `present` of one all_reduce."""
+    """Returns a `present` message of one all_reduce."""
     return {"op": "present", "channel": channel, "signature": [{**SIGNATURE, **changes}], "timeout": timeout}
 
 
@@ -24,7 +24,7 @@ def place(device: int, process: int = 0, node: int = 0) -> RankLocation:
 
 
 def complete(*members: int, owner: str = "s", sequence: int = 1, deadline: float = 5.0, process: int = 0) -> Match:
-    """An operation that all ranks have presented: rank r from channel 10 + r."""
+    """Returns an operation that all ranks have presented: rank r on channel 10 + r."""
     members = members or (0, 1)
     parts = {
         rank: Presentation(place(member, process), 10 + rank, [dict(SIGNATURE)]) for rank, member in enumerate(members)
@@ -42,7 +42,7 @@ def refusal_in(send: DeviceMessage) -> Refusal:
 
 
 def ops(sends: list[DeviceMessage]) -> list[tuple[int, str]]:
-    """Device and `op` of each."""
+    """Returns the device and `op` of each message."""
     return [(send.place.device, send.body["op"]) for send in sends]
 
 
@@ -55,6 +55,6 @@ def present(devices: tuple[int, ...] = (0, 1), channel: int = 1, timeout: float 
 
 
 def reason_of(body: dict[str, Any]) -> Reason:
-    """Returns the reason of a `fail`."""
+    """Returns the reason of a `fail` message."""
     assert body["op"] == "fail"
     return status_of(DeviceMessage(place(0), body)).reason

@@ -19,7 +19,8 @@ def batch(seq: int, requests: int = 0, padding: int = 0) -> device_pb2.ExecuteRe
 
 
 async def read_until(stream: Any, acked: int, results: int = 0) -> tuple[int, int, int]:
-    """Reads until so much has come; returns how many acks and results came, and the last ack."""
+    """Reads until batch `acked` is acknowledged and `results` results have come; returns the numbers of acks and
+    results, and the last ack."""
     acks = got = last = 0
     while last < acked or got < results:
         answer = await stream.read()
@@ -32,7 +33,8 @@ async def read_until(stream: Any, acked: int, results: int = 0) -> tuple[int, in
 
 
 async def device_settles(f: Front) -> None:
-    """Returns when what the front had sent by now has been handled: frames keep their order."""
+    """Returns when the device process has handled everything that the front had sent before: frames keep their
+    order."""
     link = f.daemon.supervisor.find(0).link
     assert link is not None
     for _ in range(20):

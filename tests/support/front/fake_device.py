@@ -1,4 +1,4 @@
-"""A device process for tests of the front: a thread that speaks frames, and a launcher that starts it."""
+"""A device process for tests of the front: a thread that exchanges frames, and a launcher that starts it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FakeDevice:
         self._thread = threading.Thread(target=self._run, name=f"fake-device-{spec.ordinal}", daemon=True)
         self._thread.start()
 
-    # ---- what the supervisor asks of a process ----
+    # ---- interface for the supervisor ----
 
     def kill(self) -> None:
         self.die(-9)
@@ -73,7 +73,7 @@ class FakeDevice:
         return await asyncio.shield(self._exit)
 
     def die(self, exit_code: int | None = -11) -> None:
-        """Ends without a word."""
+        """Ends without sending a FAULT frame."""
         self.exit_code = exit_code
         try:
             self.link.shutdown(socket.SHUT_RDWR)
@@ -81,7 +81,7 @@ class FakeDevice:
             return
 
     def fault(self, refusal: Refusal) -> None:
-        """Says why, then ends when the front has heard it."""
+        """Sends a FAULT frame with the reason, and ends when the front has received it."""
         self.exit_code = -11
         self.send(Kind.FAULT, refusal.to_status().SerializeToString())
 
@@ -112,7 +112,7 @@ class FakeDevice:
             pass
         finally:
             self.link.close()
-            with contextlib.suppress(RuntimeError):  # a test that failed has closed its loop
+            with contextlib.suppress(RuntimeError):  # the event loop is closed after a failed test
                 self._loop.call_soon_threadsafe(self._on_exit)
 
     def _on_exit(self) -> None:
@@ -185,7 +185,7 @@ class FakeDevice:
             self.link.sendall(out)
 
     def release_acks(self) -> None:
-        """Sends what was held back, and holds no more."""
+        """Sends the acks that were held back, and stops holding acks back."""
         self.launcher.hold_acks = False
         held, self._held = self._held, []
         self.link.sendall(b"".join(held))
@@ -235,7 +235,7 @@ class FakeDevice:
             self.send(Kind.RESULT, result.SerializeToString(), channel=frame.channel, id=call)
 
     def provide(self, channel: int, transfer: int, data: bytes) -> None:
-        """Bytes for a Download of a transfer that some Read in a batch would have named."""
+        """Provides the bytes for a Download of a transfer, which a Read in a batch would have named."""
         flow = self.downloads.setdefault((channel, transfer), {"credits": 0, "offset": 0, "data": None})
         flow["data"] = data
         self._pump(channel, transfer)
@@ -256,7 +256,7 @@ class FakeDevice:
 
 
 class FakeLauncher:
-    """Starts fake device processes; what they do is said here."""
+    """Starts fake device processes, and holds the settings of their behaviour."""
 
     def __init__(self) -> None:
         self.ready = True
@@ -282,5 +282,5 @@ class FakeLauncher:
             device.join()
 
     def current(self, ordinal: int = 0) -> FakeDevice:
-        """The process that serves a device now."""
+        """Returns the process that currently serves a device."""
         return [device for device in self.started if device.spec.ordinal == ordinal][-1]

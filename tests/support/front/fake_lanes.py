@@ -1,4 +1,4 @@
-"""A fake device process that takes lanes, and a client's end of one."""
+"""A fake device process that accepts lanes, and a client's end of a lane."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from tests.support.front.fake_device import FakeDevice, FakeLauncher
 
 
 class LaneDevice(FakeDevice):
-    """A fake device process. Its messages go over the channel's lane, with a copy for the front, where there is one."""
+    """A fake device process. It sends its messages over the channel's lane, if there is one, with a copy to the
+    front."""
 
     def __init__(self, spec: DeviceSpec, launcher: FakeLauncher) -> None:
         self.given: list[dict[str, Any]] = []
-        """Descriptions that came with the connections."""
+        """Descriptions of the lanes that were handed over."""
         self.bulk: list[tuple[dict[str, Any], socket.socket]] = []
-        """Connections for bulk data, and the descriptions that came with them."""
+        """Connections for bulk data, with their descriptions."""
         self.lanes: dict[int, socket.socket] = {}
         self.asked: list[int] = []
-        """Channels whose lanes were to end."""
+        """Channels whose lanes the front asked to end."""
         self.last: dict[int, int] = {}
         self.said = threading.RLock()
         self._later: list[tuple[int, int, bytes, int]] = []
@@ -43,7 +44,7 @@ class LaneDevice(FakeDevice):
             self.drop(channel)
 
     def drop(self, channel: int = 1) -> None:
-        """Its lane breaks."""
+        """Breaks the channel's lane."""
         lane = self.lanes.pop(channel, None)
         if lane is not None:
             with contextlib.suppress(OSError):
@@ -54,7 +55,7 @@ class LaneDevice(FakeDevice):
             super().send(kind, payload, **fields)
 
     def say(self, kind: int, payload: bytes = b"", channel: int = 1, id: int = 0, copied: bool = True) -> None:
-        """A response or ack. Not `copied`: the front's copy is lost with the process."""
+        """Sends a response or ack. With `copied` False, the front's copy is lost with the process."""
         with self.said:
             lane = self.lanes.get(channel)
             if lane is not None:
@@ -64,13 +65,13 @@ class LaneDevice(FakeDevice):
                 self.send(kind, payload, channel=channel, id=id, flags=Flag.LANED if lane is not None else 0)
 
     def release_acks(self) -> None:
-        """Says what was held back, by whatever way there is now."""
+        """Sends the acks that were held back, over the lane or the link, whichever is in use now."""
         self.launcher.hold_acks = False
         later, self._later = self._later, []
         for channel, kind, payload, ident in later:
             self.say(kind, payload, channel, ident)
 
-    # ---- the threads ----
+    # ---- run on threads of the fake ----
 
     def _take_files(self) -> None:
         while (message := descriptors.receive(self._files)) is not None:
@@ -143,7 +144,7 @@ def result(request: int) -> bytes:
 
 
 class LaneLauncher(FakeLauncher):
-    """Starts processes that take lanes."""
+    """Starts fake processes that accept lanes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +165,7 @@ class LaneClient:
 
     @staticmethod
     async def connect(offer: device_pb2.LaneOffer) -> LaneClient:
-        """Shows its ticket; LIVE comes, or the end of the stream."""
+        """Connects and presents the ticket; the server then sends LIVE, or ends the connection."""
         client = LaneClient(*await asyncio.open_unix_connection(offer.path))
         client.write(frames.encode(Kind.TICKET, offer.ticket))
         return client
@@ -182,12 +183,12 @@ class LaneClient:
         self.write(frames.encode(Kind.BATCH, request.SerializeToString(), id=request.batch.seq))
 
     async def read(self) -> Frame:
-        """Raises `IncompleteReadError` at the end of the stream."""
+        """Returns the next frame. Raises `IncompleteReadError` at the end of the stream."""
         length, kind, flags, channel, ident = HEADER.unpack(await self._reader.readexactly(HEADER.size))
         return Frame(kind, flags, channel, ident, await self._reader.readexactly(length))
 
     async def take(self, results: int, acked: int = 0) -> list[int]:
-        """Takes `results` results, and what comes until the ack of batch `acked`."""
+        """Reads until `results` results and the ack of batch `acked` have come; returns the results' numbers."""
         taken: list[int] = []
         last = 0
         while len(taken) < results or last < acked:
@@ -199,7 +200,7 @@ class LaneClient:
         return taken
 
     async def over(self) -> None:
-        """Returns when the other end has hung up."""
+        """Returns when the other end has closed the connection."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 await self.read()
@@ -210,7 +211,7 @@ class LaneClient:
 
 
 def open_sockets() -> set[str]:
-    """Returns the sockets that this process holds."""
+    """Returns the sockets that this process has open."""
     found = set()
     for name in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

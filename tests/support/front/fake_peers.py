@@ -1,4 +1,5 @@
-"""Fronts in one event loop, each with the real router and groups, and device processes that only say what they hear."""
+"""Several fronts in one event loop, each with the real router and groups, and fake device processes that record the
+frames they receive."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from hearthd.front.peers.targets import PeerTargets
 from hearthd.front.peers.tickets import GroupMember, Members
 
 PATIENCE = 20.0
-"""Seconds after which a wait counts as hung."""
+"""Seconds after which a wait is considered to hang."""
 WINDOW = 5.0
 SIGNATURE = [{"kind": "all_reduce", "count": 8, "dtype": "float32", "reduce": "sum", "root": 0, "peer": 0}]
 STATUS = base64.b64encode(b"").decode()
 
 
 class FakeLink:
-    """A device process, as the front sees it. It joins every communicator that it is asked to."""
+    """A device process, as the front sees it. It joins every communicator that it is asked to join."""
 
     def __init__(self, front: FakeFront, ordinal: int, generation: int = 1) -> None:
         self.front = front
@@ -85,7 +86,7 @@ class FakeLink:
         return [body for body in self.heard if body["op"] in names]
 
     async def hears(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Waits for a frame, and takes it."""
+        """Waits for a matching frame, removes it from `heard` and returns it."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 for body in self.heard:
@@ -97,7 +98,7 @@ class FakeLink:
 
 
 class FakeChannel(SimpleNamespace):
-    """Weakly referenced by the router."""
+    """A channel; hashable, because the router keeps weak references to it."""
 
     __hash__ = object.__hash__
 
@@ -123,7 +124,7 @@ class FakeFront:
         self._sessions = 0
 
     def session(self, *devices: int) -> Any:
-        """A session with a channel to these devices."""
+        """Returns a new session with a channel to each of these devices."""
         self._sessions += 1
         session = SimpleNamespace(id=f"{self.name}{self._sessions}", channels={}, closing=False)
         for device in devices:
@@ -135,7 +136,7 @@ class FakeFront:
         return node_pb2.GroupTicket(**{"addresses": self.groups.port.addresses, "secret": secret, **changes})
 
     def replace(self, ordinal: int) -> FakeLink:
-        """A device process ends, and another takes its place."""
+        """Simulates the loss of a device process and its replacement by a new one; returns the new link."""
         old = self.links[ordinal]
         self.router.on_device_lost(old, "it was killed by SIGKILL")  # type: ignore[arg-type]
         for channel in old.channels.values():
@@ -150,7 +151,7 @@ class FakeFront:
 
 
 class Pair:
-    """Two fronts, a session with device 0 on each, and their group of two ranks."""
+    """Two fronts, a session with device 0 on each, and a group of two ranks over them."""
 
     def __init__(self, first: FakeFront, second: FakeFront) -> None:
         self.first, self.second = first, second
@@ -172,7 +173,7 @@ class Pair:
             link.present(session, self.group, sequence, **more)
 
     async def run(self, sequence: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """An operation to its launch; the two `go`s."""
+        """Presents an operation on both ranks and waits for its launch; returns the two `go` messages."""
         self.present(sequence)
         first, second = [await link.hears("go", sequence=sequence) for link in self.ranks]
         return first, second
@@ -206,7 +207,7 @@ def quick(beat: float = 0.05, silence: float = 0.3, **more: Any) -> Callable[[],
 
 
 def run(work: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
-    """Runs `work` in a separate event loop, the daemon's (uvloop) or asyncio's; nothing may be left running in it."""
+    """Runs `work` in a separate event loop, of uvloop (as the daemon) or asyncio. Fails if a task is left in it."""
     if loop == "uvloop":
         import uvloop
 

@@ -1,4 +1,4 @@
-"""A front with fake device processes on a Unix socket, and a client's end of it."""
+"""A front with fake device processes on a Unix socket, and a client of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.front.fake_device import FakeDevice, FakeLauncher
 
 
 class Front:
-    """Fixture of a test: the daemon, its fake device processes, stubs, and a session."""
+    """The fixture's value: the daemon, its fake device processes, gRPC stubs, and a session."""
 
     def __init__(self, daemon: Daemon, launcher: FakeLauncher, channel: grpc.aio.Channel) -> None:
         self.daemon = daemon
@@ -43,7 +43,7 @@ class Front:
         return device_pb2.Target(session_token=self.token, device=device, stream=stream)
 
     async def attach(self, device: int = 0) -> Any:
-        """An attached Execute stream."""
+        """Returns an attached Execute stream."""
         stream = self.devices.Execute()
         attach = device_pb2.Attach(session_token=self.token, device=device)
         await stream.write(device_pb2.ExecuteRequest(attach=attach))
@@ -60,7 +60,7 @@ class Front:
 
 
 async def ended(stream: Any) -> Refusal:
-    """Reads a stream that has nothing more to say; what ended it."""
+    """Reads a stream that must have no further messages; returns the refusal that ended it."""
     with contextlib.suppress(grpc.aio.AioRpcError):
         answer = await stream.read()
         assert answer is grpc.aio.EOF, answer
@@ -73,7 +73,7 @@ async def ended(stream: Any) -> Refusal:
 
 
 async def refused(call: Any) -> Refusal:
-    """Awaits a call that has to fail."""
+    """Awaits a call that must fail; returns its refusal."""
     try:
         answer = await call
     except grpc.aio.AioRpcError as error:
@@ -85,8 +85,8 @@ async def refused(call: Any) -> Refusal:
 
 
 async def refused_while_sending(begin: Callable[[], Any]) -> Refusal:
-    """Begins a call that is refused while it still sends. Where a message finds it ended, gRPC's client says that and
-    forgets the answer ("Internal error from Core"): then it is begun again."""
+    """Starts a call that is refused while it still sends. If a message is sent after the refusal, gRPC's client reports
+    "Internal error from Core" and loses the answer; then the call is repeated."""
     while True:
         try:
             return await refused(begin())
@@ -96,7 +96,7 @@ async def refused_while_sending(begin: Callable[[], Any]) -> Refusal:
 
 
 async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Returns when the condition holds; for what happens in the fake device's thread or behind a socket."""
+    """Returns when the condition holds; for events in the fake device's thread or behind a socket."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (there is no event to wait for)
             await asyncio.sleep(0.002)
@@ -110,8 +110,8 @@ async def front(
     read: Callable[[], Config] | None = None,
     **flags: Any,
 ) -> AsyncIterator[Front]:
-    """A running front. Flags are written with two underscores: ``sessions__lease="1s"``; or all of the configuration
-    comes from `read`, again and again."""
+    """Runs a front. Settings are written with two underscores: ``sessions__lease="1s"``; or `read` returns the whole
+    configuration, at every load."""
     launcher = launcher or FakeLauncher()
     paths: dict[tuple[str, ...], Any] = {
         ("listen", "grpc"): "",
@@ -134,12 +134,14 @@ async def front(
 
 
 _runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-"""Loop of all tests of a process: gRPC's state of a loop outlives it, and complains when it is collected."""
+"""The event loop of all tests of a process: gRPC keeps state of a loop after the loop has ended, and reports errors
+when it is collected."""
 
 
 def _close() -> None:
     async def tidy() -> None:
-        gc.collect()  # gRPC's objects clean up on the loop that they were made on, so they must go before it does
+        # gRPC's objects clean up on the loop on which they were created, so they must be collected before the loop ends
+        gc.collect()
         await asyncio.sleep(0)
 
     _runner.run(tidy())
@@ -150,7 +152,7 @@ atexit.register(_close)
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Runs a scenario to its end, or fails after half a minute."""
+    """Runs a scenario until it ends, or fails after 30 s."""
 
     async def bounded() -> None:
         async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""A front whose device processes are separate for each tenant."""
+"""A front with separate device processes for each tenant."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X, Y = Tenant("x"), Tenant("y")
 
 
 class Node:
-    """A supervisor over fake device processes, and sessions of any tenant."""
+    """A supervisor over fake device processes, and sessions of several tenants."""
 
     def __init__(self, policy: IsolationPolicy, launcher: FakeLauncher, devices: int) -> None:
         specs = [DeviceSpec(ordinal, "cpu", ordinal) for ordinal in range(devices)]

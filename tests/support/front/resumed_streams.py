@@ -16,7 +16,7 @@ from tests.support.front.fixture import Front, ended, until
 
 
 async def attach(f: Front, **fields: Any) -> tuple[Any, device_pb2.Attached]:
-    """A stream attached resumably, and the answer."""
+    """Returns an Execute stream that is attached resumably, and the answer."""
     stream = f.devices.Execute()
     attach = device_pb2.Attach(session_token=f.token, **{"resumable": True, **fields})
     await stream.write(device_pb2.ExecuteRequest(attach=attach))
@@ -33,7 +33,7 @@ async def resume(f: Front, received: int, acked: int = 0, generation: int = 1) -
 
 
 async def take(stream: Any, results: int) -> list[int]:
-    """The next results; acks between them are passed over."""
+    """Returns the numbers of the next results; acks between them are skipped."""
     taken: list[int] = []
     while len(taken) < results:
         answer = await stream.read()
@@ -44,7 +44,7 @@ async def take(stream: Any, results: int) -> list[int]:
 
 
 async def over(stream: Any) -> Refusal:
-    """Reads a stream to its end; what ended it."""
+    """Reads a stream until it ends; returns the refusal that ended it."""
     with contextlib.suppress(grpc.aio.AioRpcError):
         while await stream.read() is not grpc.aio.EOF:
             pass
@@ -52,7 +52,7 @@ async def over(stream: Any) -> Refusal:
 
 
 async def gone(f: Front) -> None:
-    """Returns when the front has seen every Execute stream end."""
+    """Returns when the front has noticed the end of every Execute stream."""
     await until(lambda: not f.daemon.device_service.attachments)
 
 
@@ -69,6 +69,6 @@ def kept(f: Front) -> ResumeBuffer:
 
 
 def window(f: Front, **fields: int) -> None:
-    """Sets bounds of the streams that attach from now on."""
+    """Sets the limits of streams that attach from now on."""
     limits = f.daemon.device_service.limits
     f.daemon.device_service.limits = dataclasses.replace(limits, window=dataclasses.replace(limits.window, **fields))

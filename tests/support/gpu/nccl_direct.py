@@ -1,6 +1,6 @@
-"""Collectives by NCCL itself: `python -m tests.support.gpu.nccl_direct RANK RANKS FOLDER`, a process for each GPU.
+"""Collectives by NCCL directly: `python -m tests.support.gpu.nccl_direct RANK RANKS FOLDER`, one process for each GPU.
 
-Does every case of `CASES` on inputs that the tests can make as well, and leaves what the rank got in FOLDER/RANK.npz.
+Runs every case of `CASES` on inputs that the tests can reproduce, and writes the rank's results to FOLDER/RANK.npz.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ DTYPES = [
     np.dtype(ml_dtypes.bfloat16),
     *EIGHT,
 ]
-"""Types in the order of ncclDataType_t, which numbers them from 0."""
+"""Dtypes in the order of ncclDataType_t, which numbers them from 0."""
 NUMBERS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 KINDS = ("all_reduce", "reduce", "reduce_scatter")
 SIZE = 1003
 LARGE = (1 << 21) + 3
-"""Elements of random floats, whose sum depends on how it is made."""
+"""Number of elements of random floats, whose sum depends on the order of additions."""
 ROOT = 1
 
 
 def random(dtype: np.dtype[Any], rank: int) -> np.ndarray:
-    """Numbers whose sums are rounded."""
+    """Returns random floats whose sums have to be rounded."""
     return np.random.default_rng([rank, dtype.itemsize]).standard_normal(LARGE).astype(dtype)
 
 
 def cases(ranks: int, narrow: bool) -> Iterator[tuple[str, str, str, np.dtype[Any], tuple[int, ...]]]:
-    """Name, kind, reduction, dtype and shape of each. `narrow`: with 8-bit floats."""
+    """Yields the name, kind, reduction, dtype and shape of each case. `narrow` includes 8-bit floats."""
     for dtype in DTYPES:
         if dtype not in EIGHT or narrow:
             for kind in KINDS:
@@ -47,7 +47,7 @@ def cases(ranks: int, narrow: bool) -> Iterator[tuple[str, str, str, np.dtype[An
 
 
 def main(rank: int, ranks: int, folder: Path) -> None:
-    """Writes the results when all are there."""
+    """Runs all cases, then writes their results."""
     identity = nccl_ranks.enter(rank, folder / "id")
     import cupy
     from cupy.cuda import nccl

@@ -1,4 +1,4 @@
-"""Waiting for a stream, as a device process never does."""
+"""Waiting for a CUDA stream, which a device process itself never does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def finish(server: CudaServer, stream: Any, seconds: float = 20.0) -> None:
-    """Returns when the stream has done all that it was given; fails after `seconds`."""
+    """Returns when the stream has completed all of its work; fails after `seconds`."""
     event = server.record(stream)
     deadline = time.monotonic() + seconds
     while not server.done(event):

@@ -92,7 +92,7 @@ def test_names_are_escaped(gpu: hearth.Device) -> None:
 def test_a_kernel_does_not_wait_for_its_compile(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     kernel = gpu.RawKernel("code", "saxpy")
     daemon.never_answer.add("describe_function")
-    assert any("not asked for yet" in each for each in texts(kernel))
+    assert any("not requested yet" in each for each in texts(kernel))
     daemon.never_answer.clear()
     answers(
         daemon,
@@ -109,7 +109,7 @@ def test_a_profile(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     with gpu.profile() as profile:
         assert texts(profile)[-1] == "running" and repr(profile) == "<hearth.Profile: running>"
     assert texts(profile) == ["hearth.Profile", "device", "1.5 µs", "wall", "2.000 s"]
-    assert repr(profile) == "<hearth.Profile: 1500 ns on the device, 2000000000 ns in all>"
+    assert repr(profile) == "<hearth.Profile: 1500 ns on the device, 2000000000 ns in total>"
 
 
 def test_a_trace_is_summed_up(gpu: hearth.Device, daemon: FakeDaemon) -> None:

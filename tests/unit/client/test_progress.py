@@ -113,7 +113,7 @@ def test_what_breaks_off_ends_its_line(terminal: Terminal, clock: Clock) -> None
     report(1, 4)
     del report
     gc.collect()
-    assert terminal.getvalue().endswith("(broken off)\n")
+    assert terminal.getvalue().endswith("(interrupted)\n")
 
 
 def test_a_terminal_that_is_gone_stops_nothing(terminal: Terminal, clock: Clock) -> None:

@@ -80,5 +80,5 @@ def test_garbage_is_refused_or_consistent(data: bytes) -> None:
 def test_a_length_that_contradicts_the_counts_is_named() -> None:
     record = bytearray(pack(Record(1, 0, (1, 1, 1), (1, 1, 1), 0, 0, 0, b"", (), b"")))
     record[0] = HEADER.size + 8
-    with pytest.raises(RecordError, match="says 72 bytes"):
+    with pytest.raises(RecordError, match="declares 72 bytes"):
         list(unpack(bytes(record)))

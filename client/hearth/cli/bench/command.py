@@ -31,20 +31,21 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
-        help="measure a daemon from here",
-        description="Measures a daemon from here: latencies, rates and bandwidths with percentiles, each beside the "
-        "floor of this machine, which is measured in the same run. Takes some 15 seconds.",
+        help="measure latency, rates and bandwidth of a daemon",
+        description="Measures a daemon from this machine: latencies, rates and bandwidths with percentiles, each next "
+        "to a floor: what this machine achieves without Hearth, measured in the same run. Takes about 15 "
+        "seconds.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--device", type=connect_options.ordinal, default=0, metavar="N", help="which of the node's devices (0)"
+        "--device", type=connect_options.ordinal, default=0, metavar="N", help="number of the device (0)"
     )
-    parser.add_argument("--quick", action="store_true", help="a second or two, with fewer samples")
+    parser.add_argument("--quick", action="store_true", help="take fewer samples, in one or two seconds")
     parser.add_argument(
         "--max-size",
         type=_max_size,
         metavar="SIZE",
-        help=f"the largest transfer ({size_name(_FULL_MAX)}; quick: {size_name(_QUICK_MAX)})",
+        help=f"size of the largest transfer ({size_name(_FULL_MAX)}; with --quick {size_name(_QUICK_MAX)})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     connect_options.add_arguments(parser)
@@ -52,8 +53,10 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and prints; returns 1 if a figure could not be measured. Raises `HearthError` if no figure could be
-    measured."""
+    """Measures and prints; returns 1 if a figure could not be measured.
+
+    Raises `HearthError` if no figure could be measured.
+    """
     report = _measured(arguments)
     if arguments.json:
         import json
@@ -151,8 +154,10 @@ def sizes(arguments: argparse.Namespace) -> list[int]:
 
 
 def _max_size(text: str) -> int:
-    """Parses the maximum size. A copy of that size needs an array on each side, so the limit is a quarter of the
-    memory."""
+    """Parses the maximum size.
+
+    A copy of that size needs an array on each side, so the limit is a quarter of the memory.
+    """
     try:
         size = parse_size(text)
     except ValueError as error:

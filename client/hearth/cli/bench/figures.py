@@ -33,8 +33,10 @@ class Figure:
     error: HearthError | None = None
 
     def ratio(self, floor: Series) -> float:
-        """Returns the ratio of the medians, Hearth's to the floor's. Hearth is slower than the floor if the ratio of
-        times is above 1, or the ratio of rates below 1."""
+        """Returns the ratio of the medians, Hearth's to the floor's.
+
+        Hearth is slower than the floor if the ratio of times is above 1, or the ratio of rates below 1.
+        """
         return self.series.percentiles().p50 / floor.percentiles().p50
 
     def to_json(self) -> dict[str, Any]:

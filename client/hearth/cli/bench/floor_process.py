@@ -69,7 +69,7 @@ class FloorProcess:
             self.process.wait()
             self._log.seek(0)
             said = self._log.read().decode(errors="replace").strip().rpartition("\n")[2]
-            raise _not_started(said or "it said nothing")
+            raise _not_started(said or "it printed no addresses")
         return Addresses(*words)
 
     def close(self) -> None:
@@ -90,4 +90,4 @@ class FloorProcess:
 
 
 def _not_started(why: str) -> FloorError:
-    return FloorError(f"the process that this machine's floors are measured with did not start: {why}")
+    return FloorError(f"the process that measures this machine's floors did not start: {why}")

@@ -46,7 +46,8 @@ class Floors:
 
     def launches(self, count: int) -> Measurement:
         """Returns the floor of `count` pipelined launches: their records are sent ahead, and the server does not read
-        them."""
+        them.
+        """
         name = f"bare gRPC, {_PER_BATCH} records a message"
         return Measurement("records", name, "1/s", partial(self._records, count), count)
 

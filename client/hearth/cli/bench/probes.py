@@ -50,7 +50,8 @@ class Probes:
 
     def connection(self) -> Measurement:
         """Returns the measurement of a new session, an upload, a kernel that is already compiled, and the download of
-        its result."""
+        its result.
+        """
         return Measurement("first_result", "new connection to first result", "ms", self._connecting)
 
     def upload(self, size: int) -> Measurement:
@@ -190,4 +191,8 @@ def _check(found: npt.NDArray[np.generic], expected: npt.NDArray[np.generic]) ->
     import numpy as np
 
     if not np.array_equal(found, expected):
-        raise TransferError("what came back is not what was sent.", reason="TRANSFER_ABORTED")
+        raise TransferError(
+            "the data read back differ from the data written.",
+            reason="TRANSFER_ABORTED",
+            fix="check the device and the connection with `hearth doctor`.",
+        )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hearth.cli.format.complaint import one_line
 from hearth.cli.format.table import number, table
-from hearth.version import __version__
+from hearth_proto import VERSION
 
 if TYPE_CHECKING:
     from hearth.cli.bench.figures import Figure, Series
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Schema number; increases with every change that may break a reader of the document."""
 
-_HEADER = ("", "p50", "p90", "p99", "unit", "n", "floor", "ratio", "the floor is")
+_HEADER = ("", "p50", "p90", "p99", "unit", "n", "floor", "ratio", "floor measured")
 _OVER = {"unix": "a Unix socket", "tcp": "loopback TCP"}
 _NUMBERS = frozenset({1, 2, 3, 5, 6, 7})
 
@@ -54,7 +54,7 @@ class BenchReport:
                 "system": f"{platform.system()} {platform.machine()}",
                 "cores": os.cpu_count(),
                 "python": platform.python_version(),
-                "version": __version__,
+                "version": VERSION,
             },
             "floors": {"over": self.floors_over, "event_loop": self.loop},
             "quick": self.quick,
@@ -70,12 +70,12 @@ class BenchReport:
             f"from {platform.node()}, Python {platform.python_version()}, {self.seconds:.1f} s"
         )
         reading = (
-            "p50, p90, p99: half, 90 and 99 of 100 were at least as good. ratio: p50 over the floor's, which is what "
-            f"this machine\nalone does over {_OVER[self.floors_over]}, measured in the same run: times can come down "
-            "to 1, rates up to it."
+            "p50, p90, p99: 50, 90 and 99 of 100 samples were at least as good. ratio: p50 divided by the floor's p50, "
+            f"which is what\nthis machine achieves without Hearth over {_OVER[self.floors_over]}, measured in the same "
+            "run. The ratio of a time is at least about\n1, that of a rate at most about 1."
         )
         if not self.on_loopback:
-            reading += "\nThe daemon is on another host, and the network between stands in no floor."
+            reading += "\nThe daemon is on another host; the floors do not include the network in between."
         return f"{heading}\n\n{table(_HEADER, rows, _NUMBERS)}\n\n{reading}"
 
 

@@ -69,8 +69,11 @@ def planned(probes: Probes, floors: Floors, sizes: Sequence[int], effort: Effort
 
 
 def run(figures: Sequence[Figure], effort: Effort, settle: Callable[[], None], say: Callable[[str], None]) -> None:
-    """Measures all figures. An error of one figure is stored in the figure, and the others are still measured. Raises
-    errors that affect all figures, such as `UnavailableError` and `FloorError`."""
+    """Measures all figures.
+
+    An error of one figure is stored in the figure, and the others are still measured. Raises errors that affect all
+    figures, such as `UnavailableError` and `FloorError`.
+    """
     for round_ in range(1, effort.rounds + 1):
         measured: set[str] = set()
         for figure in figures:
@@ -95,7 +98,9 @@ def _measure(figure: Figure, seconds: float, settle: Callable[[], None]) -> None
         figure.error = error
     except MemoryError:
         figure.error = OutOfMemoryError(
-            "this machine has not enough memory for it.", reason="OUT_OF_MEMORY", fix="give a smaller --max-size."
+            "this machine does not have enough memory for the measurement.",
+            reason="OUT_OF_MEMORY",
+            fix="use a smaller --max-size.",
         )
     if figure.error is not None:
         settle()

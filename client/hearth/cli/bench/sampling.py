@@ -50,8 +50,10 @@ class Measurement:
 
 
 def _times(once: Once, seconds: float, at_least: int) -> list[float]:
-    """Returns the duration of each run in seconds, after a warm-up of a quarter of `seconds`. A run that takes longer
-    than `seconds`, such as an upload over a slow network, is not repeated as warm-up."""
+    """Returns the duration of each run in seconds, after a warm-up of a quarter of `seconds`.
+
+    A run that takes longer than `seconds`, such as an upload over a slow network, is not repeated as warm-up.
+    """
     started = time.perf_counter()
     first = _timed(once)
     taken = [first] if first > seconds else []

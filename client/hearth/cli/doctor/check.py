@@ -61,8 +61,11 @@ class Findings:
 
 
 def bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check]]) -> list[Check]:
-    """Returns the results of `work`. If `work` raises or takes longer than `seconds`, returns a failed check instead.
-    Late work continues in a separate thread and blocks nothing."""
+    """Returns the results of `work`.
+
+    If `work` raises or takes longer than `seconds`, returns a failed check instead. Late work continues in a separate
+    thread and blocks nothing.
+    """
     found: list[Check] = []
     done = threading.Event()
 
@@ -78,9 +81,15 @@ def bounded(name: str, seconds: float, work: Callable[[], Check | Sequence[Check
     started = time.perf_counter()
     threading.Thread(target=run, name=f"hearth-doctor-{name}", daemon=True).start()
     if not done.wait(seconds):
-        late = f"no end of it within {seconds:g} s"
+        late = f"the check did not finish within {seconds:g} s"
         return [
-            Check(name, "failed", late, "try again with a longer --timeout; if that helps, the way is slow", seconds)
+            Check(
+                name,
+                "failed",
+                late,
+                "try again with a longer --timeout; if that helps, the connection or the daemon is slow",
+                seconds,
+            )
         ]
     took = round(time.perf_counter() - started, 6)
     return [replace(check, seconds=check.seconds or took) for check in found]
@@ -90,5 +99,7 @@ def of_error(name: str, error: Exception) -> Check:
     """Returns a failed check for an error, in one line."""
     if isinstance(error, HearthError):
         return Check(name, "failed", one_line(error.message), one_line(error.fix))
-    text = getattr(error, "strerror", None) or str(error) or "no text"
-    return Check(name, "failed", one_line(f"{type(error).__name__}: {text}"), "see the daemon's log for the same time")
+    text = getattr(error, "strerror", None) or str(error) or "no message"
+    return Check(
+        name, "failed", one_line(f"{type(error).__name__}: {text}"), "check the daemon's log for the same time"
+    )

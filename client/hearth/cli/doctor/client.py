@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import platform
 import re
@@ -14,7 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 from hearth.cli.doctor.check import Check
-from hearth.version import __version__
+from hearth.keywords import closest
+from hearth_proto import VERSION
 
 DISTRIBUTION = "hearth-gpu"
 REQUIRED = {"grpcio": ">=1.84", "protobuf": ">=6.33.5,<8", "numpy": ">=1.26"}
@@ -35,9 +35,9 @@ def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
     """Checks the versions of the client, of Python and of the client's dependencies."""
     python = platform.python_version()
     checks = [
-        Check("client", "ok", f"hearth {__version__}, Python {python}")
+        Check("client", "ok", f"hearth {VERSION}, Python {python}")
         if sys.version_info >= PYTHON
-        else Check("client", "failed", f"hearth {__version__}, Python {python}", "use Python 3.11 or newer")
+        else Check("client", "failed", f"hearth {VERSION}, Python {python}", "use Python 3.11 or newer")
     ]
     required = _required()
     for name in REQUIRED:
@@ -45,7 +45,7 @@ def versions(installed: Callable[[str], str] = metadata.version) -> list[Check]:
         try:
             version = installed(name)
         except metadata.PackageNotFoundError:
-            checks.append(Check(name, "failed", "it is not installed", f'pip install "{name}{wanted}"'))
+            checks.append(Check(name, "failed", "the package is not installed", f'pip install "{name}{wanted}"'))
             continue
         if in_range(version, wanted):
             checks.append(Check(name, "ok", f"{version} ({wanted})"))
@@ -77,28 +77,34 @@ def in_range(version: str, wanted: str) -> bool:
 
 def environment(environ: Mapping[str, str] = os.environ, *, loopback: bool = True) -> list[Check]:
     """Checks the environment: the variables that the client reads, unknown variables that begin with HEARTH_, and
-    proxies in the way."""
+    proxies in the way.
+    """
     checks = []
     set_here = [name for name in VARIABLES if environ.get(name)]
     shown = [f"{name}={environ[name]}" if name != "HEARTH_TOKEN" else f"{name} (not shown)" for name in set_here]
     checks.append(Check("environment", "ok", ", ".join(shown) or "no HEARTH_ variable is set"))
     for name in environ:
         if name.startswith("HEARTH_") and name not in VARIABLES and not name.startswith(_DAEMONS) and "__" not in name:
-            close = difflib.get_close_matches(name, VARIABLES, 1)
-            meant = f"; did you mean {close[0]}?" if close else ""
+            close = closest(name, VARIABLES)
+            meant = f"; did you mean {close}?" if close else ""
             checks.append(
-                Check("environment", "warning", f"{name} is no variable of the client{meant}", f"unset {name}")
+                Check(
+                    "environment", "warning", f"{name} is not a variable that the client reads{meant}", f"unset {name}"
+                )
             )
     for name in _FILES:
         if path := environ.get(name):
             checks += _file(name, path)
     if environ.get("HEARTH_TOKEN") and environ.get("HEARTH_TOKEN_FILE"):
-        what = "HEARTH_TOKEN and HEARTH_TOKEN_FILE are both set: the first counts"
+        what = "HEARTH_TOKEN and HEARTH_TOKEN_FILE are both set: HEARTH_TOKEN is used"
         checks.append(Check("environment", "warning", what, "unset one of them"))
     proxies = [name for name in _PROXIES if environ.get(name) or environ.get(name.upper())]
     if proxies and not loopback:
-        what = f"{', '.join(proxies)} is set: gRPC goes through that proxy, which is slower and may refuse it"
-        checks.append(Check("environment", "warning", what, "put the daemon's host into no_proxy"))
+        what = (
+            f"{', '.join(proxies)} is set: gRPC connects through that proxy, which is slower and may refuse "
+            "the connection"
+        )
+        checks.append(Check("environment", "warning", what, "add the daemon's host to no_proxy"))
     return checks
 
 
@@ -113,12 +119,10 @@ def _file(name: str, path: str) -> list[Check]:
             mode = os.fstat(file.fileno()).st_mode
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        return [
-            Check("environment", "failed", f"{name}: {path!r} cannot be read: {why}", "name a file that you may read")
-        ]
+        return [Check("environment", "failed", f"{name}: {path!r} cannot be read: {why}", "use a readable file")]
     secret = name in (*_SECRET, "--token-file")
     if secret and mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
-        what = f"{name}: others on this host can read or write {path!r} (mode {stat.S_IMODE(mode):04o})"
+        what = f"{name}: other users of this host can read or write {path!r} (mode {stat.S_IMODE(mode):04o})"
         return [Check("environment", "warning", what, f"chmod 600 {path}")]
     return []
 

@@ -35,13 +35,16 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="say what is wrong and what to do",
-        description="Looks at everything between this client and a first result: versions, environment, network, "
-        "certificate, daemon, devices, compiler. The exit status is 1 where something failed.",
+        help="find problems and suggest remedies",
+        description="Checks everything that a first result requires: versions, environment, network, certificate, "
+        "daemon, devices, compiler. The exit status is 1 if a check failed.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--device", type=connect_options.ordinal, metavar="N", help="try this one only (all that serve)"
+        "--device",
+        type=connect_options.ordinal,
+        metavar="N",
+        help="check only this device (default: all devices that are serving)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     connect_options.add_arguments(parser)
@@ -49,8 +52,10 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs and prints the checks; returns 1 if one failed. Never raises for a problem of the daemon or of the path to
-    it."""
+    """Runs and prints the checks; returns 1 if one failed.
+
+    Never raises for a problem of the daemon or of the path to it.
+    """
     from hearth.cli.doctor.check import Findings
 
     findings = Findings() if arguments.json else Findings(_print)
@@ -82,12 +87,12 @@ def _examine(arguments: argparse.Namespace, findings: Findings) -> Target | None
     findings.look("environment", seconds, lambda: client.environment(loopback=target is None or target.loopback))
     findings.add(*client.token_file(arguments))
     if target is None:
-        findings.skip((*_NETWORK, *_SESSION), "there is no target")
+        findings.skip((*_NETWORK, *_SESSION), "no target")
         return None
     findings.add(Check("target", "ok", f"{_shown(target)}, from {_origin(target)}"))
     shown = _credentials(arguments, findings, target)
     if not _way(arguments, findings, target, shown):
-        findings.skip(_SESSION, "the daemon is not reached")
+        findings.skip(_SESSION, "the daemon cannot be reached")
         return target
     if shown is None:
         findings.skip(_SESSION, "the credentials cannot be used")
@@ -109,13 +114,15 @@ def _credentials(arguments: argparse.Namespace, findings: Findings, target: Targ
     except HearthError as error:
         findings.add(of_error("credentials", error))
         return None
-    findings.add(Check("credentials", "ok", f"shown: {shown.shown}"))
+    findings.add(Check("credentials", "ok", f"credentials sent: {shown.shown}"))
     return shown
 
 
 def _way(arguments: argparse.Namespace, findings: Findings, target: Target, shown: Credentials | None) -> bool:
-    """Checks each step of the path to the daemon, each of which requires the previous one. Returns True if none
-    failed."""
+    """Checks each step of the path to the daemon, each of which requires the previous one.
+
+    Returns True if none failed.
+    """
     from hearth.cli.doctor import network
 
     seconds = arguments.timeout
@@ -130,12 +137,12 @@ def _way(arguments: argparse.Namespace, findings: Findings, target: Target, show
     )
     for number, (name, look) in enumerate(steps):
         if not findings.look(name, seconds, look):
-            findings.skip(_NETWORK[number + 1 :], f"{name} comes first")
+            findings.skip(_NETWORK[number + 1 :], f"the check {name!r} did not pass")
             return False
     if not target.tls:
         return True
     if shown is None:
-        findings.skip(("certificate",), "the credentials come first")
+        findings.skip(("certificate",), "the credentials cannot be used")
         return True
     files = (
         arguments.certificate or os.environ.get("HEARTH_CERTIFICATE"),
@@ -163,7 +170,7 @@ def _session(arguments: argparse.Namespace, findings: Findings, target: Target, 
 
     if not findings.look("session", arguments.timeout + 1, open_it):
         given_up.set()
-        findings.skip(_SESSION[1:], "there is no session")
+        findings.skip(_SESSION[1:], "no session could be opened")
         return
     (node,) = opened
     try:
@@ -182,7 +189,7 @@ def _asked(
 
     seconds = arguments.timeout
     if not findings.look("daemon", seconds, lambda: daemon.versions(node)):
-        findings.skip(_SESSION[3:], "the daemon comes first")
+        findings.skip(_SESSION[3:], "the check 'daemon' did not pass")
         return
     info = node.describe()
     findings.look("identity", seconds, lambda: daemon.identity(node, shown.shown, target))
@@ -194,7 +201,7 @@ def _asked(
     chosen = daemon.chosen(info, ordinals, arguments.device)
     if arguments.device is not None and not chosen:
         detail = f"the node has no device {arguments.device}; it has {ordinals or 'none'}"
-        findings.add(Check("compiler", "failed", detail, "leave --device out, or give one of these"))
+        findings.add(Check("compiler", "failed", detail, "omit --device, or pass one of these"))
         return
     for ordinal in chosen:
         work = partial(daemon.work, node.device(ordinal))
@@ -207,8 +214,10 @@ def _asked(
 
 
 def _print(checks: Sequence[Check]) -> None:
-    """Prints a line for each check, and another one with the remedy. Checks that are skipped together share one
-    line."""
+    """Prints a line for each check, and another one with the remedy.
+
+    Checks that are skipped together share one line.
+    """
     if len(checks) > 1 and len({(check.status, check.detail) for check in checks}) == 1:
         names = ", ".join(check.name for check in checks)
         print(f"{checks[0].status:<8} {f'{len(checks)} checks':<{_WIDTH}} {names}: {checks[0].detail}")

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hearth.cli.doctor.check import Check, of_error
 from hearth.errors import AuthenticationError, HearthError
-from hearth.version import __version__
-from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, VERSION
 
 if TYPE_CHECKING:
     from hearth.blocking.device import Device
@@ -46,13 +45,13 @@ def version(info: NodeInfo) -> Check:
     """Checks the daemon's version and its protocol versions."""
     oldest, newest = info.protocol
     detail = (
-        f"hearthd {info.server_version} on {info.name}; protocol {oldest} to {newest}, here {PROTOCOL_MIN} to "
-        f"{PROTOCOL_MAX}"
+        f"hearthd {info.server_version} on {info.name}; protocol {oldest} to {newest}, the client supports "
+        f"{PROTOCOL_MIN} to {PROTOCOL_MAX}"
     )
     if newest < PROTOCOL_MIN or oldest > PROTOCOL_MAX:
-        return Check("daemon", "failed", detail, "install a client and a daemon of the same version")
-    if info.server_version.split(".")[:2] != __version__.split(".")[:2]:
-        detail = f"{detail}; the client is {__version__}"
+        return Check("daemon", "failed", detail, "install the same version of the client and the daemon")
+    if info.server_version.split(".")[:2] != VERSION.split(".")[:2]:
+        detail = f"{detail}; the client is version {VERSION}"
         return Check("daemon", "warning", detail, "install the same version on both sides")
     return Check("daemon", "ok", detail)
 
@@ -60,11 +59,11 @@ def version(info: NodeInfo) -> Check:
 def state(info: NodeInfo) -> Check:
     """Checks that the daemon accepts work."""
     if info.draining:
-        detail = "it is draining: it takes no new sessions and ends the present ones before long"
-        return Check("ready", "warning", detail, "wait for it to be started again, or use another daemon")
+        detail = "the daemon is draining: it accepts no new sessions and will end the existing ones soon"
+        return Check("ready", "warning", detail, "wait until the daemon has been restarted, or use another daemon")
     serving = sum(device.state == "serving" for device in info.devices)
     if not serving:
-        return Check("ready", "failed", "no device is serving", "see the devices below, and the daemon's log")
+        return Check("ready", "failed", "no device is serving", "check the devices below, and the daemon's log")
     return Check("ready", "ok", f"{serving} of {len(info.devices)} devices are serving")
 
 
@@ -72,9 +71,13 @@ def devices(info: NodeInfo) -> list[Check]:
     """Checks each device's state, driver and runtime."""
     if not info.devices:
         return [
-            Check("devices", "failed", "none that this client may see",
-                  "check [devices] visible, and what `nvidia-smi` says on the daemon's host")
-        ]  # fmt: skip
+            Check(
+                "devices",
+                "failed",
+                "no device is visible to this client",
+                "check [devices] visible in the daemon's configuration, and the output of `nvidia-smi` on its host",
+            )
+        ]
     return [_device(device) for device in info.devices]
 
 
@@ -85,24 +88,30 @@ def _device(device: DeviceInfo) -> Check:
         detail += f", generation {device.generation}"
     why = f": {device.detail}" if device.detail else ""
     if device.state == "fenced":
-        fix = f"find out why in the daemon's log, then node.restart_device({device.ordinal}) (for operators)"
+        fix = (
+            f"find the cause in the daemon's log, then call node.restart_device({device.ordinal}) (requires "
+            "the right to administer)"
+        )
         return Check(name, "failed", detail + why, fix)
     if device.state == "lost":
-        return Check(name, "warning", detail + why, "a new process is being started: look again in a second")
+        return Check(name, "warning", detail + why, "a new process is being started: check again in a second")
     if device.state == "stalled":
-        fix = "it continues, or is replaced within devices.ping_timeout; look for a debugger, or an overloaded machine"
+        fix = (
+            "the device process continues, or is replaced after devices.ping_timeout; check for a debugger or "
+            "an overloaded machine"
+        )
         return Check(name, "warning", detail + why, fix)
     if device.state == "starting":
-        return Check(name, "warning", detail + why, "look again in a second")
+        return Check(name, "warning", detail + why, "check again in a second")
     if device.state != "serving":
-        return Check(name, "warning", detail + why, "see the daemon's log")
+        return Check(name, "warning", detail + why, "check the daemon's log")
     if properties.backend == "cuda":
         major, minor = properties.compute_capability
         detail += f"; sm_{major}{minor}, driver {properties.driver_version}, runtime {properties.runtime_version}"
     elif properties.confinement:
         detail += f"; confined by {properties.confinement}"
     else:
-        detail += "; not confined: kernels may do what the daemon's user may"
+        detail += "; not confined: kernels may do everything that the daemon's user may do"
     return Check(name, "ok", detail)
 
 
@@ -110,7 +119,7 @@ def faults(document: Mapping[str, Any], now: float) -> Check:
     """Checks the faults of the last hour in the daemon's status."""
     listed = document.get("faults")
     if not isinstance(listed, list):
-        return Check("faults", "skipped", "the daemon's status does not list them")
+        return Check("faults", "skipped", "the daemon's status does not list faults")
     recent = [each for each in listed if now - (each.get("time_unix") or 0) < _RECENT_S]
     if not recent:
         return Check("faults", "ok", "none in the last hour")
@@ -128,10 +137,15 @@ def descriptors(document: Mapping[str, Any]) -> Check:
     """Checks that the daemon's limit on open files leaves clients enough connections."""
     found = document.get("descriptors")
     if not isinstance(found, dict):
-        return Check("descriptors", "skipped", "only those who may observe are shown the daemon's limit on open files")
+        return Check(
+            "descriptors",
+            "skipped",
+            "the daemon's limit on open files is shown only to clients with the right to observe",
+        )
     limit, needed, shares = found["limit"], found["needed"], found["shares"]
     detail = (
-        f"the daemon may open {limit} files: {shares['grpc']} connections to gRPC, {shares['call']} to its call socket"
+        f"the daemon may open {limit} files: {shares['grpc']} connections for gRPC, {shares['call']} for "
+        "its call socket"
     )
     if limit >= needed:
         return Check("descriptors", "ok", detail)
@@ -141,18 +155,21 @@ def descriptors(document: Mapping[str, Any]) -> Check:
 
 def identity(node: Node, shown: str, target: Target) -> Check:
     """Checks the identity of this client, and whether other users of this host share it."""
-    detail = f"tenant {node.tenant!r}, {node.isolation} device processes; shown: {shown}"
+    detail = f"tenant {node.tenant!r}, {node.isolation} device processes; credentials sent: {shown}"
     if node.tenant == OPEN_TENANT and open_to_every_login(target):
         return Check(
-            "identity", "warning", f"{detail}; the daemon asks for no credential here, so every login of this host may "
-            "do everything", 'configure [[tenants]], or set listen.grpc = "" and use the Unix socket',
-        )  # fmt: skip
+            "identity",
+            "warning",
+            f"{detail}; the daemon requires no credentials here, so every user of this host has all rights",
+            'configure [[tenants]], or set listen.grpc = "" and use the Unix socket',
+        )
     return Check("identity", "ok", detail)
 
 
 def open_to_every_login(target: Target) -> bool:
     """True if every user of this host can connect to `target`: a loopback port, or a socket that is writable for
-    others."""
+    others.
+    """
     if not target.address.startswith("unix:"):
         return target.loopback
     try:
@@ -172,12 +189,15 @@ def clock(node: Node, before: float, after: float) -> Check:
 
 def skew(theirs: float, before: float, after: float) -> Check:
     """Checks the daemon's clock by the time `theirs` of an event that happened between `before` and `after` on this
-    host's clock, all in seconds since 1970."""
+    host's clock, all in seconds since 1970.
+    """
     off = theirs - after if theirs > after else min(0.0, theirs - before)
     if abs(off) > SKEW_S:
         word = "ahead" if off > 0 else "behind"
-        return Check("clock", "warning", f"the daemon's is {abs(off):.1f} s {word}", "run NTP (chrony) on both hosts")
-    return Check("clock", "ok", f"within {max(abs(off), after - before):.1f} s of the daemon's")
+        return Check(
+            "clock", "warning", f"the daemon's clock is {abs(off):.1f} s {word}", "run NTP (chrony) on both hosts"
+        )
+    return Check("clock", "ok", f"within {max(abs(off), after - before):.1f} s of the daemon's clock")
 
 
 def work(device: Device) -> list[Check]:
@@ -202,22 +222,22 @@ def work(device: Device) -> list[Check]:
         got = y.get()
         allowed.append("read")
     except AuthenticationError as error:
-        detail = f"{error.message} (allowed: {', '.join(allowed) or 'nothing of it'})"
+        detail = f"{error.message} (allowed: {', '.join(allowed) or 'none of the operations'})"
         return [Check(name, "failed" if not allowed else "warning", detail, error.fix)]
     except HearthError as error:
         if error.reason == "NO_COMPILER":
-            fix = error.fix or "install a C++ compiler on the daemon's host, or pip install ziglang there"
+            fix = error.fix or "install a C++ compiler on the daemon's host, or run `pip install ziglang` there"
             return [Check(name, "failed", error.message, fix)]
         return [of_error(name, error)]
     took = time.perf_counter() - started
     expected = 2 * np.arange(256, dtype=np.float32) + np.float32(number)
     if not np.array_equal(got, expected):
-        fix = "do not trust this device: fence it, and test its memory"
-        return [Check(name, "failed", "a kernel computed something wrong", fix)]
-    detail = f"a new kernel to its first result in {_ms(took)} ({_ms(compiled - started)} of it compiling); "
-    detail += f"may {', '.join(allowed)}"
+        fix = "stop using this device: fence it, and test its memory"
+        return [Check(name, "failed", "a kernel computed a wrong result", fix)]
+    detail = f"first result of a new kernel after {_ms(took)} ({_ms(compiled - started)} of it compiling); "
+    detail += f"allowed: {', '.join(allowed)}"
     if took > _SLOW_S:
-        return [Check(name, "warning", detail, "the host is busy, or its compiler slow: see [compile] workers")]
+        return [Check(name, "warning", detail, "the host is busy, or its compiler is slow: check [compile] workers")]
     return [Check(name, "ok", detail)]
 
 
@@ -233,23 +253,28 @@ def lanes(device: Device) -> list[Check]:
     attachment = connection.attachment()
     if not transport.target.startswith("unix:"):
         if connection.part(Stripes).open(attachment.session.generation, 1):
-            return [Check("stripes", "ok", "large arrays go over connections of their own")]
-        fix = "open the port of [listen] lanes, 7423, to this host; see [lanes] in the daemon's configuration"
-        return [Check("stripes", "warning", f"large arrays go through gRPC: {_refusal(device)}", fix)]
+            return [Check("stripes", "ok", "large arrays use separate connections")]
+        fix = (
+            "open the port of [listen] lanes, 7423 by default, to this host; check [lanes] in the daemon's "
+            "configuration"
+        )
+        return [Check("stripes", "warning", f"large arrays are sent through gRPC: {_refusal(device)}", fix)]
     checks = []
     if attachment.channel is not None:
-        checks.append(Check("lane", "ok", "commands go straight to the device process"))
+        checks.append(Check("lane", "ok", "commands go directly to the device process"))
     else:
-        why = "the daemon offers no lane: [lanes] enabled = false, or a quota on this tenant's queue"
-        checks.append(
-            Check("lane", "warning", f"commands go through the front ({why}, or its lane socket is not to be had here)",
-                  "enable [lanes], lift queued_commands and queued_bytes, mount the socket's whole folder")
-        )  # fmt: skip
+        why = "the daemon offers no lane ([lanes] enabled = false, or a quota on the tenant's queue)"
+        fix = (
+            "enable [lanes], remove the limits queued_commands and queued_bytes, or mount the whole directory of the "
+            "socket"
+        )
+        detail = f"commands go through the front: {why}, or its lane socket cannot be reached from here"
+        checks.append(Check("lane", "warning", detail, fix))
     if connection.part(SharedMemory).for_attachment(attachment) is not None:
         checks.append(Check("shared memory", "ok", "arrays are shared with the device process"))
     else:
-        fix = "check [lanes] segment_bytes and the limits on locked memory; mount the socket's whole folder"
-        checks.append(Check("shared memory", "warning", f"arrays go through gRPC: {_refusal(device)}", fix))
+        fix = "check [lanes] segment_bytes and the limits on locked memory; mount the whole directory of the socket"
+        checks.append(Check("shared memory", "warning", f"arrays are sent through gRPC: {_refusal(device)}", fix))
     return checks
 
 
@@ -257,15 +282,15 @@ def local_driver(info: NodeInfo, unix: bool, load: Callable[[str], object] | Non
     """Checks the GPU driver on the client's side, which only `DeviceArray.ipc` needs."""
     name = "local driver"
     if not unix or all(device.properties.backend != "cuda" for device in info.devices):
-        return Check(name, "skipped", "only x.ipc() needs it, of CUDA devices of this host")
+        return Check(name, "skipped", "needed only by x.ipc(), for CUDA devices of this host")
     import ctypes
 
     try:
         (load or ctypes.CDLL)("libcuda.so.1")
     except OSError:
-        fix = "nothing, unless x.ipc() is wanted; then give the container the driver (--gpus all)"
-        return Check(name, "warning", "libcuda.so.1 is not here: x.ipc() cannot map arrays", fix)
-    return Check(name, "ok", "libcuda.so.1 is here: x.ipc() can map arrays")
+        fix = "not needed unless x.ipc() is used; in a container, provide the driver with --gpus all"
+        return Check(name, "warning", "libcuda.so.1 was not found: x.ipc() cannot map arrays", fix)
+    return Check(name, "ok", "libcuda.so.1 was found: x.ipc() can map arrays")
 
 
 def _refusal(device: Device) -> str:
@@ -281,8 +306,8 @@ def _refusal(device: Device) -> str:
     except HearthError as error:
         return error.message
     if connection.transport.target.startswith("unix:"):
-        return "memory could not be shared"
-    return f"port {answer.port} of {answer.host or 'the daemon'} was not to be reached"
+        return "no memory could be shared with the device process"
+    return f"port {answer.port} of {answer.host or 'the daemon'} could not be reached"
 
 
 def chosen(info: NodeInfo, ordinals: Sequence[int], wanted: int | None) -> list[int]:

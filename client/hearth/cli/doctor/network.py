@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 """First bytes of an HTTP/2 client: the preface and empty settings."""
 _SETTINGS = 4
-_START = "start one with `hearthd serve`, or say where it is: hearth doctor host:7421, or HEARTH_TARGET"
+_START = "start a daemon with `hearthd serve`, or specify its address: hearth doctor host:7421, or HEARTH_TARGET"
 GRPC, HTTP, TLS = "gRPC", "HTTP/1", "TLS"
 
 
@@ -37,22 +37,29 @@ def unix_socket(path: str) -> list[Check]:
     try:
         mode = os.stat(path)  # noqa: PTH116
     except FileNotFoundError:
-        return [Check(name, "failed", f"{path} is not there", _START)]
+        return [Check(name, "failed", f"{path} does not exist", _START)]
     except PermissionError:
-        return [Check(name, "failed", f"you may not look into {str(Path(path).parent)!r}", _join(Path(path).parent))]
+        return [
+            Check(
+                name, "failed", f"you have no permission to access {str(Path(path).parent)!r}", _join(Path(path).parent)
+            )
+        ]
     except (OSError, ValueError) as error:
         return [Check(name, "failed", f"{path}: {getattr(error, 'strerror', None) or error}", _START)]
     if not stat.S_ISSOCK(mode.st_mode):
-        return [Check(name, "failed", f"{path} is no socket", "name the daemon's hearth.sock")]
-    owner = f"of {_user(mode.st_uid)}:{_group(mode.st_gid)}, mode {stat.S_IMODE(mode.st_mode):04o}"
+        return [Check(name, "failed", f"{path} is not a socket", "specify the path of the daemon's hearth.sock")]
+    owner = f"owner {_user(mode.st_uid)}:{_group(mode.st_gid)}, mode {stat.S_IMODE(mode.st_mode):04o}"
     refused = _refused(path, owner)
     if refused is not None:
         return [refused]
     checks = [Check(name, "ok", f"{path}, {owner}")]
     beside = socket_path(path)
     if not Path(beside).exists():
-        what = f"{Path(beside).name} is not beside it: calls go through gRPC, which is slower to load"
-        checks.append(Check(name, "warning", what, "mount the socket's whole folder into the container"))
+        what = (
+            f"{Path(beside).name} does not exist in the same directory: calls go through gRPC, which takes "
+            "longer to import"
+        )
+        checks.append(Check(name, "warning", what, "mount the whole directory of the socket into the container"))
     return checks
 
 
@@ -63,10 +70,10 @@ def _refused(path: str, owner: str) -> Check | None:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            what = f"{path} ({owner}) is stale: the daemon that made it has ended"
-            return Check("socket", "failed", what, "start it again: hearthd serve, or systemctl start hearthd")
+            what = f"{path} ({owner}) is stale: the daemon that created it has ended"
+            return Check("socket", "failed", what, "start the daemon again: hearthd serve, or systemctl start hearthd")
         except PermissionError:
-            return Check("socket", "failed", f"you may not use {path} ({owner})", _join(Path(path)))
+            return Check("socket", "failed", f"you have no permission to use {path} ({owner})", _join(Path(path)))
         except OSError as error:
             return Check("socket", "failed", f"{path} ({owner}): {error.strerror or error}", _START)
     return None
@@ -77,7 +84,7 @@ def _join(path: Path) -> str:
         group = _group(path.stat().st_gid)
     except OSError:
         group = "hearth"
-    return f"ask for membership of the group {group!r} (usermod -aG {group} {_user(os.getuid())}), then log in again"
+    return f"request membership of the group {group!r} (usermod -aG {group} {_user(os.getuid())}), then log in again"
 
 
 def _user(number: int) -> str:
@@ -109,8 +116,13 @@ def resolved(target: Target) -> Check:
         found = sorted({str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
-        return Check("name", "failed", f"{host!r} does not resolve: {why}", "check the spelling, and this host's DNS")
-    return Check("name", "ok", host if found == [host] else f"{host} is {', '.join(found)}")
+        return Check(
+            "name",
+            "failed",
+            f"{host!r} does not resolve: {why}",
+            "check the spelling, and the DNS settings of this host",
+        )
+    return Check("name", "ok", host if found == [host] else f"{host} resolves to {', '.join(found)}")
 
 
 def reachable(target: Target, seconds: float) -> Check:
@@ -120,14 +132,16 @@ def reachable(target: Target, seconds: float) -> Check:
     try:
         socket.create_connection((host, port), seconds).close()
     except ConnectionRefusedError:
-        return Check("port", "failed", f"nothing listens at {target.address} (connection refused)", _START)
+        return Check("port", "failed", f"no process listens at {target.address} (connection refused)", _START)
     except TimeoutError:
-        what = f"{target.address} does not answer within {seconds:g} s"
-        return Check("port", "failed", what, "a firewall may stand between, or the host is down: try ping")
+        what = f"{target.address} did not answer within {seconds:g} s"
+        return Check("port", "failed", what, "a firewall may block the connection, or the host may be down: try ping")
     except OSError as error:
         hint = "check the network" if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH) else _START
         return Check("port", "failed", f"{target.address}: {error.strerror or error}", hint)
-    return Check("port", "ok", f"{target.address} is open, {1e3 * (time.perf_counter() - started):.1f} ms away")
+    return Check(
+        "port", "ok", f"{target.address} accepts connections, after {1e3 * (time.perf_counter() - started):.1f} ms"
+    )
 
 
 def spoken(target: Target, seconds: float) -> Check:
@@ -139,13 +153,13 @@ def spoken(target: Target, seconds: float) -> Check:
     if not target.tls and what == GRPC:
         return Check(name, "ok", "HTTP/2 without TLS")
     if target.tls and what == GRPC:
-        return Check(name, "failed", "the daemon does not speak TLS", f"write {target.address} without https://")
+        return Check(name, "failed", "the daemon does not speak TLS", f"use {target.address}, without https://")
     if what == TLS:
-        return Check(name, "failed", "TLS is spoken there", f"write https://{target.address}")
+        return Check(name, "failed", "the daemon requires TLS", f"use https://{target.address}")
     if what == HTTP:
-        detail = f"plain HTTP is spoken at port {port}, not gRPC: perhaps the daemon's status page"
-        return Check(name, "failed", detail, "give the port of [listen] grpc, 7421 unless configured")
-    return Check(name, "failed", f"this is no daemon: {what}", "check host and port")
+        detail = f"the server at port {port} speaks plain HTTP, not gRPC: it may be the daemon's status page"
+        return Check(name, "failed", detail, "use the port of [listen] grpc, 7421 by default")
+    return Check(name, "failed", f"the server is not a Hearth daemon: {what}", "check the host and the port")
 
 
 def _protocol(target: Target, seconds: float) -> str:
@@ -157,7 +171,7 @@ def _protocol(target: Target, seconds: float) -> str:
             plain.sendall(_PREFACE)
             answer = plain.recv(64)
     except TimeoutError:
-        return "it accepts connections and says nothing"
+        return "it accepts connections and does not answer"
     except OSError:
         answer = b""
     if answer.startswith(b"HTTP/1"):
@@ -176,12 +190,14 @@ def _protocol(target: Target, seconds: float) -> str:
             return TLS
     except OSError:
         pass
-    return f"it begins with {answer[:16]!r}" if answer else "it hangs up at once"
+    return f"its answer begins with {answer[:16]!r}" if answer else "it closes connections immediately"
 
 
 def certificate(target: Target, credentials: Credentials, files: tuple[str, str] | None, seconds: float) -> Check:
-    """Checks that the daemon's certificate is trusted for this name, and how long it remains valid. `files`: the
-    client's certificate and key."""
+    """Checks that the daemon's certificate is trusted for this name, and how long it remains valid.
+
+    `files`: the client's certificate and key.
+    """
     import ssl
 
     host, _ = host_and_port(target)
@@ -197,12 +213,12 @@ def certificate(target: Target, credentials: Credentials, files: tuple[str, str]
             return judged(secured.getpeercert() or {}, time.time())
     except ssl.SSLCertVerificationError as error:
         names, until = _shown(target, seconds)
-        about = f" (it is for {names or 'no name'}, until {until or 'some time past'})" if names or until else ""
+        about = f" (it is for {names or 'no name'}, valid until {until or 'an unknown time'})" if names or until else ""
         detail = f"not accepted: {error.verify_message.rstrip('.')}{about}"
         return Check("certificate", "failed", detail, _remedy(error.verify_code, credentials))
     except ssl.SSLError as error:
         detail = f"the handshake failed: {error.reason or error}"
-        fix = "the daemon may ask for a client's certificate: --certificate and --key, issued by its client_ca"
+        fix = "the daemon may require a client certificate: pass --certificate and --key, issued by its client_ca"
         return Check("certificate", "failed", detail, fix)
 
 
@@ -219,7 +235,12 @@ def judged(peer: Mapping[str, object], now: float) -> Check:
     detail = f"for {_names(peer) or 'no name'}, valid until {until or 'an unknown time'}"
     if left < _SOON_S:
         days = max(0, int(left // 86400))
-        return Check("certificate", "warning", f"{detail}: {days} days from now", "have it renewed before it expires")
+        return Check(
+            "certificate",
+            "warning",
+            f"{detail}: {days} days from now",
+            "renew the daemon's certificate before it expires",
+        )
     return Check("certificate", "ok", detail)
 
 
@@ -227,12 +248,12 @@ def _remedy(code: int, credentials: Credentials) -> str:
     if code == _EXPIRED:
         return "renew the daemon's certificate ([tls] certificate), and check this host's clock"
     if code == _NOT_YET:
-        return "check this host's clock: the certificate begins later"
+        return "check this host's clock: the certificate is not valid yet"
     if code in (_OTHER_NAME, _OTHER_ADDRESS):
-        return "connect by a name that stands in the certificate"
+        return "connect by a name that the certificate contains"
     if credentials.ca is None:
-        return "give the authority that issued it: --ca ca.pem, or HEARTH_CA"
-    return "the --ca or HEARTH_CA given is another authority: ask for the one that issued it"
+        return "pass the authority that issued the certificate: --ca ca.pem, or HEARTH_CA"
+    return "the authority given by --ca or HEARTH_CA did not issue the certificate: ask for the one that did"
 
 
 def _shown(target: Target, seconds: float) -> tuple[str, str]:

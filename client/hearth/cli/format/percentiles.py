@@ -10,8 +10,10 @@ Better = Literal["lower", "higher"]
 
 
 class Percentiles(NamedTuple):
-    """Percentiles of `n` samples. p99: 99 of 100 samples were at least as good. So it is the low end of a rate, and the
-    high end of a latency."""
+    """Percentiles of `n` samples. p99: 99 of 100 samples were at least as good.
+
+    So it is the low end of a rate, and the high end of a latency.
+    """
 
     p50: float
     p90: float

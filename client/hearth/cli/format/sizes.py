@@ -17,7 +17,7 @@ def parse_size(text: str) -> int:
     match = _WRITTEN.fullmatch(text.strip())
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise ValueError(f'{text!r} is no size; write "64MiB", "1GiB" or bytes')
+        raise ValueError(f'{text!r} is not a size; use a form like "64MiB" or "1GiB", or a number of bytes')
     return int(float(match[1]) * factor)
 
 

@@ -10,8 +10,11 @@ _GAP = "  "
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: frozenset[int] = frozenset()) -> str:
-    """Returns the lines of a table as text. `numbers`: indices of right-aligned columns. In a row that is shorter than
-    the header, the last cell may be of any width."""
+    """Returns the lines of a table as text.
+
+    `numbers`: indices of right-aligned columns. In a row that is shorter than the header, the last cell may be of any
+    width.
+    """
     widths = [width(name) for name in header]
     for row in rows:
         for column, cell in enumerate(row if len(row) == len(header) else row[:-1]):

@@ -28,7 +28,8 @@ def value_of(spec: Scalar) -> Any:
 
 def host_array(spec: Array) -> Host | None:
     """Returns the array's initial contents, C-contiguous and in native byte order; None for a result, which is
-    initially zero on the device. Raises `ArgumentError`."""
+    initially zero on the device. Raises `ArgumentError`.
+    """
     if spec.direction == "out":
         return None
     return _load(spec.source.path) if isinstance(spec.source, FromFile) else _make(spec.source)
@@ -43,29 +44,40 @@ def refuse_too_much(specs: list[Spec]) -> None:
     )
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > most:
-        raise _wrong(f"the arrays take {size_name(size)}; this machine has {size_name(most)}", "make them smaller")
+        raise _wrong(
+            f"the arrays take {size_name(size)}; this machine has {size_name(most)} of memory", "use smaller arrays"
+        )
 
 
 def refuse_existing(specs: list[Spec], force: bool) -> None:
-    """Checks the result files before anything runs. Raises `ArgumentError` for one that cannot be written, or that
-    exists unless `force`."""
+    """Checks the result files before anything runs.
+
+    Raises `ArgumentError` for one that cannot be written, or that exists unless `force`.
+    """
     for spec in specs:
         if not isinstance(spec, Array) or spec.result is None:
             continue
         file = Path(spec.result)
         if not file.parent.is_dir():
-            raise _wrong(f"{str(file.parent)!r}, for the result {file.name!r}, is no folder", "make it first")
+            raise _wrong(
+                f"{str(file.parent)!r}, the directory of the result {file.name!r}, does not exist",
+                "create the directory first",
+            )
         if file.is_dir():
-            raise _wrong(f"the result {spec.result!r} is a folder", "name a file")
+            raise _wrong(f"the result {spec.result!r} is a directory", "specify a file")
         if not os.access(file.parent, os.W_OK | os.X_OK):
-            raise _wrong(f"you may not write to {str(file.parent)!r}", "name another folder for the result")
+            raise _wrong(
+                f"you have no permission to write to {str(file.parent)!r}", "use another directory for the result"
+            )
         if os.path.lexists(file) and not force:
-            raise _wrong(f"the result {spec.result!r} exists", "name another file, or overwrite it with --force")
+            raise _wrong(f"the result {spec.result!r} exists", "use another file, or overwrite the file with --force")
 
 
 def write(path: str, array: Host, force: bool) -> None:
-    """Writes the array to a file, completely or not at all. Raises `OSError`, or `ArgumentError` if the file has been
-    created meanwhile."""
+    """Writes the array to a file, completely or not at all.
+
+    Raises `OSError`, or `ArgumentError` if the file has been created meanwhile.
+    """
     target = Path(path)
     if force and target.is_symlink():
         target = target.resolve()
@@ -80,10 +92,14 @@ def write(path: str, array: Host, force: bool) -> None:
                 target.hardlink_to(draft)  # unlike a rename, never replaces another file
                 return
             except FileExistsError:
-                raise _wrong(f"the result {path!r} exists by now", "overwrite it with --force") from None
+                raise _wrong(
+                    f"the result {path!r} has been created in the meantime", "overwrite the file with --force"
+                ) from None
             except OSError:  # a file system without hard links
                 if os.path.lexists(target):
-                    raise _wrong(f"the result {path!r} exists by now", "overwrite it with --force") from None
+                    raise _wrong(
+                        f"the result {path!r} has been created in the meantime", "overwrite the file with --force"
+                    ) from None
         draft.replace(target)
     finally:
         with contextlib.suppress(OSError):
@@ -97,7 +113,8 @@ def shown(array: Host) -> str:
 
 def listed(array: Host) -> Any:
     """Returns nested lists for a JSON document, which has neither NaN nor complex numbers; None if the array is too
-    long."""
+    long.
+    """
     if array.size > SHOWN:
         return None
     return _plain(array.tolist())
@@ -118,20 +135,22 @@ def _load(path: str) -> Host:
         with Path(path).open("rb") as file:
             magic = file.read(len(_MAGIC))
             if magic != _MAGIC:
-                kind = "an .npz archive; save the array alone" if magic[:2] == b"PK" else "no .npy file"
+                kind = "an .npz archive; only .npy files are supported" if magic[:2] == b"PK" else "not an .npy file"
                 raise _wrong(f"{path!r} is {kind}", "write it with np.save(path, array)")
             file.seek(0)
             array: Host = np.load(file, allow_pickle=False)
     except OSError as error:
-        raise _wrong(f"{path!r} cannot be read: {error.strerror or error}", "name a file that you may read") from None
+        raise _wrong(f"{path!r} cannot be read: {error.strerror or error}", "use a readable file") from None
     except ArgumentError:
         raise
     except (ValueError, EOFError) as error:
         pickled = "pickle" in str(error)
-        why = "it holds Python objects" if pickled else f"{error}".partition("\n")[0]
-        raise _wrong(f"{path!r} cannot be loaded: {why}", "write numbers with np.save(path, array)") from None
+        why = "it contains Python objects" if pickled else f"{error}".partition("\n")[0]
+        raise _wrong(f"{path!r} cannot be loaded: {why}", "write numeric data with np.save(path, array)") from None
     if array.dtype.hasobject or not array.dtype.itemsize:
-        raise _wrong(f"{path!r} holds {array.dtype}, which cannot lie in device memory", "convert it to numbers")
+        raise _wrong(
+            f"{path!r} contains {array.dtype}, which cannot be stored in device memory", "convert it to numbers"
+        )
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
@@ -156,7 +175,9 @@ def _make(source: Generated) -> Host:
                 return made.astype(dtype).reshape(shape)
         return _random(dtype, shape, dict(options))
     except MemoryError:
-        raise _wrong(f"{source.dtype}{list(shape)} does not fit this machine's memory", "make it smaller") from None
+        raise _wrong(
+            f"{source.dtype}{list(shape)} does not fit into this machine's memory", "use a smaller shape"
+        ) from None
 
 
 def _random(dtype: np.dtype[Any], shape: tuple[int, ...], options: dict[str, Any]) -> Host:
@@ -172,7 +193,7 @@ def _random(dtype: np.dtype[Any], shape: tuple[int, ...], options: dict[str, Any
         return np.asarray(parts[0] + 1j * parts[1], dtype)
     if not (np.isfinite(low) and np.isfinite(high) and low < high):
         raise _wrong(
-            f"random wants low < high; it has low={low} and high={high}", "give random:TYPE[SHAPE]:low=0:high=9"
+            f"random requires low < high; low is {low} and high is {high}", "use e.g. random:TYPE[SHAPE]:low=0:high=9"
         )
     if dtype.kind in "iu":
         return generator.integers(low, high, shape, dtype=dtype)

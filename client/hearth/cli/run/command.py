@@ -28,13 +28,14 @@ _EPILOG = """\
 arguments, in the kernel's order:
   f32=2.5  int=1<<20               a value: TYPE=VALUE
   in:data.npy                      an array from a file
-  inout:data.npy=result.npy        the same; what the kernel made of it goes to a file
-  zeros:float32[1024]              an array made here: zeros, ones, arange (:start= :step=),
+  inout:data.npy=result.npy        the same; its contents after the launch are written to a file
+  zeros:float32[1024]              a generated array: zeros, ones, arange (:start= :step=),
   random:float32[64,64]:seed=1     random (:seed= :low= :high=), full (:value=)
-  inout:ones:float32[1024]=y.npy   the same; what the kernel made of it goes to a file
-  out:float32[1024]=y.npy          begins as zeros; goes to a file
-Results without a file are printed. Types are NumPy's (float32), CUDA's (float, size_t; int has
-32 bits) or short (f32). What the source includes beside itself or in -I travels with it.
+  inout:ones:float32[1024]=y.npy   the same; its contents after the launch are written to a file
+  out:float32[1024]=y.npy          a result: initialized with zeros, written to a file
+Results without a file are printed. A type is a NumPy type (float32), a CUDA type (float, size_t;
+int has 32 bits) or a short form (f32). Files that the source includes from its own directory or
+from -I are sent with it.
 
   hearth run saxpy.cu f32=2 arange:float32[1048576] inout:ones:float32[1048576]=y.npy int=1048576 --timed
 """
@@ -50,42 +51,59 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("file", metavar="FILE", help="kernel.cu, .ptx, .cubin or .fatbin; /dev/stdin reads a pipe")
-    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="see below")
-    parser.add_argument("--kernel", metavar="NAME", help='which one, where there are several; C++: "scale<float>"')
+    parser.add_argument("file", metavar="FILE", help="kernel.cu, .ptx, .cubin or .fatbin file; /dev/stdin reads a pipe")
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="argument of the kernel, see below")
     parser.add_argument(
-        "--grid", type=_dimensions, metavar="X[,Y[,Z]]", help="blocks (a thread for each element of the largest array)"
+        "--kernel", metavar="NAME", help='name of the kernel, if the file has several; for C++ e.g. "scale<float>"'
     )
     parser.add_argument(
-        "--block", type=_dimensions, default=(_THREADS, 1, 1), metavar="X[,Y[,Z]]", help=f"threads ({_THREADS})"
+        "--grid",
+        type=_dimensions,
+        metavar="X[,Y[,Z]]",
+        help="number of blocks (default: one thread for each element of the largest array)",
+    )
+    parser.add_argument(
+        "--block",
+        type=_dimensions,
+        default=(_THREADS, 1, 1),
+        metavar="X[,Y[,Z]]",
+        help=f"threads per block ({_THREADS})",
     )
     parser.add_argument("--shared-mem", type=_size, default=0, metavar="SIZE", help="dynamic shared memory per block")
-    parser.add_argument("--iterations", type=_count, default=1, metavar="N", help="launch it N times in a row")
+    parser.add_argument(
+        "--iterations", type=_count, default=1, metavar="N", help="number of launches, one after the other"
+    )
     parser.add_argument("--mode", choices=_MODES, default="checked", help="validate: report writes out of bounds")
     parser.add_argument("--timed", action="store_true", help="measure the time on the device")
     parser.add_argument(
         "--launch-timeout", type=connect_options.seconds, metavar="SECONDS",
-        help=f"end a launch that takes longer ({LAUNCH_S:g}; with --shared none)",
+        help=f"timeout of a launch ({LAUNCH_S:g}; none with --shared)",
     )  # fmt: skip
     parser.add_argument(
         "--shared",
         action="store_true",
-        help="in the device process of others: starts sooner, but a fault is theirs, too",
+        help="use the device process that other sessions share: starts sooner, but a fault affects those sessions",
     )
     parser.add_argument(
-        "--device", type=connect_options.ordinal, default=0, metavar="N", help="which of the node's devices (0)"
+        "--device", type=connect_options.ordinal, default=0, metavar="N", help="number of the device (0)"
     )
     parser.add_argument("--force", action="store_true", help="overwrite result files")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument(
-        "--target", metavar="TARGET", help='"host:7421", ...; else HEARTH_TARGET, else the usual socket'
+        "--target", metavar="TARGET", help='"host:7421", ...; default: HEARTH_TARGET, otherwise the default socket'
     )
     code = parser.add_argument_group("compiler")
-    code.add_argument("-D", "--define", action="append", default=[], metavar="NAME[=VALUE]", help="a macro")
-    code.add_argument("-I", "--include", action="append", default=[], metavar="FOLDER", help="headers, on this machine")
-    code.add_argument("--header", action="append", default=[], metavar="[NAME=]FILE", help="one header")
+    code.add_argument("-D", "--define", action="append", default=[], metavar="NAME[=VALUE]", help="define a macro")
     code.add_argument(
-        "--option", action="append", default=[], metavar="OPTION", help="of NVRTC, as --option=--use_fast_math"
+        "-I", "--include", action="append", default=[], metavar="FOLDER", help="directory of headers on this machine"
+    )
+    code.add_argument("--header", action="append", default=[], metavar="[NAME=]FILE", help="add one header")
+    code.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="pass an option to NVRTC, e.g. --option=--use_fast_math",
     )
     connect_options.add_options(parser)
     parser.set_defaults(run=run, usual_launch_timeout=LAUNCH_S)
@@ -115,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             report = run_kernel.launched(arguments, node, device, kernel, specs, values)
         except DeviceLostError as error:
-            error.fix = "find what it writes out of bounds with --mode validate; give it longer with --launch-timeout."
+            error.fix = "find writes out of bounds with --mode validate; allow more time with --launch-timeout."
             raise
         report.printed = "".join(printed)
         del module
@@ -127,7 +145,7 @@ def _connected(arguments: argparse.Namespace) -> Node:
         return connect_options.connect(arguments, isolation="shared" if arguments.shared else "dedicated")
     except AuthenticationError as error:
         if error.reason == "PERMISSION_DENIED" and not arguments.shared:
-            error.fix = f"run it with --shared. {error.fix}"
+            error.fix = f"use --shared. {error.fix}"
         raise
 
 
@@ -139,7 +157,7 @@ def _specs(texts: Sequence[str]) -> list[Spec]:
         return parse_all(texts)
     except SpecError as error:
         raise ArgumentError(
-            f"{error}.", reason="INVALID_ARGUMENT", fix="`hearth run --help` lists what there is."
+            f"{error}.", reason="INVALID_ARGUMENT", fix="see `hearth run --help` for the forms of an argument."
         ) from None
 
 
@@ -154,7 +172,7 @@ def _not_compiled(file: str, error: CompileError) -> int:
     """Prints the compiler's log unchanged, and a one-line message; returns the exit status."""
     if error.log:
         print(error.log.rstrip("\n"), file=sys.stderr)
-        complain(f"{file} does not compile ({error.reason}); the compiler's messages stand above")
+        complain(f"{file} does not compile ({error.reason}); see the compiler's messages above")
     else:
         complain(f"{file}: {error}")
     return 1
@@ -172,7 +190,7 @@ def _finish(arguments: argparse.Namespace, report: RunReport) -> int:
             arrays.write(result.file, result.array, arguments.force)
         except (OSError, ArgumentError) as error:
             result.file, result.error = None, getattr(error, "strerror", None) or str(error)
-            complain(f"argument {result.argument} was not written: {result.error}")
+            complain(f"argument {result.argument} could not be written: {result.error}")
             status = 1
     if arguments.json:
         import json
@@ -206,5 +224,5 @@ def _argument(parse: Callable[[str], Any], text: str) -> Any:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < int(text[:12]) < 1 << 32):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {2**32 - 1}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {2**32 - 1}")
     return int(text)

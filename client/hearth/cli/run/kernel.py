@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 def compiled(
     arguments: argparse.Namespace, device: Device, code: bytes, headers: dict[str, str]
 ) -> tuple[RawModule, Function]:
-    """Returns the module and its kernel. Waits for the compile, and prints the compiler's warnings on stderr. Raises
-    `ArgumentError` if the kernel is missing or ambiguous."""
+    """Returns the module and its kernel.
+
+    Waits for the compile, and prints the compiler's warnings on stderr. Raises `ArgumentError` if the kernel is missing
+    or ambiguous.
+    """
     options = [f"-D{define}" for define in arguments.define] + arguments.option
     name: str | None = arguments.kernel
     templated = name is not None and not name.isidentifier()
@@ -45,7 +48,7 @@ def compiled(
         raise ArgumentError(
             f"{arguments.file!r} has no kernel {name!r}; it has {_listed(names)}.",
             reason="INVALID_ARGUMENT",
-            fix='name one of these; an instance of a template so: --kernel "scale<float>".',
+            fix='use one of these names; for an instance of a template use e.g. --kernel "scale<float>".',
         )
     return module, module.get_function(name)
 
@@ -57,12 +60,12 @@ def _only(names: Sequence[str], file: str) -> str:
         raise ArgumentError(
             f'{file!r} has no extern "C" __global__ function.',
             reason="INVALID_ARGUMENT",
-            fix='write extern "C" before __global__, or say which kernel: --kernel NAME, --kernel "scale<float>".',
+            fix='write extern "C" before __global__, or specify the kernel: --kernel NAME, --kernel "scale<float>".',
         )
     raise ArgumentError(
         f"{file!r} has {len(names)} kernels: {_listed(names)}.",
         reason="INVALID_ARGUMENT",
-        fix=f"say which: --kernel {names[0]}.",
+        fix=f"specify one: --kernel {names[0]}.",
     )
 
 

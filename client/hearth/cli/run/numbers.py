@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from hearth.keywords import closest
+
 Number = bool | int | float | complex
 
 NUMPY_TYPES = (
@@ -85,7 +87,7 @@ def number(dtype: str, text: str, at: int = 0, kind: str = "") -> Number:
             raise
         wanted = {"b": "true or false", "c": "a complex number such as 1+2j"}.get(dtype[0], "a number")
         raise SpecError(
-            f"{text!r} is no {dtype}: write {'a whole number' if 'int' in dtype else wanted}", at, kind
+            f"{text!r} is not a valid {dtype}: use {'an integer' if 'int' in dtype else wanted}", at, kind
         ) from None
 
 
@@ -104,15 +106,19 @@ def integer(text: str) -> int:
 
 
 def dimensions(text: str) -> tuple[int, int, int]:
-    """Parses a grid or a block: ``1024``, ``32,32`` or ``8x8x4``. Raises `ValueError`, whose text describes the
-    problem."""
+    """Parses a grid or a block: ``1024``, ``32,32`` or ``8x8x4``.
+
+    Raises `ValueError`, whose text describes the problem.
+    """
     parts = re.split(r"[,x]", text) if not text.strip().lower().startswith("0x") else text.split(",")
     try:
         sizes = [integer(part) for part in parts]
     except ValueError:
         sizes = []
     if not 1 <= len(sizes) <= 3 or any(not 0 < size < 1 << 32 for size in sizes):
-        raise ValueError(f"{text!r} is no size in x, y and z: write one to three numbers from 1 on, e.g. 1024 or 32,32")
+        raise ValueError(
+            f"{text!r} is not a size in x, y and z: use one to three integers of at least 1, e.g. 1024 or 32,32"
+        )
     x, y, z = (*sizes, 1, 1)[:3]
     return x, y, z
 
@@ -122,7 +128,7 @@ def _whole(dtype: str, text: str, at: int, kind: str) -> int:
     bits, signed = int(dtype.lstrip("uint")), dtype.startswith("int")
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
     if not low <= value <= high:
-        raise SpecError(f"{text} is not between {low} and {high}, which {dtype} holds", at, kind)
+        raise SpecError(f"{text} is not between {low} and {high}, the range of {dtype}", at, kind)
     return value
 
 
@@ -132,13 +138,11 @@ _LARGEST = {"float16": 65504.0, "float32": 3.4028234663852886e38, "complex64": 3
 def _fits(dtype: str, part: float, value: Number, at: int, kind: str) -> Number:
     most = _LARGEST.get(dtype, math.inf)
     if math.isfinite(part) and abs(part) > most:
-        raise SpecError(f"{part} is beyond {most}, the largest {dtype}", at, kind)
+        raise SpecError(f"{part} is beyond {most}, the maximum of {dtype}", at, kind)
     return value
 
 
 def near(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
     """Returns the suggestion of a similar name, for an error message; empty: there is none."""
-    import difflib
-
-    close = difflib.get_close_matches(name.strip(), known, 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    close = closest(name.strip(), known)
+    return f" (did you mean {close!r}?)" if close else ""

@@ -66,7 +66,8 @@ class RunReport:
 
     def heading(self) -> str:
         """Returns the heading, such as ``saxpy<<<(4096, 1, 1), (256, 1, 1)>>> on device 0 of gpu-box: NVIDIA H200
-        (cuda)``."""
+        (cuda)``.
+        """
         how = [f"{self.shared_mem} bytes shared"] if self.shared_mem else []
         how += [f"{self.iterations} times"] if self.iterations > 1 else []
         how += [f"mode {self.mode}"] if self.mode != "checked" else []

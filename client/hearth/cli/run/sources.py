@@ -22,17 +22,20 @@ def read_code(path: str) -> bytes:
     """Returns the contents of the file. Raises `ArgumentError`."""
     data = _read(path)
     if not data.strip():
-        raise _wrong(f"{path!r} is empty", "name a file with a kernel in it")
+        raise _wrong(f"{path!r} is empty", "use a file that contains a kernel")
     return data
 
 
 def headers_of(path: str, code: bytes, folders: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the headers that the source includes and that exist here, by the names in its includes. `given` headers
-    take precedence. Raises `ArgumentError` for a missing folder, or a header that cannot be read."""
+    """Returns the headers that the source includes and that exist here, by the names in its includes.
+
+    `given` headers take precedence. Raises `ArgumentError` for a missing folder, or a header that cannot be read.
+    """
     for folder in folders:
         if not Path(folder).is_dir():
             raise _wrong(
-                f"-I {folder!r} is no folder", "name one of this machine's; its headers travel with the source"
+                f"-I {folder!r} is not a directory",
+                "use a directory of this machine; its headers are sent with the source",
             )
     if path.endswith(BINARY) or b"\0" in code:
         return {}
@@ -53,23 +56,32 @@ def headers_of(path: str, code: bytes, folders: Sequence[str], given: Mapping[st
             found[name] = _text(str(header))
             size += len(found[name])
             if len(found) > MAX_HEADERS or size > MAX_BYTES:
-                raise _wrong(f"{path!r} includes more than {MAX_HEADERS} headers or 64 MiB", "give a smaller -I")
+                raise _wrong(
+                    f"{path!r} includes more than {MAX_HEADERS} headers or 64 MiB",
+                    "use a directory with fewer headers for -I",
+                )
             waiting.append((header.parent, found[name]))
     return found
 
 
 def given_headers(texts: Sequence[str]) -> dict[str, str]:
     """Returns the headers of the options ``--header FILE``, named by the file name without folders, and ``--header
-    NAME=FILE``. Raises `ArgumentError`."""
+    NAME=FILE``. Raises `ArgumentError`.
+    """
     found: dict[str, str] = {}
     for text in texts:
         name, equals, path = text.partition("=")
         if not equals:
             name, path = Path(text).name, text
         if not name or not path:
-            raise _wrong(f"--header {text!r} is neither FILE nor NAME=FILE", "e.g. --header include/tile.h=src/tile.h")
+            raise _wrong(
+                f"--header {text!r} is neither FILE nor NAME=FILE", "use e.g. --header include/tile.h=src/tile.h"
+            )
         if name in found:
-            raise _wrong(f"the header {name!r} is given twice", "give each once; --header NAME=FILE names it otherwise")
+            raise _wrong(
+                f"the header {name!r} is specified twice",
+                "specify each header once; --header NAME=FILE gives it another name",
+            )
         found[name] = _text(path)
     return found
 
@@ -78,7 +90,7 @@ def _text(path: str) -> str:
     try:
         return _read(path).decode()
     except UnicodeDecodeError:
-        raise _wrong(f"the header {path!r} is no text in UTF-8", "convert it") from None
+        raise _wrong(f"the header {path!r} is not UTF-8 text", "convert the header to UTF-8") from None
 
 
 def _read(path: str) -> bytes:
@@ -86,14 +98,14 @@ def _read(path: str) -> bytes:
         file = Path(path)
         if not file.exists() or file.is_file():
             return file.read_bytes()
-        kind = "a folder" if file.is_dir() else "no ordinary file"
+        kind = "a directory" if file.is_dir() else "not a regular file"
         if file.is_dir():
-            raise _wrong(f"{path!r} is {kind}", "name a file")
+            raise _wrong(f"{path!r} is {kind}", "specify a regular file")
         return file.read_bytes()  # /dev/stdin, a pipe
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise (error if isinstance(error, ArgumentError) else
-               _wrong(f"{path!r} cannot be read: {why}", "name a file that you may read")) from None  # fmt: skip
+               _wrong(f"{path!r} cannot be read: {why}", "use a readable file")) from None  # fmt: skip
 
 
 def _wrong(what: str, fix: str) -> ArgumentError:

@@ -105,13 +105,17 @@ def parse(text: str) -> Spec:
     if equals and name.strip() in TYPES:
         return Scalar(TYPES[name.strip()], number(TYPES[name.strip()], value, len(name) + 1))
     if equals and ":" not in name:
-        raise SpecError(f"{name!r} is no type{near(name, TYPES)}")
+        raise SpecError(f"{name!r} is not a type{near(name, TYPES)}")
     if text.endswith(SUFFIX):
-        raise SpecError("say whether the file is read (in:), changed (inout:) or a result (out:TYPE[SHAPE]=)", 0, "in")
+        raise SpecError(
+            "specify whether the file is read (in:), modified (inout:) or a result (out:TYPE[SHAPE]=)", 0, "in"
+        )
     if colon:
         known = (*GENERATORS, "in", "inout", "out")
-        raise SpecError(f"{head!r} is none of in, inout, out, {', '.join(GENERATORS)}{near(head, known)}", 0, "arange")
-    raise SpecError("this is neither TYPE=VALUE nor an array")
+        raise SpecError(
+            f"{head!r} is not one of in, inout, out, {', '.join(GENERATORS)}{near(head, known)}", 0, "arange"
+        )
+    raise SpecError("the argument is neither TYPE=VALUE nor an array")
 
 
 def _array(direction: Direction, text: str, at: int) -> Array:
@@ -120,7 +124,7 @@ def _array(direction: Direction, text: str, at: int) -> Array:
         return _made(direction, head, text, at)
     if direction == "out":
         if colon and head in GENERATORS:
-            raise SpecError(f"a result begins as zeros; write inout:{text} to begin with something else", at, "out")
+            raise SpecError(f"a result is initialized with zeros; use inout:{text} for other contents", at, "out")
         dtype, shape, after = _typed(text, at, "out")
         return Array("out", Generated("zeros", dtype, shape), _result(text, after, at, "out"))
     return _file(direction, text, at)
@@ -135,10 +139,10 @@ def _made(direction: Direction, how: str, text: str, at: int) -> Array:
     while text[after : after + 1] == ":":
         after = _option(how, dtype, text, after + 1, at, options)
     if how == "full" and "value" not in options:
-        raise SpecError("full wants a value: add :value=3", at + after, how)
+        raise SpecError("full requires a value: add :value=3", at + after, how)
     result = _result(text, after, at, "inout" if direction == "inout" else how)
     if result is not None and direction == "in":
-        raise SpecError(f"what is only read has no result: write inout:{text}", at + after, "inout")
+        raise SpecError(f"an array that is only read has no result: use inout:{text}", at + after, "inout")
     return Array(direction, Generated(how, dtype, shape, options), result)
 
 
@@ -150,11 +154,11 @@ def _option(how: str, dtype: str, text: str, start: int, at: int, options: dict[
     known = GENERATORS[how]
     if name not in known:
         has = f"its options are {', '.join(known)}" if known else "it has no options"
-        raise SpecError(f"{name!r} is no option of {how}: {has}", at + start, how)
+        raise SpecError(f"{name!r} is not an option of {how}: {has}", at + start, how)
     if not equals or not value:
-        raise SpecError(f"the option {name} wants a value", at + start, how)
+        raise SpecError(f"the option {name} requires a value", at + start, how)
     if name in options:
-        raise SpecError(f"the option {name} is given twice", at + start, how)
+        raise SpecError(f"the option {name} is specified twice", at + start, how)
     options[name] = number("uint64" if name == "seed" else dtype, value, at + start + len(name) + 1, how)
     return end
 
@@ -164,9 +168,9 @@ def _typed(text: str, at: int, kind: str) -> tuple[str, tuple[int, ...], int]:
     opening, closing = text.find("["), text.find("]")
     name = text[:opening] if opening >= 0 else re.split(r"[=:]", text)[0]
     if name.strip() not in TYPES:
-        raise SpecError(f"{name!r} is no type{near(name, TYPES)}", at, kind)
+        raise SpecError(f"{name!r} is not a type{near(name, TYPES)}", at, kind)
     if opening < 0 or closing < opening:
-        raise SpecError("the shape is missing, in brackets behind the type", at + len(name), kind)
+        raise SpecError("the shape is missing: add it in brackets after the type", at + len(name), kind)
     inside = text[opening + 1 : closing]
     shape: list[int] = []
     place = at + opening + 1
@@ -174,15 +178,15 @@ def _typed(text: str, at: int, kind: str) -> tuple[str, tuple[int, ...], int]:
         try:
             axis = integer(part)
         except ValueError:
-            raise SpecError(f"{part!r} is no whole number of elements", place, kind) from None
+            raise SpecError(f"{part!r} is not a number of elements", place, kind) from None
         if axis < 0:
-            raise SpecError(f"an axis of {axis} elements cannot be", place, kind)
+            raise SpecError(f"an axis cannot have {axis} elements", place, kind)
         shape.append(axis)
         place += len(part) + 1
     if len(shape) > MAX_AXES:
-        raise SpecError(f"{len(shape)} axes are more than the {MAX_AXES} that NumPy has", at + opening, kind)
+        raise SpecError(f"{len(shape)} axes exceed NumPy's maximum of {MAX_AXES}", at + opening, kind)
     if math.prod(shape) > MAX_ELEMENTS:
-        raise SpecError(f"{math.prod(shape)} elements are more than any device holds", at + opening, kind)
+        raise SpecError(f"{math.prod(shape)} elements exceed the memory of any device", at + opening, kind)
     return TYPES[name.strip()], tuple(shape), closing + 1
 
 
@@ -191,17 +195,17 @@ def _result(text: str, after: int, at: int, kind: str) -> str | None:
     if not rest:
         return None
     if not rest.startswith("="):
-        raise SpecError(f"{rest!r} should not be there", at + after, kind)
+        raise SpecError(f"{rest!r} is unexpected here", at + after, kind)
     return _npy(rest[1:], at + after + 1, kind)
 
 
 def _file(direction: Direction, text: str, at: int) -> Array:
     """Parses ``data.npy`` or ``data.npy=result.npy``."""
     if not text:
-        raise SpecError("the file's name is missing", at, direction)
+        raise SpecError("the file name is missing", at, direction)
     source, found, result = text.partition(f"{SUFFIX}=")
     if found and direction == "in":
-        raise SpecError(f"what is only read has no result: write inout:{text}", at + len(source) + 4, "inout")
+        raise SpecError(f"an array that is only read has no result: use inout:{text}", at + len(source) + 4, "inout")
     path = _npy(source + SUFFIX if found else text, at, direction)
     return Array(direction, FromFile(path), _npy(result, at + len(source) + 5, direction) if found else None)
 
@@ -209,7 +213,7 @@ def _file(direction: Direction, text: str, at: int) -> Array:
 def _npy(path: str, at: int, kind: str) -> str:
     if path.endswith(SUFFIX) and len(path) > len(SUFFIX) and "\0" not in path:
         return path
-    what = "the file's name is missing" if not path else f"{path!r} is no .npy file: its name has to end so"
+    what = "the file name is missing" if not path else f"{path!r} is not an .npy file: the name must end in .npy"
     raise SpecError(what, at, kind)
 
 
@@ -219,4 +223,6 @@ def _refuse_same_results(specs: Sequence[Spec]) -> None:
         if isinstance(spec, Array) and spec.result is not None:
             before = seen.setdefault(spec.result, place)
             if before != place:
-                raise SpecError(f"arguments {before} and {place} both go to {spec.result!r}: name a file for each")
+                raise SpecError(
+                    f"arguments {before} and {place} both write to {spec.result!r}: use a separate file for each"
+                )

@@ -32,20 +32,20 @@ def add_to(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "top",
-        help="what the daemon does, live",
-        description="Shows devices and sessions again and again, sorted by the device time that they used since the "
-        "last picture. q ends it. A daemon that goes away is waited for. Where stdout is no terminal, and with --once, "
-        "--iterations or --json, each picture is printed below the last; the first one comes after one interval. "
-        "Opens no session.",
+        help="show the activity of the daemon, live",
+        description="Shows devices and sessions repeatedly, sorted by the device time used since the last update. "
+        "Press q to quit. If the daemon becomes unreachable, the command waits for it. If stdout is not a "
+        "terminal, and with --once, --iterations or --json, each update is printed below the last; the "
+        "first one appears after one interval. Opens no session.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="from picture to picture (%(default)g)"
+        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="time between updates (%(default)g)"
     )
     number = parser.add_mutually_exclusive_group()
-    number.add_argument("--iterations", type=_count, metavar="N", help="end after N pictures")
-    number.add_argument("--once", dest="iterations", action="store_const", const=1, help="print one picture")
-    parser.add_argument("--json", action="store_true", help="print one JSON document a line, with rates")
+    number.add_argument("--iterations", type=_count, metavar="N", help="quit after N updates")
+    number.add_argument("--once", dest="iterations", action="store_const", const=1, help="print one update")
+    parser.add_argument("--json", action="store_true", help="print one JSON document per line, with rates")
     connect_options.add_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -61,8 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class View:
-    """The last two documents, and the time since which no new ones have arrived. Pure, except for the clock values that
-    are passed in."""
+    """The last two documents, and the time since which no new ones have arrived.
+
+    Pure, except for the clock values that are passed in.
+    """
 
     def __init__(self, first: Document, at: float) -> None:
         self.before: Document | None = None
@@ -85,7 +87,7 @@ class View:
     def overdue(self, at: float, interval: float) -> None:
         """Records a missing answer if one is overdue, without even an error."""
         if self.gone is None and at - self._answered > interval + _HANGS_S:
-            self.missed("it has not answered since.", at)
+            self.missed("the daemon has not answered since.", at)
 
 
 # ---- frames printed one below the other ----
@@ -222,11 +224,11 @@ def _draw(screen: Any, view: View) -> None:
 def _interval(text: str) -> float:
     value = connect_options.seconds(text)
     if value < _SHORTEST_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is below the shortest interval, {_SHORTEST_S:g} s")
+        raise argparse.ArgumentTypeError(f"{text!r} is below the minimum interval, {_SHORTEST_S:g} s")
     return value
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < len(text) <= 9 and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of pictures: 1, 2, ...")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of updates: 1, 2, ...")
     return int(text)

@@ -36,8 +36,11 @@ def frame(
     columns: int,
     rows: int | None = None,
 ) -> list[ScreenLine]:
-    """Returns the lines for the time since `before`, sorted by device time. `at`: this machine's time, in seconds since
-    1970; `columns`: width of a line; `rows`: maximum number of lines (None: no limit)."""
+    """Returns the lines for the time since `before`, sorted by device time.
+
+    `at`: this machine's time, in seconds since 1970; `columns`: width of a line; `rows`: maximum number of lines (None:
+    no limit).
+    """
     of_devices, of_sessions = rates.of_devices(before, now), rates.of_sessions(before, now)
     shown = rates.busiest_first(now, of_devices, of_sessions)
     devices, sessions = lines.devices(shown, of_devices, columns), lines.sessions(shown, of_sessions)
@@ -62,7 +65,7 @@ def _heading(document: Document, gone: Gone | None, at: float) -> ScreenLine:
     node = printable(document.get("node", "?"))
     if gone is not None:
         since = time.strftime("%H:%M:%S", time.localtime(gone.since))
-        text = f"{clock}  {node}: gone since {since} ({units.duration(max(0, int(at - gone.since)))})"
+        text = f"{clock}  {node}: unreachable since {since} ({units.duration(max(0, int(at - gone.since)))})"
         return ScreenLine(text, (output.BOLD, output.RED))
     state = lines.state(document)
     return ScreenLine(f"{clock}  {node}: {state.text}; {lines.daemon(document)}", (output.BOLD, *state.codes))

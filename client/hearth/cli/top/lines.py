@@ -10,8 +10,38 @@ from hearth.cli.format.printable import fit, printable, width
 from hearth.cli.format.table import table
 from hearth.cli.top.rates import Document, Rates, memory_used, queued
 
-_NAMES_MOST = (28, 16, 8)
-"""Maximum widths of a device's name: the first with which the table fits is used, otherwise the last."""
+_BAR = "BAR"
+_HEADER = ("DEVICE", "NAME", "STATE", "GEN", _BAR, "MEMORY", "BUSY", "QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT")
+_FIRST_FIGURE = 5
+"""The first of the columns that are aligned to the right."""
+_SECOND = frozenset({"QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT", "TEMP", "POWER"})
+"""The columns on the second line of a device, in layouts with two lines."""
+
+
+class _Layout(NamedTuple):
+    """A form of the table of devices."""
+
+    name_most: int
+    """Maximum width of a device's name."""
+    omitted: frozenset[str] = frozenset()
+    """Columns that are left out."""
+    second: frozenset[str] = frozenset()
+    """Columns on the second line of a device; empty: each device has one line."""
+
+
+_LAYOUTS = (
+    _Layout(28),
+    _Layout(16),
+    _Layout(16, frozenset({_BAR})),
+    _Layout(28, frozenset(), _SECOND),
+    _Layout(28, frozenset({_BAR}), _SECOND),
+    _Layout(16, frozenset({_BAR}), _SECOND),
+    _Layout(16, frozenset({_BAR, "GEN", "CMD/S", "QUEUED"}), _SECOND),
+    _Layout(8, frozenset({_BAR, "GEN", "CMD/S", "QUEUED", "TEMP", "POWER"}), _SECOND),
+)
+"""The first layout that fits is used, otherwise the last one, whose lines are cut. Only the last two leave out figures;
+the bar repeats the figure beside it."""
+_INDENT = " " * 8
 _TENANT_MOST = 16
 _BAR_CELLS = 10
 _LOAD_S = 1.0
@@ -56,45 +86,59 @@ def sessions_counted(document: Document) -> str:
 
 
 def devices(document: Document, rates: Mapping[int, Rates], columns: int) -> list[ScreenLine]:
-    """Returns a heading and a line for each device, in the document's order. Below a device that does not serve,
-    another line shows the reason."""
+    """Returns the headings and the lines of each device, in the order of the document: two lines if one is too wide.
+
+    Below a device that does not serve, another line shows the reason.
+    """
     found = document.get("devices", ())
     if not found:
         return [ScreenLine("no devices")]
-    texts = next((each for most in _NAMES_MOST if _fits(each := _devices(found, rates, most), columns)), [])
-    texts = texts or _devices(found, rates, _NAMES_MOST[-1])
-    lines = [ScreenLine(texts[0], (output.BOLD,))]
-    for device, text in zip(found, texts[1:], strict=True):
-        lines.append(ScreenLine(text, () if device.get("state") == "serving" else (output.RED,)))
+    groups = next((each for layout in _LAYOUTS if _fits(each := _devices(found, rates, layout), columns)), [])
+    headings, *rows = groups or _devices(found, rates, _LAYOUTS[-1])
+    lines = [ScreenLine(text, (output.BOLD,)) for text in headings]
+    for device, texts in zip(found, rows, strict=True):
+        codes = () if device.get("state") == "serving" else (output.RED,)
+        lines += [ScreenLine(text, codes) for text in texts]
         if device.get("detail"):
-            lines.append(ScreenLine(f"        {printable(device['detail'])}", (output.RED,)))
+            lines.append(ScreenLine(f"{_INDENT}{printable(device['detail'])}", (output.RED,)))
         if waiting := _loads(device):
-            lines.append(ScreenLine(f"        {waiting}", (output.YELLOW,)))
+            lines.append(ScreenLine(f"{_INDENT}{waiting}", (output.YELLOW,)))
     return lines
 
 
 def _loads(device: Mapping[str, Any]) -> str:
-    """Describes the modules that wait to be loaded; returns an empty string if none has waited for a noticeable
-    time."""
+    """Describes the modules that wait to be loaded; an empty string if none has waited noticeably."""
     gauges = device.get("gauges") or {}
     count, longest = int(gauges.get("loads_waiting", 0)), gauges.get("load_wait_longest_ns", 0) / 1e9
     if not count or longest < _LOAD_S:
         return ""
-    what = "1 load waits" if count == 1 else f"{count} loads wait"
+    what = "1 module load is waiting" if count == 1 else f"{count} module loads are waiting"
     return f"{what} for kernels to end, the longest for {units.duration(longest)}"
 
 
-def _fits(texts: list[str], columns: int) -> bool:
-    return all(width(text) <= columns for text in texts)
+def _fits(groups: list[tuple[str, ...]], columns: int) -> bool:
+    return all(width(text) <= columns for texts in groups for text in texts)
 
 
-def _devices(found: Sequence[Mapping[str, Any]], rates: Mapping[int, Rates], name_most: int) -> list[str]:
+def _devices(found: Sequence[Mapping[str, Any]], rates: Mapping[int, Rates], layout: _Layout) -> list[tuple[str, ...]]:
+    """Returns the lines of the headings, then those of each device."""
     gpu = any(device.get("gpu") for device in found)
-    header = ["DEVICE", "NAME", "STATE", "GEN", "MEMORY", "", "BUSY", "QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT"]
-    rows = [_device(device, rates.get(device["ordinal"], Rates()), name_most, gpu) for device in found]
-    if gpu:
-        header += ["TEMP", "POWER"]
-    return table(header, rows, frozenset({0, 3, *range(5, len(header))})).splitlines()
+    names = [*_HEADER, *(("TEMP", "POWER") if gpu else ())]
+    rows = [_device(device, rates.get(device["ordinal"], Rates()), layout.name_most, gpu) for device in found]
+    shown = {index: name for index, name in enumerate(names) if name not in layout.omitted}
+    first = _columns(rows, {index: name for index, name in shown.items() if name not in layout.second})
+    if not layout.second:
+        return [(text,) for text in first]
+    second = _columns(rows, {index: name for index, name in shown.items() if name in layout.second})
+    return [(above, f"{_INDENT}{below}") for above, below in zip(first, second, strict=True)]
+
+
+def _columns(rows: list[list[str]], shown: Mapping[int, str]) -> list[str]:
+    """Returns the lines of a table with some of the columns; `shown`: their names by index."""
+    numbers = frozenset(place for place, index in enumerate(shown) if index in (0, 3) or index >= _FIRST_FIGURE)
+    bar = _BAR in shown.values()  # has the heading of the figure beside it
+    header = ["MEMORY" if name == _BAR else "" if bar and name == "MEMORY" else name for name in shown.values()]
+    return table(header, [[row[index] for index in shown] for row in rows], numbers).splitlines()
 
 
 def _device(device: Mapping[str, Any], rates: Rates, name_most: int, gpu: bool) -> list[str]:
@@ -125,8 +169,10 @@ def _device(device: Mapping[str, Any], rates: Rates, name_most: int, gpu: bool) 
 
 
 def sessions(document: Document, used: Mapping[str, float | None]) -> list[ScreenLine]:
-    """Returns a heading and a line for each session, in the document's order. `used`: device seconds per second, by
-    session id."""
+    """Returns a heading and a line for each session, in the document's order.
+
+    `used`: device seconds per second, by session id.
+    """
     found = document.get("sessions", ())
     if not found:
         return [ScreenLine("no sessions")]
@@ -140,7 +186,7 @@ def sessions(document: Document, used: Mapping[str, float | None]) -> list[Scree
             fit(printable(session.get("tenant", "")), _TENANT_MOST),
             units.duration(now - session.get("opened_unix", now)),
             lease(session.get("connected", False), session.get("lease_left_seconds")),
-            client(session.get("client", ""), session.get("dedicated", False)),
+            client(session.get("client", ""), session.get("dedicated", False), session.get("process", "")),
         ]
         for session in found
     ]
@@ -154,9 +200,15 @@ def lease(connected: bool, left: float | None) -> str:
     return "connected" if connected else f"{units.duration(left)} left"
 
 
-def client(name: str, dedicated: bool) -> str:
-    """Returns the name that the client declared."""
-    return (printable(name) or units.NONE) + (" (dedicated)" if dedicated else "")
+def client(name: str, dedicated: bool, process: str = "") -> str:
+    """Returns the name that the client declared, with `process`, its host and pid, unless the name begins with them.
+
+    They distinguish clients of one name.
+    """
+    shown = printable(name) or units.NONE
+    if process and not name.startswith(process):
+        shown += f" ({printable(process)})"
+    return shown + (" (dedicated)" if dedicated else "")
 
 
 def faults(document: Document, most: int) -> list[ScreenLine]:

@@ -32,7 +32,8 @@ NAMES = (
 
 def elapsed(before: Document | None, now: Document) -> float | None:
     """Returns the seconds between the two documents, by the daemon's clock; None if the daemon was restarted in
-    between."""
+    between.
+    """
     if before is None or before.get("started_unix") != now.get("started_unix"):
         return None
     seconds = now.get("uptime_seconds", 0.0) - before.get("uptime_seconds", 0.0)
@@ -47,7 +48,8 @@ def told(device: Mapping[str, Any]) -> Rates:
 
 def of_devices(before: Document | None, now: Document) -> dict[int, Rates]:
     """Returns the rates by ordinal: computed from the two documents, or those that the daemon reports if there is no
-    earlier document to compare with."""
+    earlier document to compare with.
+    """
     seconds = elapsed(before, now)
     counted = {d["ordinal"]: d.get("counters") or {} for d in (before or {}).get("devices", ())}
     found = {}
@@ -79,7 +81,8 @@ def of_sessions(before: Document | None, now: Document) -> dict[str, float | Non
 
 def busiest_first(document: Document, devices: Mapping[int, Rates], sessions: Mapping[str, float | None]) -> Document:
     """Returns the document with devices and sessions sorted by the device time that they used since the last document,
-    then by their total device time (sessions), then by name, so that idle entries keep their places."""
+    then by their total device time (sessions), then by name, so that idle entries keep their places.
+    """
     return {
         **document,
         "devices": sorted(
@@ -95,7 +98,8 @@ def busiest_first(document: Document, devices: Mapping[int, Rates], sessions: Ma
 
 def memory_used(device: Mapping[str, Any]) -> int | None:
     """Returns the used bytes of a device: as reported by the driver, otherwise the bytes held by those processes of the
-    daemon that the caller may see. None: unknown."""
+    daemon that the caller may see. None: unknown.
+    """
     used: int | None = (device.get("memory") or {}).get("used_bytes")
     if used is not None:
         return used

@@ -24,8 +24,10 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Screen:
-    """The terminal of stdout, and of stdin if stdin is a terminal. Used from the main thread only, because that thread
-    receives the signals."""
+    """The terminal of stdout, and of stdin if stdin is a terminal.
+
+    Used from the main thread only, because that thread receives the signals.
+    """
 
     def __init__(self) -> None:
         self._keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
@@ -79,7 +81,8 @@ class Screen:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Suspends the command on Ctrl-Z: restores the terminal for the shell, and takes it again when the command
-        continues."""
+        continues.
+        """
         self._give_back()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -110,8 +113,10 @@ class Screen:
             os.write(self._wake, b"\0")
 
     def wait(self, seconds: float) -> str:
-        """Blocks until a key is pressed, `wake` is called, the size changes, or `seconds` have passed. Returns the
-        keys. Raises `EOFError` if the terminal has been closed."""
+        """Blocks until a key is pressed, `wake` is called, the size changes, or `seconds` have passed.
+
+        Returns the keys. Raises `EOFError` if the terminal has been closed.
+        """
         poll = select.poll()
         poll.register(self._awake, select.POLLIN)
         if self._keys is not None:

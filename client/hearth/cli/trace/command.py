@@ -18,10 +18,10 @@ _RECORD_EPILOG = """\
   hearth trace record -- python my_program.py --its --options
   hearth trace record --output run.json -- ./train.sh
 
-The program runs with HEARTH_TRACE set, which every process of it obeys that uses Hearth's client; what they traced is
-put together when it has ended. A process that is killed (SIGKILL, an unhandled SIGTERM) leaves nothing. The exit status
-is the program's own, 128 + the signal's number where a signal ended it, and 1 where there is nothing to save. Without
-this command: HEARTH_TRACE=trace-%p.json python my_program.py.
+The program runs with HEARTH_TRACE set. Each of its processes that uses Hearth's client writes a trace; the traces are
+merged when the program has ended. A process that is killed (by SIGKILL, or an unhandled SIGTERM) writes no trace. The
+exit status is that of the program, 128 + the signal's number if a signal ended it, or 1 if there is nothing to save.
+To record without this command: HEARTH_TRACE=trace-%p.json python my_program.py.
 """
 
 
@@ -29,9 +29,9 @@ def add_to(commands: Any) -> None:
     """Adds the command, its two parts and their arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "trace",
-        help="record what a program does on its devices, and sum it up",
-        description="Records every command of a program with its times, or sums up such a recording. Files open at "
-        "https://ui.perfetto.dev and chrome://tracing.",
+        help="record and summarize what a program does on its devices",
+        description="Records every command of a program with its times, or summarizes such a recording. The files can "
+        "be opened at https://ui.perfetto.dev and in chrome://tracing.",
         allow_abbrev=False,
     )
     parts = parser.add_subparsers(title="parts", metavar="record|show", required=True)
@@ -43,13 +43,17 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     record.add_argument("--output", "-o", default=_DEFAULT, metavar="FILE", help="(%(default)s)")
-    record.add_argument("--force", action="store_true", help="overwrite a file that is no trace")
-    record.add_argument("--json", action="store_true", help="sum it up as one JSON document on stdout")
-    record.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="and its arguments, after --")
+    record.add_argument("--force", action="store_true", help="overwrite a file that is not a trace")
+    record.add_argument("--json", action="store_true", help="print the summary as one JSON document on stdout")
+    record.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="program to run, and its arguments, after --"
+    )
     record.set_defaults(run=run_record)
-    show: argparse.ArgumentParser = parts.add_parser("show", help="sum up a recording", allow_abbrev=False)
-    show.add_argument("file", metavar="FILE", help="of `hearth trace record`, HEARTH_TRACE or Trace.save")
-    show.add_argument("--top", type=_count, default=_TOP, metavar="N", help="rows of each table (%(default)s)")
+    show: argparse.ArgumentParser = parts.add_parser("show", help="summarize a recording", allow_abbrev=False)
+    show.add_argument("file", metavar="FILE", help="file written by `hearth trace record`, HEARTH_TRACE or Trace.save")
+    show.add_argument(
+        "--top", type=_count, default=_TOP, metavar="N", help="maximum number of rows of each table (%(default)s)"
+    )
     show.add_argument("--json", action="store_true", help="print one JSON document")
     show.set_defaults(run=run_show)
 
@@ -62,7 +66,9 @@ def run_record(arguments: argparse.Namespace) -> int:
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
         raise ArgumentError(
-            "no program is named.", reason="INVALID_ARGUMENT", fix="hearth trace record -- python my_program.py"
+            "no program was specified.",
+            reason="INVALID_ARGUMENT",
+            fix="use e.g. hearth trace record -- python my_program.py.",
         )
     output = Path(arguments.output)
     _refuse(output, arguments.force)
@@ -70,13 +76,15 @@ def run_record(arguments: argparse.Namespace) -> int:
     if status:
         complain(f"the program ended with status {status}")
     if not documents:
-        complain("nothing was traced: the program used no device through Hearth's client, or its processes were killed")
+        complain(
+            "nothing was recorded: the program used no device through Hearth's client, or its processes were killed"
+        )
         return status or 1
     document = trace_file.merged(documents)
     try:
         trace_file.write(output, document)
     except OSError as error:
-        complain(f"{arguments.output!r} was not written: {error.strerror or error}")
+        complain(f"{arguments.output!r} could not be written: {error.strerror or error}")
         return status or 1
     if arguments.json:
         _show(arguments.output, document, arguments)
@@ -110,18 +118,19 @@ def _load(path: str) -> Any:
     try:
         return json.loads(Path(path).read_bytes())
     except OSError as error:
-        raise _wrong(f"{path!r} cannot be read: {error.strerror or error}", "name a file that you may read") from None
+        raise _wrong(f"{path!r} cannot be read: {error.strerror or error}", "use a readable file") from None
     except (ValueError, RecursionError) as error:
-        raise _no_trace(path, f"it is no JSON ({error})") from None
+        raise _no_trace(path, f"the file is not valid JSON ({error})") from None
 
 
 def _refuse(output: Path, force: bool) -> None:
     """Raises `ArgumentError` if the output cannot be written, or would overwrite a file other than a trace without
-    `force`."""
+    `force`.
+    """
     if output.is_dir():
-        raise _wrong(f"the output {str(output)!r} is a folder", "name a file")
+        raise _wrong(f"the output {str(output)!r} is a directory", "specify a file")
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK):
-        raise _wrong(f"{str(output.parent)!r} is no folder that you may write to", "name another --output")
+        raise _wrong(f"{str(output.parent)!r} is not a writable directory", "use another --output")
     if force or not output.exists():
         return
     try:
@@ -130,17 +139,21 @@ def _refuse(output: Path, force: bool) -> None:
     except OSError:
         start = b"?"
     if start and not (start.startswith(b"{") and b'"traceEvents"' in start):
-        raise _wrong(f"{str(output)!r} exists and is no trace", "name another --output, or overwrite it with --force")
+        raise _wrong(
+            f"{str(output)!r} exists and is not a trace", "use another --output, or overwrite the file with --force"
+        )
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text[:9]) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows: 1, 2, ...")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows: 1, 2, ...")
     return int(text[:9])
 
 
 def _no_trace(path: str, why: str) -> ArgumentError:
-    return _wrong(f"{path!r} is no trace: {why}", "name a file of `hearth trace record`, HEARTH_TRACE or Trace.save")
+    return _wrong(
+        f"{path!r} is not a trace: {why}", "use a file written by `hearth trace record`, HEARTH_TRACE or Trace.save"
+    )
 
 
 def _wrong(what: str, fix: str) -> ArgumentError:

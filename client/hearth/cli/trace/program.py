@@ -21,8 +21,11 @@ _AFTER_SIGNAL = 128
 
 
 def traced(program: Sequence[str]) -> tuple[int, list[dict[str, Any]]]:
-    """Runs the program to its end. Returns its exit status, as a shell reports it, and the traces of its processes.
-    Raises `ArgumentError` if the program cannot be started."""
+    """Runs the program to its end.
+
+    Returns its exit status, as a shell reports it, and the traces of its processes. Raises `ArgumentError` if the
+    program cannot be started.
+    """
     folder = Path(tempfile.mkdtemp(prefix="hearth-trace-"))
     try:
         status = _run(program, {**os.environ, "HEARTH_TRACE": str(folder / "%p.json")})

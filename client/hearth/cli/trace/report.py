@@ -18,9 +18,9 @@ def to_text(path: str, summary: Summary, top: int) -> str:
     work = sum(row.count for rows in (summary.kernels, summary.transfers, summary.others) for row in rows)
     parts = [f"{path}: {work} commands with work for a device, in {_time(summary.span_us)}"]
     if summary.dropped or summary.lost:
-        parts[0] += f"; {summary.dropped} more were not kept, {summary.lost} traces were lost with their device"
+        parts[0] += f"; {summary.dropped} more were dropped, {summary.lost} traces were lost with their device"
     if not work:
-        return parts[0] + "\nNo device had anything to do."
+        return parts[0] + "\nNo device had any work."
     parts.append(_rows("kernels", summary.kernels, top))
     parts.append(_transfers(summary.transfers, top))
     parts.append(_rows("other work", summary.others, top))
@@ -28,8 +28,8 @@ def to_text(path: str, summary: Summary, top: int) -> str:
     rows = [(_short(each.stream), str(each.commands), _time(each.busy_us), _percent(each.ratio), each.device)
             for each in summary.streams[:top]]  # fmt: skip
     for device, (used, span) in busy.items():
-        rows.append(("all of it", "", _time(used), _percent(used / span if span else 1.0), device))
-    parts.append(table(("stream", "commands", "busy", "of its time", "device"), rows, frozenset({1, 2, 3})))
+        rows.append(("all streams", "", _time(used), _percent(used / span if span else 1.0), device))
+    parts.append(table(("stream", "commands", "busy", "share of time", "device"), rows, frozenset({1, 2, 3})))
     gaps = [(_time(gap.us), f"at {_time(gap.start_us)}", f"after {_short(gap.after)}, before {_short(gap.before)}",
              gap.device) for gap in summary.gaps]  # fmt: skip
     if gaps:

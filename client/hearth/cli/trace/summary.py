@@ -101,7 +101,7 @@ def summarize(document: Any) -> Summary:
         document if isinstance(document, list) else document.get("traceEvents") if isinstance(document, dict) else None
     )
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise NotATraceError("it has no list of traceEvents")
+        raise NotATraceError("the document has no list traceEvents")
     processes, threads = _names(entries)
     summary = Summary()
     rows: dict[str, dict[str, Row]] = {"kernels": {}, "transfers": {}, "others": {}}
@@ -182,7 +182,8 @@ def _devices(
 
 def _union(work: Sequence[_Span]) -> tuple[float, list[tuple[float, float, str, str]]]:
     """Returns the time in which any of the work ran, and the gaps in between: start, length, name of the work before,
-    name of the work after."""
+    name of the work after.
+    """
     busy, gaps = 0.0, []
     end, latest = work[0].start, work[0]
     for span in work:

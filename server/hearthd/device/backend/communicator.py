@@ -11,8 +11,10 @@ from hearthd.device.backend.resources import Stream
 
 @dataclass(frozen=True, slots=True)
 class CollectiveExchange:
-    """A collective operation as a backend executes it. Counts have NCCL's meaning: elements that one rank gives to
-    another."""
+    """A collective operation as a backend executes it.
+
+    Counts have NCCL's meaning: elements that one rank gives to another.
+    """
 
     kind: str
     """`all_reduce`, `reduce`, `broadcast`, `all_gather`, `reduce_scatter`, `all_to_all`, `gather`, `scatter`, `send`,
@@ -34,13 +36,17 @@ class RankCommunicator(Protocol):
     """Communicator of one rank of a group."""
 
     def enqueue(self, operations: Sequence[CollectiveExchange], stream: Stream) -> None:
-        """Enqueues all operations as one group (ncclGroupStart, ncclGroupEnd). Device-handle thread; never waits for a
-        peer. Raises Refusal(COMMUNICATOR_FAILED)."""
+        """Enqueues all operations as one group (ncclGroupStart, ncclGroupEnd).
+
+        Device-handle thread; never waits for a peer. Raises Refusal(COMMUNICATOR_FAILED).
+        """
         ...
 
     def failed(self) -> str:
-        """Returns the reason why the communicator is no longer usable, or an empty string. Device-handle thread; never
-        waits."""
+        """Returns the reason why the communicator is no longer usable, or an empty string.
+
+        Device-handle thread; never waits.
+        """
         ...
 
     @property
@@ -49,8 +55,10 @@ class RankCommunicator(Protocol):
         ...
 
     def stop(self) -> None:
-        """Ends running operations, even if a peer is gone, and frees nothing. Any thread; blocks until the work that
-        precedes the operations on the device has completed."""
+        """Ends running operations, even if a peer is gone, and frees nothing.
+
+        Any thread; blocks until the work that precedes the operations on the device has completed.
+        """
         ...
 
     def abort(self) -> None:

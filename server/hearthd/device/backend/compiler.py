@@ -1,4 +1,4 @@
-"""Interface of a compiler, which makes code for a device from source and PTX, and the types of its inputs and outputs."""
+"""Interface of a compiler, which makes device code from source and PTX, and its types."""
 
 from __future__ import annotations
 

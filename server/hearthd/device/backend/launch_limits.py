@@ -46,27 +46,29 @@ def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, sha
     wrong: list[str] = []
     for what, dim in (("grid", grid), ("block", block)):
         wrong += [
-            f"{what}.{axis} is 0; every dimension is at least 1" for axis, n in zip(AXES, dim, strict=True) if not n
+            f"{what}.{axis} is 0; every dimension must be at least 1"
+            for axis, n in zip(AXES, dim, strict=True)
+            if not n
         ]
     for what, dim, most in (("block", block, limits.max_block_dim), ("grid", grid, limits.max_grid_dim)):
         wrong += [
-            f"{what}.{axis} is {n}; the device's most is {limit}"
+            f"{what}.{axis} is {n}; the device's maximum is {limit}"
             for axis, n, limit in zip(AXES, dim, most, strict=True)
             if n > limit
         ]
     threads = block[0] * block[1] * block[2]
     if threads > limits.max_threads_per_block:
-        wrong.append(f"the block has {threads} threads; the device's most is {limits.max_threads_per_block}")
+        wrong.append(f"the block has {threads} threads; the device's maximum is {limits.max_threads_per_block}")
     elif threads > kernel.max_threads_per_block:
         wrong.append(
-            f"the block has {threads} threads; this kernel's most is {kernel.max_threads_per_block} "
+            f"the block has {threads} threads; this kernel's maximum is {kernel.max_threads_per_block} "
             "(its registers or __launch_bounds__)"
         )
     total = shared_mem + kernel.static_shared_bytes
     if total > limits.shared_mem_per_block_optin:
         wrong.append(
-            f"{total} bytes of shared memory ({shared_mem} dynamic, {kernel.static_shared_bytes} static) are asked "
-            f"for; the device's most per block is {limits.shared_mem_per_block_optin}"
+            f"{total} bytes of shared memory ({shared_mem} dynamic, {kernel.static_shared_bytes} static) are "
+            f"requested; the device's maximum per block is {limits.shared_mem_per_block_optin}"
         )
     return wrong
 

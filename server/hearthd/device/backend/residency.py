@@ -27,7 +27,8 @@ def product(dim: Dim) -> int:
 def thread_bound(limits: LaunchLimits, threads: int) -> int:
     """Returns the number of blocks of `threads` threads that the device holds if only threads are counted:
     floor(threads of a multiprocessor / threads of a block), limited to the blocks of a multiprocessor if that is known,
-    times the number of multiprocessors. Returns 0 if the limits are unknown."""
+    times the number of multiprocessors. Returns 0 if the limits are unknown.
+    """
     if threads < 1:
         return 0
     blocks = limits.max_threads_per_multiprocessor // threads
@@ -37,8 +38,10 @@ def thread_bound(limits: LaunchLimits, threads: int) -> int:
 
 
 def check_cooperative(limits: LaunchLimits, grid: Dim, block: Dim, occupancy: int | None) -> list[str]:
-    """Returns the reasons why the grid cannot be resident as a whole. `occupancy` is the number of blocks of the loaded
-    function that fit one multiprocessor; None: not known yet."""
+    """Returns the reasons why the grid cannot be resident as a whole.
+
+    `occupancy` is the number of blocks of the loaded function that fit one multiprocessor; None: not known yet.
+    """
     if "cooperative_launch" not in limits.features:
         return ["the device has no cooperative launches"]
     blocks = product(grid)
@@ -53,7 +56,7 @@ def check_cooperative(limits: LaunchLimits, grid: Dim, block: Dim, occupancy: in
 
 def _too_many(blocks: int, bound: int, why: str, limits: LaunchLimits) -> str:
     return (
-        f"a cooperative grid of {blocks} blocks is not resident whole: {bound} fit {why} "
+        f"a cooperative grid of {blocks} blocks cannot be resident as a whole: {bound} blocks fit, limited {why} "
         f"({bound // max(1, limits.multiprocessors)} on each of {limits.multiprocessors} multiprocessors)"
     )
 
@@ -62,13 +65,13 @@ def check_cluster(limits: LaunchLimits, grid: Dim, cluster: Dim) -> list[str]:
     """Returns the errors in the cluster's dimensions, one sentence each."""
     if "clusters" not in limits.features:
         return ["the device has no thread block clusters"]
-    wrong = [f"cluster.{axis} is 0; every dimension is at least 1" for axis, n in _axes(cluster) if not n]
+    wrong = [f"cluster.{axis} is 0; every dimension must be at least 1" for axis, n in _axes(cluster) if not n]
     if wrong:
         return wrong
     if product(cluster) > LARGEST_CLUSTER:
-        wrong.append(f"a cluster of {product(cluster)} blocks; the most is {LARGEST_CLUSTER}")
+        wrong.append(f"a cluster of {product(cluster)} blocks; the maximum is {LARGEST_CLUSTER}")
     wrong += [
-        f"grid.{axis} is {grid[index]}; it is no multiple of cluster.{axis}, which is {n}"
+        f"grid.{axis} is {grid[index]}; it is not a multiple of cluster.{axis}, which is {n}"
         for index, (axis, n) in enumerate(_axes(cluster))
         if grid[index] % n
     ]

@@ -50,7 +50,7 @@ class HostBuffer(Protocol):
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """Sizes in bytes: free and total memory of the device, memory reserved by this process's pool, and its part in use."""
+    """Sizes in bytes: free and total memory of the device, the reservation of this process's pool, the part in use."""
 
     free: int
     total: int

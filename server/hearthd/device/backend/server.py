@@ -45,8 +45,10 @@ class KeepsCrashRecord(Protocol):
     """A backend whose kernels can crash the process, and that keeps a record of their launches."""
 
     def keep_crash_record(self, file: int) -> None:
-        """Keeps the record in this file (`hearthd.shared.crash_record`), which the backend owns from now on. Raises
-        OSError, ValueError."""
+        """Keeps the record in this file (`hearthd.shared.crash_record`), which the backend owns from now on.
+
+        Raises OSError, ValueError.
+        """
         ...
 
     def output_pipes(self) -> tuple[int, int]:
@@ -58,8 +60,10 @@ class KeepsCrashRecord(Protocol):
         ...
 
     def note_launches(self, stream: Stream, launched: Sequence[tuple[int, str, str]]) -> None:
-        """Sets the sequence of the stream's launches, each (position, kernel, session). A launch is added to the end of
-        `launched` before it is submitted."""
+        """Sets the sequence of the stream's launches, each (position, kernel, session).
+
+        A launch is added to the end of `launched` before it is submitted.
+        """
         ...
 
 
@@ -69,7 +73,8 @@ class ChecksRaces(Protocol):
 
     def race_refusal(self, stream: Stream) -> Callable[[], Refusal | None]:
         """Returns a function that returns the error of the last launch on `stream`: DATA_RACE, or None if no race was
-        found or the kernel is not checked. To be called after the stream has completed the launch."""
+        found or the kernel is not checked. To be called after the stream has completed the launch.
+        """
         ...
 
 
@@ -87,14 +92,18 @@ class ComputeServer(Protocol):
     def close(self) -> None: ...
 
     def on_progress(self, wake: Callable[[], None] | None) -> bool:
-        """Registers `wake`, which is called (from any thread) when an event completes. Returns False if the backend
-        cannot do so: poll `done` instead."""
+        """Registers `wake`, which is called (from any thread) when an event completes.
+
+        Returns False if the backend cannot do so: poll `done` instead.
+        """
         ...
 
     # memory
     def allocate(self, size: int, stream: Stream) -> Memory:
-        """Allocates at least `size` bytes, which `stream` may use immediately. Raises Refusal(OUT_OF_MEMORY) with
-        requested, free, reserved."""
+        """Allocates at least `size` bytes, which `stream` may use immediately.
+
+        Raises Refusal(OUT_OF_MEMORY) with requested, free, reserved.
+        """
         ...
 
     def free(self, memory: Any, stream: Stream) -> None:
@@ -104,7 +113,8 @@ class ComputeServer(Protocol):
     def memory_info(self) -> MemoryInfo: ...
     def memory_held(self) -> tuple[int, int]:
         """Returns the bytes of device memory held by this process's pool, and the bytes of them in use; cheaper than
-        `memory_info`."""
+        `memory_info`.
+        """
         ...
 
     @property
@@ -118,21 +128,27 @@ class ComputeServer(Protocol):
 
     # memory that other processes map
     def create_shared(self, size: int, *, writable: bool = False) -> SharedMemory:
-        """Allocates at least `size` bytes, not 0, that `export_shared` can export. Their contents are undefined.
-        `writable`: other processes may write the memory as well; otherwise the backend prevents that if it can.
+        """Allocates at least `size` bytes, not 0, that `export_shared` can export.
+
+        Their contents are undefined. `writable`: other processes may write the memory as well; otherwise the backend
+        prevents that if it can.
 
         Raises Refusal(OUT_OF_MEMORY), Refusal(UNSUPPORTED).
         """
         ...
 
     def export_shared(self, memory: Any) -> int:
-        """Returns an open file, which the caller must close, with which another process can map the memory. The memory
-        then outlives this process."""
+        """Returns an open file, which the caller must close, with which another process can map the memory.
+
+        The memory then outlives this process.
+        """
         ...
 
     def import_shared(self, file: int, size: int) -> SharedMemory:
-        """Maps `size` bytes that another process exported, for reading; the caller still owns the file. Raises the same
-        errors as `create_shared`."""
+        """Maps `size` bytes that another process exported, for reading; the caller still owns the file.
+
+        Raises the same errors as `create_shared`.
+        """
         ...
 
     def own_shared(self, memory: Any) -> None:
@@ -144,8 +160,10 @@ class ComputeServer(Protocol):
         ...
 
     def allocate_host(self, size: int) -> HostBuffer | None:
-        """Returns host memory for copies; None if none is free and waiting for some would block. Try again when
-        `host_grown` returns True or host memory is freed."""
+        """Returns host memory for copies; None if none is free and waiting for some would block.
+
+        Try again when `host_grown` returns True or host memory is freed.
+        """
         ...
 
     def host_grown(self) -> bool:
@@ -154,7 +172,8 @@ class ComputeServer(Protocol):
 
     def host_refusal(self, size: int) -> Refusal | None:
         """Returns the reason why the host page-locks no more memory for now, so that copies should do without it; None:
-        wait for `host_grown`."""
+        wait for `host_grown`.
+        """
         ...
 
     def host_info(self) -> HostInfo: ...
@@ -165,12 +184,15 @@ class ComputeServer(Protocol):
 
     def register_host(self, address: int, size: int) -> None:
         """Page-locks memory that is mapped in this process, so that it can be used for copies like a `HostBuffer`; each
-        copy must lie within the range of one call. May block; any thread. Raises if the system refuses."""
+        copy must lie within the range of one call. May block; any thread. Raises if the system refuses.
+        """
         ...
 
     def unregister_host(self, address: int, size: int) -> None:
-        """Unlocks exactly the range of one `register_host`; the caller must have seen the last copy end. May block
-        until no kernel runs (`loading_waits`); any thread."""
+        """Unlocks exactly the range of one `register_host`; the caller must have seen the last copy end.
+
+        May block until no kernel runs (`loading_waits`); any thread.
+        """
         ...
 
     def signal_address(self, address: int) -> int:
@@ -206,7 +228,8 @@ class ComputeServer(Protocol):
         self, destination: int, pitch: int, source: Any, offset: int, width: int, rows: int, stream: Stream
     ) -> None:
         """Copies `rows` rows of `width` bytes, which are contiguous in the host buffer and `pitch` bytes apart on the
-        device."""
+        device.
+        """
         ...
 
     def download_rows(
@@ -236,12 +259,14 @@ class ComputeServer(Protocol):
 
     def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
         """Fills `size` bytes with `pattern` (1, 2, 4, 8 or 16 bytes); `size` and `address` must be multiples of the
-        pattern's length."""
+        pattern's length.
+        """
         ...
 
     def signal(self, address: int, value: int, stream: Stream) -> None:
         """Makes the device write 8 bytes of host memory (`signal_address`) when all earlier work of the stream is
-        complete and visible to the host. Raises DeviceFault."""
+        complete and visible to the host. Raises DeviceFault.
+        """
         ...
 
     # code
@@ -251,13 +276,16 @@ class ComputeServer(Protocol):
         ...
 
     def first_launch_waits(self, function: Any, prints: bool) -> bool:
-        """True if the first launch of the function would wait for all running kernels to end. `prints`: the function
-        may print."""
+        """True if the first launch of the function would wait for all running kernels to end.
+
+        `prints`: the function may print.
+        """
         ...
 
     def first_launch_made(self, function: Any, prints: bool) -> None:
         """Records that the function is about to be launched while no kernel runs: later first launches may rely on its
-        allocations."""
+        allocations.
+        """
         ...
 
     def load(self, image: Image) -> Module:
@@ -276,15 +304,19 @@ class ComputeServer(Protocol):
         params: bytearray,
         attributes: LaunchAttributes | None = None,
     ) -> None:
-        """Launches a kernel. `params` is the parameter block with addresses filled in; the caller may reuse it after
-        the call returns."""
+        """Launches a kernel.
+
+        `params` is the parameter block with addresses filled in; the caller may reuse it after the call returns.
+        """
         ...
 
     def repeated(
         self, function: Any, grid: Dim, block: Dim, shared_mem: int, stream: Stream, params: bytearray
     ) -> Callable[[], object]:
-        """Returns a function that repeats the launch at each call, with the least overhead. That function raises
-        Refusal or RuntimeError if the launch fails; `launch` then gives the reason."""
+        """Returns a function that repeats the launch at each call, with the least overhead.
+
+        That function raises Refusal or RuntimeError if the launch fails; `launch` then gives the reason.
+        """
         ...
 
     def flush_output(self) -> None:
@@ -293,23 +325,27 @@ class ComputeServer(Protocol):
 
     def blocks_per_multiprocessor(self, function: Any, threads: int, shared_mem: int) -> int:
         """Returns the number of blocks of `threads` threads that fit one multiprocessor
-        (cuOccupancyMaxActiveBlocksPerMultiprocessor)."""
+        (cuOccupancyMaxActiveBlocksPerMultiprocessor).
+        """
         ...
 
     def max_clusters(self, function: Any, cluster: Dim, block: Dim, shared_mem: int) -> int:
-        """Returns the number of clusters that fit the device at the same time (cuOccupancyMaxActiveClusters). Raises
-        Refusal(UNSUPPORTED)."""
+        """Returns the number of clusters that fit the device at the same time (cuOccupancyMaxActiveClusters).
+
+        Raises Refusal(UNSUPPORTED).
+        """
         ...
 
     def suggested_block(self, function: Any, shared_mem: int) -> int:
-        """Returns the number of threads of a block that gives the highest occupancy
-        (cuOccupancyMaxPotentialBlockSize)."""
+        """Returns the block size of the highest occupancy (cuOccupancyMaxPotentialBlockSize)."""
         ...
 
     def encode_tensor_map(self, spec: TensorMapSpec, address: int) -> bytes:
-        """Returns the CUtensorMap (128 bytes) of a checked `spec` at `address`. Raises Refusal(TENSOR_MAP_INVALID) if
-        the driver nevertheless refuses it, and Refusal(UNSUPPORTED) if the device lacks a feature that the map needs
-        (`tensor_map.check_features`)."""
+        """Returns the CUtensorMap (128 bytes) of a checked `spec` at `address`.
+
+        Raises Refusal(TENSOR_MAP_INVALID) if the driver nevertheless refuses it, and Refusal(UNSUPPORTED) if the device
+        lacks a feature that the map needs (`tensor_map.check_features`).
+        """
         ...
 
     # graphs

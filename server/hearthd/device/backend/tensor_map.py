@@ -95,8 +95,10 @@ class Tile:
 
 @dataclass(frozen=True)
 class Im2col:
-    """Access mode in which each load reads columns of pixels, as a convolution does. Offsets are in the order W, H,
-    D."""
+    """Access mode in which each load reads columns of pixels, as a convolution does.
+
+    Offsets are in the order W, H, D.
+    """
 
     lower_corner: tuple[int, ...]
     upper_corner: tuple[int, ...]
@@ -117,8 +119,10 @@ class Im2colWide:
 
 @dataclass(frozen=True)
 class TensorMapSpec:
-    """Description of a tensor map, without the address. `strides` has an entry for every dimension except the
-    innermost."""
+    """Description of a tensor map, without the address.
+
+    `strides` has an entry for every dimension except the innermost.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -150,8 +154,10 @@ class TensorMapSpec:
 
 
 def check(spec: TensorMapSpec, address: int, offset: int, buffer_size: int) -> list[str]:
-    """Returns the errors in a spec, one sentence each; an empty list if the driver will accept it. `address` is the
-    address of the buffer's first byte."""
+    """Returns the errors in a spec, one sentence each; an empty list if the driver will accept it.
+
+    `address` is the address of the buffer's first byte.
+    """
     element = element_of(spec.dtype)
     wrong = [_no_element(spec.dtype)] if element is None else []
     wrong += _check_names(spec)
@@ -182,8 +188,10 @@ def check(spec: TensorMapSpec, address: int, offset: int, buffer_size: int) -> l
 
 
 def refuse(spec: TensorMapSpec, wrong: Sequence[str], what: str, **more: object) -> Refusal:
-    """Returns the refusal of a tensor map, which lists all its errors. `what` names the map: "tensor map of buffer
-    5"."""
+    """Returns the refusal of a tensor map, which lists all its errors.
+
+    `what` names the map: "tensor map of buffer 5".
+    """
     access = spec.access
     details: dict[str, object] = {
         "dtype": spec.dtype,

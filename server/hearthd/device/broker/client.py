@@ -130,8 +130,7 @@ class Broker:
         return parts[0]
 
     def keep(self, nonce: bytes, file: int) -> None:
-        """Makes the broker keep a segment for exchange; see
-        `hearthd.device.platform.segment_exchange.SegmentExchange`."""
+        """Makes the broker keep an exchange segment; see `hearthd.device.platform.segment_exchange.SegmentExchange`."""
         self._ask_files({"ask": "keep", "nonce": nonce.hex()}, [file])
         with self._changed:
             self._kept[nonce] = file
@@ -166,8 +165,10 @@ class Broker:
         raise OSError(errno.EPIPE, "the broker has ended")
 
     def _asked_files(self, body: dict[str, Any], files: Sequence[int]) -> tuple[dict[str, Any], list[int]] | None:
-        """Sends one request about segments; returns its answer, or None if the broker has ended. Raises
-        TimeoutError."""
+        """Sends one request about segments; returns its answer, or None if the broker has ended.
+
+        Raises TimeoutError.
+        """
         try:
             descriptors.send(self._files, body, files)
             return descriptors.receive(self._files)
@@ -193,8 +194,7 @@ class Broker:
         raise _lost()
 
     def _asked(self, head: dict[str, Any], parts: Sequence[bytes], job: Job | None) -> _Answer:
-        """Sends a request to the current broker and returns its answer, which has no head if the broker was lost
-        first."""
+        """Sends a request to the current broker and returns its answer, without a head if the broker was lost."""
         answer = _Answer()
         with self._changed:
             self._start_reading()
@@ -243,8 +243,10 @@ class Broker:
                 return
 
     def _take_answers(self) -> None:
-        """Receives answers and wakes their callers. Raises `protocol.WorkerConnectionClosed` when the broker is
-        gone."""
+        """Receives answers and wakes their callers.
+
+        Raises `protocol.WorkerConnectionClosed` when the broker is gone.
+        """
         while True:
             head, parts = protocol.receive(self._link)
             with self._changed:
@@ -256,7 +258,8 @@ class Broker:
 
     def _renew(self) -> bool:
         """Waits for the sockets of the next broker, and sends it the state that the previous one had (recipe, tenant,
-        segments). False if there is no next broker."""
+        segments). False if there is no next broker.
+        """
         try:
             message = descriptors.receive(self._renewals)
         except (OSError, ValueError):
@@ -284,8 +287,10 @@ class Broker:
 
 
 class BrokeredLibraries:
-    """Source of the backend's own libraries, which a broker compiles. Each library is an anonymous file of this process
-    that stays open for the process's lifetime."""
+    """Source of the backend's own libraries, which a broker compiles.
+
+    Each library is an anonymous file of this process that stays open for the process's lifetime.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -321,7 +326,7 @@ def _lost() -> Refusal:
     return Refusal(
         Reason.DEVICE_UNAVAILABLE,
         "The broker of this device process, which compiles for it, has ended and is being replaced.",
-        fix="Try again in a moment; a source under which it ends each time is not for this daemon: see its log.",
+        fix="Try again in a moment; if the same source ends it each time, change the source: see the daemon's log.",
         retry_after_s=1.0,
     )
 

@@ -53,8 +53,10 @@ run."""
 
 
 def start_broker(spec: DeviceSpec) -> Broker:
-    """Forks the keeper from this process, which still has only one thread and has not opened the device. Raises
-    OSError."""
+    """Forks the keeper from this process, which still has only one thread and has not opened the device.
+
+    Raises OSError.
+    """
     ours, theirs = socket.socketpair()
     our_files, their_files = descriptors.pair()
     our_renewals, their_renewals = descriptors.pair()
@@ -71,7 +73,8 @@ def start_broker(spec: DeviceSpec) -> Broker:
 
 def _run(parent: int, work: Callable[[], bool], *kept: socket.socket) -> NoReturn:
     """Runs `work` in a process that was just forked from `parent`, and ends the process: with exit status 0 if `work`
-    returns True, otherwise with 1."""
+    returns True, otherwise with 1.
+    """
     over = False
     try:
         attributes.keep_descriptors([end.fileno() for end in kept])
@@ -109,7 +112,7 @@ class _Keeper:
             delay = _DELAY_S if time.monotonic() - began > _CALM_S else min(2 * delay, _MOST_DELAY_S)
             if self._alone(delay):
                 return True
-            self._journal.warning("broker_lost", status=status, action="another one takes its place")
+            self._journal.warning("broker_lost", status=status, action="another process replaces it")
             ours, link = socket.socketpair()
             our_files, files = descriptors.pair()
             with ours, our_files:
@@ -121,8 +124,10 @@ class _Keeper:
 
     @staticmethod
     def _wait(child: int) -> int:
-        """Waits for the broker; returns its exit status, negative for a signal. Also reaps the orphans that the keeper
-        has adopted."""
+        """Waits for the broker; returns its exit status, negative for a signal.
+
+        Also reaps the orphans that the keeper has adopted.
+        """
         while True:
             pid, status = os.waitpid(-1, 0)
             if pid == child:
@@ -137,7 +142,8 @@ class _Keeper:
 
 def _die_with(parent: int) -> None:
     """Makes the kernel kill this process when the thread that forked it ends: the keeper's thread or the device-handle
-    thread."""
+    thread.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
@@ -174,8 +180,10 @@ class BrokerRequests:
         self._known.set()
 
     def run(self) -> bool:
-        """Serves requests. Returns True when the device process has asked the broker to end, False when the device
-        process is gone."""
+        """Serves requests.
+
+        Returns True when the device process has asked the broker to end, False when the device process is gone.
+        """
         threading.Thread(target=self._hand_over, name="segments", daemon=True).start()
         try:
             with contextlib.suppress(protocol.WorkerConnectionClosed):
@@ -243,7 +251,7 @@ class BrokerRequests:
                 return {**answer, "cached": cached}, code
             case "library":
                 return {}, [self._library(str(head.get("name", "")))]
-        raise Refusal(Reason.INTERNAL, f"a broker is not asked for {head.get('ask')!r}")
+        raise Refusal(Reason.INTERNAL, f"unknown request to the broker: {head.get('ask')!r}")
 
     def _library(self, name: str) -> bytes:
         from hearthd.device.cpu import libraries

@@ -46,7 +46,7 @@ class LaneLimits:
         """Returns the limits in a message of the front. Raises ValueError."""
         values = [body.get(name) for name in cls.__dataclass_fields__]
         if not all(isinstance(value, int) and value > 0 for value in values):
-            raise ValueError(f"the limits of a lane are no positive numbers: {values}")
+            raise ValueError(f"the limits of a lane are not positive numbers: {values}")
         return cls(*values)  # type: ignore[arg-type]
 
 
@@ -55,8 +55,9 @@ class LaneError(Exception):
 
 
 class LaneConnection:
-    """The device process's end of a lane. Device-handle thread only. Accepts no frames before `begin`, and none beyond
-    the client's window.
+    """The device process's end of a lane.
+
+    Device-handle thread only. Accepts no frames before `begin`, and none beyond the client's window.
 
     `take` receives the frames of the channel; before that, `inline_path` may take a batch that arrives while no other
     batch is queued on the lane, see `hearthd.device.fast_path.inline_path`. `crowded` returns True if the front has too
@@ -147,9 +148,11 @@ class LaneConnection:
         self._unread += len(head) + len(payload)
 
     def acknowledge(self, seq: int) -> bool:
-        """Records that every batch up to `seq` has been executed. The ack is sent with the next frame, or as soon as it
-        covers an eighth of the client's window. Returns True if `settle` has work to do: sending the ack, or resuming
-        to read."""
+        """Records that every batch up to `seq` has been executed.
+
+        The ack is sent with the next frame, or as soon as it covers an eighth of the client's window. Returns True if
+        `settle` has work to do: sending the ack, or resuming to read.
+        """
         self._acked = seq
         sizes = self._sizes
         for _ in range(len(sizes) - max(self._last - seq, 0)):
@@ -160,8 +163,10 @@ class LaneConnection:
         return not self._reading
 
     def answer(self, seq: int, payload: bytes) -> bool:
-        """Sends a response immediately, together with the ack of the last batch that has arrived. Returns False, with
-        no effect, if other frames must be sent first."""
+        """Sends a response immediately, together with the ack of the last batch that has arrived.
+
+        Returns False, with no effect, if other frames must be sent first.
+        """
         if self._unread or self._why or not self._open:
             return False
         self._acked = self._told = seq
@@ -176,8 +181,10 @@ class LaneConnection:
         return not self._unread and self._open
 
     def respond(self, payload: bytes) -> bool:
-        """Sends a response immediately, after the ack of executed batches. Returns False, with no effect, if other
-        frames must be sent first."""
+        """Sends a response immediately, after the ack of executed batches.
+
+        Returns False, with no effect, if other frames must be sent first.
+        """
         if self._unread or self._why or not self._open:
             return False
         head = HEADER.pack(len(payload), RESPONSE, 0, 0, 0)
@@ -217,7 +224,8 @@ class LaneConnection:
 
     def settle(self) -> None:
         """Completes an iteration of the loop: sends as much as the socket accepts, and resumes reading if there is
-        room."""
+        room.
+        """
         if not self._open:
             return
         if self._unread:
@@ -227,7 +235,8 @@ class LaneConnection:
                 self._ended("")
                 return
             if self._unread > self._limits.max_unread_hard:
-                self._why = f"{self._unread} bytes wait to be read; the most is {self._limits.max_unread_hard}"
+                most = self._limits.max_unread_hard
+                self._why = f"{self._unread} bytes are waiting to be read; the maximum is {most}"
         if self._why:
             self._ended(self._why)
         elif self._writing != bool(self._unread) or (self._begun and not self._reading):
@@ -292,8 +301,10 @@ class LaneConnection:
             self._ended(str(error))
 
     def _whole(self, data: bytes) -> int:
-        """Handles the frames that arrived complete (one or a few, if a client waits for an answer). Returns the end of
-        the last one in `data`."""
+        """Handles the frames that arrived complete (one or a few, if a client waits for an answer).
+
+        Returns the end of the last one in `data`.
+        """
         at, size = 0, len(data)
         while size - at >= HEAD:
             length, kind, flags, channel, seq = HEADER.unpack_from(data, at)
@@ -316,11 +327,11 @@ class LaneConnection:
 
     def _frame(self, kind: int, flags: int, channel: int, seq: int, payload: bytes) -> None:
         if kind != BATCH or channel or flags:
-            raise LaneError(f"a frame of kind {kind} with flags {flags} for channel {channel} is none of a lane's")
+            raise LaneError(f"a frame of kind {kind} with flags {flags} for channel {channel} is not allowed on a lane")
         size = len(payload)
         if not seq:
             if size > MAX_RECEIVED:
-                raise LaneError(f"a message without a number has {size} bytes; the most is {MAX_RECEIVED}")
+                raise LaneError(f"a message without a number has {size} bytes; the maximum is {MAX_RECEIVED}")
             self._take(Frame(RECEIVED, 0, self.channel, 0, payload))
             return
         if seq == self._last + 1:
@@ -329,7 +340,7 @@ class LaneConnection:
             self._repeated.append(size)
             self._unacked += size
         else:
-            raise LaneError(f"batch {seq} has come; the next is {self._last + 1}")
+            raise LaneError(f"batch {seq} arrived; the expected batch is {self._last + 1}")
         self._take(Frame(BATCH, 0, self.channel, seq, payload))
 
     def came(self, seq: int, size: int) -> None:

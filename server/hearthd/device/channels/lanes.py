@@ -79,7 +79,8 @@ class LaneConnections:
 
     def sleep(self, asleep: float | None) -> float | None:
         """Returns the longest time that the loop may sleep, at most `asleep`; drops lanes whose channel was not opened
-        in time."""
+        in time.
+        """
         if not self._waiting:
             return asleep
         now = time.monotonic()
@@ -100,7 +101,7 @@ class LaneConnections:
         for surplus in files[1:]:
             os.close(surplus)
         if not files:
-            self._journal.warning("lane", error="it came without its socket")
+            self._journal.warning("lane", error="it arrived without its socket")
             return
         end = socket.socket(fileno=files[0])
         try:
@@ -156,8 +157,10 @@ class LaneConnections:
             self._journal.warning("lane", channel=lane.channel, session=who, error=f"closed: {why}")
 
     def end(self, frame: Frame) -> None:
-        """Ends the lane of a channel on request of the front, if there is one. The answer follows the copies of the
-        lane's answers on the link."""
+        """Ends the lane of a channel on request of the front, if there is one.
+
+        The answer follows the copies of the lane's answers on the link.
+        """
         self.drop(frame.channel)
         session = self._executor.session(frame.channel)
         last = self._executor.sharing.last_batch(session) if session is not None else 0

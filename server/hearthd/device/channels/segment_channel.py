@@ -72,8 +72,11 @@ class DescriptorCloser:
 
 
 class SegmentConnection:
-    """The device process's end of the socket. Device-handle thread only. `over` is called once, when the client has
-    disconnected (with an empty string) or has violated the protocol (with the reason)."""
+    """The device process's end of the socket.
+
+    Device-handle thread only. `over` is called once, when the client has disconnected (with an empty string) or has
+    violated the protocol (with the reason).
+    """
 
     def __init__(
         self,
@@ -160,7 +163,7 @@ class SegmentConnection:
         while len(self._files) > (1 if self._reader.pending else 0):  # these arrived without a SEGMENT frame
             self._closer.close([self._files.popleft()])
         if len(self._closer) > MAX_STRANGE:
-            self._ended(f"{len(self._closer)} descriptors came that are no memfd, and do not close")
+            self._ended(f"{len(self._closer)} received descriptors are not memfds and cannot be closed")
 
     def _frame(self, frame: Frame) -> None:
         if not self._open:
@@ -175,8 +178,8 @@ class SegmentConnection:
             self._place(frame)
         else:
             raise ValueError(
-                f"a frame of kind {frame.kind} with flags {frame.flags} for channel {frame.channel} is none of a "
-                "connection for segments"
+                f"a frame of kind {frame.kind} with flags {frame.flags} for channel {frame.channel} is not allowed "
+                f"on a connection for segments"
             )
 
     def _segment(self, frame: Frame) -> None:
@@ -200,7 +203,7 @@ class SegmentConnection:
         try:
             ident, start, size = PLACE.unpack(frame.payload)
         except struct.error as error:
-            raise ValueError(f"the payload of frame {frame.kind} is no place: {error}") from None
+            raise ValueError(f"the payload of frame {frame.kind} is not a valid place: {error}") from None
         try:
             place = SegmentRange(self._segments.find(self.session, ident), start, size)
             check_range(f"transfer {frame.id}", ident, place.segment.size, start, size)
@@ -230,7 +233,7 @@ class SegmentConnection:
     def _put(self, kind: int, payload: bytes = b"", id: int = 0) -> None:
         self._out += encode(kind, payload, id=id)
         if len(self._out) > MAX_UNREAD:
-            self._ended(f"{len(self._out)} bytes of answers wait to be read; the most is {MAX_UNREAD}")
+            self._ended(f"{len(self._out)} bytes of answers are waiting to be read; the maximum is {MAX_UNREAD}")
         else:
             self._send()
 
@@ -263,8 +266,10 @@ def _descriptors(beside: Iterable[tuple[int, int, bytes]]) -> list[int]:
 
 
 def _read(payload: bytes) -> tuple[object, bool]:
-    """Returns the size in a SEGMENT frame, and True if the segment is for signals. Raises
-    Refusal(MALFORMED_MESSAGE)."""
+    """Returns the size in a SEGMENT frame, and True if the segment is for signals.
+
+    Raises Refusal(MALFORMED_MESSAGE).
+    """
     try:
         body: Any = json.loads(payload)
         return body["size"], body.get("signals") is True
@@ -279,6 +284,6 @@ def _read(payload: bytes) -> tuple[object, bool]:
 def _without_file() -> Refusal:
     return Refusal(
         Reason.INVALID_ARGUMENT,
-        "a SEGMENT frame came without a descriptor",
+        "a SEGMENT frame arrived without a descriptor",
         fix="send its memfd with the frame's first byte (SCM_RIGHTS), one descriptor with each frame",
     )

@@ -79,7 +79,7 @@ class SegmentConnections:
         for surplus in files[1:]:
             os.close(surplus)
         if not files:
-            self._journal.warning(SEGMENTS, error="a connection came without its socket")
+            self._journal.warning(SEGMENTS, error="a connection arrived without its socket")
             return
         end = socket.socket(fileno=files[0])
         try:

@@ -114,8 +114,10 @@ class Stripe:
         self._out.put(credit(transfer, 1))
 
     def revoke(self, transfer: int) -> list[HostBuffer]:
-        """Takes back and returns the memory that was lent to the transfer and is not in use. Chunks of it that still
-        arrive are dropped."""
+        """Takes back and returns the memory that was lent to the transfer and is not in use.
+
+        Chunks of it that still arrive are dropped.
+        """
         with self._lock:
             granted = self._granted.pop(transfer, None)
             if not granted:
@@ -239,7 +241,9 @@ class Stripe:
 
     def _claim(self, transfer: int) -> tuple[HostBuffer, float] | None:
         """Returns the memory for a chunk and the time at which it was lent; None if the chunk is no longer wanted.
-        Raises `FrameError` if no credit was ever given for the chunk."""
+
+        Raises `FrameError` if no credit was ever given for the chunk.
+        """
         with self._lock:
             granted = self._granted.get(transfer)
             if granted:
@@ -247,7 +251,7 @@ class Stripe:
                 return granted.popleft()
             left = self._revoked.get(transfer, 0)
             if not left:
-                raise FrameError(f"a chunk of transfer {transfer} has come without a credit")
+                raise FrameError(f"a chunk of transfer {transfer} arrived without a credit")
             if left > 1:
                 self._revoked[transfer] = left - 1
             else:

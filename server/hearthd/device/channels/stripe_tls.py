@@ -26,14 +26,16 @@ class Guard:
         self._secret = secret
 
     def open(self, end: socket.socket, deadline: float) -> ssl.SSLSocket:
-        """Returns the same connection, inside TLS. Raises OSError, or FrameError if the client does not show the
-        ticket."""
+        """Returns the same connection, inside TLS.
+
+        Raises OSError, or FrameError if the client does not show the ticket.
+        """
         end.settimeout(max(0.001, deadline - time.monotonic()))
         inside = self._context.wrap_socket(end, server_side=True, do_handshake_on_connect=False)
         inside.do_handshake()
         length, kind, _, _, _ = HEADER.unpack(receive_within(inside, HEADER.size, deadline))
         if kind != Kind.TICKET or length != TICKET_BYTES - TICKET_NAME:
-            raise FrameError(f"a frame of kind {kind} with {length} bytes is no ticket")
+            raise FrameError(f"a frame of kind {kind} with {length} bytes is not a ticket")
         shown = hashlib.sha256(receive_within(inside, length, deadline)).digest()
         if not hmac.compare_digest(shown, self._secret):
             raise FrameError("the second half of the ticket is wrong")
@@ -48,14 +50,16 @@ class Guards:
         self._certificate = ""
 
     def make(self, body: Any) -> Guard | None:
-        """Returns the guard that a message of the front describes; None: no TLS. Raises ValueError, ssl.SSLError,
-        OSError."""
+        """Returns the guard that a message of the front describes; None: no TLS.
+
+        Raises ValueError, ssl.SSLError, OSError.
+        """
         if body is None:
             return None
         try:
             certificate, key, secret = str(body["certificate"]), str(body["key"]), bytes.fromhex(body["secret"])
         except (KeyError, TypeError) as error:
-            raise ValueError(f"what the front says of TLS cannot be read: {error!r}") from None
+            raise ValueError(f"the front's TLS message cannot be decoded: {error!r}") from None
         if len(secret) != hashlib.sha256().digest_size:
             raise ValueError(f"the hash of a ticket has {len(secret)} bytes")
         if self._context is None or self._certificate != certificate:

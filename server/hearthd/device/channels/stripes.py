@@ -66,7 +66,8 @@ class Stripes:
 
     def sleep(self, asleep: float | None) -> float | None:
         """Returns the longest time that the loop may sleep, at most `asleep`; closes stripes whose channel was not
-        opened in time."""
+        opened in time.
+        """
         if not self._waiting:
             return asleep
         now = time.monotonic()
@@ -91,7 +92,7 @@ class Stripes:
         for surplus in files[1:]:
             os.close(surplus)
         if not files:
-            self._journal.warning("stripe", error="it came without its socket")
+            self._journal.warning("stripe", error="it arrived without its socket")
             return
         end = socket.socket(fileno=files[0])
         try:
@@ -127,7 +128,7 @@ class Stripes:
             if chunk > stripe.max_chunk:
                 raise Refusal(
                     Reason.INVALID_ARGUMENT,
-                    f"chunks of {chunk} bytes are announced; the most is {stripe.max_chunk}",
+                    f"chunks of {chunk} bytes are announced; the maximum is {stripe.max_chunk}",
                     fix="cut the transfer into chunks of OpenBulkResponse.max_chunk_bytes at most",
                     details={"requested": chunk, "allowed": stripe.max_chunk},
                 )

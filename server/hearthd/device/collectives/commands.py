@@ -88,7 +88,7 @@ class CollectiveCommands:
         if place is None:
             raise Refusal(
                 Reason.INVALID_HANDLE,
-                f"group {group} is none of this session's, or has no rank on this device",
+                f"group {group} does not belong to this session, or has no rank on this device",
                 fix="create or join it first: NodeService.CreateGroup, JoinGroup",
                 details={"kind": "group", "handle": group},
             )
@@ -203,8 +203,10 @@ class CollectiveCommands:
     # ---- the front's messages ----
 
     def message(self, payload: bytes, session_of: SessionOf) -> None:
-        """Handles one COLLECTIVE frame; see hearthd/front/collectives/matcher.py for the protocol. Some frames come
-        from other daemons: invalid ones are ignored."""
+        """Handles one COLLECTIVE frame; see hearthd/front/collectives/matcher.py for the protocol.
+
+        Some frames come from other daemons: invalid ones are ignored.
+        """
         try:
             message = json.loads(payload)
             what = message["op"]
@@ -221,7 +223,7 @@ class CollectiveCommands:
                 if self._groups.pop((channel, group), None) is not None:
                     self._negotiation.leave(channel, group, session_of)
         except (KeyError, TypeError, ValueError) as error:
-            print(f"a collective frame was not understood: {error!r}: {payload[:200]!r}", file=sys.stderr)
+            print(f"a collective frame cannot be decoded: {error!r}: {payload[:200]!r}", file=sys.stderr)
 
     def _send(self, message: dict[str, Any]) -> None:
         self._negotiation.flush()
@@ -237,8 +239,10 @@ class CollectiveCommands:
     # ---- the end of a session, and the loop ----
 
     def close(self, session: DeviceSession) -> None:
-        """Forgets the session's groups and operations. Its commands have been abandoned; launched operations run to
-        their end."""
+        """Forgets the session's groups and operations.
+
+        Its commands have been abandoned; launched operations run to their end.
+        """
         for channel, group in [each for each in self._groups if each[0] == session.channel]:
             del self._groups[channel, group]
         self._negotiation.close(session)

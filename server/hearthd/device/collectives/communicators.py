@@ -73,15 +73,17 @@ class Memberships:
         """Returns the refusal of an operation whose communicator is gone."""
         return self._gone.get(comm) or Refusal(
             Reason.COMMUNICATOR_FAILED,
-            "the communicator was given up before the operation could start",
-            fix="submit the operation again, with the next sequence number on every rank; a new one is made",
+            "the communicator was aborted before the operation could start",
+            fix="submit the operation again, with the next sequence number on every rank; a new communicator is "
+            "created",
         )
 
     # ---- operations ----
 
     def enqueue(self, member: Membership, exchanges: Sequence[CollectiveExchange]) -> None:
         """Enqueues a communicator's next operation on its track, which has been fenced behind all work that it depends
-        on. Raises Refusal."""
+        on. Raises Refusal.
+        """
         if exchanges:
             try:
                 member.communicator.enqueue(exchanges, member.track.stream)
@@ -193,7 +195,7 @@ class Memberships:
         if not isinstance(error, Refusal):
             traceback.print_exception(error, file=sys.stderr)
             why = f"device {self._device.spec.ordinal} could not join: {error}"
-            error = Refusal(Reason.COMMUNICATOR_FAILED, why, fix="look at the daemon's log")
+            error = Refusal(Reason.COMMUNICATOR_FAILED, why, fix="see the daemon's log")
         self._send({"op": "join_failed", "comm": comm, "status": to_text(error)})
 
     def _forget_id(self, comm: str) -> None:
@@ -205,7 +207,8 @@ class Memberships:
 
     def broken(self, member: Membership, reason: str, sequence: int = 0, *, timed_out: bool = False) -> None:
         """Reports to the front that this rank cannot continue in the communicator; `sequence` is the number of the
-        operation that is the cause."""
+        operation that is the cause.
+        """
         if member.failing:
             return
         member.refusal = partial(given_up, reason, sequence if timed_out else 0)
@@ -220,8 +223,10 @@ class Memberships:
     def _end(
         self, member: Membership, refusal: Callable[[InFlightCollective], Refusal], gone: Refusal | None = None
     ) -> None:
-        """Abandons a communicator. Its running operations have failed, which is recorded before the abort releases
-        them."""
+        """Abandons a communicator.
+
+        Its running operations have failed, which is recorded before the abort releases them.
+        """
         del self._live[member.comm]
         self._busy.pop(member, None)
         if gone is not None:
@@ -239,8 +244,10 @@ class Memberships:
     # ---- the loop ----
 
     def check(self) -> None:
-        """Checks for failures and overdue operations, and reports the progress. Cheap to call often, because it does
-        work only at intervals."""
+        """Checks for failures and overdue operations, and reports the progress.
+
+        Cheap to call often, because it does work only at intervals.
+        """
         now = time.monotonic()
         if now < self._next_check or not (self._live or self.aborts.watching):
             return
@@ -268,7 +275,7 @@ class Memberships:
             return
         overdue = member.flights.overdue(now)
         if overdue is not None:
-            self.broken(member, f"{overdue.what} was not done in time", overdue.sequence, timed_out=True)
+            self.broken(member, f"{overdue.what} did not complete in time", overdue.sequence, timed_out=True)
 
     def sleep(self, asleep: float | None) -> float | None:
         """Returns the longest time that the loop may sleep, at most `asleep`."""

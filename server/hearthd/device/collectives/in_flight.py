@@ -72,8 +72,10 @@ class InFlightCollective:
         self._end()
 
     def fail(self, refusal: Refusal) -> None:
-        """Ends the operation with an error on its stream. Its results, and all contents that depend on them, become
-        invalid."""
+        """Ends the operation with an error on its stream.
+
+        Its results, and all contents that depend on them, become invalid.
+        """
         if self.over:
             return
         spoiled = dict.fromkeys(self._destinations)

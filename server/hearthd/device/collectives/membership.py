@@ -1,5 +1,4 @@
-"""Membership: this rank's part in one communicator, and the refusals of operations that failed with the
-communicator."""
+"""Membership: this rank's part in one communicator, and refusals of operations that failed with it."""
 
 from __future__ import annotations
 
@@ -51,29 +50,32 @@ class Membership:
 
 def given_up(why: str, late: int, flight: InFlightCollective) -> Refusal:
     """Returns the refusal of an operation that was in flight when its communicator failed; `late` is the number of the
-    operation that missed its deadline, or 0."""
+    operation that missed its deadline, or 0.
+    """
     if late and flight.sequence == late:
         return Refusal(
             Reason.COLLECTIVE_TIMEOUT,
-            f"{flight.what} was launched, and not done in time: a rank of it did not take part, or was too slow",
-            fix="look at what the other ranks do; or give it a longer timeout",
+            f"{flight.what} was launched, but did not complete in time: a rank of it did not take part, or was too "
+            f"slow",
+            fix="check the other ranks, or use a longer timeout",
             details={"sequence": flight.sequence},
         )
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
-        f"{flight.what} was given up: its communicator failed: {why}",
-        fix="submit it again, with the next sequence number on every rank; a new communicator is made",
+        f"{flight.what} was aborted: its communicator failed: {why}",
+        fix="submit the operation again, with the next sequence number on every rank; a new communicator is created",
         details={"sequence": flight.sequence},
     )
 
 
 def not_started(why: str, timed_out: bool) -> Refusal:
     """Returns the refusal of an operation that could not start on a failed communicator; `timed_out`: the failure is a
-    timeout of this operation or of one that it waits for."""
+    timeout of this operation or of one that it waits for.
+    """
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT if timed_out else Reason.COMMUNICATOR_FAILED,
-        f"the communicator was given up before the operation could start: {why}",
-        fix="submit the operation again, with the next sequence number on every rank; a new one is made",
+        f"the communicator was aborted before the operation could start: {why}",
+        fix="submit the operation again, with the next sequence number on every rank; a new communicator is created",
     )
 
 

@@ -66,7 +66,7 @@ class Negotiation:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
                 f"{key} was submitted before",
-                fix="count a group's operations from 1, each number once",
+                fix="number a group's operations from 1, and use each number once",
                 details={"sequence": key.sequence},
             )
         pending = self._pending[key] = PendingCollective(self, session, key, parts, seconds)
@@ -76,7 +76,8 @@ class Negotiation:
 
     def ask(self, pending: PendingCollective, ahead: list[PendingCollective]) -> None:
         """Presents the operation, or queues it until there is room, after the operations `ahead`, which have been
-        presented or queued. Raises the same errors as `locate`."""
+        presented or queued. Raises the same errors as `locate`.
+        """
         group = pending.key.group
         # A group over several daemons has a separate order and track, and may wait for anything. If an operation of a
         # group of this daemon's devices could be launched while it waits for such a group, it would block all other
@@ -95,8 +96,10 @@ class Negotiation:
             self._present(pending)
 
     def present(self, pending: PendingCollective) -> bool:
-        """Presents an operation whose turn has come, with no earlier one left. Returns False if there is no room even
-        within `MOST_AT_ALL`."""
+        """Presents an operation whose turn has come, with no earlier one left.
+
+        Returns False if there is no room even within `MOST_AT_ALL`.
+        """
         if self._crowded(pending, MOST_AT_ALL):
             return False
         pending.behind = []
@@ -129,7 +132,8 @@ class Negotiation:
 
     def _make_room(self, session: DeviceSession, weight: int) -> None:
         """Subtracts `weight` from the weight of the session's presented operations, and presents queued ones that now
-        have room."""
+        have room.
+        """
         left = self._weights.get(session, 0) - weight
         if left > 0:
             self._weights[session] = left
@@ -228,7 +232,7 @@ class Negotiation:
         """Reports an operation that this rank missed: the other ranks launch it, and would wait for this rank."""
         member = self._members.get(comm) if comm is not None else None
         if member is not None:
-            reason = f"device {self._device.spec.ordinal} has no part in {key}: {why}"
+            reason = f"device {self._device.spec.ordinal} cannot take part in {key}: {why}"
             self._members.broken(member, reason, key.sequence)
 
     # ---- messages of the front ----
@@ -256,7 +260,7 @@ class Negotiation:
             return  # recorded before
         if pending is None or not pending.made or pending.error is not None:
             if index:
-                self._missed(key, comm, "it was given up before")
+                self._missed(key, comm, "it was cancelled before")
         elif pending.comm is None:
             pending.comm, pending.index = comm, index
             self._going[pending] = None
@@ -303,7 +307,8 @@ class Negotiation:
         for pending in self._going:
             member = self._members.get(pending.comm) if pending.comm is not None else None
             if member is not None and pending.deadline <= now:
-                why = f"{pending.key} was told to go, and could not start in time on device {self._device.spec.ordinal}"
+                device = self._device.spec.ordinal
+                why = f"{pending.key} was allowed to start, but could not start in time on device {device}"
                 self._members.broken(member, why, pending.key.sequence, timed_out=True)
 
     def sleep(self, asleep: float | None) -> float | None:

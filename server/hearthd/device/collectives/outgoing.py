@@ -31,8 +31,10 @@ Say = Callable[[dict[str, Any]], None]
 
 
 class OutgoingOperations:
-    """Operations that have not been sent. Device-handle thread only. `unanswered` returns True while the front has not
-    answered an operation."""
+    """Operations that have not been sent.
+
+    Device-handle thread only. `unanswered` returns True while the front has not answered an operation.
+    """
 
     def __init__(
         self, say: Say, unanswered: Callable[[OperationKey], bool], clock: Callable[[], float] = time.monotonic

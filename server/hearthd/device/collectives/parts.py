@@ -23,8 +23,10 @@ class BufferRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CollectivePart:
-    """The part of one rank in an operation. Fields that the operation's kind does not use are empty and need not
-    match."""
+    """The part of one rank in an operation.
+
+    Fields that the operation's kind does not use are empty and need not match.
+    """
 
     kind: str
     count: int
@@ -158,7 +160,7 @@ def locate(parts: Iterable[CollectivePart]) -> list[CollectiveExchange]:
     if len(exchanges) > 1 and clash(reads, writes):
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            "two operations of one collective use the same memory, and one of them writes it: they run at once",
+            "two operations of one collective use the same memory, and one of them writes it: they run concurrently",
             fix="send them one after the other, or give each its own memory",
         )
     return exchanges

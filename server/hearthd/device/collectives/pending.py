@@ -91,7 +91,8 @@ class PendingCollective:
     def ask(self, ahead: Iterable[object]) -> None:
         """Presents the operation before its turn, after other collectives that have been presented, so that a series
         does not cost a round trip to the front for each operation. After any other command that would not be safe: the
-        front could then prescribe a launch order that one of the ranks cannot follow."""
+        front could then prescribe a launch order that one of the ranks cannot follow.
+        """
         others = [other for other in ahead if isinstance(other, PendingCollective)]
         with suppress(Refusal):  # the error occurs again, and is answered, when the operation's turn comes
             self._registry.ask(self, others)
@@ -109,8 +110,10 @@ class OperationRun:
         self.count = 1
 
     def goes_on(self, pending: PendingCollective, signature: list[dict[str, Any]]) -> bool:
-        """True if the operation continues the run. Operations of groups over several daemons are each sent as a
-        separate message."""
+        """True if the operation continues the run.
+
+        Operations of groups over several daemons are each sent as a separate message.
+        """
         key, last = pending.key, self.last
         return (
             key.sequence == last.sequence + 1

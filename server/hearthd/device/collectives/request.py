@@ -27,13 +27,15 @@ def parse(
     ranks: int,
     check: Check,
 ) -> list[CollectivePart]:
-    """Returns the parts of `rank` among `ranks`. Raises Refusal for operations that no rank could do, whatever the
-    other ranks present."""
+    """Returns the parts of `rank` among `ranks`.
+
+    Raises Refusal for operations that no rank could do, whatever the other ranks present.
+    """
     if len(operations) > MAX_OPERATIONS:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"a collective of {len(operations)} operations; the most is {MAX_OPERATIONS}",
-            fix="send several",
+            f"a collective of {len(operations)} operations; the maximum is {MAX_OPERATIONS}",
+            fix="split it into several collectives",
             details={"operations": len(operations), "allowed": MAX_OPERATIONS},
         )
     parts = [_part(operation, buffers, rank, ranks, check) for operation in operations]
@@ -41,7 +43,7 @@ def parse(
     if len(to_itself) == 1:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"rank {rank} has a {to_itself.pop()} with itself, and nothing at its other end",
+            f"rank {rank} has a {to_itself.pop()} with itself, but not the matching operation",
             fix="put the send and the recv into one Collective",
             details={"rank": rank, "peer": rank},
         )
@@ -56,7 +58,7 @@ def _part(
     if shape is None:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"{operation.kind} is no kind of collective",
+            f"{operation.kind} is not a kind of collective",
             fix=f"one of {', '.join(SHAPES)}",
             details={"requested": operation.kind},
         )
@@ -78,7 +80,7 @@ def _part(
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
                 f"{kind} with {what} {value} in a group of {ranks}",
-                fix=f"ranks count from 0 to {ranks - 1}",
+                fix=f"ranks are numbered from 0 to {ranks - 1}",
                 details={what: value, "ranks": ranks},
             )
     size = operation.count * item
@@ -112,14 +114,14 @@ def _reduction(kind: str, operation: commands_pb2.CollectiveOperation, check: Ch
     if op is None:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"{kind} with {operation.op}, which is no reduction",
+            f"{kind} with {operation.op}, which is not a reduction",
             fix=f"one of {', '.join(OPS)}",
             details={"requested": operation.op},
         )
     if operation.dtype not in NUMBERS:
         raise Refusal(
             Reason.UNSUPPORTED,
-            f"{kind} of {operation.dtype!r}: nothing reduces that",
+            f"{kind} of {operation.dtype!r}: this dtype cannot be reduced",
             fix="reduce numbers: view booleans as uint8, complex numbers as twice as many of their parts",
             details={"dtype": operation.dtype},
         )

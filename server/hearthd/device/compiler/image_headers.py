@@ -49,16 +49,20 @@ _ARCHITECTURE = re.compile(r"(?:sm|compute)_(\d{2,3})([af]?)")
 
 
 class Cubin(NamedTuple):
-    """Header of a CUBIN. `architecture` is the number as in sm_90; None if this module does not know the file's
-    kind."""
+    """Header of a CUBIN.
+
+    `architecture` is the number as in sm_90; None if this module does not know the file's kind.
+    """
 
     architecture: int | None
     relocatable: bool
 
 
 class Fatbin(NamedTuple):
-    """Contents of a fatbin: the architectures for which there is machine code, and PTX. `known` is False for an unknown
-    version of the format."""
+    """Contents of a fatbin: the architectures for which there is machine code, and PTX.
+
+    `known` is False for an unknown version of the format.
+    """
 
     cubins: tuple[int, ...]
     ptx: tuple[int, ...]
@@ -75,7 +79,8 @@ class Ptx(NamedTuple):
 
 def check(code: bytes, capability: Capability) -> bool:
     """True if `code` has to be assembled before it can run on a device of `capability`: PTX, or a fatbin in which only
-    the PTX fits. Raises Refusal(MODULE_INVALID)."""
+    the PTX fits. Raises Refusal(MODULE_INVALID).
+    """
     if not code:
         raise _invalid("There is no code in it.")
     if code.startswith(ELF_MAGIC):
@@ -99,7 +104,7 @@ def describe(code: bytes) -> str:
             cubin = read_cubin(code)
         except Refusal:
             machine = int.from_bytes(code[18:20], "little")
-            return "a damaged CUBIN" if machine == EM_CUDA else "an ELF file of the host, or none that is whole"
+            return "a damaged CUBIN" if machine == EM_CUDA else "an ELF file of the host, or an incomplete one"
         return "a CUBIN" if cubin.architecture is None else f"a CUBIN for sm_{cubin.architecture}"
     if code.startswith(FATBIN_MAGIC):
         return "a fatbin"
@@ -116,8 +121,10 @@ def describe(code: bytes) -> str:
 
 
 def read_cubin(code: bytes) -> Cubin:
-    """Returns the header of a CUBIN. Raises Refusal(MODULE_INVALID) if the file is truncated, or for another
-    machine."""
+    """Returns the header of a CUBIN.
+
+    Raises Refusal(MODULE_INVALID) if the file is truncated, or for another machine.
+    """
     if len(code) < _ELF_HEADER.size:
         raise _truncated("CUBIN", "its header", _ELF_HEADER.size, len(code))
     ident, kind, machine, _, _, segments, sections, flags, header, *tables = _ELF_HEADER.unpack_from(code)
@@ -147,7 +154,7 @@ def read_cubin(code: bytes) -> Cubin:
         if type_ != _SHT_NOBITS:
             _check_range(code, "a section", offset, size)
     if names >= section_count and names != 0xFFFF:  # SHN_XINDEX: the index is stored elsewhere
-        raise _invalid(f"Section {names} was to hold the names of its {section_count} sections.")
+        raise _invalid(f"Section {names} should contain the names of its {section_count} sections.")
     shift = {_ABI_V1: 0, _ABI_V2: 8}.get(ident[7])
     return Cubin(None if shift is None else flags >> shift & 0xFF, kind == _ET_REL)
 
@@ -175,7 +182,8 @@ def _check_cubin(cubin: Cubin, capability: Capability) -> None:
 
 def runs(architecture: int, capability: Capability) -> bool:
     """True if machine code for sm_`architecture` runs on the capability: its major number is equal, its minor number
-    not higher."""
+    not higher.
+    """
     major, minor = divmod(architecture, 10)
     return major == capability[0] and minor <= capability[1]
 
@@ -184,8 +192,10 @@ def runs(architecture: int, capability: Capability) -> bool:
 
 
 def read_fatbin(code: bytes) -> Fatbin:
-    """Returns the contents of a fatbin. Raises Refusal(MODULE_INVALID) if the file is truncated or its entries exceed
-    it."""
+    """Returns the contents of a fatbin.
+
+    Raises Refusal(MODULE_INVALID) if the file is truncated or its entries exceed it.
+    """
     if len(code) < _FATBIN_HEADER.size:
         raise _truncated("fatbin", "its header", _FATBIN_HEADER.size, len(code))
     _, version, header, size = _FATBIN_HEADER.unpack_from(code)
@@ -230,18 +240,22 @@ def _check_fatbin(fatbin: Fatbin, capability: Capability) -> bool:
 
 
 def read_ptx(code: bytes) -> Ptx:
-    """Returns the header of PTX. Raises Refusal(MODULE_INVALID) if the code does not begin as PTX does, with .version
-    and .target."""
+    """Returns the header of PTX.
+
+    Raises Refusal(MODULE_INVALID) if the code does not begin as PTX does, with .version and .target.
+    """
     head = _COMMENT.sub(b" ", code[:_PTX_HEAD])
     version = _VERSION.match(head)
     if version is None:
-        raise _invalid(f"It is no CUBIN and no fatbin, and does not begin with .version as PTX does: {code[:40]!r}.")
+        raise _invalid(
+            f"It is neither a CUBIN nor a fatbin, and does not begin with .version as PTX does: {code[:40]!r}."
+        )
     target = _TARGET.match(head, version.end() - 1)
     text = target[1].decode(errors="replace").strip() if target else ""
     architecture = _ARCHITECTURE.search(text)
     if architecture is None:
         raise _invalid(
-            f"It is PTX for {text or 'nothing'!r}; .target names an architecture, sm_80 for one.",
+            f"It is PTX for {text or 'nothing'!r}; .target names an architecture, e.g. sm_80.",
             details={"requested": text},
         )
     return Ptx((int(version[1]), int(version[2])), int(architecture[1]), architecture[2])
@@ -270,7 +284,7 @@ def _number(capability: Capability) -> int:
 def _truncated(kind: str, what: str, needed: int, size: int) -> Refusal:
     return _invalid(
         f"The {kind} is cut short: {what} would end at byte {needed}, and there are {size}.",
-        fix="send the whole file",
+        fix="send the complete file",
         details={"requested": needed, "size": size},
     )
 

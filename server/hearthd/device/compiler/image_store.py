@@ -28,8 +28,10 @@ class ImageStore:
         return image
 
     def put(self, job: Job, image: Image) -> None:
-        """Stores an image, and removes the least recently used ones if there is no room. An image larger than the limit
-        is not stored."""
+        """Stores an image, and removes the least recently used ones if there is no room.
+
+        An image larger than the limit is not stored.
+        """
         before = self._images.pop(job, None)
         if before is not None:
             self.size -= _size(job, before)

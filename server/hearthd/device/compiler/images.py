@@ -10,8 +10,10 @@ from hearthd.shared import disk
 
 
 class Runner(Protocol):
-    """Interface of a compiler of jobs: `hearthd.device.compiler.pool.CompileWorkers`. All methods except `cancel` and
-    `close` are called on compile threads."""
+    """Interface of a compiler of jobs: `hearthd.device.compiler.pool.CompileWorkers`.
+
+    All methods except `cancel` and `close` are called on compile threads.
+    """
 
     def ready(self) -> None:
         """Prepares for the first job."""

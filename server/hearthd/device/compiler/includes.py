@@ -56,7 +56,8 @@ _LONGEST_COMMENT = 4096
 
 class IncludeFinding(NamedTuple):
     """A directive that reads, or may read, a file of the host: `what` is the text of the directive, `name` the file's
-    name, or empty."""
+    name, or empty.
+    """
 
     file: str
     line: int
@@ -92,8 +93,8 @@ def check(
         if "\n" in expression or "#" in expression:
             raise Refusal(
                 Reason.COMPILE_FAILED,
-                f"The name expression {expression!r} is no name.",
-                fix='write names as the source would, "scale<float>" for one',
+                f"The name expression {expression!r} is not a name.",
+                fix='write names as the source would, e.g. "scale<float>"',
                 details={"requested": expression, "log": ""},
             )
 
@@ -110,7 +111,7 @@ def check_name(name: str) -> None:
     if foreign(name) or not name or len(name) > MAX_NAME or any(sign in name for sign in '\0\n">'):
         raise Refusal(
             Reason.COMPILE_FAILED,
-            f"The header name {name[:MAX_NAME]!r} leads out of its directory, or is no name.",
+            f"The header name {name[:MAX_NAME]!r} leads out of its directory, or is not a name.",
             fix="name headers as the source includes them, relative and without '..'",
             details={"log": "", "header": name[:MAX_NAME]},
         )
@@ -122,8 +123,7 @@ def foreign(name: str) -> bool:
 
 
 class _Reading(NamedTuple):
-    """A source with its spliced lines joined; `cuts` are the positions of the joins, which are needed to count
-    lines."""
+    """A source with its spliced lines joined; `cuts` are the positions of the joins."""
 
     text: str
     cuts: list[int]
@@ -152,7 +152,8 @@ def _readings(text: str) -> Iterator[_Reading]:
 
 def _blanked(match: re.Match[str]) -> str:
     """Returns an empty string for a line that is a comment in every reading of the source, otherwise the line
-    unchanged."""
+    unchanged.
+    """
     line = match[0].rstrip("\r")
     before = match.string[max(0, match.start() - 256) : max(0, match.start() - 1)].rstrip(" \t\v\f\r")
     ends_block = "*/" in line
@@ -193,8 +194,10 @@ def _findings(file: str, reading: _Reading, defined: set[str]) -> Iterator[Inclu
 
 
 def _queries(file: str, reading: _Reading, at: int, line: str, defined: set[str]) -> Iterator[IncludeFinding]:
-    """Yields the findings of `__has_include(...)` in the line that starts at `at`. The bare word without parentheses
-    names no file."""
+    """Yields the findings of `__has_include(...)` in the line that starts at `at`.
+
+    The bare word without parentheses names no file.
+    """
     for match in _QUERY.finditer(line):
         after = _skip(reading.text, at + match.end())
         if reading.text.startswith("(", after):
@@ -226,7 +229,8 @@ def _named(
 
 def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[IncludeFinding]:
     """Yields the findings of `#line 1 "file"`, with or without the word `line`: a compiler may quote the named file, or
-    treat the lines after the directive as part of it."""
+    treat the lines after the directive as part of it.
+    """
     text = reading.text
     number = _NUMBER.match(text, _skip(text, match.end()))
     after = _skip(text, number.end() if number else match.end())
@@ -239,8 +243,10 @@ def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[Inc
 
 
 def _skip(text: str, position: int) -> int:
-    """Returns the position after blanks and comments; a directive may continue after a comment of several lines. Raises
-    `_Hidden`."""
+    """Returns the position after blanks and comments; a directive may continue after a comment of several lines.
+
+    Raises `_Hidden`.
+    """
     while True:
         blank = _BLANK.match(text, position)
         assert blank is not None
@@ -269,11 +275,11 @@ def _defined(_file: str, reading: _Reading, defined: set[str]) -> Iterator[Inclu
 def _refusal(finding: IncludeFinding) -> Refusal:
     where = f"{finding.file}({finding.line})"
     if finding.name:
-        why = f"{finding.what} names a file of the host, and the compiler reads none"
+        why = f"{finding.what} names a file of the host, and the compiler does not read files of the host"
     elif finding.what.startswith(("#", "__has")):
-        why = f"{finding.what}: which file is meant cannot be seen, and the compiler reads none of the host's"
+        why = f"{finding.what}: the file cannot be determined, and the compiler does not read files of the host"
     else:
-        why = f"{finding.what} would read a file of the host, and the compiler reads none"
+        why = f"{finding.what} would read a file of the host, which the compiler does not do"
     return Refusal(
         Reason.COMPILE_FAILED,
         f"{where}: {why}.",

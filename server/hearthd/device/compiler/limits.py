@@ -22,30 +22,34 @@ class CompilerEnded(Exception):
 @dataclass(frozen=True)
 class CompileLimits:
     """Limits of one compile: wall-clock seconds, bytes of address space, bytes of the largest file that the compile
-    writes."""
+    writes.
+    """
 
     seconds: float
     memory: int
     file_bytes: int = 256 << 20
 
     def out_of_time(self) -> Refusal:
-        return self._reached("time", self.seconds, f"took longer than its {self.seconds:g} s", "compile.timeout")
+        return self._reached(
+            "time", self.seconds, f"took longer than its limit of {self.seconds:g} s", "compile.timeout"
+        )
 
     def out_of_memory(self) -> Refusal:
-        what = f"needed more memory than its {self.memory} bytes"
+        what = f"needed more memory than its limit of {self.memory} bytes"
         return self._reached("memory", self.memory, what, "compile.memory")
 
     def too_large(self) -> Refusal:
         return Refusal(
             Reason.COMPILE_LIMIT,
-            f"The compile made a file of more than {self.file_bytes} bytes, and was stopped.",
-            fix="large tables belong into buffers, filled when the program runs",
+            f"The compile wrote a file of more than {self.file_bytes} bytes, and was stopped.",
+            fix="put large tables into buffers that are filled at run time",
             details={"limit": "file", "allowed": self.file_bytes, "log": ""},
         )
 
     def ended(self, number: int, said: str = "") -> Refusal:
         """Returns the refusal of a compile whose compiler was ended by the signal `number`; `said` is the compiler's
-        last output."""
+        last output.
+        """
         if number == signal.SIGXCPU:
             return self.out_of_time()
         if number == signal.SIGXFSZ:
@@ -54,7 +58,7 @@ class CompileLimits:
         return Refusal(
             Reason.COMPILE_FAILED,
             f"The compiler crashed on this source ({name}); nothing else is affected.",
-            fix="change what is unusual in the source",
+            fix="simplify unusual constructs in the source",
             details={"signal": name, "log": said},
         )
 

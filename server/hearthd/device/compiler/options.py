@@ -96,8 +96,11 @@ ACCEPTED = (
 )
 
 _FILE = ("it names a file of the host", "leave it out")
-_LINK = ("it makes code that has to be linked, which the daemon does not", "leave it out, and send one whole module")
-_NO_CODE = ("it makes no code that a device could run", "leave it out")
+_LINK = (
+    "it produces code that has to be linked, which the daemon does not do",
+    "leave it out, and send one whole module",
+)
+_NO_CODE = ("it produces no code that a device can run", "leave it out")
 
 IGNORED = (
     Option("gpu-architecture", "arch", r".+", Effect.NOWHERE),
@@ -286,7 +289,7 @@ def _judge(text: str, name: str, value: str | None) -> Iterator[GivenOption]:
             yield GivenOption(text, Option(_HOST_COMPILER, _HOST_COMPILER, None, Effect.NOWHERE), "")
             return
         host = bool(_HOST.fullmatch(text))
-        why = "it is an option of a host's compiler; NVRTC has none such" if host else _UNKNOWN
+        why = "it is an option of a host's compiler; NVRTC has no such option" if host else _UNKNOWN
         raise _refusal(text, why, "leave it out" if host else "see NVRTC's documentation for its name")
     if isinstance(option, RefusedOption):
         raise _refusal(text, option.why, option.fix)
@@ -299,7 +302,7 @@ def _judge(text: str, name: str, value: str | None) -> Iterator[GivenOption]:
     if not value:
         raise _refusal(text, "it needs a value", f"write -{option.short}{'' if option.short in _LETTERS else '='}VALUE")
     if not re.fullmatch(option.value, value):
-        raise _refusal(text, f"its value is none of {_values(option)}", "correct the value")
+        raise _refusal(text, f"its value is not allowed; allowed are {_values(option)}", "correct the value")
     if option.short == "D":
         _check_macro(text, value)
     elif option.short == "U" and not re.fullmatch(r"[A-Za-z_]\w*", value):
@@ -308,7 +311,7 @@ def _judge(text: str, name: str, value: str | None) -> Iterator[GivenOption]:
 
 
 def _values(option: Option) -> str:
-    known = {_BOOL: "true and false", _NUMBERS: "numbers with commas between", r"\d+": "the whole numbers"}
+    known = {_BOOL: "true and false", _NUMBERS: "numbers separated by commas", r"\d+": "the whole numbers"}
     if option.long == "std":
         return "c++11, c++14, c++17 and c++20"
     if option.short == "jtd":
@@ -325,7 +328,11 @@ def _check_macro(text: str, value: str) -> None:
     if not _MACRO.fullmatch(name):
         raise _refusal(text, "it defines no macro", "write -DNAME or -DNAME=VALUE")
     if body.endswith("\\") or any(match[0] in ("/*", '"', 'R"') for match in _TOKENS.finditer(body)):
-        raise _refusal(text, "its text has no end: a string, a comment or the line is left open", "close it")
+        raise _refusal(
+            text,
+            "its text is incomplete: a string, a comment or the line is not closed",
+            "close the string, comment or line",
+        )
 
 
 def _refusal(text: str, why: str, fix: str) -> Refusal:

@@ -41,9 +41,11 @@ class CompileWorkers:
     """The workers of one device process. Implements `hearthd.device.compiler.images.Runner`."""
 
     def __init__(self, main: Main, limits: CompileLimits, *, confine: bool = True, unconfined: bool = True) -> None:
-        """Sets up the pool without starting a worker. `main`: entry point of a worker, see
-        `hearthd.device.broker.worker_entry`. `confine`: confine workers as far as the kernel supports it. `unconfined`:
-        if False, a worker that could not be confined gets no job."""
+        """Sets up the pool without starting a worker.
+
+        `main`: entry point of a worker, see `hearthd.device.broker.worker_entry`. `confine`: confine workers as far as
+        the kernel supports it. `unconfined`: if False, a worker that could not be confined gets no job.
+        """
         self._main = main
         self._unconfined = unconfined
         self.limits = limits
@@ -65,8 +67,10 @@ class CompileWorkers:
         support."""
 
     def warm(self, start: Start = fresh) -> None:
-        """Starts a worker before its first job. Never raises: if the worker cannot be started, the first job reports
-        that."""
+        """Starts a worker before its first job.
+
+        Never raises: if the worker cannot be started, the first job reports that.
+        """
         with contextlib.suppress(OSError), self._lock:
             if not self._closed:
                 self._idle.append(self._start(start))
@@ -98,8 +102,10 @@ class CompileWorkers:
         return self._identity
 
     def run(self, job: Job) -> Image:
-        """Compiles the job. Raises Refusal: the compiler's own, COMPILE_LIMIT, COMPILE_FAILED for a crash,
-        CANCELLED."""
+        """Compiles the job.
+
+        Raises Refusal: the compiler's own, COMPILE_LIMIT, COMPILE_FAILED for a crash, CANCELLED.
+        """
         if not isinstance(job, Assembly):
             self._of().prepare(job)
         head, parts = protocol.pack_job(job)
@@ -148,7 +154,7 @@ class CompileWorkers:
     # ---- inside ----
 
     def _of(self) -> Compiler:
-        assert self._compiler is not None, "a job came before the compiler"
+        assert self._compiler is not None, "a job arrived before the compiler was set"
         return self._compiler
 
     def _assembler_identity(self) -> bytes:
@@ -170,7 +176,7 @@ class CompileWorkers:
         for _ in range(_TRIES):
             with contextlib.suppress(WorkerNotStarted), self._worker(job) as worker:
                 return self._asked(worker, head, parts)
-        raise _not_started("each was gone before it had begun")
+        raise _not_started("each ended before it was ready")
 
     def _asked(
         self, worker: CompileWorker, head: dict[str, Any], parts: list[bytes]
@@ -207,7 +213,7 @@ class CompileWorkers:
         return Refusal(
             Reason.COMPILE_FAILED,
             f"The compiler ended with status {died.status} and no answer; nothing else is affected.",
-            fix="change what is unusual in the source",
+            fix="simplify unusual constructs in the source",
             details={"status": died.status, "log": died.said},
         )
 
@@ -220,8 +226,10 @@ class CompileWorkers:
 
     @contextlib.contextmanager
     def _worker(self, job: Job | None) -> Iterator[CompileWorker]:
-        """Provides a ready worker for one job, and takes it back afterwards. Raises Refusal if no worker can be
-        started."""
+        """Provides a ready worker for one job, and takes it back afterwards.
+
+        Raises Refusal if no worker can be started.
+        """
         worker = self._taken(job)
         try:
             yield worker
@@ -319,8 +327,8 @@ def _not_started(said: str) -> Refusal:
         return disk.temporary()
     return Refusal(
         Reason.INTERNAL,
-        "No compile worker could be started, or stayed.",
-        fix="look at the daemon's memory, its limits on processes, and its temporary directory",
+        "No compile worker could be started, or each ended at once.",
+        fix="check the daemon's memory, its limits on processes, and its temporary directory",
         details={"log": said},
     )
 

@@ -64,9 +64,9 @@ def receive(
     try:
         head = json.loads(_exactly(link, lengths[0], deadline))
     except ValueError as error:
-        raise WorkerConnectionClosed("a head that is no JSON") from error
+        raise WorkerConnectionClosed("a head that is not JSON") from error
     if not isinstance(head, dict):
-        raise WorkerConnectionClosed("a head that is no object")
+        raise WorkerConnectionClosed("a head that is not an object")
     return head, [_exactly(link, length, deadline) for length in lengths[1:]]
 
 

@@ -21,8 +21,7 @@ REST_S = 30.0
 
 @dataclass(frozen=True)
 class Compiled:
-    """Result of a compile: an image or a refusal, True if a cache had the image, and the compile time in
-    nanoseconds."""
+    """Result of a compile: image or refusal, True if a cache had the image, compile time in nanoseconds."""
 
     image: Image | None
     error: Refusal | None
@@ -45,8 +44,11 @@ class _Flight:
 
 
 class CompileService:
-    """Compile service of a device process. `submit`, `abandon`, `close` and the callbacks run on the device-handle
-    thread; the work is done on compile threads, which are started on demand."""
+    """Compile service of a device process.
+
+    `submit`, `abandon`, `close` and the callbacks run on the device-handle thread; the work is done on compile threads,
+    which are started on demand.
+    """
 
     def __init__(self, images: ImageSource, workers: int, post: Callable[[Callable[[], None]], None]) -> None:
         self._source = images
@@ -66,7 +68,9 @@ class CompileService:
 
     def submit(self, job: Job, callback: Callback, owner: Hashable = 0) -> None:
         """Compiles a job and calls `callback` on the device-handle thread; immediately if the image is in memory.
-        `owner` identifies the session for which the job is queued; owners take turns."""
+
+        `owner` identifies the session for which the job is queued; owners take turns.
+        """
         image = self._images.get(job)
         if image is not None:
             callback(Compiled(image, None, True, 0))

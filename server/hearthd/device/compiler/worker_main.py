@@ -135,8 +135,10 @@ def _run(compiler: Compiler, job: Job) -> Image:
 
 
 def _reap_until_asked(link: socket.socket) -> None:
-    """Reaps the worker's children until the next job arrives. Between two jobs all children are orphans: processes that
-    a compiler's driver started and left behind."""
+    """Reaps the worker's children until the next job arrives.
+
+    Between two jobs all children are orphans: processes that a compiler's driver started and left behind.
+    """
     while _orphans_run() and not select.select([link], [], [], _LOOK_S)[0]:
         pass
 

@@ -41,7 +41,8 @@ _SAID = 4096
 
 class WorkerDied(Exception):
     """The worker has exited: `status` as waitpid reports it, `resident` its largest resident set in bytes, `said` its
-    last output."""
+    last output.
+    """
 
     def __init__(self, status: int, resident: int, said: str) -> None:
         super().__init__(f"ended with status {status}")
@@ -55,8 +56,7 @@ class WorkerNotStarted(Exception):
 
 
 def fresh(main: Main, link: int, life: int, said: int) -> int:
-    """Starts a worker in a fresh interpreter, which is safe whatever this process has started, even threads and
-    CUDA."""
+    """Starts a worker in a fresh interpreter, safe whatever this process has started, even CUDA."""
     boot = _BOOT.format(path=sys.path, module=main.__module__, name=main.__name__, link=link, life=life)
     process = subprocess.Popen(
         [sys.executable, "-c", boot],
@@ -71,8 +71,11 @@ def fresh(main: Main, link: int, life: int, said: int) -> int:
 
 
 def forked(main: Main, link: int, life: int, said: int) -> int:
-    """Starts a worker as a copy of this process, which is fast. Only safe while this process has no other thread and no
-    CUDA context; starts a fresh interpreter if there are other threads."""
+    """Starts a worker as a copy of this process, which is fast.
+
+    Only safe while this process has no other thread and no CUDA context; starts a fresh interpreter if there are other
+    threads.
+    """
     if threading.active_count() != 1:
         return fresh(main, link, life, said)
     pid = os.fork()
@@ -93,7 +96,8 @@ def forked(main: Main, link: int, life: int, said: int) -> int:
 
 def _leave(link: int, life: int, said: int) -> None:
     """Closes all descriptors of the copied process; `link` and `life` become 3 and 4, standard output and error go to
-    `said`."""
+    `said`.
+    """
     with contextlib.suppress(PermissionError):  # a group leader cannot start a new session
         os.setsid()
     faulthandler.unregister(signal.SIGUSR1)
@@ -145,8 +149,10 @@ class CompileWorker:
     def ask(
         self, head: dict[str, Any], parts: list[bytes], deadline: float, max_bytes: int
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Sends a job and returns the answer. Raises TimeoutError, WorkerDied, and WorkerNotStarted if the worker
-        exited before it received the job."""
+        """Sends a job and returns the answer.
+
+        Raises TimeoutError, WorkerDied, and WorkerNotStarted if the worker exited before it received the job.
+        """
         os.ftruncate(self._said, 0)
         try:
             self.link.settimeout(max(0.001, deadline - time.monotonic()))
@@ -187,8 +193,10 @@ class CompileWorker:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def end(self) -> WorkerDied:
-        """Waits for the worker to exit, killing it after 1 s, and releases its resources. Returns its exit status and
-        last output."""
+        """Waits for the worker to exit, killing it after 1 s, and releases its resources.
+
+        Returns its exit status and last output.
+        """
         with self._ending:
             if self._ended is None:
                 # A worker that has closed its socket is about to exit: report its exit status, not that of the kill.
@@ -217,8 +225,10 @@ class CompileWorker:
         return os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10
 
     def _reap_orphans(self) -> None:
-        """Reaps the worker's children, which are this process's children now if it adopts orphans. Waits at most 1
-        s."""
+        """Reaps the worker's children, which are this process's children now if it adopts orphans.
+
+        Waits at most 1 s.
+        """
         deadline = time.monotonic() + 1.0
         with contextlib.suppress(ChildProcessError):
             while time.monotonic() < deadline:

@@ -26,7 +26,8 @@ _building: dict[Path, threading.Lock] = {}
 
 def default_cache_dir() -> Path:
     """Returns `$XDG_CACHE_HOME/hearth/cpu`, or else `~/.cache/hearth/cpu`; if neither is usable, a directory private to
-    this process."""
+    this process.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if base.startswith("/") else Path("~").expanduser() / ".cache"
     try:
@@ -36,8 +37,10 @@ def default_cache_dir() -> Path:
 
 
 def private_dir(path: Path) -> Path:
-    """Creates `path` if necessary and returns it. Raises PermissionError if other users can write to it or this user
-    cannot."""
+    """Creates `path` if necessary and returns it.
+
+    Raises PermissionError if other users can write to it or this user cannot.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -80,8 +83,10 @@ def build_once(parent: Path, name: str, build: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Holds a file lock that ends with the process. If the file system has no locks, the only effect is that work may
-    be done twice."""
+    """Holds a file lock that ends with the process.
+
+    If the file system has no locks, the only effect is that work may be done twice.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with contextlib.suppress(OSError):
@@ -94,7 +99,8 @@ def _alone(path: Path) -> Iterator[None]:
 
 def _prune(parent: Path) -> None:
     """Removes entries that no process has used for a month: they were built for a compiler or a version that no longer
-    exists."""
+    exists.
+    """
     before = time.time() - UNUSED_S
     for entry in parent.iterdir():
         with contextlib.suppress(OSError):

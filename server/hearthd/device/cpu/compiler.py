@@ -58,7 +58,8 @@ _SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_sig
 
 class CpuCompiler:
     """The system's C++ compiler, or that of the ziglang package; it produces the same image for every virtual device of
-    the node."""
+    the node.
+    """
 
     light = True
 
@@ -84,8 +85,11 @@ class CpuCompiler:
         return find_toolchain(place)
 
     def recipe(self) -> Mapping[str, Any]:
-        """Returns the recipe of the compiler. It changes when the directory of preludes has been deleted and created
-        again, because a worker's sandbox allows access only to the directory that existed when the worker started."""
+        """Returns the recipe of the compiler.
+
+        It changes when the directory of preludes has been deleted and created again, because a worker's sandbox allows
+        access only to the directory that existed when the worker started.
+        """
         toolchain = self.toolchain()
         with self._renewing:
             path = toolchain.preludes()
@@ -228,7 +232,8 @@ def _linked(toolchain: Toolchain, room: Path, timeout_s: float | None) -> bytes:
 
 def _without_include(prelude: Sequence[str], own: Sequence[str]) -> list[str]:
     """Returns the options for gcc's second step, without those that include the prelude: the preprocessed text names
-    it."""
+    it.
+    """
     kept = list(prelude)
     at = kept.index("-include")
     del kept[at : at + 2]
@@ -241,7 +246,9 @@ def _left(deadline: float | None) -> float | None:
 
 def _inside(name: str) -> str:
     """Returns the relative path of a header or directory, checked to stay within the directory that it is written to.
-    Raises Refusal."""
+
+    Raises Refusal.
+    """
     path = PurePosixPath(name)
     if path.is_absolute():
         path = path.relative_to("/")
@@ -272,6 +279,10 @@ def _quote(error: Refusal, messages: Messages) -> None:
         details["log"] = "\n".join((details["log"], *messages.quoted(details["file"], int(details["line"]))))
 
 
+_MOST_LINE = 120
+"""Characters of a source line in a message."""
+
+
 def _failure(done: Completed, messages: Messages, expanded: str = "") -> Refusal:
     """Returns the refusal for a failed step: UNSUPPORTED if the error was provoked by the backend's headers for that
     purpose, otherwise COMPILE_FAILED.
@@ -291,11 +302,14 @@ def _failure(done: Completed, messages: Messages, expanded: str = "") -> Refusal
     if not blocks:
         blocks = [messages.show(error, place(expanded, error.main.text)) for error in foreign]
     log = "\n".join(line for block in blocks for line in block)
-    first = next((line for block in blocks for line in block if "error: " in line), "the compiler gave no reason")
+    named = next((block for block in blocks if any("error: " in line for line in block)), [])
+    at = next((index for index, line in enumerate(named) if "error: " in line), 0)
+    first = named[at] if named else "the compiler gave no reason"
+    line = named[at + 1].strip() if named[at + 1 : at + 2] and named[at + 1].startswith("    ") else ""
     return Refusal(
         Reason.COMPILE_FAILED,
-        f"The source does not compile: {first}",
-        fix="The whole log is in details['log'].",
+        f"The source does not compile: {first}" + (f", in `{line[:_MOST_LINE]}`" if line else ""),
+        fix="correct the source; error.log has all messages of the compiler.",
         details={"log": log},
     )
 

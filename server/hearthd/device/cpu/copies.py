@@ -28,8 +28,10 @@ class _Memory:
 
 
 def rows_at(address: int, pitch: int, width: int, rows: int) -> Any:
-    """Returns a NumPy view of the rows. NumPy is imported at the first copy of rows; without NumPy, each row would take
-    a call."""
+    """Returns a NumPy view of the rows.
+
+    NumPy is imported at the first copy of rows; without NumPy, each row would take a call.
+    """
     import numpy as np
 
     return np.asarray(_Memory(address, pitch if rows > 1 else width, width, rows))

@@ -33,7 +33,8 @@ class CrashKeeping:
 
     def take(self, file: int) -> None:
         """Starts to write to this file, which the front created with `crash_record.make`; the descriptor is closed
-        here. Raises OSError or ValueError if the file cannot be mapped."""
+        here. Raises OSError or ValueError if the file cannot be mapped.
+        """
         try:
             memory = mmap.mmap(file, crash_record.SIZE)
         finally:
@@ -63,6 +64,7 @@ class CrashKeeping:
 
 def _address(memory: mmap.mmap) -> int:
     """Returns the address of a mapping that is never released: threads write to it until they end, which is after all
-    Python objects are gone."""
+    Python objects are gone.
+    """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -108,7 +108,7 @@ class CpuLauncher:
             raise Refusal(
                 Reason.LAUNCH_INVALID,
                 f"launch of {function.name}: {shared_mem} bytes of dynamic shared memory are more than a block has",
-                fix="ask for less",
+                fix="request less",
                 details={"kernel": function.name, "shared_mem": shared_mem},
             )
         self.note_session(stream)

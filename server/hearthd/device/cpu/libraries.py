@@ -48,8 +48,10 @@ class LibraryMaker(Protocol):
 
 
 def named(name: str, maker: LibraryMaker) -> Path:
-    """Returns the library that `runtime`, `exchange` or `reduction` requests from its maker under this name. Raises
-    Refusal."""
+    """Returns the library that `runtime`, `exchange` or `reduction` requests from its maker under this name.
+
+    Raises Refusal.
+    """
     dtype = name.removeprefix("reduce-")
     if name == "runtime":
         return runtime(maker)
@@ -81,7 +83,8 @@ def _exchange(maker: LibraryMaker) -> Path:
 
 def reduction(dtype: str, toolchain: LibraryMaker | None = None) -> int:
     """Returns the address of the function that combines numbers of the dtype (reduce.h's `Reduce`), compiled if
-    necessary."""
+    necessary.
+    """
     library = _load(_reduction(dtype, toolchain or find_toolchain()))
     address = ctypes.cast(library.hearth_reduce, ctypes.c_void_p).value
     assert address is not None

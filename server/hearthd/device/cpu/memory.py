@@ -33,8 +33,10 @@ class CpuMemory:
 
 
 class Heap:
-    """Allocator that counts the bytes in use. `free` may be called on any stream's thread, all other methods only on
-    the device-handle thread."""
+    """Allocator that counts the bytes in use.
+
+    `free` may be called on any stream's thread, all other methods only on the device-handle thread.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -83,8 +85,7 @@ class CpuHostBuffer:
 
 
 class CpuHostPool:
-    """Host buffers by size class, kept for the next copy because touching fresh memory costs more than the copy
-    itself."""
+    """Host buffers by size class, kept because touching fresh memory costs more than a copy."""
 
     def __init__(self, keep_bytes: int) -> None:
         self._keep = keep_bytes
@@ -99,8 +100,11 @@ class CpuHostPool:
         return self._kept + self.in_use
 
     def take(self, size: int) -> CpuHostBuffer:
-        """Returns a buffer of at least `size` bytes. Size classes are powers of two up to 1 MiB, then eighths of powers
-        of two, because otherwise up to half of the memory would be padding."""
+        """Returns a buffer of at least `size` bytes.
+
+        Size classes are powers of two up to 1 MiB, then eighths of powers of two, because otherwise up to half of the
+        memory would be padding.
+        """
         size = max(SMALLEST_HOST, size)
         step = 1 << (size - 1).bit_length()
         if step > COARSE:

@@ -166,7 +166,7 @@ class CpuFunction:
         if not fits or threads > self.max_threads_per_block:
             raise Refusal(
                 Reason.LAUNCH_INVALID,
-                f"{self.name}: grid {grid} and block {block} were asked for; each dimension must be at least 1, a "
+                f"{self.name}: grid {grid} and block {block} were requested; each dimension must be at least 1, a "
                 f"grid at most {MAX_GRID}, and a block at most {MAX_BLOCK} with {self.max_threads_per_block} threads.",
                 details={"grid": grid, "block": block, "max_threads_per_block": self.max_threads_per_block},
             )
@@ -190,7 +190,7 @@ class CpuModule:
         self.runtime = load_runtime(toolchain)
         shared_bytes = kernels_shared_bytes(image)
         if shared_bytes is None:
-            raise Refusal(Reason.MODULE_INVALID, "The image is no module of the CPU backend.")
+            raise Refusal(Reason.MODULE_INVALID, "The image is not a module of the CPU backend.")
         library = _load(image)
         self._code = _Code(library)
         table = _Module.in_dll(library, "hearth_module")

@@ -115,7 +115,8 @@ class RaceReports:
 
     def take(self, kernel: str, block: tuple[int, int, int]) -> list[Race]:
         """Returns the races of the calling thread's latest launch, which was of `kernel` with blocks of `block`
-        threads; one for each pair of source lines."""
+        threads; one for each pair of source lines.
+        """
         reports = (_Report * _ROOM)()
         found: dict[tuple[object, ...], Race] = {}
         for report in reports[: self._take(reports, _ROOM)]:

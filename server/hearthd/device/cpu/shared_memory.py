@@ -80,7 +80,7 @@ class SharedMemorySegments:
             # Otherwise its creator could truncate it, and a read would kill this process.
             sealed = fcntl.fcntl(file, F_GET_SEALS) & SEALS == SEALS
             if not sealed or os.fstat(file).st_size < reserved:
-                raise OSError(errno.EINVAL, "it is no sealed segment of that size")
+                raise OSError(errno.EINVAL, "it is not a sealed segment of that size")
             address = _map(file, reserved, mmap.PROT_READ)
         except OSError as error:
             raise _refused(size, error) from error

@@ -97,7 +97,8 @@ class Toolchain:
 
     def places(self) -> tuple[Sequence[str], Sequence[str]]:
         """Returns the paths that a compile reads (the compiler with its headers and libraries, and the preludes), and
-        the paths that it writes."""
+        the paths that it writes.
+        """
         program = Path(self.command[0]).resolve()
         prefixes = {Path("/usr"), Path("/usr/local"), program.parent.parent}
         reads = [str(INCLUDE), str(self.cache_dir / PRELUDES), str(program)]
@@ -120,7 +121,8 @@ class Toolchain:
 
     def identity(self) -> bytes:
         """Returns 32 bytes that change whenever the same source could give a different image: they depend on the
-        compiler, the processor and the backend's own files."""
+        compiler, the processor and the backend's own files.
+        """
         digest = hashlib.sha256()
         for part in (*self.command, self.version, platform.machine(), _processor(), *self._kernel_options()):
             digest.update(part.encode() + b"\0")
@@ -196,8 +198,10 @@ class Toolchain:
         return private_dir(self.cache_dir / PRELUDES)
 
     def library(self, name: str, folder: Path, sources: Sequence[str], *more: str) -> Path:
-        """Returns the shared object of the backend's own `sources` in `folder`, compiled if necessary. The sources are
-        compiled as one text, so that headers, which cost the most, are read only once."""
+        """Returns the shared object of the backend's own `sources` in `folder`, compiled if necessary.
+
+        The sources are compiled as one text, so that headers, which cost the most, are read only once.
+        """
 
         def build(scratch: Path) -> None:
             text = "".join(f'#include "{source}"\n' for source in sources)
@@ -265,7 +269,8 @@ class Toolchain:
 
 def _reap(group: int) -> None:
     """Waits, at most 1 s, for processes that the driver started and left behind, if this process adopts orphans
-    (ziglang's driver leaves some)."""
+    (ziglang's driver leaves some).
+    """
     deadline = time.monotonic() + _REAP_S
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < deadline:

@@ -97,13 +97,13 @@ class PtxAssembler:
             return _unavailable(f"{tool.name} knows PTX up to {version[2]}, and the driver is newer")
         if "NRECOGNIZED_ARCH" in log or "not defined for option 'gpu-name'" in log:
             return _unavailable(f"{tool.name} {tool.version[0]}.{tool.version[1]} does not know {self._target}")
-        asked = f"PTX {version[1]} was sent; the most that is known here is {version[2]}" if version else _first(log)
+        asked = f"PTX {version[1]} was sent; the newest known here is {version[2]}" if version else _first(log)
         return Refusal(
             Reason.MODULE_INVALID,
             f"The PTX cannot be assembled for {self._target}: {asked}.",
             fix="compile it with a toolkit that is no newer, for this device's architecture or an older one"
             if version
-            else 'correct the PTX; the whole log is in details["log"]',
+            else 'correct the PTX; the complete log is in details["log"]',
             details={"log": log, "device": self._target}
             | ({"requested": version[1], "allowed": version[2]} if version else {}),
         )

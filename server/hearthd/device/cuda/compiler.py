@@ -1,5 +1,7 @@
-"""The compiler of CUDA devices: NVRTC for source, an assembler for PTX. Imports no CuPy, so that workers start
-quickly."""
+"""The compiler of CUDA devices: NVRTC for source, an assembler for PTX.
+
+Imports no CuPy, so that workers start quickly.
+"""
 
 from __future__ import annotations
 

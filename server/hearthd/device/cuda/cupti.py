@@ -28,8 +28,10 @@ MAX_KERNELS = 1_000_000
 
 
 class KernelActivity:
-    """Implements `hearthd.device.profiling.annotations.KernelActivitySource` with CUPTI. CUPTI calls back on a separate
-    thread."""
+    """Implements `hearthd.device.profiling.annotations.KernelActivitySource` with CUPTI.
+
+    CUPTI calls back on a separate thread.
+    """
 
     def __init__(self, cupti: Any, warn: Callable[[str], None]) -> None:
         self._cupti = cupti
@@ -84,14 +86,16 @@ class KernelActivity:
             self._cupti.activity_disable(kind)
 
     def _try(self, call: Callable[[], object]) -> bool:
-        """Calls `call`; returns False if CUPTI refuses it. The only effect of a refusal is that a command or a trace
-        lacks its kernels."""
+        """Calls `call`; returns False if CUPTI refuses it.
+
+        The only effect of a refusal is that a command or a trace lacks its kernels.
+        """
         try:
             call()
         except Exception as error:
             if not self._warned:
                 self._warned = True
-                self._warn(f"CUPTI refused, traces go without kernels: {type(error).__name__}: {error}")
+                self._warn(f"CUPTI failed; traces will not contain kernels: {type(error).__name__}: {error}")
             return False
         return True
 
@@ -156,7 +160,8 @@ def make_activity(
     warn: Callable[[str], None], load: Callable[[str], Any] = importlib.import_module
 ) -> KernelActivity | None:
     """Returns CUPTI's source of kernel activity if it is installed and works with this driver; otherwise None, with a
-    warning that gives the reason."""
+    warning that gives the reason.
+    """
     try:
         return KernelActivity(load("cupti.cupti"), warn)
     except Exception as error:

@@ -91,8 +91,10 @@ def raise_status(status: int, doing: str, reason: Reason = Reason.INTERNAL) -> N
 
 
 def checked(result: tuple[object, ...]) -> tuple[object, ...]:
-    """Returns the results of a function of `cuda.bindings` without its status. Raises CuPy's exceptions for an error
-    status."""
+    """Returns the results of a function of `cuda.bindings` without its status.
+
+    Raises CuPy's exceptions for an error status.
+    """
     status = int(result[0])  # type: ignore[call-overload]
     if status:
         cu.check_status(status)

@@ -49,7 +49,8 @@ class CudaGraphs:
 
     def create(self, nodes: Sequence[GraphNode]) -> Graph:
         """Creates a graph by capturing in relaxed mode, in which other threads of the process (compiles, page locks)
-        may call CUDA at the same time."""
+        may call CUDA at the same time.
+        """
         if self._recorder is None:
             self._recorder = self._streams.create()
         stream = self._recorder

@@ -73,7 +73,7 @@ class CudaFunction:
                 error,
                 f"allowing {self.name} {size} bytes of dynamic shared memory",
                 Reason.LAUNCH_INVALID,
-                fix="ask for less: static and dynamic shared memory together may have the device's "
+                fix="request less: static and dynamic shared memory together may have the device's "
                 "shared_mem_per_block_optin",
                 details={
                     "requested": size,
@@ -323,7 +323,7 @@ def _parameters(pointer: int) -> tuple[tuple[int, int], ...]:
 
 
 def _load_log(code: bytes) -> str:
-    """Returns the log of the driver's compiler for `code` (PTX), which it compiles once more; empty if there is no log."""
+    """Returns the log of the driver's compiler for `code` (PTX), compiled once more; empty if there is no log."""
     log = bytearray(_LOG_BYTES)
     options = [
         driver.CUjit_option.CU_JIT_ERROR_LOG_BUFFER,

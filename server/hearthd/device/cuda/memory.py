@@ -48,8 +48,10 @@ class Pool(ABC):
 
     @abstractmethod
     def _take(self, size: int, stream: Stream) -> tuple[int, Any]:
-        """Returns the address and the owner of `size` bytes; `size` is a result of `rounded`. Raises CudaError or
-        MemoryError."""
+        """Returns the address and the owner of `size` bytes; `size` is a result of `rounded`.
+
+        Raises CudaError or MemoryError.
+        """
 
     @abstractmethod
     def _give(self, memory: CudaMemory, stream: Stream) -> None: ...
@@ -87,11 +89,16 @@ class Pool(ABC):
         self._outside += more
 
     def allocate(self, size: int, stream: Stream) -> CudaMemory:
-        """Allocates memory. Raises Refusal(OUT_OF_MEMORY) after one trim and one more attempt,
-        Refusal(INVALID_ARGUMENT) for a negative size."""
+        """Allocates memory.
+
+        Raises Refusal(OUT_OF_MEMORY) after one trim and one more attempt, Refusal(INVALID_ARGUMENT) for a negative
+        size.
+        """
         if size <= 0:
             if size < 0:
-                raise Refusal(Reason.INVALID_ARGUMENT, f"An allocation of {size} bytes was asked for; 0 is the least.")
+                raise Refusal(
+                    Reason.INVALID_ARGUMENT, f"An allocation of {size} bytes was requested; the minimum is 0."
+                )
             return CudaMemory(0, 0, 0)
         reserved = rounded(size)
         if self._limit:
@@ -205,8 +212,10 @@ class StreamOrderedPool(Pool):
 
 
 class ArenaPool(Pool):
-    """CuPy's pool of `cudaMalloc` memory, with an arena per stream. `release_unused` waits for the device (see
-    above)."""
+    """CuPy's pool of `cudaMalloc` memory, with an arena per stream.
+
+    `release_unused` waits for the device (see above).
+    """
 
     def __init__(self, limit: int = 0) -> None:
         super().__init__(limit)

@@ -56,8 +56,10 @@ _REFUSED: tuple[type[Exception], ...] = (*_FAILURES, ValueError, TypeError, Asse
 
 
 class NcclCommunicator:
-    """Communicator of one rank. After `abort` has begun, no other call may use the communicator, because NCCL frees
-    it."""
+    """Communicator of one rank.
+
+    After `abort` has begun, no other call may use the communicator, because NCCL frees it.
+    """
 
     def __init__(self, communicator: Any, device: int, rank: int, ranks: int, scratch: int) -> None:
         self._communicator = communicator
@@ -102,8 +104,10 @@ class NcclCommunicator:
             return self._failure
 
     def stop(self) -> None:
-        """Calls ncclCommRevoke: running kernels of the communicator end, and no more can be enqueued. Returns when all
-        have ended."""
+        """Calls ncclCommRevoke: running kernels of the communicator end, and no more can be enqueued.
+
+        Returns when all have ended.
+        """
         revoke = _revoke_function()
         assert revoke is not None
         with self._lock:
@@ -126,8 +130,9 @@ class NcclCommunicator:
             self._communicator.abort()
 
     def connect(self) -> None:
-        """Exchanges a byte with every other rank, and waits until all have done so. Called on a helper thread by every
-        rank, before anything else is enqueued.
+        """Exchanges a byte with every other rank, and waits until all have done so.
+
+        Called on a helper thread by every rank, before anything else is enqueued.
 
         NCCL connects two ranks at the first send between them, inside the call, with messages between the two.
         Connecting here ensures that no call on the device-handle thread waits for a peer. Sends of all sizes use the
@@ -167,12 +172,16 @@ class NcclCommunicator:
 
 
 class NcclCommunicators:
-    """Factory of NCCL communicators. `join` and `unique_id` run on helper threads, all other methods on the
-    device-handle thread."""
+    """Factory of NCCL communicators.
+
+    `join` and `unique_id` run on helper threads, all other methods on the device-handle thread.
+    """
 
     def __init__(self, device: int, capability: tuple[int, int]) -> None:
-        """Sets NCCL's environment variables. Makes no NCCL call that would allocate on the device, because most
-        processes never have a group."""
+        """Sets NCCL's environment variables.
+
+        Makes no NCCL call that would allocate on the device, because most processes never have a group.
+        """
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         self._device = device
@@ -202,8 +211,11 @@ class NcclCommunicators:
         """Does nothing, because NCCL keeps no state for an id."""
 
     def join(self, unique_id: bytes, rank: int, ranks: int) -> NcclCommunicator:
-        """Joins a communicator. Returns when all ranks have joined and are connected pairwise; NCCL provides no way to
-        cancel the wait for the other ranks."""
+        """Joins a communicator.
+
+        Returns when all ranks have joined and are connected pairwise; NCCL provides no way to cancel the wait for the
+        other ranks.
+        """
         self._require()
         identity: object = unique_id
         if int(cupy.__version__.partition(".")[0]) < 14:
@@ -240,7 +252,8 @@ class NcclCommunicators:
 
     def _scratch_memory(self) -> int:
         """Returns the memory for barriers and for connecting: one block for all communicators of the process, whose
-        contents are never read. It is never freed, because that would wait for the device."""
+        contents are never read. It is never freed, because that would wait for the device.
+        """
         with self._lock:
             if not self._scratch:
                 self._scratch = runtime.malloc(_SCRATCH_BYTES)
@@ -267,8 +280,11 @@ class NcclCommunicators:
 
 
 def issue(communicator: Any, made: Sequence[Call], stream: int) -> None:
-    """Makes the calls, as one group if there is more than one. Raises CuPy's exception for the first call that failed.
-    Always calls ncclGroupEnd, because the thread's next calls would otherwise belong to the group."""
+    """Makes the calls, as one group if there is more than one.
+
+    Raises CuPy's exception for the first call that failed. Always calls ncclGroupEnd, because the thread's next calls
+    would otherwise belong to the group.
+    """
     if len(made) == 1:
         ((name, arguments),) = made
         getattr(communicator, name)(*arguments, stream)
@@ -305,7 +321,8 @@ def _raise_fault(stream: int, doing: str) -> None:
 @functools.cache
 def _revoke_function() -> Callable[[int, int], int] | None:
     """Returns ncclCommRevoke of the library that CuPy has loaded, because CuPy does not bind it; None before NCCL
-    2.28.7."""
+    2.28.7.
+    """
     try:
         found = ctypes.CDLL("libnccl.so.2", os.RTLD_NOLOAD | os.RTLD_NOW).ncclCommRevoke
     except (OSError, AttributeError):

@@ -26,15 +26,16 @@ Call = tuple[str, tuple[int, ...]]
 
 
 def reducible(version: int, capability: tuple[int, int]) -> tuple[str, ...]:
-    """Returns the dtypes that this version of NCCL (22803 is 2.28.3) can reduce on a device of that compute
-    capability."""
+    """Returns the dtypes that this version of NCCL (22803 is 2.28.3) reduces at that compute capability."""
     narrow = version >= FP8_VERSION and capability >= FP8_CAPABILITY
     return tuple(name for name in DTYPES if narrow or not name.startswith("float8"))
 
 
 def check(kind: str, dtype: str, op: str, allowed: Sequence[str]) -> None:
-    """Raises Refusal(UNSUPPORTED), which lists what NCCL supports. Operations that do not reduce move bytes and accept
-    any dtype."""
+    """Raises Refusal(UNSUPPORTED), which lists what NCCL supports.
+
+    Operations that do not reduce move bytes and accept any dtype.
+    """
     if kind not in _CALLS:
         raise _unsupported(f"NCCL has no {kind or 'unnamed operation'}", kind, tuple(_CALLS), "use one of these")
     if kind not in REDUCING:

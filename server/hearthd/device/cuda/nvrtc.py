@@ -72,7 +72,7 @@ class NvrtcCompiler:
                 nvrtc.nvrtcCreateProgram, source.code.encode(), _PROGRAM.encode(), len(names), headers, names
             )
         except NvrtcError as error:
-            raise _failed(f"NVRTC does not take the source: {error}", "") from error
+            raise _failed(f"NVRTC rejects the source: {error}", "") from error
         try:
             image = self._compile(program, source, options, version)
         finally:
@@ -221,6 +221,6 @@ def _failed(message: str, log: str) -> Refusal:
     return Refusal(
         Reason.COMPILE_FAILED,
         message,
-        fix='correct the source; the whole log is in details["log"]' if log else "correct the source or its options",
+        fix='correct the source; the complete log is in details["log"]' if log else "correct the source or its options",
         details={"log": log},
     )

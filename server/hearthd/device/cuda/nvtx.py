@@ -23,8 +23,10 @@ def label(name: str) -> str:
 
 
 class Ranges:
-    """Implements `hearthd.device.profiling.annotations.RangeMarker` with NVTX. A push that fails is not popped, and
-    turns ranges off permanently."""
+    """Implements `hearthd.device.profiling.annotations.RangeMarker` with NVTX.
+
+    A push that fails is not popped, and turns ranges off permanently.
+    """
 
     def __init__(self, push: Push, pop: Pop, warn: Callable[[str], None]) -> None:
         self._push = push
@@ -46,15 +48,17 @@ class Ranges:
         except Exception as error:
             if self.active:
                 self.active = False
-                self._warn(f"NVTX ranges are off from here on: {type(error).__name__}: {error}")
+                self._warn(f"NVTX ranges are now disabled: {type(error).__name__}: {error}")
             return False
         # nvtxRangePush returns the depth; a negative value means that there is no range
         return not (isinstance(depth, int) and depth < 0)
 
 
 def make_ranges(warn: Callable[[str], None], load: Callable[[str], object] = importlib.import_module) -> Ranges | None:
-    """Returns ranges through whichever package is installed; None, with a warning, if none is. `load` imports a module
-    by name."""
+    """Returns ranges through whichever package is installed; None, with a warning, if none is.
+
+    `load` imports a module by name.
+    """
     try:
         nvtx = load("nvtx")
         push_range, pop_range = nvtx.push_range, nvtx.pop_range  # type: ignore[attr-defined]

@@ -37,8 +37,10 @@ Accesses")."""
 
 
 class CudaServer:
-    """An NVIDIA GPU. Implements `ComputeServer`: each operation is bound to the method of the part that implements it,
-    so that a launch or a copy is a single call.
+    """An NVIDIA GPU.
+
+    Implements `ComputeServer`: each operation is bound to the method of the part that implements it, so that a launch
+    or a copy is a single call.
 
     The device's primary context becomes current on the calling thread. Only that thread may call the server, except for
     `compiler`, `register_host`, `unregister_host` and the blocking methods of `communicators`.
@@ -50,8 +52,10 @@ class CudaServer:
     def __init__(
         self, spec: DeviceSpec, host_pool: Callable[[int, Callable[[], None]], HostPool] | None = None
     ) -> None:
-        """Opens device `spec.index`. `host_pool` creates the pool of host memory for copies from its limit in bytes and
-        its `on_grown`; by default the memory is page-locked.
+        """Opens device `spec.index`.
+
+        `host_pool` creates the pool of host memory for copies from its limit in bytes and its `on_grown`; by default
+        the memory is page-locked.
 
         Raises Refusal(DEVICE_NOT_FOUND), Refusal(DEVICE_UNAVAILABLE), DeviceFault.
         """
@@ -65,7 +69,8 @@ class CudaServer:
             if version < _OLDEST_DRIVER:
                 raise Refusal(
                     Reason.DEVICE_UNAVAILABLE,
-                    f"The NVIDIA driver supports CUDA {_version(version)}; {_version(_OLDEST_DRIVER)} is the least.",
+                    f"The NVIDIA driver supports CUDA {_version(version)}; {_version(_OLDEST_DRIVER)} is the "
+                    f"oldest supported version.",
                     fix="install driver 550 or newer",
                     details={"requested": _version(_OLDEST_DRIVER), "driver_version": _version(version)},
                 )
@@ -169,9 +174,11 @@ class CudaServer:
         return self._communicators
 
     def on_progress(self, wake: Callable[[], None] | None) -> bool:
-        """Registers `wake`, which is called when more host memory for copies is available. Returns False because events
-        must be polled: CUDA reports an event only to a thread that waits, or to a host function, which would block the
-        stream."""
+        """Registers `wake`, which is called when more host memory for copies is available.
+
+        Returns False because events must be polled: CUDA reports an event only to a thread that waits, or to a host
+        function, which would block the stream.
+        """
         self._wake = wake if wake is not None else lambda: None
         return False
 
@@ -222,8 +229,10 @@ def _properties(index: int) -> node_pb2.DeviceProperties:
 
 
 def _uuid(index: int) -> str:
-    """Returns the UUID in the form of nvidia-smi and NVML. Calls the driver, because CuPy's property ends at the first
-    zero byte."""
+    """Returns the UUID in the form of nvidia-smi and NVML.
+
+    Calls the driver, because CuPy's property ends at the first zero byte.
+    """
     ask = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
     (device,) = checked(driver.cuDeviceGet(index))
     (uuid,) = checked(ask(device))
@@ -239,7 +248,7 @@ def _version(number: int) -> str:
 def _not_found(index: int, why: str) -> Refusal:
     return Refusal(
         Reason.DEVICE_NOT_FOUND,
-        f"CUDA device {index} was asked for; {why}.",
+        f"CUDA device {index} was requested; {why}.",
         fix="name a device that nvidia-smi lists, and check CUDA_VISIBLE_DEVICES",
         details={"requested": index},
     )

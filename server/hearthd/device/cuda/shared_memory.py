@@ -49,8 +49,10 @@ class SharedAllocations:
         self._pool = pool
 
     def create(self, size: int, *, writable: bool = False) -> CudaSharedMemory:
-        """Creates an allocation. `writable` has no effect, because each process that maps the memory chooses its own
-        access."""
+        """Creates an allocation.
+
+        `writable` has no effect, because each process that maps the memory chooses its own access.
+        """
         device = self._device
         self._check_supported()
         try:
@@ -180,8 +182,10 @@ def _allow(address: int, size: int, index: int, *, write: bool) -> None:
 
 
 def _protect(address: int, size: int, index: int) -> bool:
-    """Makes the memory read-only and returns True. If the driver has no such access, makes the memory writable and
-    returns False."""
+    """Makes the memory read-only and returns True.
+
+    If the driver has no such access, makes the memory writable and returns False.
+    """
     try:
         _allow(address, size, index, write=False)
     except CudaError as error:

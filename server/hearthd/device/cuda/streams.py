@@ -18,8 +18,11 @@ _SIGNALS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_M
 
 
 class Stream:
-    """A non-blocking CUDA stream. `CudaStreams.destroy` deletes `pointer`, so that a later use raises AttributeError
-    instead of submitting work to the legacy default stream."""
+    """A non-blocking CUDA stream.
+
+    `CudaStreams.destroy` deletes `pointer`, so that a later use raises AttributeError instead of submitting work to the
+    legacy default stream.
+    """
 
     __slots__ = ("pointer",)
 
@@ -38,8 +41,10 @@ class Event:
 
 
 class CudaStreams:
-    """Creates the device's streams, and records events on them. Every client operation calls `record`, `wait` and
-    `done`."""
+    """Creates the device's streams, and records events on them.
+
+    Every client operation calls `record`, `wait` and `done`.
+    """
 
     def __init__(self) -> None:
         self._streams: set[Stream] = set()
@@ -105,8 +110,11 @@ class CudaStreams:
         return round(milliseconds * 1e6)
 
     def release_event(self, event: Event) -> None:
-        """Returns the event to the pool. It may still be pending, and streams may still wait for it, because recording
-        it again does not change what they wait for. Further calls have no effect."""
+        """Returns the event to the pool.
+
+        It may still be pending, and streams may still wait for it, because recording it again does not change what they
+        wait for. Further calls have no effect.
+        """
         if event.pointer:
             (self._timers if event.timing else self._events).append(event.pointer)
             event.pointer = 0

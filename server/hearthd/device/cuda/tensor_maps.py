@@ -118,8 +118,10 @@ def _array(kind: Any, values: Sequence[int]) -> Any:
 
 
 def _member(enumeration: Any, prefix: str, name: str) -> int:
-    """Returns an enumerator's value by its name without the prefix. Raises Refusal(UNSUPPORTED) if older bindings lack
-    it."""
+    """Returns an enumerator's value by its name without the prefix.
+
+    Raises Refusal(UNSUPPORTED) if older bindings lack it.
+    """
     found = getattr(enumeration, f"{prefix}_{name.upper()}", None)
     if found is None:
         raise Refusal(

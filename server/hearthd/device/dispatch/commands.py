@@ -23,8 +23,10 @@ class DispatchCommands:
         self._known = KnownDispatches()
 
     def dispatch(self, origin: Origin, command: commands_pb2.Dispatch) -> Operation:
-        """Returns the operation of a dispatch. Raises one Refusal with all faults that can be found without the
-        kernel."""
+        """Returns the operation of a dispatch.
+
+        Raises one Refusal with all faults that can be found without the kernel.
+        """
         try:
             return self._operation(origin, command)
         except Refusal as refusal:
@@ -80,8 +82,10 @@ class DispatchCommands:
         return operation
 
     def _give_up(self, session: DeviceSession, transfers: Sequence[int], refusal: Refusal) -> None:
-        """Ends the transfers that a refused command names, and notifies their other ends. Transfers that another
-        command has claimed are left alone."""
+        """Ends the transfers that a refused command names, and notifies their other ends.
+
+        Transfers that another command has claimed are left alone.
+        """
         for number in transfers:
             flow = session.uploads.get(number) or session.downloads.get(number)
             if number not in session.over and (flow is None or not flow.claimed):

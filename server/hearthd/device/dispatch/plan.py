@@ -59,8 +59,10 @@ class PointerTarget(NamedTuple):
 
 
 class DispatchPlan(NamedTuple):
-    """The checked bindings of a dispatch. `arguments` are for the parameter block; the argument of a transient buffer
-    names no buffer yet."""
+    """The checked bindings of a dispatch.
+
+    `arguments` are for the parameter block; the argument of a transient buffer names no buffer yet.
+    """
 
     arguments: list[commands_pb2.Argument]
     transients: list[TransientBuffer]
@@ -77,8 +79,10 @@ class DispatchPlan(NamedTuple):
 def read_bindings(
     command: commands_pb2.Dispatch, inputs: Sequence[bytes], max_inline_bytes: int
 ) -> tuple[DispatchPlan, list[BindingFailure]]:
-    """Returns the plan and the faults of the command; a plan with faults must not run. `inputs` has the `data` of each
-    binding, because each access to the message would copy the bytes."""
+    """Returns the plan and the faults of the command; a plan with faults must not run.
+
+    `inputs` has the `data` of each binding, because each access to the message would copy the bytes.
+    """
     failures: list[BindingFailure] = []
     arguments: list[commands_pb2.Argument] = []
     transients: list[TransientBuffer] = []
@@ -101,13 +105,15 @@ def read_bindings(
             transients.append(_transient(index, binding))
     iterations = command.iterations if command.HasField("iterations") else 1
     if not iterations:
-        failures.append(BindingFailure(Reason.LAUNCH_INVALID, "iterations is 0; a kernel is launched once or more"))
+        failures.append(
+            BindingFailure(Reason.LAUNCH_INVALID, "iterations is 0; a kernel must be launched at least once")
+        )
     inline = sum(slot.length for slot in transients if slot.returns and not slot.download)
     if inline > max_inline_bytes:
         failures.append(
             BindingFailure(
                 Reason.MESSAGE_TOO_LARGE,
-                f"the outputs that come back inline have {inline} bytes together; the most is {max_inline_bytes}: "
+                f"the outputs that come back inline have {inline} bytes together; the maximum is {max_inline_bytes}: "
                 "name a download for the large ones",
             )
         )
@@ -116,20 +122,20 @@ def read_bindings(
     if len(transfers) != len(set(transfers)):
         for number, times in Counter(transfers).items():
             if times > 1:
-                text = f"{times} transfers have the number {number}; each has its own"
+                text = f"{times} transfers have the number {number}; each transfer needs a separate number"
                 failures.append(BindingFailure(Reason.HANDLE_IN_USE, text))
     return plan, failures
 
 
 def named_transfers(command: commands_pb2.Dispatch) -> list[int]:
     """Returns every transfer that a command names, including those of invalid bindings, because a client may wait at
-    the other end."""
+    the other end.
+    """
     return [number for binding in command.bindings for number in (binding.upload, binding.download) if number]
 
 
 def refuse(kernel: str, failures: Sequence[BindingFailure], details: dict[str, object] | None = None) -> Refusal:
-    """Returns the refusal of a dispatch: the first failure determines the reason, and the message lists all
-    failures."""
+    """Returns the refusal of a dispatch: the first failure gives the reason, the message lists all."""
     return Refusal(
         failures[0].reason,
         f"dispatch of {kernel}: " + "; ".join(failure.text for failure in failures),
@@ -161,7 +167,7 @@ def check_binding(index: int, binding: Binding, data: bytes) -> list[BindingFail
         role = str(binding.role)
     known = (Binding.ROLE_VALUE, Binding.ROLE_INPUT, Binding.ROLE_OUTPUT, Binding.ROLE_INPUT_OUTPUT)
     if binding.role not in known:
-        return [_invalid(index, f"has the role {role}; it is one of VALUE, INPUT, OUTPUT and INPUT_OUTPUT")]
+        return [_invalid(index, f"has the role {role}; it must be one of VALUE, INPUT, OUTPUT and INPUT_OUTPUT")]
     role = role.removeprefix("ROLE_")
     wrong: list[BindingFailure] = []
     for field in sorted(_given(binding, data) - _FIELDS[binding.role]):
@@ -179,7 +185,9 @@ def check_binding(index: int, binding: Binding, data: bytes) -> list[BindingFail
 
 def _check_input(index: int, binding: Binding, data: bytes) -> list[BindingFailure]:
     if data and binding.upload:
-        return [_invalid(index, f"brings its bytes inline and on upload {binding.upload}; it is one of them")]
+        return [
+            _invalid(index, f"brings its bytes inline and on upload {binding.upload}; it must use only one of them")
+        ]
     if not binding.upload and len(data) != binding.size:
         return [_invalid(index, f"has a buffer of {binding.size} bytes, and {len(data)} are given inline")]
     return []

@@ -34,8 +34,10 @@ class DurableBuffer:
         self._on_end = on_end
 
     def end(self) -> None:
-        """Ends the durability of the buffer, because it is freed or should no longer be durable. A second call has no
-        effect."""
+        """Ends the durability of the buffer, because it is freed or should no longer be durable.
+
+        A second call has no effect.
+        """
         if not self.ended:
             self.ended = True
             self._on_end(self)
@@ -53,7 +55,8 @@ def never_granted(durable: DurableBuffer, refusal: Refusal) -> Refusal:
 def not_written(error: OSError) -> Refusal:
     return Refusal(
         Reason.OUT_OF_MEMORY,
-        f"the host's memory took no copy of a durable buffer: {error.strerror or error}; the copy before it stands",
+        f"a durable buffer could not be copied to host memory: {error.strerror or error}; the previous copy "
+        f"remains valid",
         fix="free host memory, or lower sessions.durable_bytes",
         details={"error": str(error)},
     )

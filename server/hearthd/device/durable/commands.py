@@ -1,5 +1,6 @@
 """Durable buffers: the commands SetDurable and Checkpoint, and the messages between the device process and the front's
-store of copies."""
+store of copies.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +74,7 @@ class SnapshotCommands:
     # ---- commands ----
 
     def set_durable(self, origin: Origin, command: commands_pb2.SetDurable) -> Operation | None:
-        """Makes buffers durable and takes their first copies at this position of the stream, or ends their
-        durability."""
+        """Makes buffers durable and takes their first copies at this point of the stream, or ends their durability."""
         session = origin.session
         buffers = list({handle: session.buffers.find(handle) for handle in command.buffers}.values())
         if not buffers:
@@ -125,19 +125,19 @@ class SnapshotCommands:
         """Raises Refusal for a buffer that could not be restored."""
         if not self._served:
             raise Refusal(
-                Reason.UNSUPPORTED, "this device process has no way to the front's files", fix="use hearthd serve"
+                Reason.UNSUPPORTED, "this device process cannot receive files from the front", fix="use hearthd serve"
             )
         if buffer.read_only is ATTACHED:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"buffer {buffer.handle} {ATTACHED.why}; it is its publisher who keeps it",
+                f"buffer {buffer.handle} {ATTACHED.why}; only its publisher can make it durable",
                 fix="attach it again after a loss, or make a copy of it durable",
                 details={"buffer": buffer.handle},
             )
         if buffer.module is not None:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"buffer {buffer.handle} is a module's variable, which is made anew with its module",
+                f"buffer {buffer.handle} is a module's variable, which is created again with its module",
                 fix="copy it into an array, and make that durable",
                 details={"buffer": buffer.handle},
             )
@@ -231,7 +231,8 @@ class SnapshotCommands:
 
     def restore(self, session: DeviceSession, frame: Frame) -> None:
         """Restores the buffers that the session had in a lost process; answered when all of them are restored or have
-        failed."""
+        failed.
+        """
         copies = [
             (self._durable(session, key, handle, size), SnapshotAreas(offset, span, which))
             for key, handle, size, offset, span, which in json.loads(frame.payload)["copies"]

@@ -20,8 +20,11 @@ Done = Callable[[OSError | None], None]
 
 
 class FileThread:
-    """The thread that reads and writes files. Its methods must be called on the device-handle thread. The memory of a
-    request belongs to the thread until `done` is called."""
+    """The thread that reads and writes files.
+
+    Its methods must be called on the device-handle thread. The memory of a request belongs to the thread until `done`
+    is called.
+    """
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
         self._post = post
@@ -68,8 +71,10 @@ class FileThread:
 
 
 class SessionFiles:
-    """The file of each session, by its channel. Files arrive over a separate socket, before or after the commands that
-    need them."""
+    """The file of each session, by its channel.
+
+    Files arrive over a separate socket, before or after the commands that need them.
+    """
 
     def __init__(self, thread: FileThread, on_file: Callable[[], None]) -> None:
         self._thread = thread

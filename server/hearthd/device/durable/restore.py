@@ -1,5 +1,6 @@
 """Restore of durable buffers: allocates memory under their previous handles, and fills it from the session's file,
-before any other work of the process."""
+before any other work of the process.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +34,10 @@ class RestoreResources(NamedTuple):
 
 
 class Restore:
-    """Restore of all durable buffers of one session. At the end, `done` is called with the reasons for all buffers that
-    could not be restored, by key."""
+    """Restore of all durable buffers of one session.
+
+    At the end, `done` is called with the reasons for all buffers that could not be restored, by key.
+    """
 
     def __init__(self, means: RestoreResources, origin: Origin, done: Callable[[dict[int, str]], None]) -> None:
         self._means = means
@@ -61,8 +64,7 @@ class Restore:
 
 
 class RestoreChunk(NamedTuple):
-    """Bytes, starting at byte `at`, that are being read into `host`, or into `data` if there is no page-locked
-    memory."""
+    """Bytes, starting at byte `at`, being read into `host`, or `data` without page-locked memory."""
 
     at: int
     size: int
@@ -131,8 +133,10 @@ class BufferRestore:
         return self._over
 
     def _step(self) -> bool:
-        """Reads and uploads as much as there is room for. Returns True once all bytes have been submitted to the
-        device."""
+        """Reads and uploads as much as there is room for.
+
+        Returns True once all bytes have been submitted to the device.
+        """
         while self._read:
             if not self._put(self._read[0]):
                 return False
@@ -157,7 +161,7 @@ class BufferRestore:
             data = bytearray(size)
         chunk = RestoreChunk(self._asked, size, host, data)
         self._asked += size
-        assert self._areas.committed is not None, "only what is complete is brought back"
+        assert self._areas.committed is not None, "only complete copies are restored"
         place = self._areas.at(self._areas.committed) + chunk.at
         into = host.view[:size] if host is not None else memoryview(data)
         self._means.files.read(file, into, place, partial(self._arrived, chunk))
@@ -199,14 +203,16 @@ class BufferRestore:
     # ---- completion ----
 
     def _fail(self, refusal: Refusal) -> None:
-        """Ends the restore of the buffer with a failure. The handle stays valid and carries the reason why it has no
-        memory."""
+        """Ends the restore of the buffer with a failure.
+
+        The handle stays valid and carries the reason why it has no memory.
+        """
         if self._over:
             return
         buffer = self._buffer
         buffer.lost = Refusal(
             Reason.BUFFER_LOST,
-            f"its device process was lost, and it could not be brought back: {refusal.message}",
+            f"its device process was lost, and it could not be restored: {refusal.message}",
             fix="upload or compute it again",
             details={**refusal.details, "cause": refusal.reason},
         )

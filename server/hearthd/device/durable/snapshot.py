@@ -35,8 +35,10 @@ class SnapshotStore(Protocol):
         ...
 
     def lend(self) -> PooledStream | None:
-        """Returns a track for copies that are submitted before the stream has reached the snapshot's position. Returns
-        None if none is free, so that the copies must wait for that position."""
+        """Returns a track for copies that are submitted before the stream has reached the snapshot's position.
+
+        Returns None if none is free, so that the copies must wait for that position.
+        """
         ...
 
     def give_back(self, track: PooledStream) -> None: ...
@@ -106,8 +108,11 @@ class Snapshot:
         self._behind: list[Callable[[], None]] = []
 
     def operations(self, first: Origin) -> tuple[Operation, Operation]:
-        """Returns both operations. `first` is the origin of the first one, which is ordered in the stream and belongs
-        to the batch; the snapshot's own origin belongs to the second."""
+        """Returns both operations.
+
+        `first` is the origin of the first one, which is ordered in the stream and belongs to the batch; the snapshot's
+        own origin belongs to the second.
+        """
         buffers = tuple(durable.buffer for durable in self._durables)
         point = Operation(first, self._note, writes=(self.stream, self), reads=buffers, needs=buffers)
         copy = Operation(self._origin, self._copy, reads=(self, *buffers))
@@ -177,8 +182,10 @@ class Snapshot:
         return True
 
     def _begin(self) -> bool:
-        """Takes the areas for the copies, once earlier snapshots no longer use them. Returns False if it has to
-        wait."""
+        """Takes the areas for the copies, once earlier snapshots no longer use them.
+
+        Returns False if it has to wait.
+        """
         if self._track is None and not self._reached:
             return False
         live = [durable for durable in self._durables if not durable.ended]

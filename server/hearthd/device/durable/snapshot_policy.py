@@ -44,7 +44,7 @@ class SnapshotAreas:
 
     def begin(self) -> Which:
         """Begins a new copy, and returns the area for it. Only allowed while `idle`."""
-        assert self._writing is None, "a copy is under way"
+        assert self._writing is None, "a copy is in progress"
         self._writing = 1 if self._committed == 0 else 0
         return self._writing
 
@@ -55,7 +55,7 @@ class SnapshotAreas:
 
     def commit(self) -> None:
         """Marks the copy as confirmed by the front, so that the area of the previous copy becomes free."""
-        assert self._sent, "the front was not told"
+        assert self._sent, "the front was not notified"
         self._committed, self._writing, self._sent = self._writing, None, False
 
     def fail(self) -> None:
@@ -80,13 +80,17 @@ class StagingAllowance:
 
     def chunk(self, pinned: int = 0) -> int:
         """Returns the size of one chunk, in bytes, for a session that may hold `pinned` bytes of host memory (0: no
-        limit)."""
+        limit).
+        """
         size = max(min(CHUNK, self._most), 1)
         return max(min(size, pinned // 2), 1) if pinned else size
 
     def take(self, size: int, ahead: bool) -> bool:
-        """Takes `size` bytes for a chunk. Returns False if it has to wait. A single chunk is always allowed while
-        nothing else is held, unless it is `ahead` of its position in the stream."""
+        """Takes `size` bytes for a chunk.
+
+        Returns False if it has to wait. A single chunk is always allowed while nothing else is held, unless it is
+        `ahead` of its position in the stream.
+        """
         fits = not self.held or self.held + size <= self._most
         if not fits or (ahead and self._ahead + size > self._most_ahead):
             self.denied = True

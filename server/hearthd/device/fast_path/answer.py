@@ -15,8 +15,10 @@ from hearthd.device.streams.stream_pool import NEVER, PooledStream
 
 
 class InlineAnswer:
-    """The pending answer of one inline command. The acknowledgement of the batch is sent together with the answer,
-    unless the answer is delayed."""
+    """The pending answer of one inline command.
+
+    The acknowledgement of the batch is sent together with the answer, unless the answer is delayed.
+    """
 
     __slots__ = ("_batch", "_device", "_replies", "_request", "_stream", "_then", "_told", "over", "refusal", "size")
 
@@ -32,8 +34,10 @@ class InlineAnswer:
         request: bytes,
         size: int,
     ) -> None:
-        """`request` is the command's request number, as an encoded varint. `size` is the number of bytes that are
-        copied."""
+        """`request` is the command's request number, as an encoded varint.
+
+        `size` is the number of bytes that are copied.
+        """
         self._device = device
         self._replies = replies
         self._batch = batch
@@ -58,8 +62,10 @@ class InlineAnswer:
         return self._stream.track
 
     def follow(self, then: Callback) -> bool:
-        """Calls `then` as soon as this command is answered, so that one message carries both answers. Returns False if
-        the command already has a follower, or is over."""
+        """Calls `then` as soon as this command is answered, so that one message carries both answers.
+
+        Returns False if the command already has a follower, or is over.
+        """
         if self.over or self._then is not None:
             return False
         self._then = then
@@ -91,8 +97,10 @@ class InlineAnswer:
 
 
 def latest(track: PooledStream, position: int) -> InlineAnswer | None:
-    """Returns the inline command that ends together with all work on the track, or None. `position` is the track's last
-    position."""
+    """Returns the inline command that ends together with all work on the track, or None.
+
+    `position` is the track's last position.
+    """
     if not track.pending or track.pending[-1][0] != position:  # the track has later work
         return None
     found = getattr(track.pending[-1][2], "__self__", None)

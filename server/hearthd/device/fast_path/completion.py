@@ -16,8 +16,10 @@ from hearthd.device.session.stream import LogicalStream
 
 
 class InlineSync:
-    """A Sync whose batch has run. The acknowledgement is sent together with the answer, unless the answer is
-    delayed."""
+    """A Sync whose batch has run.
+
+    The acknowledgement is sent together with the answer, unless the answer is delayed.
+    """
 
     __slots__ = ("_answer", "_batch", "_began", "_device", "_index", "_origin", "_plain", "_replies", "_stream", "over",
                  "signalled")  # fmt: skip
@@ -78,7 +80,6 @@ class InlineSync:
             self.signalled.drop()
 
     def take_its_time(self) -> None:
-        """Switches to a delayed answer: acknowledges the batch now, so that other frames may be sent before the
-        answer."""
+        """Switches to a delayed answer: acknowledges the batch now; other frames may precede the answer."""
         self._batch.acknowledge(self._device.outbox)
         self._origin = self._batch.origin(self._replies, self._stream, "sync", self._plain.request, self._index)

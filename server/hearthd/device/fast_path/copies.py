@@ -74,7 +74,9 @@ class InlineCopies:
 
     def learn(self, found: LoneCopy, command: commands_pb2.Command) -> SegmentOperands | None:
         """Caches and returns the operands of a plain copy from or to shared memory; returns None for other commands.
-        `command` is the decoded command."""
+
+        `command` is the decoded command.
+        """
         copy = command.write if found.kind == "write" else command.read
         if not found.request or len(found.rest) > LONGEST or not copy.HasField("shared"):
             return None
@@ -86,8 +88,10 @@ class InlineCopies:
         return named
 
     def give(self, batch: InlineBatch, request: bytes, named: SegmentOperands) -> InlineCopy | None:
-        """Submits the copy; no other command of the session may be waiting. Returns None, without effect, for anything
-        but the plain case."""
+        """Submits the copy; no other command of the session may be waiting.
+
+        Returns None, without effect, for anything but the plain case.
+        """
         session = batch.session
         stream = session.streams.items.get(named.stream)
         buffer = session.buffers.items.get(named.buffer)

@@ -44,8 +44,7 @@ class InlineBatch(NamedTuple):
         outbox.put(ACK, channel=self.session.channel, id=self.seq)
 
     def origin(self, replies: ReplySink, stream: LogicalStream, name: str, request: bytes, index: int = 0) -> Origin:
-        """Returns the origin of the command with the request number `request`, an encoded varint, for the queued
-        path."""
+        """Returns the origin of the command with request number `request` (a varint), for the queued path."""
         return Origin(
             replies,
             self.session,

@@ -49,7 +49,8 @@ SOON = 512 << 10
 
 class BatchExecutor(CommandRunner, ReplySink, Protocol):
     """The methods of the executor (`hearthd.device.process.executor.Executor`) that run and answer commands on the
-    queued path."""
+    queued path.
+    """
 
     def session(self, channel: int) -> DeviceSession | None: ...
     @property
@@ -85,8 +86,10 @@ class InlinePath:
         attribute."""
 
     def take(self, lane: LaneSink, seq: int, payload: bytes) -> bool:
-        """Executes a batch from a lane that has no backlog. Returns False, without effect, if the batch must take the
-        queued path."""
+        """Executes a batch from a lane that has no backlog.
+
+        Returns False, without effect, if the batch must take the queued path.
+        """
         session = self._executor.session(lane.channel)
         return session is not None and seq == session.last_seq + 1 and self._take(session, lane, payload)
 
@@ -185,8 +188,10 @@ class InlinePath:
         launches: int,
         soon: bool,
     ) -> None:
-        """Accounts for submitted commands, of which `launches` are launches. If `soon`, the awaited work may complete
-        at any moment, and is polled first."""
+        """Accounts for submitted commands, of which `launches` are launches.
+
+        If `soon`, the awaited work may complete at any moment, and is polled first.
+        """
         tracks, sharing, since = self._device.tracks, self._sharing, time.perf_counter()
         lone = not sharing.active
         if soon:
@@ -202,8 +207,10 @@ class InlinePath:
         self._ran(batch, launches)
 
     def _issue(self, session: DeviceSession, records: bytes) -> tuple[int, BatchEntry | None]:
-        """Runs the launches. Returns their number, and the batch entry, which is None if the replay cache contained all
-        of them."""
+        """Runs the launches.
+
+        Returns their number, and the batch entry, which is None if the replay cache contained all of them.
+        """
         if self._launches.again(session, records):
             return 1, None
         entry = BatchEntry(session.last_seq)
@@ -274,8 +281,10 @@ class InlinePath:
         self._went(batch, launches)
 
     def _before(self, session: DeviceSession, mixed: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
-        """Runs or defers the commands without an answer. Returns their number, in which each launch counts, and the
-        number of launches."""
+        """Runs or defers the commands without an answer.
+
+        Returns their number, in which each launch counts, and the number of launches.
+        """
         index = launches = 0
         for kind, command in mixed.before:
             if kind == "launches":
@@ -303,7 +312,8 @@ class InlinePath:
 
     def _busy(self, session: DeviceSession, stream: LogicalStream, all_streams: bool) -> list[PooledStream] | None:
         """Returns the one track to wait for, or an empty list; None if there are several, or if streams have marks such
-        as errors."""
+        as errors.
+        """
         tracks, track = self._device.tracks, stream.track
         if not all_streams:
             return [] if tracks.idle(track) else [track]
@@ -315,7 +325,8 @@ class InlinePath:
         self, session: DeviceSession, last: commands_pb2.Command, kind: str, entry: BatchEntry | None, index: int
     ) -> None:
         """Executes the last command, if the batch has one, on the queued path, because earlier commands have to wait or
-        the command waits for other work."""
+        the command waits for other work.
+        """
         if entry is None:
             entry = BatchEntry(session.last_seq)
             session.batches.append(entry)

@@ -1,5 +1,7 @@
 """Mixed batch: a few commands without an answer, optionally followed by a Sync or a Read that the client waits for.
-Pure."""
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ _NONE = commands_pb2.Command()
 
 def read(data: bytes, seq: int) -> MixedBatch | None:
     """Returns the batch in `data`, an encoded ExecuteRequest, if it is a mixed batch numbered `seq` whose last command
-    has an answer; otherwise None: `data` may be any message."""
+    has an answer; otherwise None: `data` may be any message.
+    """
     if len(data) > LONGEST:
         return None
     try:

@@ -61,7 +61,8 @@ class PlainBatch(NamedTuple):
 
 def read(data: bytes, seq: int) -> PlainBatch | None:
     """Returns the batch in `data`, an encoded ExecuteRequest, if it is a plain batch numbered `seq`; otherwise None:
-    `data` may be any message."""
+    `data` may be any message.
+    """
     try:
         at = _commands(data, seq)
         records = b""
@@ -86,7 +87,8 @@ def read(data: bytes, seq: int) -> PlainBatch | None:
 
 def lone_copy(data: bytes, seq: int) -> LoneCopy | None:
     """Returns the only command of the batch in `data`, an encoded ExecuteRequest, if the batch is numbered `seq` and
-    the command is a Write or Read; otherwise None: `data` may be any message."""
+    the command is a Write or Read; otherwise None: `data` may be any message.
+    """
     try:
         start = rest = at = _only(data, seq)
         request = b""
@@ -109,8 +111,10 @@ def lone_copy(data: bytes, seq: int) -> LoneCopy | None:
 
 
 def _only(data: bytes, seq: int) -> int:
-    """Returns the offset of the only command. Raises IndexError if the data are not a batch numbered `seq`, or if the
-    batch has several commands."""
+    """Returns the offset of the only command.
+
+    Raises IndexError if the data are not a batch numbered `seq`, or if the batch has several commands.
+    """
     at = _commands(data, seq)
     size, at = data[at], at + 1
     if size >= 0x80:
@@ -121,8 +125,10 @@ def _only(data: bytes, seq: int) -> int:
 
 
 def _commands(data: bytes, seq: int) -> int:
-    """Returns the offset of the first command's length. Raises IndexError if the data are not a batch numbered
-    `seq`."""
+    """Returns the offset of the first command's length.
+
+    Raises IndexError if the data are not a batch numbered `seq`.
+    """
     # Only lengths of one or two bytes are decoded here; longer batches take the queued path.
     size, at = data[1], 2
     if size >= 0x80:
@@ -144,8 +150,10 @@ def _commands(data: bytes, seq: int) -> int:
 
 
 def _sync(data: bytes, start: int, records: bytes) -> PlainBatch | None:
-    """Decodes the Sync at the end of the data, starting with its request number. Raises IndexError if the data end too
-    early."""
+    """Decodes the Sync at the end of the data, starting with its request number.
+
+    Raises IndexError if the data end too early.
+    """
     at = start
     while data[at] >= 0x80:
         at += 1
@@ -182,17 +190,22 @@ def done(request: bytes) -> bytes:
 
 
 def answered(request: bytes, rest: bytes) -> bytes:
-    """Returns the encoded ExecuteResponse with a Result for this request. `request` and `rest`, the other fields of the
-    Result, are encoded already. Raises ValueError if the Result is too large."""
+    """Returns the encoded ExecuteResponse with a Result for this request.
+
+    `request` and `rest`, the other fields of the Result, are encoded already. Raises ValueError if the Result is too
+    large.
+    """
     size = len(request) + len(rest) + 1
     if size >= _SHORT:
-        raise ValueError(f"a result of {size} bytes; the most is {_SHORT - 1}")
+        raise ValueError(f"a result of {size} bytes; the maximum is {_SHORT - 1}")
     return bytes((0x1A, size, 0x08)) + request + rest
 
 
 def read_answer(request: bytes, data: bytes | memoryview) -> bytes:
     """Returns the encoded ExecuteResponse with the Result of a Read, which contains `data`, at least one byte.
-    `request` is encoded already."""
+
+    `request` is encoded already.
+    """
     size = varint(len(data))
     inner = 2 + 2 * len(size) + len(data)
     read = varint(inner)
@@ -201,8 +214,10 @@ def read_answer(request: bytes, data: bytes | memoryview) -> bytes:
 
 
 def only_launches(data: bytes, seq: int) -> bool:
-    """True if the ExecuteRequest in `data` is a batch numbered `seq` that consists of packed launches. Always False for
-    data longer than 16 KiB."""
+    """True if the ExecuteRequest in `data` is a batch numbered `seq` that consists of packed launches.
+
+    Always False for data longer than 16 KiB.
+    """
     try:
         return data[_only(data, seq)] == _LAUNCHES
     except IndexError:

@@ -169,8 +169,7 @@ def _plain(session: DeviceSession, command: commands_pb2.Command, kind: str) -> 
 
 
 def _writable(session: DeviceSession, stream: LogicalStream, handle: int, offset: int, size: int) -> Buffer | None:
-    """Returns the buffer if the stream accepts a write of these bytes now and no failure is involved; otherwise
-    None."""
+    """Returns the buffer if the stream accepts a write of these bytes now without a failure, else None."""
     if not size or stream.starting or stream.track.full:
         return None
     buffer = session.buffers.items.get(handle)
@@ -187,7 +186,8 @@ def _writable(session: DeviceSession, stream: LogicalStream, handle: int, offset
 
 def _given(tracks: StreamPool, track: PooledStream, usage: Usage) -> None:
     """Orders a write to a buffer on the track, as `before` does, with a shortcut for the most frequent case: no other
-    track has used the buffer."""
+    track has used the buffer.
+    """
     if usage.track == track.index and usage.reads is None and not tracks.pending_outcomes.open:
         usage.position = tracks.step(track)
     else:

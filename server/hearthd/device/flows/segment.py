@@ -23,8 +23,9 @@ class SessionRef(Protocol):
 
 
 class Segment:
-    """`size` bytes of shared memory. Copies use it like a `HostBuffer`; `address` and `view` are valid while it is
-    mapped.
+    """`size` bytes of shared memory.
+
+    Copies use it like a `HostBuffer`; `address` and `view` are valid while it is mapped.
 
     `retire` is called once, after the client has released the segment and its last use has ended.
     """
@@ -85,8 +86,10 @@ class SegmentSlice:
 
 
 class SegmentRange(NamedTuple):
-    """`size` bytes of a segment, starting at byte `start`: the memory of one transfer. Code that stores a range must
-    `hold` the segment."""
+    """`size` bytes of a segment, starting at byte `start`: the memory of one transfer.
+
+    Code that stores a range must `hold` the segment.
+    """
 
     segment: Segment
     start: int
@@ -102,8 +105,10 @@ class SegmentRange(NamedTuple):
 
 
 class CompletionSignals:
-    """Destination of a session's completion signals. A pending signal holds the segment until the device has written
-    the signal."""
+    """Destination of a session's completion signals.
+
+    A pending signal holds the segment until the device has written the signal.
+    """
 
     __slots__ = ("address", "segment")
 
@@ -114,7 +119,8 @@ class CompletionSignals:
 
 def signals_in(segment: Segment, server: ComputeServer) -> CompletionSignals | None:
     """Returns the destination of signals in a segment; None if the segment is too short, or if the device cannot write
-    signals."""
+    signals.
+    """
     if segment.size < WORD:
         return None
     try:

@@ -1,5 +1,6 @@
 """Memory that clients share with a device process: which segments are accepted, and how a copy from or to a segment is
-divided. Pure."""
+divided. Pure.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +25,16 @@ _FIX = "make it with memfd_create(MFD_ALLOW_SEALING), ftruncate it, and add F_SE
 
 
 def check_sealed(seals: int) -> None:
-    """Raises Refusal(INVALID_ARGUMENT) unless the file is a memfd with a permanently fixed size. `seals` is the result
-    of F_GET_SEALS; -1: the file cannot have seals."""
+    """Raises Refusal(INVALID_ARGUMENT) unless the file is a memfd with a permanently fixed size.
+
+    `seals` is the result of F_GET_SEALS; -1: the file cannot have seals.
+    """
     if seals < 0:
-        raise Refusal(Reason.INVALID_ARGUMENT, "a segment's descriptor is no memfd", fix=_FIX)
+        raise Refusal(Reason.INVALID_ARGUMENT, "a segment's descriptor is not a memfd", fix=_FIX)
     if seals & SEALS != SEALS:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"a segment's memfd has the seals {seals:#x}; its size has to be sealed for ever ({SEALS:#x})",
+            f"a segment's memfd has the seals {seals:#x}; its size must be sealed permanently ({SEALS:#x})",
             fix=_FIX,
             details={"seals": seals, "needed": SEALS},
         )
@@ -45,8 +48,10 @@ def check_sealed(seals: int) -> None:
 
 
 def check_size(announced: object, size: int) -> int:
-    """Returns the size of a segment for which the client announced `announced` bytes. Raises Refusal(INVALID_ARGUMENT)
-    if that differs from the file's size."""
+    """Returns the size of a segment for which the client announced `announced` bytes.
+
+    Raises Refusal(INVALID_ARGUMENT) if that differs from the file's size.
+    """
     if type(announced) is not int or announced <= 0 or announced != size:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
@@ -59,18 +64,19 @@ def check_size(announced: object, size: int) -> int:
 
 def check_room(size: int, held: int, most: int, number: int) -> None:
     """Raises Refusal(QUOTA_EXCEEDED) if a segment of `size` bytes may not be added: all segments together have `held`
-    of `most` bytes, and the session has `number` segments."""
+    of `most` bytes, and the session has `number` segments.
+    """
     if number >= MOST:
         raise Refusal(
             Reason.QUOTA_EXCEEDED,
-            f"the session shares {number} segments with this device; the most is {MOST}",
+            f"the session shares {number} segments with this device; the maximum is {MOST}",
             fix="release some, or make them larger",
             details={"requested": number + 1, "allowed": MOST},
         )
     if held + size > most:
         raise Refusal(
             Reason.QUOTA_EXCEEDED,
-            f"a segment of {size} bytes beside {held} that are shared already; the most is {most}",
+            f"a segment of {size} bytes in addition to {held} that are shared already; the maximum is {most}",
             fix="release segments that are not needed, or have the operator raise lanes.segment_bytes, or the tenant's "
             "pinned_bytes",
             details={"requested": size, "held": held, "allowed": most},

@@ -1,5 +1,7 @@
 """State of transfers over stripes: the chunks that have arrived or have been sent, and the choice of the next stripe.
-Device-handle thread only."""
+
+Device-handle thread only.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +88,10 @@ class StripedUpload(Striped):
         stripe.grant(self.transfer, host)
 
     def arrived(self, stripe: StripeLike, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
-        """Accepts a chunk that has arrived in its memory; drops a chunk that had arrived before. Raises ValueError for
-        an invalid chunk."""
+        """Accepts a chunk that has arrived in its memory; drops a chunk that had arrived before.
+
+        Raises ValueError for an invalid chunk.
+        """
         window = self.windows.get(stripe)
         if window is not None:
             window.done(seconds)
@@ -104,8 +108,11 @@ class StripedUpload(Striped):
         self.landed.append((offset, host, size))
 
     def complete(self) -> None:
-        """Reports on every stripe that all chunks have arrived. The TAKEN message of a chunk may be lost with the
-        stripe that brought the chunk, and no credit follows with which the client could send it again."""
+        """Reports on every stripe that all chunks have arrived.
+
+        The TAKEN message of a chunk may be lost with the stripe that brought the chunk, and no credit follows with
+        which the client could send it again.
+        """
         for stripe in self.windows:
             stripe.put(taken(self.transfer, self.cut.size))
 
@@ -170,15 +177,16 @@ class StripedDownload(Striped):
             stripe.put_chunk(self.transfer, offset, host, size)
 
     def sent(self, stripe: StripeLike, seconds: float) -> None:
-        """Records that a chunk has been written to the stripe; it may still have to be sent again if the stripe
-        breaks."""
+        """Records that a chunk has been written to the stripe; it is sent again if the stripe breaks first."""
         window = self.windows.get(stripe)
         if window is not None:
             window.done(seconds)
 
     def taken(self, stripe: StripeLike, offset: int) -> None:
-        """Records that the client has received a chunk. Raises ValueError if the chunk was not sent over this
-        stripe."""
+        """Records that the client has received a chunk.
+
+        Raises ValueError if the chunk was not sent over this stripe.
+        """
         index = self.cut.index(offset, self.cut.span(offset // self.chunk)[1])
         out = self._out.get(stripe)
         if out is None or index not in out:

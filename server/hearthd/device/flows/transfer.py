@@ -22,8 +22,10 @@ class FinishedTransfers:
         return transfer in self._sizes
 
     def add(self, transfer: int, size: int | None = None) -> None:
-        """Records a transfer that has ended. `size` is the size of a complete upload, which the client may not know to
-        be complete."""
+        """Records a transfer that has ended.
+
+        `size` is the size of a complete upload, which the client may not know to be complete.
+        """
         self._sizes[transfer] = size
         if len(self._sizes) > self.REMEMBERED:
             del self._sizes[next(iter(self._sizes))]
@@ -49,7 +51,8 @@ class UploadFlow:
 
     def unstripe(self) -> None:
         """Ends the use of stripes and of shared memory, because the transfer has ended, or all its bytes arrive over
-        Upload."""
+        Upload.
+        """
         if self.striped is not None:
             self.striped.drop()
             self.striped = None
@@ -80,7 +83,8 @@ class DownloadFlow:
 
     def unstripe(self) -> None:
         """Ends the use of stripes and of shared memory, because the transfer has ended, or all its bytes are sent over
-        Download."""
+        Download.
+        """
         if self.striped is not None:
             self.striped.drop()
             self.striped = None

@@ -161,7 +161,7 @@ class Capture:
         if there + more > MAX_NODES:
             raise Refusal(
                 Reason.CAPTURE_INVALID,
-                f"{what} would bring {self.entry.name} to {there + more} nodes; the most is {MAX_NODES}",
+                f"{what} would bring {self.entry.name} to {there + more} nodes; the maximum is {MAX_NODES}",
                 fix="record fewer commands, and launch the graph several times",
                 details={"graph": self.entry.handle, "nodes": there + more, "max_nodes": MAX_NODES},
             )
@@ -182,7 +182,8 @@ def uses_of(bound: BoundLaunch) -> Uses:
 
 def check_record(parsed: ResolvedRecord) -> None:
     """Raises Refusal(CAPTURE_INVALID) for a launch in which the host takes part, because it cannot be stored and
-    repeated."""
+    repeated.
+    """
     record = parsed.record
     what = (
         'mode="validate"'

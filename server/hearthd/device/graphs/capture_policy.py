@@ -28,23 +28,23 @@ BESIDE = frozenset(
 """Kinds of commands without stream work, which are executed as usual."""
 
 REASONS = {
-    "allocate": "a graph allocates no memory: what it uses is allocated before",
-    "write": "the bytes would be those of now at every launch",
-    "read": "nothing has run yet that could be read",
-    "sync": "nothing has run yet that could be waited for",
-    "flush": "nothing has run yet that could be waited for",
-    "start_profile": "a profile times what runs, and nothing does",
-    "end_profile": "a profile times what runs, and nothing does",
-    "record_event": "events are no part of graphs",
-    "wait_event": "events are no part of graphs",
+    "allocate": "a graph allocates no memory: allocate the memory that it uses before the recording",
+    "write": "every launch would write the bytes of the time of the recording",
+    "read": "no work has run yet whose result could be read",
+    "sync": "no work has run yet that could be waited for",
+    "flush": "no work has run yet that could be waited for",
+    "start_profile": "a profile measures running work, and recorded work does not run",
+    "end_profile": "a profile measures running work, and recorded work does not run",
+    "record_event": "a graph cannot contain events",
+    "wait_event": "a graph cannot contain events",
     "dispatch": "the host takes part in it",
     "launch_graph": "a graph holds launches, copies and fills, not other graphs",
-    "set_durable": "nothing has run yet that could be copied",
-    "checkpoint": "nothing has run yet that could be copied",
-    "update_graph": "it would come between launches that are not made yet",
-    "all_reduce": "the other ranks' parts are not in the graph",
-    "sync_collective": "the other ranks' parts are not in the graph",
-    "collective": "the other ranks' parts are not in the graph",
+    "set_durable": "no work has run yet whose result could be copied",
+    "checkpoint": "no work has run yet whose result could be copied",
+    "update_graph": "it would apply between launches that have not taken place yet",
+    "all_reduce": "the graph does not contain the parts of the other ranks",
+    "sync_collective": "the graph does not contain the parts of the other ranks",
+    "collective": "the graph does not contain the parts of the other ranks",
 }
 FIX = "do it on another stream, or before or after the recording"
 
@@ -95,13 +95,15 @@ class CaptureOrder:
         return graph
 
     def records(self, kind: str) -> bool:
-        """Returns True if a command of this kind is recorded now, and False if it is executed. Raises
-        Refusal(CAPTURE_INVALID) for any other command."""
+        """Returns True if a command of this kind is recorded now, and False if it is executed.
+
+        Raises Refusal(CAPTURE_INVALID) for any other command.
+        """
         if not self.recording or kind in BESIDE or kind in TRANSITIONS:
             return False
         if kind in RECORDED:
             return True
-        why = REASONS.get(kind, "it is no launch, no copy within the device and no fill")
+        why = REASONS.get(kind, "it is not a launch, a copy within the device or a fill")
         raise self._refusal(
             f"{kind} on stream {self.stream} while it records graph {self.graph}: {why}", FIX, self.graph, command=kind
         )

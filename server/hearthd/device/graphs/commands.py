@@ -52,7 +52,7 @@ class GraphCommands:
         capture = stream.capture
         if capture is None:
             CaptureOrder(stream.handle).end(command.graph)
-            raise AssertionError("a stream without a capture has none to be ended")
+            raise AssertionError("no capture has begun on this stream")
         entry: GraphEntry = capture.entry
         entry.order.end(command.graph)
         stream.capture = None
@@ -100,7 +100,8 @@ class GraphCommands:
         self, origin: Origin, entry: GraphEntry, *recording: LogicalStream, answer: commands_pb2.Result | None = None
     ) -> Operation:
         """Returns the operation that releases a graph, behind earlier commands of the graph and of the stream that
-        records it."""
+        records it.
+        """
 
         def run() -> bool:
             self._release(entry)
@@ -161,10 +162,10 @@ class GraphCommands:
         node = entry.nodes[index] if index < len(entry.nodes) else None
         if not isinstance(node, KernelNode):
             kernels = [number for number, kernel in enumerate(entry.kernels) if kernel]
-            what = "no node of that number" if node is None else "a copy or a fill there"
+            what = "it has no such node" if node is None else "that node is a copy or a fill"
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"node {index} of {entry.name} is to be updated; it has {what}, and launches at {_listed(kernels)}",
+                f"node {index} of {entry.name} cannot be updated: {what}; its launches are nodes {_listed(kernels)}",
                 fix="name a node that is a launch; see GraphResult",
                 details={"graph": entry.handle, "node": index, "nodes": len(entry.nodes)},
             )
@@ -203,8 +204,10 @@ class GraphCommands:
             self._release(entry)
 
     def _release(self, entry: GraphEntry) -> None:
-        """Releases the graph, with its buffers and modules, behind the launches that use them. A second call has no
-        effect."""
+        """Releases the graph, with its buffers and modules, behind the launches that use them.
+
+        A second call has no effect.
+        """
         entry.holdings.release()
         entry.nodes.clear()
         entry.kernels.clear()
@@ -216,8 +219,7 @@ class GraphCommands:
 
 
 def _check_same(entry: GraphEntry, index: int, node: KernelNode, bound: BoundLaunch) -> None:
-    """Raises Refusal(INVALID_ARGUMENT) if an update changes a node's function or attributes, which must stay the
-    same."""
+    """Raises Refusal(INVALID_ARGUMENT) if an update changes a node's function or attributes."""
     plan = bound.plan
     wrong = []
     if plan.function is not node.function:

@@ -68,8 +68,10 @@ class PreparedCommands:
         self._keepers = keepers
 
     def prepare(self, origin: Origin, command: commands_pb2.Prepare) -> Operation:
-        """Prepares a list. A list that cannot be prepared keeps its handle, with the reason, until the handle is
-        destroyed."""
+        """Prepares a list.
+
+        A list that cannot be prepared keeps its handle, with the reason, until the handle is destroyed.
+        """
         session = origin.session
         session.prepared.check_new(command.prepared)
         entry = PreparedEntry(command.prepared, Holdings(session, self._keepers))
@@ -129,7 +131,7 @@ class PreparedCommands:
         if total > MAX_LAUNCHES:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"{entry.name} has {total} launches, iterations counted; the most is {MAX_LAUNCHES}",
+                f"{entry.name} has {total} launches, iterations counted; the maximum is {MAX_LAUNCHES}",
                 fix="prepare a shorter list, and launch it several times",
                 details={"prepared": entry.handle, "launches": total, "max_launches": MAX_LAUNCHES},
             )
@@ -235,8 +237,8 @@ def split_records(data: bytes) -> list[bytes]:
         if length < HEADER.size or length & 7 or length > left:
             raise Refusal(
                 Reason.MALFORMED_MESSAGE,
-                f"record {len(records)} of a prepared list says that it has {length} bytes; {left} are left",
-                fix="pack records as hearth_proto/launches.py says",
+                f"record {len(records)} of a prepared list has a length of {length} bytes; {left} are left",
+                fix="pack records as described in hearth_proto/launches.py",
                 details={"record": len(records)},
             )
         records.append(data[at : at + length])
@@ -246,7 +248,8 @@ def split_records(data: bytes) -> list[bytes]:
 
 def _refusal(entry: PreparedEntry, records: int, wrong: dict[int, Refusal]) -> Refusal:
     """Returns the refusal of a list with all its faults, by the index of each launch; the first fault determines the
-    reason."""
+    reason.
+    """
     index, first = next(iter(wrong.items()))
     listed = "; ".join(f"launch {number}: {refusal.message}" for number, refusal in list(wrong.items())[:LISTED])
     more = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""

@@ -158,7 +158,7 @@ def check_count(count: int, what: str) -> None:
     if not count:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"{what} is to be launched 0 times; once is the least",
+            f"{what} is to be launched 0 times; the minimum is 1",
             fix="skip the command when there is nothing to launch",
             details={"count": count},
         )

@@ -126,8 +126,10 @@ class Exporting:
                 self._refuse(call, refusal)
 
     def _follow(self, session: DeviceSession, buffer: Buffer, place: MappedAllocation) -> bool:
-        """Moves a buffer to the copy, behind its work under way. A buffer that a graph holds is not moved, because the
-        graph contains its address."""
+        """Moves a buffer to the copy, behind its work under way.
+
+        A buffer that a graph holds is not moved, because the graph contains its address.
+        """
         old: SharedAllocation = buffer.place
         if place.holders and buffer in old.holders and not buffer.holders and old is not place:
             buffer.place, buffer.address, buffer.usage = place, place.address, place.usage
@@ -137,14 +139,14 @@ class Exporting:
 
     def _hand_over(self, shared: PublishedBuffer, call: int, file: int) -> None:
         if self.descriptors is None:
-            raise Refusal(Reason.UNSUPPORTED, "this process has no way to pass memory on to others")
+            raise Refusal(Reason.UNSUPPORTED, "this process cannot pass memory to other processes")
         descriptor = self._device.server.export_shared(shared.place.shared)
         try:
             self.descriptors.send(FILE, {"file": file}, [descriptor])
         except OSError as error:
             raise Refusal(
                 Reason.QUEUE_FULL,
-                f"the memory could not be passed on just now: {error}",
+                f"the memory could not be passed to another process: {error}",
                 fix="try again",
                 retry_after_s=0.1,
             ) from error

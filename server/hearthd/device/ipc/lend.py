@@ -76,7 +76,7 @@ class Lending:
         if session is None:
             raise closed()
         if self.descriptors is None:
-            raise Refusal(Reason.UNSUPPORTED, "this process has no way to pass memory on to others")
+            raise Refusal(Reason.UNSUPPORTED, "this process cannot pass memory to other processes")
         self._check_number(session, number)
         buffer = session.buffers.find(handle)
         if not buffer.size and buffer.lost is None:
@@ -121,7 +121,7 @@ class Lending:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
                 f"the session has {MOST} exports on this device already",
-                fix="close some that are not needed any more",
+                fix="close some that are no longer needed",
                 details={"exports": MOST, "allowed": MOST},
             )
 
@@ -229,11 +229,11 @@ def check_exportable(buffer: Buffer) -> None:
     """Raises Refusal if the buffer cannot be exported, or not at present."""
     buffer.range(0, 0, "export")
     if buffer.read_only is not None:
-        why, fix = buffer.read_only.why, "export a copy: who maps memory can write to it"
+        why, fix = buffer.read_only.why, "export a copy: a process that maps memory can write to it"
     elif buffer.module is not None:
         why, fix = "is a variable of a module", "copy it to an array, and export that"
     elif buffer.holders and not is_lent(buffer):
-        why = f"is used by {buffer.holders} graphs, prepared lists or tensor maps, which know where it lies"
+        why = f"is used by {buffer.holders} graphs, prepared lists or tensor maps, which hold its address"
         fix = "export it before they are made, or destroy them first"
     else:
         return
@@ -246,13 +246,13 @@ def check_exportable(buffer: Buffer) -> None:
 
 
 def _released() -> Refusal:
-    return Refusal(Reason.CANCELLED, "the export was released before it was there", fix="export it again")
+    return Refusal(Reason.CANCELLED, "the export was released before it was complete", fix="export it again")
 
 
 def _crowded(error: OSError) -> Refusal:
     return Refusal(
         Reason.QUEUE_FULL,
-        f"the memory could not be passed on just now: {error}",
+        f"the memory could not be passed to another process: {error}",
         fix="try again",
         retry_after_s=0.1,
     )

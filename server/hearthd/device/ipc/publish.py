@@ -136,8 +136,10 @@ class Publishing:
         return shared.publisher is session and session.buffers.get(handle) is shared.buffer
 
     def _name(self, call: int, session: DeviceSession, buffer: Buffer, number: int, name: str) -> bool:
-        """Publishes a buffer, behind all earlier commands that use it. The buffer is read-only from then on. Returns
-        False if the command has to wait."""
+        """Publishes a buffer, behind all earlier commands that use it.
+
+        The buffer is read-only from then on. Returns False if the command has to wait.
+        """
         if self._device.tracks.pending_outcomes.about(buffer.usage):
             return False  # the buffer's contents depend on the outcome of a collective
         check_publishable(buffer)
@@ -152,8 +154,8 @@ class Publishing:
         self._take_in(place, number)
         place.join(shared, session)
         buffer.read_only = ReadOnly(
-            f"is published as {name!r}, or was and is still attached by others",
-            "unpublish it, and have those free it that attached it, or write to a copy",
+            f"is published as {name!r}, or was published and is still attached by other sessions",
+            "unpublish it and have the sessions that attached it free it, or write to a copy",
         )
         session.shares = True
         session.replay_cache.forget()  # forgets launches that write to the buffer
@@ -281,8 +283,7 @@ class Publishing:
             self._answer(kind, call, {"error": to_text(refusal)})
 
     def _tell(self, **news: list[int]) -> None:
-        """Reports to the front what has ended in this process: attachments, publications, or all holders of a
-        memory."""
+        """Reports to the front what has ended in this process: attachments, publications, holders of memory."""
         self._answer(Kind.IMPORTED, 0, news)
 
 

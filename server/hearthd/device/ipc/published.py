@@ -77,4 +77,4 @@ def closed() -> Refusal:
 
 
 def gone() -> Refusal:
-    return Refusal(Reason.NOT_PUBLISHED, "it is not published any more", fix="have it published again")
+    return Refusal(Reason.NOT_PUBLISHED, "it is no longer published", fix="have it published again")

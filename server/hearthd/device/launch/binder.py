@@ -92,7 +92,9 @@ class Binder:
             (record,) = unpack(data)
         except (RecordError, ValueError) as error:
             why = str(error) if isinstance(error, RecordError) else "one record is expected here"
-            raise Refusal(Reason.MALFORMED_MESSAGE, why, fix="pack records as launches.py says") from error
+            raise Refusal(
+                Reason.MALFORMED_MESSAGE, why, fix="pack records as described in hearth_proto/launches.py"
+            ) from error
         stream = session.streams.find(record.stream)
         entry = session.functions.find(record.function)
         entry.module.wanted()
@@ -218,7 +220,7 @@ class Binder:
         if record.flags & ~KNOWN_FLAGS:
             raise Refusal(
                 Reason.UNSUPPORTED,
-                f"launch flags {record.flags & ~KNOWN_FLAGS:#x} are unknown here",
+                f"launch flags {record.flags & ~KNOWN_FLAGS:#x} are unknown",
                 fix="use a client of this daemon's version",
             )
         given = unpack_layout(record.layout)
@@ -261,7 +263,7 @@ class Binder:
         )
         wrong = launch_limits.check(limits, kernel, grid, block, shared_mem)
         if record.extension is not None and not record.extension.iterations:
-            wrong.append("iterations is 0; a launch runs at least once")
+            wrong.append("iterations is 0; a kernel must be launched at least once")
         attributes = attributes_of(record)
         if attributes is None:
             return wrong, []
@@ -312,7 +314,7 @@ def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Bu
 def check_arguments(function: Function, given: Sequence[Place], record: Record) -> list[str]:
     """Returns the faults in the number, sizes and offsets of the arguments."""
     if len(record.params) > MAX_PARAMETER_BYTES:
-        return [f"the arguments take {len(record.params)} bytes; the most is {MAX_PARAMETER_BYTES}"]
+        return [f"the arguments take {len(record.params)} bytes; the maximum is {MAX_PARAMETER_BYTES}"]
     if sum(place.pointer for place in given) != len(record.buffers):
         return [f"{len(record.buffers)} buffers are named; the layout has another number of addresses"]
     malformed = check_layout(given, len(record.params))

@@ -76,7 +76,7 @@ class LaunchCommands:
         while at < end:
             if size - at < HEADER.size:
                 self._malformed(
-                    session, batch, index + count + found, f"{size - at} bytes are left; a record has at least 64"
+                    session, batch, index + count + found, f"{size - at} bytes are left; a record has at least 64 bytes"
                 )
                 at = size
                 count += 1
@@ -94,7 +94,10 @@ class LaunchCommands:
             length = head[0]
             if length < HEADER.size or length & 7 or length > size - at:
                 self._malformed(
-                    session, batch, index + count + found, f"it says it has {length} bytes, {size - at} are left"
+                    session,
+                    batch,
+                    index + count + found,
+                    f"its length is {length} bytes, and {size - at} bytes are left",
                 )
                 at = size
                 count += 1
@@ -244,8 +247,8 @@ class LaunchCommands:
         origin = Origin(self._replies, session, session.streams.items[0], "launch", batch=batch, index=index)
         refusal = Refusal(
             Reason.MALFORMED_MESSAGE,
-            f"no launch record at this place: {why}; the rest of its launches was dropped",
-            fix="pack records as hearth_proto/launches.py says",
+            f"not a valid launch record: {why}; the remaining launches of the command were dropped",
+            fix="pack records as described in hearth_proto/launches.py",
         )
         origin.fail(refusal)
 
@@ -323,7 +326,7 @@ def _flags(command: commands_pb2.Launch) -> int:
     if command.mode not in MODES:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"launch mode {command.mode} is unknown here",
+            f"launch mode {command.mode} is unknown",
             fix=f"use one of {', '.join(map(commands_pb2.LaunchMode.Name, MODES))}",
             details={"mode": command.mode},
         )

@@ -1,5 +1,7 @@
-"""Deferred launch: a launch on the queued path. It may wait for its module, its grid or room on its track, and is then
-validated, recorded or issued."""
+"""Deferred launch: a launch on the queued path.
+
+It may wait for its module, its grid or room on its track, and is then validated, recorded or issued.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from hearthd.device.streams.stream_pool import WINDOW
 
 
 class LaunchRun:
-    """State of a launch on the queued path. `step` and `record` return False if they cannot continue, and are called
-    again later."""
+    """State of a launch on the queued path.
+
+    `step` and `record` return False if they cannot continue, and are called again later.
+    """
 
     def __init__(self, device: DeviceContext, binder: Binder, origin: Origin, parsed: ResolvedRecord) -> None:
         self._device = device
@@ -68,15 +72,18 @@ class LaunchRun:
 
     def _validate(self, bound: BoundLaunch) -> bool:
         try:
-            return Validation(self._device, self._binder, self._origin, bound, self._parsed.pointers).run()
+            return Validation(self._device, self._binder, self._origin, bound, self._parsed).run()
         except Refusal as refusal:
             if not self._plea.waits(refusal):
                 raise
             return False
 
     def _rests(self, bound: BoundLaunch) -> bool:
-        """Returns True if the launch may be issued. The driver would wait for other kernels in the first launch of some
-        kernels, so that launch is issued while no kernel runs."""
+        """Returns True if the launch may be issued.
+
+        The driver would wait for other kernels in the first launch of some kernels, so that launch is issued while no
+        kernel runs.
+        """
         if self._rested is False:
             self._look_for_rest(bound)
         if isinstance(self._rested, Refusal):

@@ -1,5 +1,8 @@
-"""Dynamic grid: a launch's grid that a kernel wrote to a device buffer, read without blocking. The grid is copied to
-the host behind earlier work, and the launch continues after the copy. Only later commands on the same stream wait."""
+"""Dynamic grid: a launch's grid that a kernel wrote to a device buffer, read without blocking.
+
+The grid is copied to the host behind earlier work, and the launch continues after the copy. Only later commands on the
+same stream wait.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,9 @@ class DynamicGrid:
         self.known = False
 
     def ready(self) -> bool:
-        """True once `value` is known; the first call starts the copy. Returns False also while no staging memory is
-        free.
+        """True once `value` is known; the first call starts the copy.
+
+        Returns False also while no staging memory is free.
 
         Raises Refusal(OUT_OF_BOUNDS) or Refusal(INVALID_ARGUMENT) for a wrong offset.
         """

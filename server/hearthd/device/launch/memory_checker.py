@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from hearth_proto.launches import unpack_layout
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.resources import HostBuffer, Memory
 from hearthd.device.backend.server import ChecksRaces
 from hearthd.device.context import DeviceContext
-from hearthd.device.launch.binder import Binder, BoundLaunch, Pointer
+from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.red_zones import PATTERN, Damage, Shadow, damage, shadow
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
@@ -34,19 +35,20 @@ class _Guarded(NamedTuple):
 
 
 class Validation:
-    """A launch on copies between red zones. `pointers` are its pointer arguments, in order. Device-handle thread
-    only."""
+    """A launch on copies between red zones. Device-handle thread only."""
 
     def __init__(
-        self, device: DeviceContext, binder: Binder, origin: Origin, bound: BoundLaunch, pointers: Sequence[Pointer]
+        self, device: DeviceContext, binder: Binder, origin: Origin, bound: BoundLaunch, parsed: ResolvedRecord
     ) -> None:
         self._device = device
         self._binder = binder
         self._origin = origin
         self._bound = bound
         self._buffers: list[Buffer] = []
+        """Buffers of the pointer arguments, in order."""
+        self._layout = parsed.record.layout
         self._race: Callable[[], Refusal | None] = lambda: None
-        for pointer in pointers:
+        for pointer in parsed.pointers:
             if isinstance(pointer, TensorMapEntry):
                 raise Refusal(
                     Reason.UNSUPPORTED,
@@ -56,8 +58,10 @@ class Validation:
             self._buffers.append(pointer)
 
     def run(self) -> bool:
-        """Submits the whole launch, which is answered when it is done. Returns False if there is no staging memory for
-        the zones."""
+        """Submits the whole launch, which is answered when it is done.
+
+        Returns False if there is no staging memory for the zones.
+        """
         device = self._device
         track = self._origin.stream.track
         plans = {buffer: shadow(buffer.size) for buffer in self._bound.buffers}
@@ -138,11 +142,16 @@ class Validation:
                     found.append((each.buffer, hurt))
         self._device.staging.release(host)
         if found:
-            self._origin.fail(refuse(self._bound.plan.name, found))
+            self._origin.fail(refuse(self._bound.plan.name, found, self._arguments()))
         elif (race := self._race()) is not None:
             self._origin.fail(race)
         else:
             self._origin.reply()
+
+    def _arguments(self) -> dict[Buffer, int]:
+        """Returns for each buffer the number of the first argument that points to it."""
+        numbers = [number for number, place in enumerate(unpack_layout(self._layout)) if place.pointer]
+        return dict(zip(reversed(self._buffers), reversed(numbers), strict=True))
 
 
 def _zones(plan: Shadow) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -150,10 +159,10 @@ def _zones(plan: Shadow) -> tuple[tuple[int, int], tuple[int, int]]:
     return (0, plan.zone), (plan.behind, plan.total - plan.behind)
 
 
-def refuse(kernel: str, found: Sequence[tuple[Buffer, Damage]]) -> Refusal:
-    """Returns the refusal for a kernel that wrote outside its buffers."""
+def refuse(kernel: str, found: Sequence[tuple[Buffer, Damage]], arguments: Mapping[Buffer, int]) -> Refusal:
+    """The refusal of a kernel that wrote outside its buffers. `arguments`: number of the argument by buffer."""
     said = [
-        f"{hurt.count} bytes {_where(hurt, buffer.size)} buffer {buffer.handle}, which has {buffer.size} "
+        f"{hurt.count} bytes {_where(hurt, buffer.size)} argument {arguments[buffer]}, an array of {buffer.size} bytes "
         f"(bytes [{hurt.first}..{hurt.last + 1}) from its start)"
         for buffer, hurt in found
     ]
@@ -164,6 +173,7 @@ def refuse(kernel: str, found: Sequence[tuple[Buffer, Damage]]) -> Refusal:
         fix="bound the kernel's indices; what it wrote inside its buffers was kept, the rest was not",
         details={
             "kernel": kernel,
+            "argument": arguments[first],
             "buffer": first.handle,
             "buffer_size": first.size,
             "first_byte": hurt.first,

@@ -1,5 +1,7 @@
-"""Modules, functions and globals of sessions. Modules are compiled by compile workers, loaded here, and kept while they
-are in use."""
+"""Modules, functions and globals of sessions.
+
+Modules are compiled by compile workers, loaded here, and kept while they are in use.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,10 @@ from hearthd.device.session.session import DeviceSession
 
 
 class ModuleCommands:
-    """Executes the module commands. Every session loads a separate copy of a module, with separate `__device__`
-    variables."""
+    """Executes the module commands.
+
+    Every session loads a separate copy of a module, with separate `__device__` variables.
+    """
 
     def __init__(self, device: DeviceContext) -> None:
         self._device = device
@@ -61,8 +65,11 @@ class ModuleCommands:
         self._submit(session, entry, source)
 
     def _assemble(self, session: DeviceSession, entry: ModuleEntry, code: bytes) -> None:
-        """Loads binary code directly, or has it assembled first. The driver's assembler would stall the device for all
-        sessions, so it is used only if no other assembler is available."""
+        """Loads binary code directly, or has it assembled first.
+
+        The driver's assembler would stall the device for all sessions, so it is used only if no other assembler is
+        available.
+        """
         as_it_is = Compiled(Image(code=code), None, False, 0)
         try:
             assembly = self._device.server.compiler.assembly(code)
@@ -115,9 +122,11 @@ class ModuleCommands:
         self._at_rest(session, entry, outcome.image)
 
     def _at_rest(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
-        """Loads the module when no kernel runs. If that takes longer than the time limit, the commands that wait for
-        the module are refused, and later commands try again."""
+        """Loads the module when no kernel runs.
 
+        If that takes longer than the time limit, the commands that wait for the module are refused, and later commands
+        try again.
+        """
         idle_work = self._device.idle_work
 
         def again(hopeful: Callable[[], bool]) -> None:
@@ -151,8 +160,10 @@ class ModuleCommands:
         self._device.kick(session)
 
     def unload(self, origin: Origin, command: commands_pb2.UnloadModule) -> Operation:
-        """Unloads the module behind waiting launches; a running kernel keeps the code until it is done. Abandons a
-        compile that is under way: the commands that waited for it were submitted earlier."""
+        """Unloads the module behind waiting launches; a running kernel keeps the code until it is done.
+
+        Abandons a compile that is under way: the commands that waited for it were submitted earlier.
+        """
         session = origin.session
         entry = session.modules.pop(command.module)
         for handle in [h for h, function in session.functions.items.items() if function.module is entry]:
@@ -177,8 +188,10 @@ class ModuleCommands:
             self._unload(session, entry)
 
     def hold(self, entry: ModuleEntry) -> None:
-        """Keeps the code loaded until `let_go`, even after the handle is destroyed. Used by graphs and prepared
-        launches."""
+        """Keeps the code loaded until `let_go`, even after the handle is destroyed.
+
+        Used by graphs and prepared launches.
+        """
         entry.holders += 1
 
     def let_go(self, session: DeviceSession, entry: ModuleEntry) -> None:
@@ -225,8 +238,10 @@ class ModuleCommands:
         return self._when_ready(origin, entry, answer)
 
     def get_function(self, origin: Origin, command: commands_pb2.GetFunction) -> Operation | None:
-        """Creates the function handle. The function is resolved at its first use, so that this command does not wait
-        for the compile."""
+        """Creates the function handle.
+
+        The function is resolved at its first use, so that this command does not wait for the compile.
+        """
         session = origin.session
         module = session.modules.find(command.module)
         entry = session.functions.add(command.function, FunctionEntry(command.function, module, command.name))

@@ -27,7 +27,8 @@ class Shadow:
     @property
     def behind(self) -> int:
         """Offset of the second zone: directly after the buffer's last byte, so that a write one byte too far is
-        detected."""
+        detected.
+        """
         return self.zone + self.size
 
     @property
@@ -36,8 +37,11 @@ class Shadow:
 
 
 def shadow(size: int) -> Shadow:
-    """Returns the layout for a buffer of `size` bytes. Each zone is an eighth of the buffer, at least 4 KiB and at most
-    1 MiB: wide enough to detect one row too many of a usual shape."""
+    """Returns the layout for a buffer of `size` bytes.
+
+    Each zone is an eighth of the buffer, at least 4 KiB and at most 1 MiB: wide enough to detect one row too many of a
+    usual shape.
+    """
     zone = min(max(size // 8, SMALLEST), LARGEST)
     return Shadow(size, -(-zone // ALIGNMENT) * ALIGNMENT)
 
@@ -52,7 +56,8 @@ def pattern(start: int, size: int) -> bytes:
 @dataclass(frozen=True)
 class Damage:
     """Overwritten bytes of a zone: the offsets of the first and the last, relative to the buffer's start, and their
-    number."""
+    number.
+    """
 
     first: int
     last: int

@@ -22,8 +22,10 @@ thereby reported as done, as with cudaStreamQuery."""
 
 
 class StreamCommands:
-    """Executes the commands of streams and events. No command blocks the device-handle thread: answers are sent from
-    completion callbacks."""
+    """Executes the commands of streams and events.
+
+    No command blocks the device-handle thread: answers are sent from completion callbacks.
+    """
 
     def __init__(self, device: DeviceContext, profiles: ProfileCommands) -> None:
         self._device = device
@@ -184,7 +186,8 @@ class StreamCommands:
 
     def _timed(self, origin: Origin, streams: Callable[[], Iterable[LogicalStream]]) -> Callable[[], None]:
         """Returns a callback that answers with the failures that these streams have when it is called, and measures the
-        wait."""
+        wait.
+        """
         telemetry = self._device.telemetry
         telemetry.sync_points += 1
         began = time.perf_counter_ns()
@@ -227,7 +230,8 @@ def _behind_snapshots(
     session: DeviceSession, stream: LogicalStream | None, callback: Callable[[], None]
 ) -> Callable[[], None]:
     """Returns a function that calls `callback` after the function has been called and all snapshots now under way are
-    done: those of `stream`, or of any stream if `stream` is None."""
+    done: those of `stream`, or of any stream if `stream` is None.
+    """
     snapshots = [each for each in session.snapshots if stream is None or each.stream is stream]
     if not snapshots:
         return callback

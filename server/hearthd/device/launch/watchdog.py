@@ -20,7 +20,8 @@ CHECK_S = 0.01
 
 def shorter(wanted: float, default: float) -> float:
     """Returns the time limit for a session's launches, in seconds: the limit that the session asked for, capped by the
-    daemon's default; 0: no limit."""
+    daemon's default; 0: no limit.
+    """
     return min(wanted, default) if wanted and default else wanted or default
 
 
@@ -61,7 +62,8 @@ class Watchdog:
 
     def sleep(self, wanted: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds: at most `wanted`, and at most until the next check of
-        limits."""
+        limits.
+        """
         if not self._limits:
             return wanted
         return sooner(CHECK_S, wanted)

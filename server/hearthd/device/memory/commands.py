@@ -28,8 +28,10 @@ class MemoryCommands:
         self.deferred_free = self.reservations.deferred_free
 
     def allocate(self, origin: Origin, command: commands_pb2.Allocate) -> Operation | None:
-        """Allocates at once, even if the stream has waiting commands: no earlier command can refer to the buffers. An
-        allocation that does not fit yet waits for memory that is being freed."""
+        """Allocates at once, even if the stream has waiting commands: no earlier command can refer to the buffers.
+
+        An allocation that does not fit yet waits for memory that is being freed.
+        """
         session = origin.session
         buffers = _named(session, command)
         for buffer in buffers:
@@ -80,8 +82,10 @@ class MemoryCommands:
             buffer.address = reservation.memory.address + place
 
     def free(self, origin: Origin, command: commands_pb2.Free) -> Operation | None:
-        """Destroys the handles now, and frees the memory when the work that uses it is done. Large numbers of buffers
-        are freed in pieces."""
+        """Destroys the handles now, and frees the memory when the work that uses it is done.
+
+        Large numbers of buffers are freed in pieces.
+        """
         session = origin.session
         found, unknown = session.buffers.pop_all(command.buffers)
         # Among later commands, only graphs and prepared launches that hold a buffer can still use it, without its
@@ -125,8 +129,10 @@ class MemoryCommands:
         return free_queue
 
     def release(self, session: DeviceSession, buffer: Buffer) -> None:
-        """Releases a buffer whose handle is destroyed. The memory is freed behind its last use, once no holder is
-        left."""
+        """Releases a buffer whose handle is destroyed.
+
+        The memory is freed behind its last use, once no holder is left.
+        """
         buffer.freed = True
         if buffer.durable is not None:
             buffer.durable.end()
@@ -153,7 +159,8 @@ class MemoryCommands:
 
     def close(self, session: DeviceSession) -> None:
         """Frees all memory of the session behind its work under way, in pieces; `deferred_free` reports when that is
-        done. Held memory is freed when its holders release it."""
+        done. Held memory is freed when its holders release it.
+        """
         self.reservations.close(session)
         buffers = session.buffers.items
         for buffer in [each for each in buffers.values() if each.place is not None or each.durable is not None]:
@@ -164,8 +171,10 @@ class MemoryCommands:
     # ---- allocation modes and usage ----
 
     def set_allocation_mode(self, origin: Origin, command: commands_pb2.SetAllocationMode) -> None:
-        """Sets the mode at once, like an allocation. Raises Refusal(INVALID_ARGUMENT) for an unknown mode, or if AUTO
-        closes a window that is not open."""
+        """Sets the mode at once, like an allocation.
+
+        Raises Refusal(INVALID_ARGUMENT) for an unknown mode, or if AUTO closes a window that is not open.
+        """
         persistent = origin.session.persistent
         if command.mode == commands_pb2.ALLOCATION_MODE_PERSISTENT:
             persistent.enter()
@@ -174,7 +183,7 @@ class MemoryCommands:
         else:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"{command.mode} is no allocation mode",
+                f"{command.mode} is not an allocation mode",
                 fix="ALLOCATION_MODE_PERSISTENT opens a window, ALLOCATION_MODE_AUTO closes one",
                 details={"mode": command.mode},
             )

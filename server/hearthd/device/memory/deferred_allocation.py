@@ -1,5 +1,4 @@
-"""Deferred allocations: an allocation that does not fit waits for earlier frees, and fails only if they do not
-suffice."""
+"""Deferred allocation: one that does not fit waits for earlier frees before it fails."""
 
 from __future__ import annotations
 
@@ -37,8 +36,10 @@ class DeferredAllocation:
         self._plea: MemoryRequest | None = None
 
     def run(self) -> bool:
-        """Tries to allocate again. Returns False while more memory may become free. Raises the Refusal when no more
-        will."""
+        """Tries to allocate again.
+
+        Returns False while more memory may become free. Raises the Refusal when no more will.
+        """
         try:
             self._reserve()
         except Refusal as refusal:

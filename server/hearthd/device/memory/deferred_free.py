@@ -48,7 +48,8 @@ class FreeQueue(Generic[T]):
     @property
     def blocked(self) -> bool:
         """True while the stream of the next item has no budget: the driver would block a thread that frees beyond the
-        budget."""
+        budget.
+        """
         track = self._home(self._left[0]) if self._left else None
         return track is not None and track.budget <= 0
 
@@ -120,8 +121,10 @@ class DeferredFree:
             latest.then(callback)
 
     def after_all(self, callback: Callable[[], None]) -> bool:
-        """Calls `callback` when the present queues of all sessions are empty. Returns False, without calling it, if
-        there are none."""
+        """Calls `callback` when the present queues of all sessions are empty.
+
+        Returns False, without calling it, if there are none.
+        """
         left = len(self._lines)
         if not left:
             return False

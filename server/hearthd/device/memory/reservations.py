@@ -58,7 +58,8 @@ class Reservations:
 
     def held(self, tenant: str) -> int:
         """Returns the pool memory, in bytes, that the sessions of `tenant` hold, including unused memory that they
-        keep."""
+        keep.
+        """
         return self._held.get(tenant, 0)
 
     def take(self, session: DeviceSession, size: int, track: PooledStream, buffers: Sequence[Buffer]) -> Reservation:
@@ -90,8 +91,11 @@ class Reservations:
         return reservation
 
     def take_at_once(self, session: DeviceSession, buffer: Buffer, track: PooledStream) -> bool:
-        """Takes memory for one new buffer, and places the buffer, in the plain case. Returns False, without effect, if
-        the session keeps persistent memory, or if its quota or the pool may not suffice."""
+        """Takes memory for one new buffer, and places the buffer, in the plain case.
+
+        Returns False, without effect, if the session keeps persistent memory, or if its quota or the pool may not
+        suffice.
+        """
         size, persistent, tenant = buffer.size, session.persistent, session.tenant
         if persistent.bytes or persistent.window or not 0 < size <= self._most:
             return False
@@ -180,7 +184,9 @@ class Reservations:
 
     def when_settled(self, callback: Callable[[], None]) -> bool:
         """Calls `callback` when all freed memory, including memory whose free is pending, can be used by every stream.
-        Returns False, without calling it, if that is already the case."""
+
+        Returns False, without calling it, if that is already the case.
+        """
 
         def cleared() -> None:
             if not self._when_freed(callback):
@@ -199,8 +205,7 @@ class Reservations:
         self._free_all(session, session.persistent.clear())
 
     def cleanup(self, session: DeviceSession) -> None:
-        """Frees the unused memory that the session keeps, at once, and returns the pool's unused memory to the
-        device."""
+        """Frees the unused memory that the session keeps and returns the pool's unused memory to the device."""
         for reservation in session.persistent.clear():
             self._free(reservation)
         self._device.server.trim()

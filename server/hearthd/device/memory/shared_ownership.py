@@ -27,8 +27,10 @@ NOTHING: SharedMemory = _Nothing()
 
 
 class SharedAllocation(ABC):
-    """An allocation with several holders. All buffers in it share its `usage`, so that all sessions of the process are
-    ordered against each other."""
+    """An allocation with several holders.
+
+    All buffers in it share its `usage`, so that all sessions of the process are ordered against each other.
+    """
 
     def __init__(self, address: int, size: int, usage: Usage, bearer: DeviceSession | None) -> None:
         self.address = address
@@ -143,7 +145,8 @@ class MappedAllocation(SharedAllocation):
 
     def bear(self) -> None:
         """Accounts the memory to a session of this process from now on, because the process that it was accounted to
-        has dropped it."""
+        has dropped it.
+        """
         if self.bearer is None and self.holders:
             self.bearer = next(iter(self.holders.values()))
             self._count(self.bearer, 1)

@@ -30,8 +30,10 @@ _SYSTEM_READS = (
 
 
 def confine(spec: DeviceSpec, descriptors: Collection[int]) -> str:
-    """Confines this process permanently; it must have a single thread. Keeps `descriptors` and standard input and
-    output open. Returns the measures in force, for example "landlock 7, seccomp"; empty if there are none.
+    """Confines this process permanently; it must have a single thread.
+
+    Keeps `descriptors` and standard input and output open. Returns the measures in force, for example "landlock 7,
+    seccomp"; empty if there are none.
 
     Raises Refusal(DEVICE_UNAVAILABLE) if the kernel lacks what the specification requires.
     """
@@ -59,7 +61,8 @@ def confine(spec: DeviceSpec, descriptors: Collection[int]) -> str:
 
 def _confine_gpu(spec: DeviceSpec) -> str:
     """Confines a GPU process, without Landlock: under Landlock, CUDA 13 opens no device (error 304, operating system
-    call failed; measured on an H100)."""
+    call failed; measured on an H100).
+    """
     attributes.no_new_privileges()
     if spec.confinement != "process":
         attributes.leave_no_core()

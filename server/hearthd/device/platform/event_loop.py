@@ -90,8 +90,10 @@ class Loop:
         self.post(self._stop)
 
     def run(self) -> None:
-        """Runs until stopped. An exception in a task ends the loop and is raised, so posted tasks must catch their
-        errors."""
+        """Runs until stopped.
+
+        An exception in a task ends the loop and is raised, so posted tasks must catch their errors.
+        """
         self._thread = threading.get_ident()
         try:
             while not self._stopping:
@@ -118,7 +120,8 @@ class Loop:
 
     def turn(self, sleep: float | None) -> None:
         """Runs one iteration: sleeps up to `sleep` seconds (None: without limit) until a socket is ready or a task is
-        posted, then serves the sockets and tasks. Called in a loop by `run`. Loop's thread only."""
+        posted, then serves the sockets and tasks. Called in a loop by `run`. Loop's thread only.
+        """
         if self.lingering is not None and (sleep is None or sleep >= SHORT_S):
             ready = self._look(self.lingering, sleep)
         elif sleep is None:
@@ -172,8 +175,10 @@ class Loop:
         return ready
 
     def _nap(self, seconds: float) -> list[tuple[int, int]]:
-        """Returns the ready sockets, after at most `seconds` of sleep. Used for sleeps that epoll, which counts
-        milliseconds, cannot make."""
+        """Returns the ready sockets, after at most `seconds` of sleep.
+
+        Used for sleeps that epoll, which counts milliseconds, cannot make.
+        """
         poll, nap = self._epoll.poll, self.on_nap
         while (awake := nap()) is None:
             ready = poll(0)

@@ -35,8 +35,11 @@ class DescriptorSocket:
         descriptors.send(self._end, {**body, "kind": kind}, files)
 
     def receive(self) -> None:
-        """Handles all messages that have arrived. The loop does so too; code that has received a later message over
-        another socket calls this method to handle the earlier ones first."""
+        """Handles all messages that have arrived.
+
+        The loop does so too; code that has received a later message over another socket calls this method to handle the
+        earlier ones first.
+        """
         while True:
             try:
                 message = descriptors.receive(self._end)

@@ -86,8 +86,10 @@ def confine(read: Iterable[str], write: Iterable[str], *, execute: bool = True) 
 
 
 def adopt_orphans() -> None:
-    """Makes orphaned descendants of this process its children, so that it can wait for them. Otherwise an ancestor or
-    an init process would adopt them, and a container may lack the latter."""
+    """Makes orphaned descendants of this process its children, so that it can wait for them.
+
+    Otherwise an ancestor or an init process would adopt them, and a container may lack the latter.
+    """
     _libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -30,8 +30,10 @@ class SegmentExchange:
         self._poll: select.epoll | None = None
 
     def keep(self, nonce: bytes, file: int) -> None:
-        """Hands a copy of `file` to each process that knows the nonce, until `drop`. The caller keeps its descriptor.
-        Raises OSError."""
+        """Hands a copy of `file` to each process that knows the nonce, until `drop`.
+
+        The caller keeps its descriptor. Raises OSError.
+        """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(_address(nonce))
@@ -62,8 +64,10 @@ class SegmentExchange:
 
     @staticmethod
     def fetch(nonce: bytes) -> int:
-        """Returns the descriptor that another process, or this one, keeps under the nonce. May block for seconds.
-        Raises OSError if no process keeps it."""
+        """Returns the descriptor that another process, or this one, keeps under the nonce.
+
+        May block for seconds. Raises OSError if no process keeps it.
+        """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
             end.settimeout(_PATIENCE_S)
             end.connect(_address(nonce))

@@ -1,5 +1,6 @@
-"""Spin policy: how long the loop of a device process polls before it sleeps, and how long it sleeps. Pure; times are in
-seconds.
+"""Spin policy: how long the loop of a device process polls before it sleeps, and how long it sleeps.
+
+Pure; times are in seconds.
 
 Most small kernels end before a sleep would have begun, and such a sleep would be a large part of the client's waiting
 time. Long waits are not worth a spin: each wait that was much longer than the spin halves the next spin.
@@ -59,6 +60,8 @@ class SpinPolicy:
 
 
 def sooner(seconds: float, asleep: float | None) -> float:
-    """Returns `seconds`, or `asleep` if that is less. `asleep` is None if the loop would otherwise sleep until it is
-    woken."""
+    """Returns `seconds`, or `asleep` if that is less.
+
+    `asleep` is None if the loop would otherwise sleep until it is woken.
+    """
     return seconds if asleep is None else min(seconds, asleep)

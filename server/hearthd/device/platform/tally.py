@@ -29,8 +29,10 @@ class Tally(NamedTuple):
 
 
 def weigh(threads: int, occupancy: int | None) -> int:
-    """Returns the weight of one launch. `threads` is grid times block; `occupancy` is in units of `FULL`, or None if
-    unknown."""
+    """Returns the weight of one launch.
+
+    `threads` is grid times block; `occupancy` is in units of `FULL`, or None if unknown.
+    """
     weight = 1 << _LAUNCHES | threads << _THREADS
     if occupancy is not None:
         weight += (1 << _MEASURED) + (min(max(occupancy, 0), FULL) << _OCCUPANCY)

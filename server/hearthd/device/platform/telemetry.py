@@ -29,15 +29,19 @@ OTHER = "other"
 
 
 def bucket(ns: int) -> int:
-    """Returns the index of the bucket for a duration in nanoseconds. Durations below 1 us, including negative ones
-    after a clock step, belong to the first bucket."""
+    """Returns the index of the bucket for a duration in nanoseconds.
+
+    Durations below 1 us, including negative ones after a clock step, belong to the first bucket.
+    """
     return min(((ns - 1) // 1000).bit_length(), BUCKETS) if ns > 0 else 0
 
 
 @dataclass
 class Histogram:
-    """Histogram of latencies. `counts` has the number of observations in each bucket, not cumulative; the last bucket
-    is unbounded."""
+    """Histogram of latencies.
+
+    `counts` has the number of observations in each bucket, not cumulative; the last bucket is unbounded.
+    """
 
     counts: list[int] = field(default_factory=lambda: [0] * (BUCKETS + 1))
     sum_ns: int = 0
@@ -52,8 +56,7 @@ class Histogram:
             self.counts[0] += 1
 
     def snapshot(self, more_at_once: int = 0) -> dict[str, object]:
-        """Returns the histogram for the front, with `more_at_once` additional observations of 0 that were not
-        counted."""
+        """Returns the histogram for the front, with `more_at_once` additional observations of 0."""
         counts = list(self.counts)
         counts[0] += more_at_once
         return {"bounds_ns": list(BOUNDS_NS), "counts": counts, "sum_ns": self.sum_ns}

@@ -1,5 +1,7 @@
-"""A device process: one event loop over the link to the front, lanes and wake-ups. All commands run on the loop's
-thread, the device-handle thread."""
+"""A device process: one event loop over the link to the front, lanes and wake-ups.
+
+All commands run on the loop's thread, the device-handle thread.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,10 @@ because allocating this much takes 20 us."""
 
 
 def make_server(spec: DeviceSpec, broker: Broker | None = None) -> ComputeServer:
-    """Returns the backend that the specification names. If `broker` is given, the backend reads all host files through
-    it."""
+    """Returns the backend that the specification names.
+
+    If `broker` is given, the backend reads all host files through it.
+    """
     if spec.backend == "cuda":
         from hearthd.device.cuda.server import CudaServer
 
@@ -205,7 +209,8 @@ class DeviceProcess:
 
     def _send_output_before_end(self, server: KeepsCrashRecord) -> None:
         """Makes the backend wait, when a kernel's fault ends the process, until the front has received the kernels'
-        output."""
+        output.
+        """
         if self._answers_faults:
             return
         self._answers_faults = True
@@ -219,8 +224,10 @@ class DeviceProcess:
         self.loop.add_reader(asked, send)
 
     def run(self) -> None:
-        """Serves until the front sends SHUTDOWN or closes the link. After a fault it does not return; the process
-        ends."""
+        """Serves until the front sends SHUTDOWN or closes the link.
+
+        After a fault it does not return; the process ends.
+        """
         self.device.compiler.warm()
         self._collector.begin()
         try:
@@ -238,8 +245,10 @@ class DeviceProcess:
             self._server.close()
 
     def control(self, kind: Kind, handler: Callable[[Frame], None]) -> None:
-        """Registers `handler` for the frames of this kind. A frame of a session is handled after all earlier frames of
-        that session, any other frame at once."""
+        """Registers `handler` for the frames of this kind.
+
+        A frame of a session is handled after all earlier frames of that session, any other frame at once.
+        """
         self._controls[kind] = handler
         self.executor.in_order[kind] = lambda _session, frame: handler(frame)
 

@@ -22,6 +22,7 @@ from hearthd.device.scheduler.fair_share import FairShare
 from hearthd.device.session import failed_handles, permissions
 from hearthd.device.session.handle_limit import HandleLimits
 from hearthd.device.session.session import BatchEntry, DeviceSession
+from hearthd.device.streams.kernel_watch import KernelWatch
 
 OPEN, RESPONSE, RESULT, ACK = Kind.OPEN, Kind.RESPONSE, Kind.RESULT, Kind.ACK  # plain names: each lookup costs 0.3 us
 
@@ -41,6 +42,7 @@ class Executor:
         self._handles = HandleLimits(device.spec.max_handles, self._sessions.values)
         self._leaving: dict[int, DeviceSession] = {}
         """Closed sessions whose work is still running."""
+        self._kernels = KernelWatch()
         self._kicked: set[int] = set()
         self.again = False
         """True if deferred commands of all sessions are to be tried again in the next iteration of the loop."""
@@ -98,13 +100,15 @@ class Executor:
 
     def _tenant_of(self, ident: str) -> str | None:
         """Returns the tenant of a session by its id, while the session is open or its work runs; None if there is no
-        such session."""
+        such session.
+        """
         each = (*self._sessions.values(), *self._leaving.values())
         return next((session.tenant for session in each if session.id == ident), None)
 
     def kick(self, session: DeviceSession | None) -> None:
         """Schedules the deferred commands of the session (None: of all sessions) to be tried again before the loop
-        sleeps."""
+        sleeps.
+        """
         if session is None:
             for channel, each in self._sessions.items():
                 if each.deferred:
@@ -154,8 +158,9 @@ class Executor:
         return not (self._sessions or self._leaving or gauges["buffers_published"] or gauges["buffers_exported"])
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns counters, gauges and histograms for the metrics, memory in use by tenant, and the closed sessions
-        whose work is still running."""
+        """Returns counters, gauges and histograms for the metrics, memory in use by tenant and by channel, the running
+        kernels, and the closed sessions whose work is still running.
+        """
         info = self._device.server.memory_info()
         sessions = self._sessions.values()
         gauges = {
@@ -186,12 +191,15 @@ class Executor:
             **self._device.telemetry.snapshot(gauges["commands_waiting"]),
             "gauges": gauges,
             "tenants": tenants,
+            "sessions": {channel: size for channel, each in self._sessions.items() if (size := each.bytes_in_use)},
+            "running": self._kernels.report(self._device.tracks.live),
             "leaving": {channel: self._rest_of(session) for channel, session in self._leaving.items()},
         }
 
     def _rest_of(self, session: DeviceSession) -> dict[str, Any]:
         """Returns the state of a closed session whose work is still running: its kernels in flight, and `busy`, which
-        is False if only frees that can run are left."""
+        is False if only frees that can run are left.
+        """
         free_queue = self.memory.deferred_free.latest(session)
         return {
             "busy": free_queue is None or self.memory.deferred_free.blocked(session),
@@ -248,9 +256,11 @@ class Executor:
             self.transfers.uploads.frame(session, frame)
 
     def _cancel(self, session: DeviceSession, frame: Frame) -> None:
-        """Cancels a call that its client no longer waits for. A call that has begun, or that peers depend on,
-        continues."""
-        refusal = Refusal(Reason.CANCELLED, "the client does not wait for the call any more; it did not run")
+        """Cancels a call that its client no longer waits for.
+
+        A call that has begun, or that peers depend on, continues.
+        """
+        refusal = Refusal(Reason.CANCELLED, "the client no longer waits for the call; the call was not executed")
         if self.sharing.cancel(session, frame.id):
             self._device.telemetry.cancelled += 1
             self.result(session, frame.id, commands_pb2.Result(error=refusal.to_status()))
@@ -298,7 +308,7 @@ class Executor:
             if handler is None:
                 raise Refusal(
                     Reason.UNSUPPORTED,
-                    f"a command of kind {kind or 'none'} is not served here",
+                    f"a command of kind {kind or 'none'} is not supported",
                     fix="use a client of this daemon's version; see NodeService.Describe",
                 )
             operation = handler(origin, getattr(command, kind))
@@ -328,7 +338,8 @@ class Executor:
 
     def _close(self, session: DeviceSession, _frame: Frame) -> None:
         """Abandons the session's waiting commands, frees everything that it holds behind its work under way, and then
-        sends CLOSED to the front."""
+        sends CLOSED to the front.
+        """
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         for operation in session.deferred.clear():
             operation.abandon(gone)

@@ -1,5 +1,6 @@
 """Fatal exit of a device process that loses its device: reports the reason and exits at once, because a lost context
-cannot be repaired and a kernel cannot be stopped."""
+cannot be repaired and a kernel cannot be stopped.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def give_up(
     refusal = Refusal(
         Reason.DEVICE_LOST,
         f"device {spec.ordinal} was lost: {why}",
-        fix=fix or "look at the kernels named; what was on the device has to be made again",
+        fix=fix or "check the named kernels; allocate and upload everything that was on the device again",
         details={
             "device": spec.ordinal,
             "generation": spec.generation,
@@ -74,14 +75,17 @@ def send_output(device: DeviceContext, link: socket.socket) -> None:
 
 def _unread(link: socket.socket) -> int:
     """Returns the amount of data, in bytes as counted by the operating system, that the front has not read from the
-    link."""
+    link.
+    """
     answer = fcntl.ioctl(link.fileno(), termios.TIOCOUTQ, bytes(4))
     return int.from_bytes(answer, sys.byteorder)
 
 
 def _linger(link: socket.socket) -> None:
-    """Waits until the front has read the reason and closed the link. An earlier exit could break a write of the front,
-    and lose the reason with it."""
+    """Waits until the front has read the reason and closed the link.
+
+    An earlier exit could break a write of the front, and lose the reason with it.
+    """
     deadline = time.monotonic() + LAST_WORDS_S
     with contextlib.suppress(OSError):
         while (left := deadline - time.monotonic()) > 0:

@@ -40,8 +40,10 @@ class GarbageCollector:
         gc.freeze()
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds; at most `asleep`. Runs a full collection if one is due and
-        the process has been idle. Called before each sleep."""
+        """Returns how long the loop may sleep, in seconds; at most `asleep`.
+
+        Runs a full collection if one is due and the process has been idle. Called before each sleep.
+        """
         slept_at, self._asleep_at = self._asleep_at, None
         if gc.get_count()[2] < DUE:
             return asleep

@@ -61,7 +61,8 @@ class IdlePolicy:
 
     def expects(self) -> bool:
         """Returns True if a client that works step by step has just been answered: its next request is expected soon,
-        and should not have to wait for housekeeping."""
+        and should not have to wait for housekeeping.
+        """
         inline_path, sharing = self._executor.inline_path, self._executor.sharing
         answered, inline_path.answered = inline_path.answered, False
         if not answered:

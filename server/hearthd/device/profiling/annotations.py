@@ -23,8 +23,10 @@ class RangeMarker(Protocol):
 
 
 class KernelTiming(NamedTuple):
-    """A kernel as reported by CUPTI. Times are on the clock of `time.perf_counter_ns`; `number` is the number of its
-    command."""
+    """A kernel as reported by CUPTI.
+
+    Times are on the clock of `time.perf_counter_ns`; `number` is the number of its command.
+    """
 
     number: int
     name: str
@@ -37,16 +39,20 @@ class KernelTiming(NamedTuple):
 
 
 class KernelActivitySource(Protocol):
-    """Reports single kernels; implemented with CUPTI. Kernels launched between `push` and `pop` belong to that
-    command."""
+    """Reports single kernels; implemented with CUPTI.
+
+    Kernels launched between `push` and `pop` belong to that command.
+    """
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
     def push(self, name: str, number: int) -> None: ...
     def pop(self) -> None: ...
     def collect(self, numbers: Iterable[int]) -> list[KernelTiming]:
-        """Returns the kernels of these commands; each kernel is returned once. May block, and may be called on any
-        thread."""
+        """Returns the kernels of these commands; each kernel is returned once.
+
+        May block, and may be called on any thread.
+        """
         ...
 
 

@@ -30,13 +30,16 @@ class DeviceClock:
 
     def renew(self, gap: int) -> int:
         """Begins a segment with a new reference event, `gap` nanoseconds after the previous one (0 for the first).
-        Returns the number of the segment."""
+
+        Returns the number of the segment.
+        """
         self._segments.append(_Segment(gap))
         return len(self._segments) - 1
 
     def observe(self, segment: int, started: int, ended: int, submitted: int, seen: int) -> None:
         """Narrows the bounds of a segment with work that ran from `started` to `ended` on the device, and that was
-        `submitted` and `seen` to be done at these host times."""
+        `submitted` and `seen` to be done at these host times.
+        """
         known = self._segments[segment]
         earliest, latest = submitted - started, seen - ended
         known.earliest = earliest if known.earliest is None else max(known.earliest, earliest)

@@ -32,13 +32,15 @@ class ProfileCommands:
         self._device = device
 
     def start(self, origin: Origin, command: commands_pb2.StartProfile) -> Operation:
-        """Opens a profile. Its device clock starts with the stream's next work, so that a compile in between is not
-        counted."""
+        """Opens a profile.
+
+        Its device clock starts with the stream's next work, so that a compile in between is not counted.
+        """
         session = origin.session
         if len(session.profiles) >= MAX_OPEN:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"{len(session.profiles)} profiles are open; the most is {MAX_OPEN}",
+                f"{len(session.profiles)} profiles are open; the maximum is {MAX_OPEN}",
                 fix="end some of them",
                 details={"open": len(session.profiles), "allowed": MAX_OPEN},
             )
@@ -54,8 +56,10 @@ class ProfileCommands:
         return Operation(origin, run, writes=(origin.stream, profile))
 
     def end(self, origin: Origin, command: commands_pb2.EndProfile) -> Operation:
-        """Ends a profile. The answer, with the times or the failures, is sent when the stream's earlier work is
-        done."""
+        """Ends a profile.
+
+        The answer, with the times or the failures, is sent when the stream's earlier work is done.
+        """
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, "a profile end needs a request number", fix="set Command.request")
         session = origin.session
@@ -132,7 +136,8 @@ def _void(profile: ProfileEntry) -> Refusal:
     more = len(stretch.failures) - 1 + stretch.more
     return Refusal(
         Reason.PROFILE_INVALID,
-        f"profile {profile.handle} measured nothing of use: {first.command} failed in it, which has been reported: "
+        f"profile {profile.handle} has no valid result: {first.command} failed while it was measured, which has "
+        f"been reported: "
         f"{first.cause.refusal.message}" + (f" (and {more} more)" if more else ""),
         fix="repair the command that failed, and profile again",
         details={

@@ -65,8 +65,10 @@ class TraceCommands:
             session.trace = None
 
     def start(self, origin: Origin, command: commands_pb2.StartTrace) -> None:
-        """Starts a trace with the next command. It is limited to `MAX_EVENTS` records and
-        `TraceLimits.max_bytes`, even if more was requested."""
+        """Starts a trace with the next command.
+
+        It is limited to `MAX_EVENTS` records and `TraceLimits.max_bytes`, even if more was requested.
+        """
         session = origin.session
         if isinstance(session.trace, Trace):
             raise Refusal(

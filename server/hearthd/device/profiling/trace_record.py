@@ -49,8 +49,11 @@ class Recording(Protocol):
 
 
 class TraceRecord:
-    """Record of one command. Host times are on the clock of `time.perf_counter_ns`; device times count from the
-    reference event of the segment. All are in nanoseconds."""
+    """Record of one command.
+
+    Host times are on the clock of `time.perf_counter_ns`; device times count from the reference event of the segment.
+    All are in nanoseconds.
+    """
 
     __slots__ = (
         "_device", "_origin", "_outer", "_trace", "_track", "block", "device_ns", "end", "error", "grid", "index",

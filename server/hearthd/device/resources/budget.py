@@ -24,14 +24,18 @@ def rounded(size: int) -> int:
 
 
 def ceiling(info: MemoryInfo, limit: int) -> int:
-    """Returns the largest number of bytes that this process may ever hold. `limit` 0: only the device's memory limits
-    it."""
+    """Returns the largest number of bytes that this process may ever hold.
+
+    `limit` 0: only the device's memory limits it.
+    """
     return min(limit, info.total) if limit else info.total
 
 
 def available(info: MemoryInfo, limit: int) -> int:
-    """Returns the size of the largest allocation that could succeed now. An upper bound, because memory may be
-    fragmented."""
+    """Returns the size of the largest allocation that could succeed now.
+
+    An upper bound, because memory may be fragmented.
+    """
     unused = max(0, info.reserved - info.in_use)
     return max(0, min(info.free + unused, ceiling(info, limit) - info.in_use))
 
@@ -58,7 +62,8 @@ def check_budget(required: int, info: MemoryInfo, limit: int) -> None:
 
 def not_granted(size: int, info: MemoryInfo, granted: int, limit: int) -> Refusal:
     """Returns the refusal of `size` bytes that the process may not hold now, because it shares the device with other
-    processes."""
+    processes.
+    """
     most = ceiling(info, limit)
     if size > most:
         return out_of_memory(size, info, limit)
@@ -103,7 +108,7 @@ def over_quota(size: int, quota: int, in_use: int, granted: int | None = None, g
         fix = f"raise the tenant's quota to {pieces} bytes: memory of this device is taken in pieces of {grain}"
     return Refusal(
         Reason.QUOTA_EXCEEDED,
-        f"{size} bytes of device memory were asked for; the tenant may have {quota} on a device, of which {in_use} are "
+        f"{size} bytes of device memory were requested; the tenant may have {quota} on a device, of which {in_use} are "
         "in use",
         fix=fix,
         details={
@@ -118,8 +123,10 @@ def over_quota(size: int, quota: int, in_use: int, granted: int | None = None, g
 
 
 def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | None = None) -> Refusal:
-    """Returns the refusal of `size` bytes that can never be allocated, or not now, with all numbers. `largest` is the
-    largest allocation that could succeed; by default that of `available`."""
+    """Returns the refusal of `size` bytes that can never be allocated, or not now, with all numbers.
+
+    `largest` is the largest allocation that could succeed; by default that of `available`.
+    """
     most = ceiling(info, limit)
     if largest is None:
         largest = available(info, limit)
@@ -132,17 +139,27 @@ def out_of_memory(size: int, info: MemoryInfo, limit: int, *, largest: int | Non
         "largest": largest,
         **({"limit": limit} if limit else {}),
     }
+    asked, offered = _readable(size), _readable(most)
     numbers = f"{info.free} are free, the pool of this process holds {info.reserved}, of which {info.in_use} are in use"
     if size > most:
         return Refusal(
             Reason.OUT_OF_MEMORY,
-            f"{size} bytes can never fit: the most is {most} ({numbers})",
+            f"{asked} can never fit: the maximum is {offered} ({numbers})",
             fix="ask for less, or split the data over several devices",
             details={**details, "fits": "never"},
         )
     return Refusal(
         Reason.OUT_OF_MEMORY,
-        f"{size} bytes do not fit now: {largest} of {most} could be had ({numbers})",
+        f"{asked} do not fit now: {_readable(largest)} of {offered} are available ({numbers})",
         fix="free buffers that are no longer needed (their memory is reused once their streams are done), or wait",
         details={**details, "fits": "not now"},
     )
+
+
+def _readable(size: int) -> str:
+    """Returns a size as text: from 1 MiB on in the largest unit of which it is at least 1, with the bytes behind it."""
+    text = f"{size} bytes"
+    for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20)):
+        if size >> shift:
+            return f"{size / (1 << shift):.1f}".removesuffix(".0") + f" {unit} ({text})"
+    return text

@@ -42,8 +42,9 @@ class ProcessGrants:
         """Callbacks of the request that the front has not answered yet."""
 
     def allocate(self, size: int, stream: Stream) -> Memory:
-        """Allocates from the server, within the limit. Clears memory that other tenants have used, in the order of the
-        stream.
+        """Allocates from the server, within the limit.
+
+        Clears memory that other tenants have used, in the order of the stream.
 
         Raises Refusal(OUT_OF_MEMORY), with "granted" in its details if the front might grant more.
         """
@@ -61,8 +62,7 @@ class ProcessGrants:
         return memory
 
     def check(self, size: int) -> None:
-        """Raises Refusal as `allocate` does if `size` more bytes would exceed the limit even after trimming the
-        pool."""
+        """Raises Refusal as `allocate` does if `size` more bytes exceed the limit even after trimming."""
         if self.limit is None or not self._missing(size):
             return
         self._server.trim()
@@ -82,13 +82,13 @@ class ProcessGrants:
 
     def overtaken(self) -> None:
         """Reports to the front that the process holds more than its limit without a request, because memory of another
-        process now counts here."""
+        process now counts here.
+        """
         if self._beyond(0):
             self.ask(0, lambda granted: None)
 
     def _beyond(self, size: int) -> bool:
-        """True if `size` more bytes outside the pool would exceed the limit, regardless of unused memory in the
-        pool."""
+        """True if `size` more bytes outside the pool exceed the limit, regardless of unused pool memory."""
         grain = self._server.memory_grain
         return self.limit is not None and self._server.memory_held()[0] + -(-size // grain) * grain > self.limit
 
@@ -152,7 +152,8 @@ class MemoryRequest:
 
     def waits(self, refusal: Refusal) -> bool:
         """Returns True if the refused allocation should wait for the front's answer; `wake` is called when the answer
-        arrives."""
+        arrives.
+        """
         if self._denied or "granted" not in refusal.details:
             return False
         if not self._waits:

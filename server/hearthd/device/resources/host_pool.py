@@ -68,8 +68,11 @@ class PinnedBuffer:
 
 
 class HostPool:
-    """Pool of page-locked memory. `take`, `give`, `grown` and `refusal` must be called on the device-handle thread;
-    slabs are locked on a helper thread."""
+    """Pool of page-locked memory.
+
+    `take`, `give`, `grown` and `refusal` must be called on the device-handle thread; slabs are locked on a helper
+    thread.
+    """
 
     def __init__(
         self,
@@ -104,8 +107,11 @@ class HostPool:
         return HostInfo(self.pinned, self.in_use)
 
     def take(self, size: int) -> PinnedBuffer | None:
-        """Returns a buffer of `size` bytes. Returns None if there is no room until a buffer is freed or more memory is
-        locked; the latter is reported by `grown`."""
+        """Returns a buffer of `size` bytes.
+
+        Returns None if there is no room until a buffer is freed or more memory is locked; the latter is reported by
+        `grown`.
+        """
         if size <= 0:
             return PinnedBuffer(None, 0, 0)
         buffer = self._find(size)
@@ -129,8 +135,7 @@ class HostPool:
             slab.extents.give(buffer.address - slab.address, buffer.size)
 
     def grown(self) -> bool:
-        """Returns True if memory has been locked, or refused, since the last call, so that callers should `take`
-        again."""
+        """Returns True if memory was locked or refused since the last call: callers should `take` again."""
         changed = bool(self._arrived)
         while self._arrived:
             arrival = self._arrived.popleft()
@@ -148,7 +153,7 @@ class HostPool:
             return None
         return Refusal(
             Reason.OUT_OF_MEMORY,
-            f"{size} bytes of page-locked host memory were asked for; the host refuses to lock more than the "
+            f"{size} bytes of page-locked host memory were requested; the host refuses to lock more than the "
             f"{self.pinned} bytes that this process has: {self._failure}",
             fix="raise the process's memory limit (ulimit -l, the container's memory), or lower staging_bytes",
             details={"requested": size, "pinned": self.pinned, "cap": self._cap},
@@ -156,7 +161,8 @@ class HostPool:
 
     def close(self) -> None:
         """Drops the slabs without unlocking them, because unlocking would wait for the device; the memory is released
-        when the process ends."""
+        when the process ends.
+        """
         self._slabs.clear()
 
     def _start(self, size: int) -> None:

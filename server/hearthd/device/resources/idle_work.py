@@ -90,7 +90,8 @@ class IdleWork:
     @property
     def occupied(self) -> bool:
         """True while another thread does work that must not run beside a kernel, in particular beside a collective,
-        which may wait for a peer."""
+        which may wait for a peer.
+        """
         return bool(self._beside)
 
     @property
@@ -103,25 +104,34 @@ class IdleWork:
         return {"loads_waiting": self._line.limited, "load_wait_longest_ns": int(longest * 1e9)}
 
     def run(self, job: Job, *, urgent: bool = True) -> None:
-        """Runs `job` when no kernel runs: at once if the device is idle, or if the backend needs no idle device. Jobs
-        run in order. For urgent jobs, launches are held back at intervals."""
+        """Runs `job` when no kernel runs: at once if the device is idle, or if the backend needs no idle device.
+
+        Jobs run in order. For urgent jobs, launches are held back at intervals.
+        """
         self._add(IdleTask(job), urgent)
 
     def load(self, session: DeviceSession, what: str, job: Job, refuse: Callable[[Refusal], None]) -> Waiting | None:
-        """Runs `job` as an urgent job, or calls `refuse(why)` after it has waited for the time limit. Returns None if
-        the job has run; otherwise the queued job, which may be passed to `drop`. `what` names the load in the
-        refusal."""
+        """Runs `job` as an urgent job, or calls `refuse(why)` after it has waited for the time limit.
+
+        Returns None if the job has run; otherwise the queued job, which may be passed to `drop`. `what` names the load
+        in the refusal.
+        """
         return self._add(IdleTask(job, PendingLoad(session, what, refuse)), urgent=True)
 
     def hopeful(self) -> Callable[[], bool]:
-        """Returns a function for a refused command. The function returns True once another attempt may succeed: the
-        work that kept the device busy has ended, or `AGAIN_S` seconds have passed."""
+        """Returns a function for a refused command.
+
+        The function returns True once another attempt may succeed: the work that kept the device busy has ended, or
+        `AGAIN_S` seconds have passed.
+        """
         ends, until = self._ends, self._clock() + self.again_s
         return lambda: self._ends != ends or self._clock() >= until
 
     def drop(self, waiting: Waiting) -> None:
-        """Removes a queued job, and lets launches through if they were held back for it. No effect if the job is not
-        queued."""
+        """Removes a queued job, and lets launches through if they were held back for it.
+
+        No effect if the job is not queued.
+        """
         if self._line.drop(waiting):
             self._let_through()
 
@@ -135,7 +145,8 @@ class IdleWork:
 
     def beside(self, job: Callable[[Job], None], *, urgent: bool = False) -> None:
         """Runs `job(done)` as `run` does, for work on another thread: launches are held back until `done` is called on
-        this thread, for at most `BESIDE_S` seconds."""
+        this thread, for at most `BESIDE_S` seconds.
+        """
         if self._server.loading_waits:
             self.run(lambda: self._occupy(job), urgent=urgent)
         else:
@@ -168,8 +179,10 @@ class IdleWork:
             self._kick()
 
     def poll(self) -> float | None:
-        """Holds launches back or lets them through, and logs or refuses late loads. Returns the seconds until the next
-        change; None if no change is due."""
+        """Holds launches back or lets them through, and logs or refuses late loads.
+
+        Returns the seconds until the next change; None if no change is due.
+        """
         if not self._beside and self._line.since is None:
             return None
         ahead = self._look_after_loads() if self._line.limited else None

@@ -41,8 +41,10 @@ class RunningKernels(NamedTuple):
 
 
 def running(tracks: StreamPool, asking: DeviceSession, tenant_of: Callable[[str], str | None]) -> RunningKernels:
-    """Returns the kernels that are running, by owner as seen by the session `asking`. `tenant_of` returns the tenant of
-    a session by its id, or None if unknown."""
+    """Returns the kernels that are running, by owner as seen by the session `asking`.
+
+    `tenant_of` returns the tenant of a session by its id, or None if unknown.
+    """
     own: list[str] = []
     others: dict[str, list[str]] = {}
     strangers = False
@@ -58,26 +60,28 @@ def running(tracks: StreamPool, asking: DeviceSession, tenant_of: Callable[[str]
 
 
 def device_busy(what: str, waited: float, limit: float, found: RunningKernels) -> Refusal:
-    """Returns the refusal for a client that waited for an idle device for the whole time limit. `what` names the
-    load."""
+    """Returns the refusal for a client that waited for an idle device for the whole time limit.
+
+    `what` names the load.
+    """
     fixes = []
     if found.own:
         fixes.append("let kernels of this session end (synchronize) before it loads")
     if found.others:
         fixes.append(
-            f"have it ended (hearth sessions end {next(iter(found.others))}: when the others have left its process; "
-            "hearth restart-device: at once)"
+            f"end it (hearth sessions end {next(iter(found.others))}: takes effect after the other sessions of its "
+            "process have closed; hearth restart-device: takes effect immediately)"
         )
     if found.strangers:
-        fixes.append('have a process for each tenant (devices.isolation = "tenant")')
+        fixes.append('use a process for each tenant (devices.isolation = "tenant")')
     fixes.append(
-        'use a dedicated session (isolation="dedicated"), have kernels limited (launch.timeout), or raise '
-        "launch.load_timeout; then use it again"
+        'use a dedicated session (isolation="dedicated"), limit kernels (launch.timeout), or raise '
+        "launch.load_timeout; then try again"
     )
     return Refusal(
         Reason.QUEUE_FULL,
-        f"{what} was not done within {waited:.3g} s: no code is loaded while a kernel runs, and this has not ended: "
-        f"{found.words}",
+        f"{what} could not be done within {waited:.3g} s: no code is loaded while a kernel runs, and this has not "
+        f"ended: {found.words}",
         fix=", ".join(fixes),
         details={
             "waited_s": f"{waited:.3f}",

@@ -51,7 +51,8 @@ class Staging:
 
     def find(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
         """Returns a buffer or None, as `acquire` does but without raising, for a command that can also do without; see
-        `refusal`."""
+        `refusal`.
+        """
         if (not self.in_use or self.in_use + size <= self._cap) and self._within_quota(size, session):
             buffer = self._server.allocate_host(size)
             if buffer is not None:
@@ -66,8 +67,10 @@ class Staging:
         return None
 
     def _within_quota(self, size: int, session: DeviceSession | None) -> bool:
-        """True if the session's tenant may have `size` more bytes lent. One copy larger than the quota is allowed while
-        the tenant has nothing else lent."""
+        """True if the session's tenant may have `size` more bytes lent.
+
+        One copy larger than the quota is allowed while the tenant has nothing else lent.
+        """
         if session is None or not session.pinned_bytes:
             return True
         lent = self._of_tenant.get(session.tenant, 0)
@@ -75,7 +78,8 @@ class Staging:
 
     def refusal(self, size: int) -> Refusal | None:
         """Returns the reason why the host currently locks no more memory; None if it does, or if the lent memory will
-        suffice."""
+        suffice.
+        """
         return self._server.host_refusal(size)
 
     def drop(self, track: PooledStream, buffer: HostBuffer) -> None:

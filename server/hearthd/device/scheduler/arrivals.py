@@ -50,8 +50,10 @@ class CommandRunner(Protocol):
         index: int = 0,
         call: int = 0,
     ) -> None:
-        """Runs the command, or defers it until its inputs are available. `kind` is the command's kind; "" if it has
-        none."""
+        """Runs the command, or defers it until its inputs are available.
+
+        `kind` is the command's kind; "" if it has none.
+        """
         ...
 
     def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None: ...
@@ -156,17 +158,18 @@ class Arrivals:
 
     def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
         """Returns the batch and the indices of its commands that have already been answered; None if there is nothing
-        to run."""
+        to run.
+        """
         session = backlog.session
         ahead = backlog.ahead.pop(id(frame), None) if backlog.ahead else None
         try:
             batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch if ahead is None else ahead.batch
         except DecodeError:
-            self._protocol_error(session, "it is no ExecuteRequest")
+            self._protocol_error(session, "it is not a valid ExecuteRequest")
             return None
         seq, number, last = batch.seq, frame.id, session.last_seq
         if number and seq != number:
-            self._protocol_error(session, f"its seq is {seq}; that of its frame {number}")
+            self._protocol_error(session, f"its seq is {seq}; its frame has {number}")
             return None
         if seq != last + 1:
             if 0 < seq <= last:
@@ -184,7 +187,7 @@ class Arrivals:
         try:
             command = commands_pb2.Command.FromString(frame.payload)
         except DecodeError:
-            refusal = Refusal(Reason.MALFORMED_MESSAGE, "the call's payload is no Command")
+            refusal = Refusal(Reason.MALFORMED_MESSAGE, "the call's payload is not a valid Command")
             self._commands.result(backlog.session, frame.id, commands_pb2.Result(error=refusal.to_status()))
             return
         kind = command.WhichOneof("kind") or ""
@@ -228,8 +231,10 @@ class Arrivals:
         backlog.ahead[id(frame)] = PeekedBatch(batch, changes, frozenset(answered))
 
     def _answer(self, backlog: Backlog, command: commands_pb2.Command, before: list[Changes]) -> bool:
-        """Answers an event query now, or registers it to be answered when the event is recorded. Returns False if
-        neither is possible yet. `before` lists the changes that earlier commands make to events."""
+        """Answers an event query now, or registers it to be answered when the event is recorded.
+
+        Returns False if neither is possible yet. `before` lists the changes that earlier commands make to events.
+        """
         session = backlog.session
         stream = session.streams.get(command.stream)
         if stream is None or stream.capture is not None:
@@ -248,7 +253,7 @@ class Arrivals:
     def _protocol_error(self, session: DeviceSession, why: str) -> None:
         refusal = Refusal(
             Reason.MALFORMED_MESSAGE,
-            f"the message was no valid batch: {why}; nothing of it ran",
+            f"the message is not a valid batch: {why}; none of its commands was executed",
             fix="send ExecuteRequest messages with batches numbered from 1",
             details={"last_seq": session.last_seq},
         )

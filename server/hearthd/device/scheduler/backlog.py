@@ -190,8 +190,7 @@ class Backlog:
         return sum(each.count for each in self.slices if not each.late)
 
     def may(self, need: int) -> bool:
-        """True if the next command may submit this kind of work to the device now; otherwise execution stops before
-        it."""
+        """True if the next command may submit this kind of work now; otherwise execution stops before it."""
         if need == NOTHING or (self.room > 0 and (self.launches or need != LAUNCH)):
             self.need = NOTHING
             return True
@@ -200,7 +199,8 @@ class Backlog:
 
     def stops(self, stream: LogicalStream) -> bool:
         """True if the queue stands still before a command for a stream that is full, or that many other commands wait
-        for. Always False while sessions run in time slices: `room` is smaller then."""
+        for. Always False while sessions run in time slices: `room` is smaller then.
+        """
         track, standstill = stream.track, self.standstill
         if self.room < NEVER >> 1 or not standstill.lasts(track.index, track.finished, time.perf_counter()):
             return False
@@ -246,8 +246,7 @@ class Backlog:
         return bool(tracks.undone(self.busy_tracks()))
 
     def learn(self, count: int, begun: float, now: float) -> None:
-        """Updates the pace: `count` commands, whose submission began at `begun`, were done between `since` and
-        `now`."""
+        """Updates the pace: `count` commands, submitted from `begun` on, were done between `since` and `now`."""
         self.pace.learn(count, self.used - self.paid, now - begun)
         self.paid, self.since = self.used, now
 

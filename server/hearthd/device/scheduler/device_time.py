@@ -95,8 +95,10 @@ class DeviceTimeMeter(Generic[P]):
         self._charge(payer, seconds)
 
     def begin(self, payer: P, since: float | None = None) -> float:
-        """Counts one piece of the payer's work as on the device, from now or from `since`, and returns that time. Each
-        call must be matched by one call of `end`."""
+        """Counts one piece of the payer's work as on the device, from now or from `since`, and returns that time.
+
+        Each call must be matched by one call of `end`.
+        """
         before, now = self._now, self.advance()
         if since is not None and not self._under_way:
             self._now = now = min(max(before, since), now)
@@ -107,7 +109,8 @@ class DeviceTimeMeter(Generic[P]):
 
     def spent(self, payer: P, since: float) -> float:
         """Charges the interval from `since` to now for completed work that was alone on the device; returns the current
-        time."""
+        time.
+        """
         now = self.clock()
         if not self._untold:
             self._told = now
@@ -144,8 +147,10 @@ class DeviceTimeMeter(Generic[P]):
         self._untold.pop(payer.session_id, None)
 
     def poll(self, asleep: float | None) -> float | None:
-        """Sends a report to the front if one is due. Returns how long the loop may sleep, in seconds: at most `asleep`,
-        and at most until the next report."""
+        """Sends a report to the front if one is due.
+
+        Returns how long the loop may sleep, in seconds: at most `asleep`, and at most until the next report.
+        """
         if not (self._under_way or self._untold):
             return asleep
         left = self._told + TELL_S - self.clock()

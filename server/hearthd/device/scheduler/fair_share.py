@@ -49,8 +49,10 @@ PIECE = 512
 
 
 class FairShare:
-    """Shares the device among sessions. Device-handle thread only. `perform` executes the frames that are not
-    commands."""
+    """Shares the device among sessions.
+
+    Device-handle thread only. `perform` executes the frames that are not commands.
+    """
 
     def __init__(
         self, device: DeviceContext, arrivals: Arrivals, perform: Callable[[DeviceSession, Frame], None]
@@ -90,7 +92,8 @@ class FairShare:
 
     def alone(self, session: DeviceSession) -> Backlog | None:
         """Returns the session's backlog if no other session has work, all frames of the session have been executed, and
-        nothing else limits its submissions; otherwise None."""
+        nothing else limits its submissions; otherwise None.
+        """
         active = self._active
         if self.slicing.on or self.turns.on or len(active) > 1:
             return None
@@ -108,7 +111,8 @@ class FairShare:
 
     def came_and_went(self, backlog: Backlog, since: float, commands: int) -> None:
         """Accounts for `commands` commands that an `alone` session submitted since `since`, while no session was
-        active. The commands are already done."""
+        active. The commands are already done.
+        """
         backlog.sparse = True
         if commands:
             backlog.paid = backlog.used
@@ -203,8 +207,10 @@ class FairShare:
         self.turns.tell(self._active)
 
     def settle(self, idle: bool) -> None:
-        """Marks sessions as idle whose work is done. If `idle`, the loop is about to sleep: requests a wake-up for the
-        completion of the remaining work."""
+        """Marks sessions as idle whose work is done.
+
+        If `idle`, the loop is about to sleep: requests a wake-up for the completion of the remaining work.
+        """
         if self.slicing.on:
             if idle and not (self._more or self.slicing.more):
                 self.slicing.close_all()
@@ -263,7 +269,8 @@ class FairShare:
 
     def _abandon(self, backlog: Backlog) -> None:
         """Drops the commands of a closing session that would have to wait for a time slice, and answers its single
-        calls with SESSION_EXPIRED."""
+        calls with SESSION_EXPIRED.
+        """
         refusal = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         error = commands_pb2.Result(error=refusal.to_status()).SerializeToString()
         for frame in backlog.drop():
@@ -326,7 +333,8 @@ class FairShare:
 
     def turn(self, frame: Frame) -> None:
         """Handles a TURN message of the front, which allows or forbids this process to submit work to the device; see
-        `process_turns`."""
+        `process_turns`.
+        """
         self.turns.heard(frame)
         if self.turns.bounded and not self.slicing.on:
             self._share()

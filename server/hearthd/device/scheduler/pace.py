@@ -46,8 +46,7 @@ class Pace:
         """Shortest recent time of one command from submission to completion, in seconds; 0 if unknown."""
 
     def learn(self, count: int, seconds: float, elapsed: float) -> None:
-        """Updates the pace: `count` commands took `seconds` of charged device time and `elapsed` seconds by the
-        clock."""
+        """Updates the pace: `count` commands took `seconds` of charged device time and `elapsed` seconds in all."""
         if count <= 0:
             return
         each = max(seconds / count, 1e-7)

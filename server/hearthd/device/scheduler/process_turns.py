@@ -19,8 +19,10 @@ WANTS, WORKS = 1, 2
 
 
 class ProcessTurns:
-    """Turns of this process on a shared device. Device-handle thread only. If no other process uses the device, no
-    messages are exchanged."""
+    """Turns of this process on a shared device.
+
+    Device-handle thread only. If no other process uses the device, no messages are exchanged.
+    """
 
     def __init__(self, outbox: Outbox, clock: Callable[[], float]) -> None:
         self._outbox = outbox
@@ -65,8 +67,7 @@ class ProcessTurns:
         self._outbox.put(Kind.BUSY, flags=state)
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds: at most `asleep`, and at most until an idle report is
-        due."""
+        """Returns how long the loop may sleep, in seconds: at most `asleep` and until an idle report is due."""
         if self._idle_since is None:
             return asleep
         left = max(self._idle_since + IDLE_S - self._clock(), 0.0)

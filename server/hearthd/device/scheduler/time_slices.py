@@ -61,8 +61,11 @@ class TimeSlices:
         """`on`: sessions submit work in slices. `more`: another `run` would make progress immediately."""
 
     def begin(self, backlog: Backlog, had_it_alone: bool) -> None:
-        """Adds a session. Work that the session had alone on the device becomes a slice that costs no credit; the
-        session gets no turn until that slice is done."""
+        """Adds a session.
+
+        Work that the session had alone on the device becomes a slice that costs no credit; the session gets no turn
+        until that slice is done.
+        """
         backlog.bar(self._tracks)
         backlog.sparse = not had_it_alone
         undone = backlog.undone(self._tracks) if had_it_alone else []
@@ -97,7 +100,8 @@ class TimeSlices:
 
     def run(self, free: bool) -> None:
         """Submits the work that may go to the device now, for a bounded short time; submits nothing unless the device
-        is `free`."""
+        is `free`.
+        """
         now = self.meter.advance()
         if now >= self._check_at:
             self._check_at = now + SLICE_S
@@ -129,7 +133,8 @@ class TimeSlices:
     def sleep(self, asleep: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds: at most `asleep`, and not beyond the time at which a slice
         becomes late. If completions have to be polled, returns 0 near the expected end of a turn, because the next
-        session waits for it."""
+        session waits for it.
+        """
         now = self.meter.clock()
         for each in self.active:
             if each.slices and not each.slices[-1].late:
@@ -246,8 +251,9 @@ class TimeSlices:
         self._fill(backlog)
 
     def _fill(self, backlog: Backlog) -> None:
-        """Fills the open slice, for a bounded short time. Closes the slice if it is full, or if no more commands are
-        waiting.
+        """Fills the open slice, for a bounded short time.
+
+        Closes the slice if it is full, or if no more commands are waiting.
 
         A slice beside another session's turn stays open for a while to collect more commands, because many small slices
         would cost more than their work.

@@ -60,8 +60,11 @@ class Buffer:
         """Reason why the handle has no memory; None if it has."""
 
     def range(self, offset: int, size: int, what: str) -> int:
-        """Returns the address of `size` bytes at `offset`. Raises Refusal if the bytes are outside the buffer or the
-        handle has no memory; `what` names the command in the message."""
+        """Returns the address of `size` bytes at `offset`.
+
+        Raises Refusal if the bytes are outside the buffer or the handle has no memory; `what` names the command in the
+        message.
+        """
         if self.lost is not None:
             raise Refusal(
                 Reason.BUFFER_LOST if self.lost.reason == Reason.BUFFER_LOST else Reason.ALLOCATION_FAILED,
@@ -90,8 +93,10 @@ class Buffer:
 
 
 class TensorMapEntry:
-    """A client's tensor map: the 128 bytes that the driver encoded for a buffer. Using the tensor map means using the
-    buffer."""
+    """A client's tensor map: the 128 bytes that the driver encoded for a buffer.
+
+    Using the tensor map means using the buffer.
+    """
 
     __slots__ = ("_data", "buffer", "handle", "lost")
 

@@ -28,17 +28,22 @@ class Deferrable(Protocol):
     @property
     def stands(self) -> bool:
         """True if the command waits only for other collectives, and for an answer from its peers that has been, or will
-        be, requested."""
+        be, requested.
+        """
         ...
 
     def step(self) -> bool:
-        """Tries to run. Returns False while the command has to wait; called again whenever its inputs may have
-        changed."""
+        """Tries to run.
+
+        Returns False while the command has to wait; called again whenever its inputs may have changed.
+        """
         ...
 
     def announce(self, ahead: Sequence[Any]) -> None:
-        """Called at most once, if all commands `ahead` that this command waits for `stand`. The command may request in
-        advance the answers that it will wait for."""
+        """Called at most once, if all commands `ahead` that this command waits for `stand`.
+
+        The command may request in advance the answers that it will wait for.
+        """
         ...
 
 
@@ -89,8 +94,10 @@ class Deferred(Generic[C]):
         return key in self._keys
 
     def submit(self, command: C) -> bool:
-        """Runs the command now if it need not wait for earlier commands or for its inputs; otherwise queues it. Returns
-        True if it ran."""
+        """Runs the command now if it need not wait for earlier commands or for its inputs; otherwise queues it.
+
+        Returns True if it ran.
+        """
         if not self._all:
             if command.step():
                 return True
@@ -111,8 +118,10 @@ class Deferred(Generic[C]):
         return False
 
     def pump(self) -> list[C]:
-        """Runs the commands that can run now, and returns those that finished. A nested call makes the outer call
-        repeat its pass, and returns an empty list."""
+        """Runs the commands that can run now, and returns those that finished.
+
+        A nested call makes the outer call repeat its pass, and returns an empty list.
+        """
         if self._pumping:
             self._again = True
             return []

@@ -48,8 +48,10 @@ UNMADE: dict[str, Unmade] = {
 
 
 def refused(session: DeviceSession, kind: str, command: Any, refusal: Refusal) -> None:
-    """Records that a one-way command was refused on arrival. Each handle that the command would have created, and that
-    does not exist yet, fails with this reason from now on."""
+    """Records that a one-way command was refused on arrival.
+
+    Each handle that the command would have created, and that does not exist yet, fails with this reason from now on.
+    """
     made = MADE.get(kind)
     if made is not None:
         table, handles = made(session, command)
@@ -58,8 +60,10 @@ def refused(session: DeviceSession, kind: str, command: Any, refusal: Refusal) -
 
 
 def never_was(session: DeviceSession, kind: str, command: Any) -> bool:
-    """Returns True if the handle that the command destroys was never created, which its client may not know. Removes
-    the tombstone of the handle."""
+    """Returns True if the handle that the command destroys was never created, which its client may not know.
+
+    Removes the tombstone of the handle.
+    """
     unmade = UNMADE.get(kind)
     if unmade is None:
         return False

@@ -60,7 +60,8 @@ class HandleLimits:
 
 def _divide(tables: Sequence[HandleCount], allowed: int, more: int, whose: str, setting: str) -> int:
     """Returns how many handles each of the tables may have in addition to its present ones and the `more` requested
-    ones."""
+    ones.
+    """
     held = sum(map(len, tables))
     left = allowed - held - more
     grant = max(0, min(STEP, left // (2 * len(tables))))
@@ -74,7 +75,7 @@ def _divide(tables: Sequence[HandleCount], allowed: int, more: int, whose: str, 
 def _too_many(whose: str, setting: str, held: int, more: int, allowed: int) -> Refusal:
     return Refusal(
         Reason.QUOTA_EXCEEDED,
-        f"{whose} has {held} handles on this device and asks for {more} more; the most is {allowed} ({setting})",
+        f"{whose} has {held} handles on this device and requests {more} more; the maximum is {allowed} ({setting})",
         fix=f"free buffers, streams, events and modules that are no longer needed, or have {setting} raised",
         details={"quota": "handles", "requested": more, "in_use": held, "allowed": allowed},
     )

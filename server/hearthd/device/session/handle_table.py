@@ -43,7 +43,8 @@ class HandleTable(Generic[T]):
 
     def unknown(self, handle: int) -> Refusal:
         """Returns the refusal for a handle without an object: the reason of its failed creation if there was one,
-        otherwise INVALID_HANDLE."""
+        otherwise INVALID_HANDLE.
+        """
         refused = self._refused.get(handle)
         if refused is not None:
             return refused
@@ -80,8 +81,10 @@ class HandleTable(Generic[T]):
             self.bound = self.extend(self, more)
 
     def never_made(self, handle: int, refusal: Refusal) -> None:
-        """Records that the creation of a handle was refused. Later uses fail with the same reason, until the handle is
-        created successfully. Has no effect on a live handle."""
+        """Records that the creation of a handle was refused.
+
+        Later uses fail with the same reason, until the handle is created successfully. Has no effect on a live handle.
+        """
         if handle == 0 or handle in self.items:
             return
         self._refused[handle] = Refusal(
@@ -114,8 +117,10 @@ class HandleTable(Generic[T]):
         return handle in self._refused
 
     def pop_all(self, handles: Iterable[int]) -> tuple[list[T], Refusal | None]:
-        """Removes and returns the objects of the handles. The second value is the refusal for the first unknown handle;
-        None if all are known."""
+        """Removes and returns the objects of the handles.
+
+        The second value is the refusal for the first unknown handle; None if all are known.
+        """
         found: list[T] = []
         items = self.items
         wrong: int | None = None

@@ -46,7 +46,8 @@ class Keepers(NamedTuple):
 
 class Summary:
     """Union of the uses of a sequence of launches, copies and fills, which is ordered, skipped and failed as one
-    command."""
+    command.
+    """
 
     __slots__ = ("needed", "prints", "read", "reads", "renewed", "writes", "written")
 
@@ -95,8 +96,10 @@ class Holdings:
         self._summary = None
 
     def replace(self, index: int, uses: Uses) -> None:
-        """Replaces the uses at `index`. The previous buffers and modules are released when the work that uses them is
-        done."""
+        """Replaces the uses at `index`.
+
+        The previous buffers and modules are released when the work that uses them is done.
+        """
         if uses == self._uses[index]:
             return  # only values have changed, so the summary stays valid
         self._hold(uses)

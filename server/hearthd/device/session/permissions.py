@@ -11,8 +11,10 @@ from hearth_proto.frames import Kind
 
 
 class Permissions:
-    """Rights of a session that lacks at least one right. A session with every right has no such object, and its
-    commands are not checked."""
+    """Rights of a session that lacks at least one right.
+
+    A session with every right has no such object, and its commands are not checked.
+    """
 
     def __init__(self, granted: Collection[str]) -> None:
         self.granted = frozenset(granted)
@@ -40,8 +42,10 @@ class FrameSink(Protocol):
 
 
 def check(out: FrameSink, session: PermissionHolder, kind: str) -> None:
-    """Raises Refusal(PERMISSION_DENIED) for a command that the session may not send. For each kind of command, one
-    frame is sent to the front, which writes the audit log."""
+    """Raises Refusal(PERMISSION_DENIED) for a command that the session may not send.
+
+    For each kind of command, one frame is sent to the front, which writes the audit log.
+    """
     permissions = session.permissions
     if permissions is None or kind in permissions.allowed:
         return

@@ -22,8 +22,10 @@ PAUSE = 64
 
 
 class ReplayCache(Generic[T]):
-    """Values by launch record. The caller must call `forget` whenever a handle that a record may refer to is freed or
-    fails."""
+    """Values by launch record.
+
+    The caller must call `forget` whenever a handle that a record may refer to is freed or fails.
+    """
 
     __slots__ = ("_credit", "_pause", "known")
 

@@ -63,8 +63,11 @@ class SubmittedCommand(Deferrable, Protocol):
 
 
 class BufferTable(HandleTable[Buffer]):
-    """Table of buffers. Most buffers are created, used once and freed; therefore the replay cache is kept when a buffer
-    is freed that no cached launch uses."""
+    """Table of buffers.
+
+    Most buffers are created, used once and freed; therefore the replay cache is kept when a buffer is freed that no
+    cached launch uses.
+    """
 
     def _named(self, item: Buffer) -> bool:
         return item.usage.replayable

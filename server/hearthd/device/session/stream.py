@@ -23,8 +23,10 @@ class Capturing(Protocol):
         ...
 
     def admit(self, origin: Any) -> None:
-        """Admits a command (`hearthd.device.operation.Origin`) on arrival. Raises Refusal if the command cannot be
-        captured."""
+        """Admits a command (`hearthd.device.operation.Origin`) on arrival.
+
+        Raises Refusal if the command cannot be captured.
+        """
         ...
 
     def add_launch(self, bound: Any) -> None:
@@ -49,7 +51,8 @@ class Capturing(Protocol):
 
     def discard(self, session: Any) -> None:
         """Drops the recording; the stream of the session (`hearthd.device.session.session.DeviceSession`) executes its
-        commands again."""
+        commands again.
+        """
         ...
 
 

@@ -15,8 +15,10 @@ Place = tuple[int, int]
 
 
 class Stretch:
-    """The failures of one profile between the positions `since` and `until`. None: no bound on that side, as for single
-    calls."""
+    """The failures of one profile between the positions `since` and `until`.
+
+    None: no bound on that side, as for single calls.
+    """
 
     def __init__(self, since: Place | None) -> None:
         self.since = since

@@ -25,8 +25,10 @@ faster copy replaces the estimate, as no copy is faster than the link."""
 
 
 class CopyForecast:
-    """The forecast of one copy: completion is expected between `begins` and `ends`. `begins` is one `margin` before the
-    expected end, `ends` two margins after it."""
+    """The forecast of one copy: completion is expected between `begins` and `ends`.
+
+    `begins` is one `margin` before the expected end, `ends` two margins after it.
+    """
 
     __slots__ = ("alone", "begins", "ends", "given", "margin", "size", "way")
 
@@ -44,8 +46,10 @@ class CopyForecast:
 
 
 class CompletionForecast:
-    """Forecasts for the copies of one device. Copies in one direction (`way`) run one after another, and in parallel
-    with those in other directions."""
+    """Forecasts for the copies of one device.
+
+    Copies in one direction (`way`) run one after another, and in parallel with those in other directions.
+    """
 
     def __init__(self) -> None:
         self.short = 0.0
@@ -58,7 +62,8 @@ class CompletionForecast:
 
     def begin(self, way: int, size: int, given: float) -> CopyForecast | None:
         """Returns the forecast for a copy that was submitted at `given` and waits for no other work; None if the copy
-        is small, or too many forecasts exist."""
+        is small, or too many forecasts exist.
+        """
         if size < LEAST or len(self.under_way) >= MOST:
             return None
         alone = all(other.way != way for other in self.under_way)
@@ -72,8 +77,10 @@ class CompletionForecast:
         return foreseen
 
     def drop(self, foreseen: CopyForecast) -> None:
-        """Drops the forecast of a copy that failed, or whose completion no client waits for. No effect on a second
-        call, or after `came`."""
+        """Drops the forecast of a copy that failed, or whose completion no client waits for.
+
+        No effect on a second call, or after `came`.
+        """
         if foreseen in self.under_way:
             self.under_way.remove(foreseen)
 
@@ -102,7 +109,8 @@ class CompletionForecast:
 
     def pace(self, way: int, size: int) -> float:
         """Returns the seconds per byte of copies of this direction and magnitude, or else of the fastest copy of this
-        direction. Returns infinity if no copy of this direction has been measured."""
+        direction. Returns infinity if no copy of this direction has been measured.
+        """
         known = self._pace.get((way, size.bit_length()))
         if known is not None:
             return known

@@ -1,5 +1,6 @@
-"""Launch timing: measures the time of some launches from submission to completion, for the metrics. Device-handle
-thread only.
+"""Launch timing: measures the time of some launches from submission to completion, for the metrics.
+
+Device-handle thread only.
 
 The first launch of each stream is timed, then one in `WINDOW` commands, and one each `RESTS` times that a track becomes
 idle.
@@ -21,9 +22,12 @@ class LaunchTiming:
         """Called with the duration of each timed launch, in nanoseconds."""
 
     def between(self, track: PooledStream, position: int) -> bool:
-        """Selects the command to time: the last one, or the next. All commands of the track up to `position` have been
-        submitted. A selected command that turns out not to be a launch is not timed, and the next command is selected.
-        Returns True if the completion of the last command has to be polled."""
+        """Selects the command to time: the last one, or the next.
+
+        All commands of the track up to `position` have been submitted. A selected command that turns out not to be a
+        launch is not timed, and the next command is selected. Returns True if the completion of the last command has to
+        be polled.
+        """
         probe = track.probe
         found = probe is not None and not probe.launch and _is_launch(track, probe)
         if probe is not None and found:
@@ -37,8 +41,10 @@ class LaunchTiming:
 
     @staticmethod
     def passed(track: PooledStream) -> bool:
-        """Skips a command that is not a launch: the command after it is selected instead. Returns True as `between`
-        does."""
+        """Skips a command that is not a launch: the command after it is selected instead.
+
+        Returns True as `between` does.
+        """
         probe = track.probe
         if probe is None:
             return False

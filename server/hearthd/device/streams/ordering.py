@@ -41,7 +41,8 @@ class Usage:
 
     def read_by(self, track: int, done: int) -> None:
         """Removes the completed reads by `track` up to position `done`, so that the next write need not wait for later
-        work of the track."""
+        work of the track.
+        """
         if self.reads is not None and self.reads.get(track, done + 1) <= done:
             del self.reads[track]
 
@@ -116,8 +117,10 @@ class Ordering:
         return position
 
     def fence(self, track: int, origin: int, position: int) -> bool:
-        """Records that `track` has to wait until `origin` has passed `position`. Returns False if an earlier wait
-        covers that."""
+        """Records that `track` has to wait until `origin` has passed `position`.
+
+        Returns False if an earlier wait covers that.
+        """
         waits: list[int] = []
         if origin != track:
             self._need(waits, track, origin, position)

@@ -24,8 +24,11 @@ class PendingOutcome(Protocol):
     def failure(self) -> StreamFailure | None: ...
     @property
     def row(self) -> Hashable:
-        """The communicator. Outcomes of one communicator become known in the order of `place`: a success implies the
-        success of all earlier ones."""
+        """The communicator.
+
+        Outcomes of one communicator become known in the order of `place`: a success implies the success of all earlier
+        ones.
+        """
         ...
 
     @property
@@ -51,8 +54,7 @@ class PendingOutcomes:
         return [each for each in usage.behind if each in self.open]
 
     def spread(self, writes: Collection[Usage], reads: Collection[Usage]) -> None:
-        """Propagates dependencies: the written buffers depend on everything that any buffer of the command depended
-        on."""
+        """Propagates dependencies: the written buffers depend on all that a buffer of the command depended on."""
         found: dict[Hashable, PendingOutcome] = {}
         for usages in (writes, reads):
             for usage in usages:
@@ -70,15 +72,19 @@ class PendingOutcomes:
             usage.behind = (*(each for each in self.about(usage) if each.row is not outcome.row), outcome)
 
     def settled(self, usage: Usage, callback: Callback) -> Callback:
-        """Returns a callback for completion on the device. It defers `callback` until the outcomes that the buffer
-        depends on are also known."""
+        """Returns a callback for completion on the device.
+
+        It defers `callback` until the outcomes that the buffer depends on are also known.
+        """
         outcomes = self.about(usage)
         return both(outcomes, callback) if outcomes else callback
 
 
 def both(outcomes: Iterable[PendingOutcome], callback: Callback) -> Callback:
-    """Returns a function that calls `callback` after the function has been called and all outcomes are known. Callbacks
-    keep their order, so errors surface in the order of the stream."""
+    """Returns a function that calls `callback` after the function has been called and all outcomes are known.
+
+    Callbacks keep their order, so errors surface in the order of the stream.
+    """
     waiting = [each for each in outcomes if not each.over]
     left = len(waiting) + 1
 

@@ -94,8 +94,9 @@ class StreamErrors:
             heir.add(failure)
 
     def take(self, before: tuple[int, int] | None = None, *, told: bool = True) -> list[StreamFailure]:
-        """Removes and returns all failures, oldest first. They count as reported, so the buffers that they poisoned may
-        be used again.
+        """Removes and returns all failures, oldest first.
+
+        They count as reported, so the buffers that they poisoned may be used again.
 
         Args:
           before: takes only failures of commands submitted before this (batch, index).
@@ -132,7 +133,8 @@ def skipped(command: str, stream: int, seq: int, index: int, because: StreamFail
 
 def surface(failures: list[StreamFailure]) -> status_pb2.Status:
     """Returns the status that reports `failures` (not empty) to a client: the first failure determines the reason, and
-    all are listed."""
+    all are listed.
+    """
     first = failures[0].refusal
     more = len(failures) - 1 + sum(failure.merged for failure in failures)
     message = f"{failures[0].command}: {first.message}"

@@ -80,8 +80,10 @@ class StreamPool:
         return track
 
     def acquire_own(self) -> PooledStream:
-        """Returns a track that is not shared until it is released, even beyond the limit. Work on it waits for peers,
-        and must neither delay other work nor wait for it."""
+        """Returns a track that is not shared until it is released, even beyond the limit.
+
+        Work on it waits for peers, and must neither delay other work nor wait for it.
+        """
         own = track_choice.free(self.all, 0) or self._add(0)
         own.own = True
         own.since = own.given
@@ -108,7 +110,8 @@ class StreamPool:
 
     def keep(self, tracks: Collection[PooledStream]) -> Callback:
         """Withholds the tracks from new users until the returned function is called, because work on them may never
-        end."""
+        end.
+        """
         now = time.monotonic()
         for track in tracks:
             if not track.kept:
@@ -123,8 +126,7 @@ class StreamPool:
 
     @property
     def withheld(self) -> list[PooledStream]:
-        """Tracks withheld from reuse for long: work of a destroyed stream or a closed session is still running on
-        them."""
+        """Tracks withheld from reuse for long: work of a destroyed stream or closed session still runs."""
         return track_choice.stuck(self.all, time.monotonic())
 
     def _look_after_kept(self) -> None:
@@ -138,10 +140,10 @@ class StreamPool:
         named = listed(kernels)
         return Refusal(
             Reason.QUEUE_FULL,
-            f"a stream was asked for, and all {len(self.all)} of the device process are kept back: streams that were "
-            f"destroyed, or whose session has ended, left work on them that does not end"
+            f"all {len(self.all)} streams of the device process are withheld from reuse: work of streams that were "
+            f"destroyed, or whose session has ended, is still running on them"
             + (f" (kernels: {named})" if kernels else ""),
-            fix="give such launches a timeout, let them end before their stream goes, use a dedicated session "
+            fix="give such launches a timeout, let them end before their stream is destroyed, use a dedicated session "
             '(isolation="dedicated"), or raise devices.max_streams',
             details={"streams": len(self.all), "max_streams": self._max, "kernels": named},
             retry_after_s=track_choice.PATIENCE_S,
@@ -156,8 +158,10 @@ class StreamPool:
             track.held = held or track.barred
 
     def bar(self, track: PooledStream, barred: bool, most: int = NEVER) -> None:
-        """Prevents launches on one track (`barred` True), or allows them again. `most` limits the commands of any kind
-        that may be submitted to the track until the next call."""
+        """Prevents launches on one track (`barred` True), or allows them again.
+
+        `most` limits the commands of any kind that may be submitted to the track until the next call.
+        """
         track.barred = barred
         track.held = barred or self.held
         track.stop = track.given + most if most != NEVER else NEVER
@@ -184,7 +188,8 @@ class StreamPool:
 
     def before(self, track: PooledStream, writes: Collection[Usage], reads: Collection[Usage] = ()) -> int:
         """Takes a position for a command, and makes the track wait on the device for earlier users of the command's
-        buffers. Returns the position."""
+        buffers. Returns the position.
+        """
         if self.pending_outcomes.open:
             self.pending_outcomes.spread(writes, reads)
         track.budget -= 1
@@ -271,8 +276,7 @@ class StreamPool:
         self.spin_policy.begin(time.perf_counter())
 
     def after_all(self, tracks: Iterable[PooledStream], callback: Callback) -> None:
-        """Calls `callback` once, when all work submitted to these tracks so far is done; at once if `tracks` is
-        empty."""
+        """Calls `callback` once, when all work submitted to these tracks is done; at once without tracks."""
         left = 1
 
         def one() -> None:
@@ -289,8 +293,9 @@ class StreamPool:
     def watch(
         self, event: Event, callback: Callback, timeout: float | None = None, on_timeout: Callback | None = None
     ) -> None:
-        """Calls `callback` when the event is done, whatever has been submitted to its track since. The caller keeps the
-        event, and may `retire` it meanwhile.
+        """Calls `callback` when the event is done, whatever has been submitted to its track since.
+
+        The caller keeps the event, and may `retire` it meanwhile.
 
         If the event is not done after `timeout` seconds, `on_timeout` is called instead.
         """
@@ -332,7 +337,8 @@ class StreamPool:
 
     def ask(self, track: PooledStream, seconds: float) -> None:
         """Polls one track until all its pending work is done, for at most `seconds` and while the spin policy allows
-        it."""
+        it.
+        """
         done, pending, spins = self._server.done, track.pending, self.spin_policy.spins
         until = time.perf_counter() + seconds
         while pending:
@@ -406,7 +412,8 @@ class StreamPool:
 
     def in_flight(self, session: str | None = None) -> list[str]:
         """Returns the names of launched kernels that are not known to be done, oldest first on each track; with
-        `session`, only those of that session."""
+        `session`, only those of that session.
+        """
         return [
             name
             for track in self.all

@@ -25,8 +25,10 @@ NEVER = 1 << 62
 
 
 class LaunchProbe:
-    """A timed command. If it is a launch, measures the time from submission to the driver until completion is
-    noticed."""
+    """A timed command.
+
+    If it is a launch, measures the time from submission to the driver until completion is noticed.
+    """
 
     __slots__ = ("begun_ns", "launch", "position")
 

@@ -47,14 +47,18 @@ def free(tracks: Sequence[C], priority: int) -> C | None:
 
 
 def room(tracks: Sequence[ChoosableStream], most: int, now: float) -> bool:
-    """True if another track may be created. `most` is the limit, to which tracks that were withheld for long do not
-    count."""
+    """True if another track may be created.
+
+    `most` is the limit, to which tracks that were withheld for long do not count.
+    """
     return len(tracks) - len(stuck(tracks, now)) < most and len(tracks) < MOST * most
 
 
 def shared(tracks: Sequence[C], priority: int) -> C | None:
-    """Returns the track with the fewest users, of the wanted priority if possible. Returns None if all tracks are
-    withheld or not shareable."""
+    """Returns the track with the fewest users, of the wanted priority if possible.
+
+    Returns None if all tracks are withheld or not shareable.
+    """
     candidates = [each for each in tracks if not (each.own or each.kept)]
     same = [each for each in candidates if each.priority == priority]
     return min(same or candidates, key=lambda each: each.users, default=None)

@@ -1,5 +1,7 @@
-"""Watched events: callbacks for single events, whatever is submitted to their streams later. Device-handle thread
-only."""
+"""Watched events: callbacks for single events, whatever is submitted to their streams later.
+
+Device-handle thread only.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from hearthd.device.streams.pending_outcomes import Callback
 
 
 class WatchedEvents:
-    """Events with callbacks. The caller owns each event and may `retire` it at any time; the event is released when it
-    is no longer watched."""
+    """Events with callbacks.
+
+    The caller owns each event and may `retire` it at any time; the event is released when it is no longer watched.
+    """
 
     def __init__(self, server: ComputeServer) -> None:
         self._server = server
@@ -24,8 +28,10 @@ class WatchedEvents:
         return bool(self._watched)
 
     def add(self, event: Event, callback: Callback, timeout: float | None, on_timeout: Callback | None) -> None:
-        """Calls `callback` when the event is done. If it is not done after `timeout` seconds, calls `on_timeout`
-        instead."""
+        """Calls `callback` when the event is done.
+
+        If it is not done after `timeout` seconds, calls `on_timeout` instead.
+        """
         deadline = time.perf_counter() + timeout if timeout is not None else float("inf")
         self.hold(event)
         self._watched.append((event, callback, deadline, on_timeout or callback))

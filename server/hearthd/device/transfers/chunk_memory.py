@@ -1,5 +1,7 @@
-"""Chunk memory: shared with the front, for chunks of downloads. The device copies into a slot of this memory, and the
-front builds its message from the slot, so that the socket carries little more than the slot's number.
+"""Chunk memory: shared with the front, for chunks of downloads.
+
+The device copies into a slot of this memory, and the front builds its message from the slot, so that the socket carries
+little more than the slot's number.
 
 If no slot is free, the chunk's bytes are sent over the socket: a chunk never waits for a slot.
 """
@@ -40,8 +42,10 @@ class ChunkSlot:
 
 
 class DownloadChunkMemory:
-    """Slots for the chunks of downloads. Device-handle thread only. The memory is mapped at the first download and
-    stays mapped until the process ends."""
+    """Slots for the chunks of downloads.
+
+    Device-handle thread only. The memory is mapped at the first download and stays mapped until the process ends.
+    """
 
     def __init__(self, server: ComputeServer, telemetry: Telemetry, post: Post) -> None:
         self._telemetry = telemetry
@@ -114,8 +118,10 @@ class DownloadChunkMemory:
     # ---- chunks ----
 
     def keep(self, size: int) -> ChunkSlot | None:
-        """Reserves a slot into which the device may copy `size` bytes. The caller must call `send` or `drop` after the
-        copy. Returns None if no slot is available for a copy."""
+        """Reserves a slot into which the device may copy `size` bytes.
+
+        The caller must call `send` or `drop` after the copy. Returns None if no slot is available for a copy.
+        """
         slot = self._slot(size, self._policy.keep) if self._locked else None
         if slot is not None:
             slot.kept_ns = time.perf_counter_ns()
@@ -132,8 +138,10 @@ class DownloadChunkMemory:
         self._telemetry.chunks_in_slots += 1
 
     def fill(self, data: memoryview | bytes) -> ChunkSlot | None:
-        """Copies `data` into a slot and passes the slot to the front, as `send` does. Returns None if no slot is
-        free."""
+        """Copies `data` into a slot and passes the slot to the front, as `send` does.
+
+        Returns None if no slot is free.
+        """
         slot = self._slot(len(data), self._policy.send)
         if slot is not None:
             slot.view[: len(data)] = data

@@ -26,8 +26,11 @@ class ChunkSlots:
         return len(self._kept) + len(self._away)
 
     def keep(self) -> int | None:
-        """Reserves a slot for a copy that is about to be submitted. The caller must call `send` or `drop` later.
-        Returns None if no slot is free, or if copies already have half of the slots."""
+        """Reserves a slot for a copy that is about to be submitted.
+
+        The caller must call `send` or `drop` later. Returns None if no slot is free, or if copies already have half of
+        the slots.
+        """
         if not self._free or len(self._kept) >= self.count // 2:
             return None
         slot = self._free.pop()
@@ -40,8 +43,10 @@ class ChunkSlots:
         self._free.append(slot)
 
     def send(self, slot: int | None = None) -> int | None:
-        """Passes a slot to the front: the reserved `slot`, or a free one. Returns None if no slot is free. Raises
-        ValueError if `slot` is not reserved."""
+        """Passes a slot to the front: the reserved `slot`, or a free one.
+
+        Returns None if no slot is free. Raises ValueError if `slot` is not reserved.
+        """
         if slot is not None:
             self._take(self._kept, slot, "is not kept")
         elif self._free:

@@ -89,7 +89,7 @@ class CopyCommands:
         if command.size > limit:
             raise Refusal(
                 Reason.MESSAGE_TOO_LARGE,
-                f"a read of {command.size} bytes inside a batch; the most is {limit}",
+                f"a read of {command.size} bytes inside a batch; the maximum is {limit}",
                 fix="name a transfer and open a Download stream for it",
                 details={"size": command.size, "max_inline_bytes": limit},
             )
@@ -130,8 +130,10 @@ class CopyCommands:
     def _arrived(
         self, origin: Origin, buffer: Buffer, outcomes: Sequence[PendingOutcome], host: HostBuffer, size: int
     ) -> None:
-        """Answers a read. `outcomes` belong to the collectives that the buffer's contents depended on when they were
-        copied."""
+        """Answers a read.
+
+        `outcomes` belong to the collectives that the buffer's contents depended on when they were copied.
+        """
         data = bytes(host.view[:size])
         self._device.staging.release(host)
         if not (outcomes and refused_read(origin, buffer, outcomes)):
@@ -214,8 +216,10 @@ class CopyCommands:
 
 
 def rows_of(what: str, command: commands_pb2.Write | commands_pb2.Read, size: int) -> RowLayout:
-    """Returns the range or the rows of the buffer that a write or read of `size` bytes refers to. Raises
-    Refusal(INVALID_ARGUMENT)."""
+    """Returns the range or the rows of the buffer that a write or read of `size` bytes refers to.
+
+    Raises Refusal(INVALID_ARGUMENT).
+    """
     if not command.HasField("rows"):
         return RowLayout(command.offset, size)
     rows = command.rows

@@ -42,7 +42,7 @@ class Downloads:
     def frame(self, session: DeviceSession, frame: Frame) -> None:
         """Opens a download after the front announced a client that waits for its chunks."""
         if frame.id in session.over:
-            self._context.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} is over"))
+            self._context.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} has ended"))
             return
         download = session.downloads.setdefault(frame.id, DownloadFlow())
         download.unstripe()  # the client now receives the bytes over Download
@@ -66,8 +66,10 @@ class Downloads:
         self._device.kick(session)
 
     def promise(self, session: DeviceSession, transfer: int, what: str) -> DownloadFlow:
-        """Returns the download with this number, claimed for a command; `what` names the command. Raises Refusal as
-        `Uploads.expect` does."""
+        """Returns the download with this number, claimed for a command; `what` names the command.
+
+        Raises Refusal as `Uploads.expect` does.
+        """
         check_live(session, transfer, session.uploads)
         download = session.downloads.setdefault(transfer, DownloadFlow())
         claim(download, transfer, what)
@@ -123,8 +125,9 @@ class Downloads:
         direct: DirectCopies | None = None,
         buffer: Buffer | None = None,
     ) -> bool:
-        """Calls `take` to copy as many chunks as the client has credit for, in the order of the stream. Returns True
-        once all chunks are submitted.
+        """Calls `take` to copy as many chunks as the client has credit for, in the order of the stream.
+
+        Returns True once all chunks are submitted.
 
         A chunk is sent when its copy is done; `sent` is called after the last chunk. `direct` is used if there is no
         staging memory. A failure of `buffer` that becomes known meanwhile ends the read. Raises

@@ -14,8 +14,10 @@ from hearth_proto.reasons import Reason, Refusal
 
 
 class Piece(NamedTuple):
-    """Part of a copy that is one driver call: `rows` rows of `width` bytes. `host` is the offset on the host's side,
-    `device` the offset from the address of the first row; all in bytes."""
+    """Part of a copy that is one driver call: `rows` rows of `width` bytes.
+
+    `host` is the offset on the host's side, `device` the offset from the address of the first row; all in bytes.
+    """
 
     host: int
     device: int
@@ -25,13 +27,15 @@ class Piece(NamedTuple):
 
 
 def check_rows(what: str, offset: int, size: int, width: int, rows: int, pitch: int) -> RowLayout:
-    """Returns the rows that a command refers to. Raises Refusal(INVALID_ARGUMENT) if the numbers contradict each
-    other."""
+    """Returns the rows that a command refers to.
+
+    Raises Refusal(INVALID_ARGUMENT) if the numbers contradict each other.
+    """
     if width * rows != size:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"{what}: {rows} rows of {width} bytes are {width * rows} bytes, the command says {size}",
-            fix="size is width x rows",
+            fix="size must be width x rows",
             details={"size": size, "width": width, "rows": rows},
         )
     check_pitch(what, width, rows, pitch)
@@ -44,7 +48,7 @@ def check_pitch(what: str, width: int, rows: int, pitch: int) -> None:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"{what}: rows of {width} bytes every {pitch} bytes run into each other",
-            fix="the pitch is at least the width",
+            fix="the pitch must be at least the width",
             details={"width": width, "rows": rows, "pitch": pitch},
         )
 
@@ -66,7 +70,8 @@ def check_apart(buffer: int, destination: RowLayout, source: RowLayout) -> None:
 
 def pieces(rows: RowLayout, start: int, size: int) -> Iterator[Piece]:
     """Divides `size` bytes of the rows, starting at byte `start`, into the rest of a row, whole rows, and the beginning
-    of a row. Yields a single piece if the rows are dense."""
+    of a row. Yields a single piece if the rows are dense.
+    """
     if not size:
         return
     if rows.dense:

@@ -50,9 +50,11 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class SegmentMapper:
-    """Maps and unmaps segments. `map` and `unmap` must be called on the device-handle thread; their callbacks run there
-    too, through `post`. `register` and `unregister` lock and unlock pages; they may block, and raise if the system
-    refuses."""
+    """Maps and unmaps segments.
+
+    `map` and `unmap` must be called on the device-handle thread; their callbacks run there too, through `post`.
+    `register` and `unregister` lock and unlock pages; they may block, and raise if the system refuses.
+    """
 
     def __init__(
         self, register: Callable[[int, int], None], unregister: Callable[[int, int], None], post: Post
@@ -68,8 +70,11 @@ class SegmentMapper:
     def map(
         self, file: int, size: int, wanted: Callable[[], bool], done: Mapped, failed: Callable[[Refusal], None]
     ) -> None:
-        """Maps `size` bytes of a memfd, and page-locks as many of them as the system allows. Continues only while
-        `wanted()` returns True; `wanted` is called on the mapper's thread. Takes ownership of the descriptor."""
+        """Maps `size` bytes of a memfd, and page-locks as many of them as the system allows.
+
+        Continues only while `wanted()` returns True; `wanted` is called on the mapper's thread. Takes ownership of the
+        descriptor.
+        """
         self._begin(self._map(file, size, wanted, done, failed))
 
     def unmap(
@@ -79,8 +84,10 @@ class SegmentMapper:
         self._begin(self._unmap(address, size, locked, unlocked, done), first=True)
 
     def _begin(self, work: Work, *, first: bool = False) -> None:
-        """Queues work for the thread. `first` puts it before all work under way, because launches are held back while
-        pages are unlocked."""
+        """Queues work for the thread.
+
+        `first` puts it before all work under way, because launches are held back while pages are unlocked.
+        """
         if not self._started:
             self._started = True
             threading.Thread(target=self._run, name="segments", daemon=True).start()
@@ -161,8 +168,11 @@ class SegmentMapper:
         self._post(done)
 
     def _unlock(self, address: int, locked: int) -> bool:
-        """Unlocks the pages. Returns False if the device has failed. In that case the device-handle thread reports the
-        failure and the process ends; until then, locked pages have to stay mapped."""
+        """Unlocks the pages.
+
+        Returns False if the device has failed. In that case the device-handle thread reports the failure and the
+        process ends; until then, locked pages have to stay mapped.
+        """
         for start, length in parts(locked):
             try:
                 self._unregister(address + start, length)
@@ -181,8 +191,10 @@ def _map(file: int, size: int) -> int:
 
 
 def _populate(address: int, size: int) -> None:
-    """Allocates every page, so that no copy faults because memory is short. Older kernels allocate pages when they are
-    locked."""
+    """Allocates every page, so that no copy faults because memory is short.
+
+    Older kernels allocate pages when they are locked.
+    """
     if _libc.madvise(address, size, _MADV_POPULATE_WRITE):
         error = _error()
         if error.errno not in _UNKNOWN:

@@ -64,15 +64,17 @@ class Segments:
         return segment if segment is not None and segment.ready else None
 
     def find(self, session: DeviceSession, ident: int) -> Segment:
-        """Returns the session's segment with this number. Raises Refusal(INVALID_HANDLE) if there is none, or it is not
-        ready."""
+        """Returns the session's segment with this number.
+
+        Raises Refusal(INVALID_HANDLE) if there is none, or it is not ready.
+        """
         segment = self.get(session, ident)
         if segment is None:
             raise Refusal(
                 Reason.INVALID_HANDLE,
                 f"segment {ident} is not shared by this session with this device process",
-                fix="send it (SEGMENT) on a connection that OpenBulk gave, and wait for the answer; it goes with its "
-                "connection, and with the device process",
+                fix="send it (SEGMENT) on a connection that OpenBulk gave, and wait for the answer; a segment is "
+                "released with its connection, and with the device process",
                 details={"kind": "segment", "handle": ident},
             )
         return segment
@@ -80,8 +82,10 @@ class Segments:
     # ---- mapping ----
 
     def take(self, session: DeviceSession, ident: int, announced: object, file: int, most: int, then: Then) -> Segment:
-        """Accepts a client's memfd as the segment with this number. Takes ownership of the descriptor, unless it raises
-        Refusal. Calls `then(None)` when the segment is ready, or `then(refusal)` if it could not be mapped.
+        """Accepts a client's memfd as the segment with this number.
+
+        Takes ownership of the descriptor, unless it raises Refusal. Calls `then(None)` when the segment is ready, or
+        `then(refusal)` if it could not be mapped.
 
         The file is not accessed before it is known to be a memfd, because access to another kind of file may block.
         """
@@ -134,8 +138,10 @@ class Segments:
     # ---- release ----
 
     def release(self, segment: Segment) -> None:
-        """Releases a segment whose number the client no longer uses; it is unmapped after its last use. A second call
-        has no effect."""
+        """Releases a segment whose number the client no longer uses; it is unmapped after its last use.
+
+        A second call has no effect.
+        """
         if not segment.over:
             self._forget(segment)
             segment.end()

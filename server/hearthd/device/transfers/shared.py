@@ -30,7 +30,9 @@ class SharedUploads:
 
     def place(self, session: DeviceSession, transfer: int, place: SegmentRange) -> None:
         """Sets the location of the upload's bytes, which the client must not change until the command is answered.
-        Raises Refusal."""
+
+        Raises Refusal.
+        """
         check_live(session, transfer, session.downloads)
         upload = announced(session.uploads, transfer, UploadFlow, "Write")
         if upload.placed is not None or upload.striped is not None or upload.chunks or upload.written or upload.ended:
@@ -75,8 +77,10 @@ class SharedDownloads:
         self._device = device
 
     def place(self, session: DeviceSession, transfer: int, place: SegmentRange) -> None:
-        """Sets the location for the download's bytes; the client reads them when the command is answered. Raises
-        Refusal."""
+        """Sets the location for the download's bytes; the client reads them when the command is answered.
+
+        Raises Refusal.
+        """
         check_live(session, transfer, session.uploads)
         download = announced(session.downloads, transfer, DownloadFlow, "Read")
         if download.placed is not None or download.striped is not None or download.open:
@@ -101,7 +105,7 @@ class SharedDownloads:
         if download.aborted:
             raise Refusal(
                 Reason.TRANSFER_ABORTED,
-                "the download was given up before its last byte",
+                "the download was closed before its last byte",
                 fix=f"{origin.name.partition(' ')[0]} again",
             )
         _check_size(origin, "download", place, size)
@@ -149,7 +153,8 @@ def _leave(device: DeviceContext, origin: Origin, place: SegmentRange, given: bo
 
 def _look(origin: Origin, buffer: Buffer, outcomes: dict[PendingOutcome, None], sent: Callable[[], None]) -> None:
     """Ends a read whose bytes have been copied, after the outcomes of the collectives that the bytes depended on are
-    known."""
+    known.
+    """
     if not refused_read(origin, buffer, outcomes):
         sent()
 

@@ -1,5 +1,6 @@
 """Copies between staging memory and the device, in the order of a stream, for inline writes and reads and for
-transfers."""
+transfers.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ class StagedCopies:
         size: int,
         into: Iterable[Piece] | None = None,
     ) -> None:
-        """Copies a host buffer to the device, in the order of the stream. The host buffer is released when the copy is
-        done or was refused.
+        """Copies a host buffer to the device, in the order of the stream.
+
+        The host buffer is released when the copy is done or was refused.
 
         `into` lists the pieces of the copy, relative to `address`; by default the bytes are contiguous.
         """
@@ -67,8 +69,10 @@ class StagedCopies:
         size: int,
         out_of: Iterable[Piece] | None = None,
     ) -> None:
-        """Copies from the device to a host buffer. The caller keeps the host buffer, unless this method raises Refusal:
-        then the host buffer is released."""
+        """Copies from the device to a host buffer.
+
+        The caller keeps the host buffer, unless this method raises Refusal: then the host buffer is released.
+        """
         device = self._device
         track = origin.stream.track
         device.tracks.before(track, (), (buffer.usage,))
@@ -117,8 +121,10 @@ class DirectCopies:
         free."""
 
     def write(self, at: int, data: memoryview) -> bool:
-        """Writes `data` into the rows, starting at byte `at`. Returns False if the copy has to wait; the caller tries
-        again."""
+        """Writes `data` into the rows, starting at byte `at`.
+
+        Returns False if the copy has to wait; the caller tries again.
+        """
         size = len(data)
         if not self._turn(size, writes=True):
             return False
@@ -130,8 +136,10 @@ class DirectCopies:
         return True
 
     def read(self, at: int, size: int) -> bytes | None:
-        """Returns `size` bytes of the rows, starting at byte `at`. Returns None if the copy has to wait; the caller
-        tries again."""
+        """Returns `size` bytes of the rows, starting at byte `at`.
+
+        Returns None if the copy has to wait; the caller tries again.
+        """
         if not self._turn(size, writes=False):
             return None
         data = bytearray(size)
@@ -144,8 +152,10 @@ class DirectCopies:
         return bytes(data)
 
     def _turn(self, size: int, *, writes: bool) -> bool:
-        """Returns True once the stream has completed all work before this copy. The first call registers a callback for
-        that."""
+        """Returns True once the stream has completed all work before this copy.
+
+        The first call registers a callback for that.
+        """
         if self._reached:
             self.asked = self._reached = False
             return True
@@ -173,8 +183,9 @@ def locate(buffer: Buffer, rows: RowLayout, what: str) -> int:
 
 
 def refused_read(origin: Origin, buffer: Buffer, outcomes: Iterable[PendingOutcome] = ()) -> bool:
-    """Answers a read with the unreported failures before it on its stream, or with the failure of the buffer. Returns
-    True if there was a failure.
+    """Answers a read with the unreported failures before it on its stream, or with the failure of the buffer.
+
+    Returns True if there was a failure.
 
     `outcomes` belong to the collectives that the buffer's contents depended on when they were copied.
     """

@@ -63,7 +63,8 @@ class TransferContext:
         arrived: Callable[[], None],
     ) -> None:
         """Calls `arrived` for a chunk whose contents depended on `outcomes`, or refuses the read if one of the outcomes
-        is a failure."""
+        is a failure.
+        """
         if not download.refused and not refused_read(origin, buffer, outcomes):
             arrived()
             return
@@ -87,24 +88,27 @@ class TransferContext:
 
 def check_live(session: DeviceSession, transfer: int, other_way: Container[int]) -> None:
     """Raises Refusal(TRANSFER_ABORTED) if the transfer is over, and Refusal(HANDLE_IN_USE) if the number is used in the
-    other direction."""
+    other direction.
+    """
     if transfer in session.over:
         raise Refusal(
             Reason.TRANSFER_ABORTED,
-            f"transfer {transfer} is over: it was given up, or used before",
+            f"transfer {transfer} has ended: it was cancelled, or its number was used before",
             fix="use a new transfer number",
         )
     if transfer in other_way:
         raise Refusal(
             Reason.HANDLE_IN_USE,
-            f"transfer {transfer} goes the other way already",
+            f"transfer {transfer} is already in use in the other direction",
             fix="mint a number for each upload and each download",
         )
 
 
 def claim(flow: UploadFlow | DownloadFlow, transfer: int, what: str) -> None:
-    """Claims the transfer for a command; `what` names the command. Raises Refusal(HANDLE_IN_USE) if another command has
-    claimed it."""
+    """Claims the transfer for a command; `what` names the command.
+
+    Raises Refusal(HANDLE_IN_USE) if another command has claimed it.
+    """
     if flow.claimed:
         raise Refusal(
             Reason.HANDLE_IN_USE,
@@ -115,8 +119,10 @@ def claim(flow: UploadFlow | DownloadFlow, transfer: int, what: str) -> None:
 
 
 def announced(flows: dict[int, Flow], transfer: int, make: type[Flow], command: str) -> Flow:
-    """Returns the transfer with this number, or creates it if its `command` has not arrived. Raises
-    Refusal(QUOTA_EXCEEDED) if too many transfers wait for their command."""
+    """Returns the transfer with this number, or creates it if its `command` has not arrived.
+
+    Raises Refusal(QUOTA_EXCEEDED) if too many transfers wait for their command.
+    """
     flow = flows.get(transfer)
     if flow is None:
         if unclaimed(flows) >= MAX_ANNOUNCED:
@@ -141,6 +147,6 @@ def too_many(most: int, what: str, command: str) -> Refusal:
 def another_way(transfer: int) -> Refusal:
     return Refusal(
         Reason.HANDLE_IN_USE,
-        f"transfer {transfer} goes by Upload or Download already",
-        fix="choose one way for each transfer, or mint a new number",
+        f"transfer {transfer} already uses Upload or Download",
+        fix="choose one path for each transfer, or mint a new number",
     )

@@ -1,5 +1,7 @@
-"""Downloads over stripes: each chunk is sent over a stripe that has room. The read ends when the client has all
-chunks."""
+"""Downloads over stripes: each chunk is sent over a stripe that has room.
+
+The read ends when the client has all chunks.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,10 @@ class StripedDownloads:
         direct: DirectCopies | None,
         buffer: Buffer | None,
     ) -> bool:
-        """Submits the chunks of a download (see `Downloads.send`). Returns True once the client has all bytes; chunks
-        of a broken stripe are copied again."""
+        """Submits the chunks of a download (see `Downloads.send`).
+
+        Returns True once the client has all bytes; chunks of a broken stripe are copied again.
+        """
         striped.begin(size)
         track = origin.stream.track
         while (index := striped.peek()) is not None:

@@ -48,8 +48,10 @@ class StripedUploads:
         host: HostBuffer,
         seconds: float,
     ) -> bool:
-        """Records the arrival of a chunk. Returns True if the chunk's memory was taken over and the chunk need not be
-        sent again."""
+        """Records the arrival of a chunk.
+
+        Returns True if the chunk's memory was taken over and the chunk need not be sent again.
+        """
         upload = session.uploads.get(transfer)
         if upload is None or upload.striped is None:
             return False
@@ -57,7 +59,9 @@ class StripedUploads:
             upload.striped.arrived(stripe, offset, size, host, seconds)
         except ValueError as error:
             upload.error = Refusal(
-                Reason.OUT_OF_BOUNDS, str(error), fix="cut it as was announced, and as the write's size says"
+                Reason.OUT_OF_BOUNDS,
+                str(error),
+                fix="cut it into chunks of the announced size, for the size of the write",
             )
         self._device.kick(session)
         return True
@@ -116,7 +120,7 @@ def check_chunk(chunk: int) -> None:
     if chunk < MIN_CHUNK:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"chunks of {chunk} bytes are announced; the fewest are {MIN_CHUNK}",
+            f"chunks of {chunk} bytes are announced; the minimum is {MIN_CHUNK}",
             fix="send small transfers by Upload and Download, or inside a batch",
             details={"requested": chunk, "allowed": MIN_CHUNK},
         )

@@ -50,7 +50,7 @@ class Uploads:
         try:
             data = upload_data(frame.payload)
         except ValueError:
-            upload.error = Refusal(Reason.MALFORMED_MESSAGE, "a message of the upload is no UploadRequest")
+            upload.error = Refusal(Reason.MALFORMED_MESSAGE, "a message of the upload is not a valid UploadRequest")
             data = memoryview(b"")
         if data:
             upload.chunks.append(data)
@@ -78,9 +78,11 @@ class Uploads:
         self._device.kick(session)
 
     def expect(self, session: DeviceSession, transfer: int, what: str) -> UploadFlow:
-        """Returns the upload with this number, claimed for a command; `what` names the command. Raises
-        Refusal(TRANSFER_ABORTED) if the upload has ended, and Refusal(HANDLE_IN_USE) if the number is in use
-        otherwise."""
+        """Returns the upload with this number, claimed for a command; `what` names the command.
+
+        Raises Refusal(TRANSFER_ABORTED) if the upload has ended, and Refusal(HANDLE_IN_USE) if the number is in use
+        otherwise.
+        """
         check_live(session, transfer, session.downloads)
         upload = session.uploads.setdefault(transfer, UploadFlow())
         claim(upload, transfer, what)
@@ -138,8 +140,9 @@ class Uploads:
         put: Move,
         direct: DirectCopies | None = None,
     ) -> bool:
-        """Passes the arrived chunks to `put`, in the order of the stream. Returns True once all `size` bytes have been
-        passed.
+        """Passes the arrived chunks to `put`, in the order of the stream.
+
+        Returns True once all `size` bytes have been passed.
 
         `put` takes over the host buffer; `direct` is used if there is no host buffer. Raises the error that ended the
         upload, or Refusal for a wrong number of bytes.
@@ -183,8 +186,10 @@ class Uploads:
     def _receive_otherwise(
         self, origin: Origin, upload: UploadFlow, size: int, put: Move, direct: DirectCopies | None
     ) -> bool:
-        """Receives bytes that are in shared memory or arrive over stripes, as `receive` does. Returns True for other
-        uploads."""
+        """Receives bytes that are in shared memory or arrive over stripes, as `receive` does.
+
+        Returns True for other uploads.
+        """
         if upload.placed is not None:
             return self.shared.receive(origin, upload, upload.placed, size, put, direct)
         if upload.striped is not None:

@@ -42,8 +42,10 @@ class UnauthenticatedBytes:
         )  # fmt: skip
 
     def take(self, size: int) -> bool:
-        """Takes `size` bytes, which are held until `give`, and returns True. Returns False if that would exceed the
-        limit."""
+        """Takes `size` bytes, which are held until `give`, and returns True.
+
+        Returns False if that would exceed the limit.
+        """
         if self.held + size > self.most:
             return False
         self.held += size
@@ -55,8 +57,7 @@ class UnauthenticatedBytes:
 
     @contextmanager
     def holding(self, size: int) -> Iterator[bool]:
-        """Holds `size` bytes while the context is entered, and yields True; yields False if there is no room for
-        them."""
+        """Holds `size` bytes while entered, and yields True; yields False if there is no room."""
         taken = self.take(size)
         try:
             yield taken

@@ -85,14 +85,17 @@ class AdmissionGate:
 
     def service(self, name: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> GatedService:
         """Returns a service with these handlers as streaming handlers, each guarded by its method gate (see
-        `server_call.guarded`)."""
+        `server_call.guarded`).
+        """
         return GatedService(name, {method: _streaming(handler) for method, handler in handlers.items()})
 
     def open_service(
         self, name: str, handlers: Mapping[str, Any], guard: Callable[[str, Any, MethodGate], Any]
     ) -> GatedService:
-        """Returns a service with the handlers of another package, for callers without a credential. `guard` creates a
-        behaviour from a method's name, the coroutine that serves it, and its method gate."""
+        """Returns a service with the handlers of another package, for callers without a credential.
+
+        `guard` creates a behaviour from a method's name, the coroutine that serves it, and its method gate.
+        """
         limit = MethodLimit(CredentialSource.NONE, MAX_STRANGER_BYTES)
         made = {}
         for method, handler in handlers.items():
@@ -131,8 +134,10 @@ class MethodGate:
         self._seconds = gate.limits.seconds(limit)
 
     async def enter(self, context: Context) -> Any:
-        """Admits a call whose headers have arrived, and returns its first message; None if a stream has none. Raises
-        the refusal of a call that is not admitted."""
+        """Admits a call whose headers have arrived, and returns its first message; None if a stream has none.
+
+        Raises the refusal of a call that is not admitted.
+        """
         enter_call(context)
         admitted: Any = getattr(context, "admitted", None)  # for framed calls the decision was made when METHOD arrived
         try:
@@ -159,7 +164,9 @@ class MethodGate:
         if message is EOF:
             if not self.unary:
                 return None
-            raise malformed(f"{self._path} came without its request.", "Send one message before the end.")
+            raise malformed(
+                f"{self._path} was called without a request message.", "Send one message before the end of the stream."
+            )
         return self._checked(message, context, admitted)
 
     async def _read(self, context: Context, admitted: Admission) -> Any:
@@ -173,9 +180,9 @@ class MethodGate:
             self._gate.account.refused("request_timeout", context.peer(), self._path)
             raise Refusal(
                 Reason.DEADLINE_EXCEEDED,
-                f"The first message of {self.method} did not come in time.",
-                fix="Send it with the call, and faster than admission.request_rate; long ones with the credential in "
-                "the metadata.",
+                f"The first message of {self.method} did not arrive in time.",
+                fix="Send it with the call, faster than admission.request_rate; send a long message with the "
+                "credential in the metadata.",
                 details={"limit": "admission.request_timeout"},
             ) from None
 
@@ -190,8 +197,8 @@ class MethodGate:
                 self._gate.account.refused("unauthenticated_bytes", peer, self._path)
                 raise Refusal(
                     Reason.QUEUE_FULL,
-                    "Too many calls without a credential in their metadata wait to be read.",
-                    fix='Show "authorization" or "hearth-session" in the metadata of the call, or try again.',
+                    "Too many calls without a credential in their metadata are waiting to be read.",
+                    fix='Send "authorization" or "hearth-session" in the metadata of the call, or try again later.',
                     details={"limit": "admission.max_unauthenticated_bytes", "allowed": self._gate.account.most},
                     retry_after_s=1.0,
                 )
@@ -209,7 +216,8 @@ class MethodGate:
                 raise Refusal(
                     Reason.MESSAGE_TOO_LARGE,
                     f"The request of {self.method} has more than {settings.max_request_fields} fields.",
-                    fix="Send smaller messages; admission.max_request_fields says how many fields one may have.",
+                    fix="Send smaller messages; admission.max_request_fields is the maximum number of fields of a "
+                    "message.",
                     details={"allowed": settings.max_request_fields, "limit": "admission.max_request_fields"},
                 )
             if self.decode is not None:
@@ -223,21 +231,24 @@ class MethodGate:
             return Refusal(
                 Reason.MESSAGE_TOO_LARGE,
                 f"The first message of {self.method} has {size} bytes; without a credential in the call's metadata the "
-                f"most is {admitted.max_bytes}.",
-                fix='Show "hearth-session: <session token>" or "authorization: Bearer <token>" in the metadata.',
+                f"maximum is {admitted.max_bytes}.",
+                fix='Send "hearth-session: <session token>" or "authorization: Bearer <token>" in the metadata.',
                 details={"requested": size, "allowed": admitted.max_bytes},
             )
         return Refusal(
             Reason.MESSAGE_TOO_LARGE,
-            f"The request of {self.method} has {size} bytes; the most is {admitted.max_bytes}.",
-            fix="Send smaller messages; admission.max_request_bytes says how large a request without bulk data may be.",
+            f"The request of {self.method} has {size} bytes; the maximum is {admitted.max_bytes}.",
+            fix="Send smaller messages; admission.max_request_bytes is the maximum size of a request without bulk "
+            "data.",
             details={"requested": size, "allowed": admitted.max_bytes, "limit": "admission.max_request_bytes"},
         )
 
 
 def _streaming(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns `handler` as a streaming handler, which is called before its first message is read. Its method gate
-    decodes."""
+    """Returns `handler` as a streaming handler, which is called before its first message is read.
+
+    Its method gate decodes.
+    """
     behaviour = _behaviour(handler)
     method_gate: MethodGate = behaviour.method_gate
     method_gate.decode, method_gate.unary = handler.request_deserializer, not handler.request_streaming
@@ -259,8 +270,10 @@ def _remade(handler: Any, behaviour: Any) -> Any:
 
 
 def _served(handler: Any) -> Any:
-    """Returns the coroutine that serves a method. It is called with the first message, and reads further messages of a
-    stream."""
+    """Returns the coroutine that serves a method.
+
+    It is called with the first message, and reads further messages of a stream.
+    """
     behaviour = _behaviour(handler)
 
     async def serve(first: Any, context: Context) -> Any:

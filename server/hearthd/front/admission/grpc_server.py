@@ -58,8 +58,11 @@ def make(
     channel_options: Options,
     admits: Callable[[str], bool] = lambda peer: True,
 ) -> grpc.aio.Server:
-    """Returns a server of these services that has not been started. `admits` returns whether a call of a peer (gRPC's
-    name) may be processed; a call that may not is dropped before Python objects are created from its metadata."""
+    """Returns a server of these services that has not been started.
+
+    `admits` returns whether a call of a peer (gRPC's name) may be processed; a call that may not is dropped before
+    Python objects are created from its metadata.
+    """
     _UNDECODABLE.install()
     names = ("_request_call", "_request_registered_call", "_make_request_call_future", "add_registered_method_handlers")
     core = _core.AioServer
@@ -67,7 +70,9 @@ def make(
         hasattr(_core, name) for name in ("_schedule_rpc_coro", "_ServicerContext")
     )
     if not known or "method_resolver" not in inspect.signature(_core._handle_rpc).parameters:
-        log.warning("grpc_unprotected", version=grpc.__version__, why="its accept loop ends at a path that is no UTF-8")
+        log.warning(
+            "grpc_unprotected", version=grpc.__version__, why="its accept loop ends if a path is not valid UTF-8"
+        )
         server: grpc.aio.Server = grpc.aio.server(options=channel_options)
         server.add_generic_rpc_handlers(services)
         return server
@@ -144,7 +149,8 @@ async def _unknown(account: UnauthenticatedBytes, _: Any, context: Context) -> N
     account.refused("unknown_method", context.peer(), "?")
     refusal = Refusal(
         Reason.UNSUPPORTED,
-        "There is no such method here.",
-        fix="Client and daemon are of different versions, or the address is another service's: see Describe.",
+        "This daemon does not have this method.",
+        fix="Check that the address is the daemon's, and compare the versions of client and daemon "
+        "(NodeService.Describe).",
     )
     await abort(context, refusal.to_status())

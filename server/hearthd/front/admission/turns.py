@@ -20,8 +20,10 @@ class FairLock:
     """A lock that alternates between hosts."""
 
     def __init__(self, alone: float = 1.0, contended: float = 0.1) -> None:
-        """Creates the lock. `alone`: time limit, in seconds, while no other caller waits; `contended`: while others
-        wait."""
+        """Creates the lock.
+
+        `alone`: time limit, in seconds, while no other caller waits; `contended`: while others wait.
+        """
         self._alone = alone
         self._contended = contended
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -30,8 +32,10 @@ class FairLock:
         self._timeout: asyncio.Timeout | None = None
 
     async def run(self, host: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Runs `work` while holding the lock, and returns its result. Raises `TimeoutError` if `work` exceeds the time
-        limit."""
+        """Runs `work` while holding the lock, and returns its result.
+
+        Raises `TimeoutError` if `work` exceeds the time limit.
+        """
         await self._wait(host)
         try:
             loop = asyncio.get_running_loop()

@@ -19,7 +19,9 @@ _DEEPEST = 64
 
 def exceeds(data: bytes, descriptor: Any, most: int) -> bool:
     """Returns True if a message of type `descriptor` has more than `most` fields, including those of nested messages.
-    Bytes that are not a valid message are left to the decoder."""
+
+    Bytes that are not a valid message are left to the decoder.
+    """
     if len(data) <= 2 * most:  # the shortest field has two bytes
         return False
     try:
@@ -30,7 +32,8 @@ def exceeds(data: bytes, descriptor: Any, most: int) -> bool:
 
 def _count(data: bytes, position: int, end: int, descriptor: Any, left: int, depth: int) -> int:
     """Returns the number of fields that are left of the limit after those between `position` and `end`; negative: too
-    many. Raises ValueError if the data ends inside a number."""
+    many. Raises ValueError if the data ends inside a number.
+    """
     nested = _nested(descriptor) if descriptor is not None and depth < _DEEPEST else {}
     while position < end:
         left -= 1

@@ -144,8 +144,10 @@ class Anchors:
         _write(self.place, os.O_APPEND, data)
 
     def _replace(self, path: Path, data: bytes) -> None:
-        """Replaces the file. Raises `OSError` for a file to which data can only be appended (`chattr +a`). Such a file
-        then grows."""
+        """Replaces the file.
+
+        Raises `OSError` for a file to which data can only be appended (`chattr +a`). Such a file then grows.
+        """
         beside = f"{path}.{os.getpid()}"
         _write(beside, os.O_TRUNC, data)
         try:

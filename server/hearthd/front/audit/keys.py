@@ -67,38 +67,44 @@ class Keyring:
 
 
 def load(path: str) -> Keyring:
-    """Returns the keys of a file. Raises `KeyFileError` if there are none, or if other users may read or write the
-    file."""
+    """Returns the keys of a file.
+
+    Raises `KeyFileError` if there are none, or if other users may read or write the file.
+    """
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise KeyFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
-        raise KeyFileError(f"others than its owner may read or write {path}; chmod 600 {path}")
+        raise KeyFileError(f"users other than its owner may read or write {path}; chmod 600 {path}")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     found = [_LINE.fullmatch(line) for line in lines]
     if not lines or not all(found):
-        raise KeyFileError(f"{path} holds no keys of an audit log; remove it, and a new key is made")
+        raise KeyFileError(f"{path} contains no audit log keys; remove it, and the daemon creates a new key")
     return Keyring([AuditKey(match[1], bytes.fromhex(match[2])) for match in found if match is not None])
 
 
 def load_or_create(path: str) -> tuple[Keyring, bool]:
-    """Returns the keys of a file, and True if the file did not exist and was created with a first key. Raises
-    `KeyFileError`."""
+    """Returns the keys of a file, and True if the file did not exist and was created with a first key.
+
+    Raises `KeyFileError`.
+    """
     created = False
     if not os.path.lexists(path):
         try:
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             created = _create(path)
         except OSError as error:
-            raise KeyFileError(f"{path} cannot be made: {error.strerror or error}") from None
+            raise KeyFileError(f"{path} cannot be created: {error.strerror or error}") from None
     return load(path), created
 
 
 def rotate(path: str) -> AuditKey:
-    """Adds a key, which signs from the daemon's next reload or start on. Earlier keys stay, to verify what they signed.
-    Raises `KeyFileError`."""
+    """Adds a key, which signs from the daemon's next reload or start on.
+
+    Earlier keys stay, to verify what they signed. Raises `KeyFileError`.
+    """
     load(path)
     key = _make()
     try:

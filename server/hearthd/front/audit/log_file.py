@@ -85,10 +85,12 @@ class LogFile:
             if self._settings.key != "auto":
                 self.close()
                 raise AuditError(f"audit.key: {error}") from None
-            log.warning("audit_unsigned", why=str(error), fix="set audit.key to a file that the daemon may make")
+            log.warning("audit_unsigned", why=str(error), fix="set audit.key to a file that the daemon can create")
             return
         if created:
-            log.warning("audit_key_made", path=path, key=self._keys.current.id, fix="keep a copy of it elsewhere")
+            log.warning(
+                "audit_key_made", path=path, key=self._keys.current.id, fix="keep a copy of the key file elsewhere"
+            )
 
     def _compare(self) -> None:
         """Checks that the entry that was anchored last is still in the file."""
@@ -112,7 +114,7 @@ class LogFile:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.close()
-            raise OSError(error.errno, "another process writes it") from None
+            raise OSError(error.errno, "another process writes to the log") from None
 
     def reopen(self) -> None:
         """Continues in the file that now has the path, and reads the keys again."""
@@ -127,7 +129,7 @@ class LogFile:
             try:
                 self._keys = load(self._settings.key_path)
             except KeyFileError as error:
-                log.error("audit_key", why=str(error), action="the keys of before sign on")
+                log.error("audit_key", why=str(error), action="the previous keys remain in use")
 
     def _moved(self) -> bool:
         """Returns True if the path now belongs to another file, or to none."""

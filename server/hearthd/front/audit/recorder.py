@@ -69,8 +69,10 @@ class Audit:
     def record(
         self, event: str, subject: AuditSubject | None = None, caller: Caller | None = None, **fields: Any
     ) -> None:
-        """Records an event of a session, of a caller without a session, or of neither. Does not block, and never
-        raises."""
+        """Records an event of a session, of a caller without a session, or of neither.
+
+        Does not block, and never raises.
+        """
         if self._file is None:
             return
         if len(self._pending) >= _MOST_PENDING:
@@ -94,8 +96,10 @@ class Audit:
             self._writer = asyncio.get_running_loop().create_task(self._write(), name="audit")
 
     def refused(self, who: AuditSubject | Caller, operation: str, refusal: Refusal) -> None:
-        """Records an operation that a session or a caller was not allowed to do. Repetitions within a minute are not
-        recorded."""
+        """Records an operation that a session or a caller was not allowed to do.
+
+        Repetitions within a minute are not recorded.
+        """
         if self._file is None:
             return
         caller, subject = (who, None) if isinstance(who, Caller) else (who.caller, who)
@@ -139,8 +143,10 @@ class Audit:
         self._begin()
 
     async def reopen(self) -> None:
-        """Continues in a new file after the old one was renamed. The first line of the new file is chained to the last
-        line of the old one."""
+        """Continues in a new file after the old one was renamed.
+
+        The first line of the new file is chained to the last line of the old one.
+        """
         await self.settle()
         if self._file is not None:
             await asyncio.to_thread(self._file.reopen)

@@ -64,8 +64,11 @@ class Verification:
 def verify(
     lines: Iterable[bytes], keys: Keyring | None = None, anchors: Sequence[Anchor] = (), *, strict: bool = True
 ) -> Verification:
-    """Verifies the lines of a log, or of several consecutive files. `strict`: from the first signed line on, every line
-    has to be signed by one of `keys`. Otherwise unknown keys are only listed."""
+    """Verifies the lines of a log, or of several consecutive files.
+
+    `strict`: from the first signed line on, every line has to be signed by one of `keys`. Otherwise unknown keys are
+    only listed.
+    """
     return _Check(keys, anchors, strict).run(lines)
 
 
@@ -83,7 +86,9 @@ class _Check:
         for anchor in anchors:
             if keys is not None and not anchor.signed(keys):
                 if strict:
-                    self._verdict.problems.append(f"the anchor of entry {anchor.sequence} is signed by no key given")
+                    self._verdict.problems.append(
+                        f"the anchor of entry {anchor.sequence} is not signed by any of the given keys"
+                    )
                 continue
             self._anchors.setdefault(anchor.sequence, []).append(anchor)
 
@@ -99,20 +104,22 @@ class _Check:
                 prev, number = str(entry["prev"]), int(entry["seq"])
             except (ValueError, TypeError, KeyError):
                 if broken:
-                    problems.append(f"line {broken} is no entry of an audit log")
+                    problems.append(f"line {broken} is not an audit log entry")
                 broken, head = count, hashlib.sha256(raw).hexdigest()
                 continue
             if broken and not entry.get("torn"):
-                problems.append(f"line {broken} is no entry of an audit log")
+                problems.append(f"line {broken} is not an audit log entry")
             elif head and prev != head:
                 problems.append(
-                    f"line {count} does not follow line {count - 1}: one was changed, or lines between are missing"
+                    f"line {count} does not follow line {count - 1}: one of the two was changed, or lines between "
+                    f"them are missing"
                 )
             elif sequence and number != sequence + 1:
-                problems.append(f"line {count} has number {number}, behind {sequence}")
+                problems.append(f"line {count} has number {number}, after number {sequence}")
             if "gap" in entry:
                 problems.append(
-                    f"line {count}: the daemon found the log shorter or other than anchored: {entry['gap']}"
+                    f"line {count}: the daemon found that the log was shorter than, or different from, its anchor: "
+                    f"{entry['gap']}"
                 )
             verdict.begins = verdict.begins or prev
             self._first = self._first or number
@@ -125,7 +132,7 @@ class _Check:
             problems.append(f"line {broken}, the last one, is incomplete")
         verdict.head, verdict.entries = head, sequence
         if self._first == 1 and verdict.begins != GENESIS:
-            problems.append("line 1 has number 1, and does not begin a log")
+            problems.append("line 1 has number 1, but is not the first entry of a log")
         self._end(sequence)
         return verdict
 
@@ -143,11 +150,11 @@ class _Check:
             if verdict.signed:
                 verdict.problems.append(f"line {count} is not signed, and lines before it are")
         elif key is None:
-            verdict.problems.append(f"line {count} is signed by key {signer}, which is none of those given")
+            verdict.problems.append(f"line {count} is signed by key {signer}, which is not among the given keys")
         elif not key.sealed(raw):
-            verdict.problems.append(f"line {count} was not signed by key {signer}: it was changed or made up")
+            verdict.problems.append(f"line {count} was not signed by key {signer}: it was changed or forged")
         elif keys.age(signer) < self._youngest:
-            verdict.problems.append(f"line {count} is signed by key {signer}, which a newer one had replaced")
+            verdict.problems.append(f"line {count} is signed by key {signer}, which a newer key had replaced")
         else:
             self._youngest = keys.age(signer)
             verdict.signed += 1
@@ -170,7 +177,7 @@ class _Check:
                 "is missing"
             )
         if self._keys is not None and self._strict and verdict.lines and not verdict.signed:
-            verdict.problems.append("no line is signed by a key that was given")
+            verdict.problems.append("no line is signed by any of the given keys")
 
 
 def _stripped(lines: Iterable[bytes]) -> Iterator[bytes]:

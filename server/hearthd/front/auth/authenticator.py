@@ -46,8 +46,10 @@ class FailureObserver(Protocol):
 
 
 class AuthFailures:
-    """The number of failures of each peer within the last minute. Pure. Bounded: the least recent peers are
-    forgotten."""
+    """The number of failures of each peer within the last minute.
+
+    Pure. Bounded: the least recent peers are forgotten.
+    """
 
     def __init__(self, most: int, window: float = _WINDOW) -> None:
         self.most = most
@@ -70,8 +72,10 @@ class AuthFailures:
 
 
 class Authenticator:
-    """Authenticates callers. Belongs to the event loop. `directory` is replaced as a whole if the configuration
-    changes."""
+    """Authenticates callers.
+
+    Belongs to the event loop. `directory` is replaced as a whole if the configuration changes.
+    """
 
     def __init__(
         self,
@@ -111,14 +115,17 @@ class Authenticator:
         return bool(certificate_names(context.auth_context()))
 
     def identify(self, context: Context, *, by_session: bool = True) -> Caller:
-        """Returns the caller, from the headers of the call and its connection. Raises `UNAUTHENTICATED`, or
-        `SESSION_EXPIRED` for a session that does not exist."""
+        """Returns the caller, from the headers of the call and its connection.
+
+        Raises `UNAUTHENTICATED`, or `SESSION_EXPIRED` for a session that does not exist.
+        """
         shown = {str(key): value for key, value in context.invocation_metadata() or ()}
         return self._identify(shown, context.peer(), context.auth_context, by_session)
 
     async def page(self, header: str | None, user: User | None, peer: str, page: str) -> Caller:
         """Returns the caller of an HTTP request: from its Authorization header, otherwise from the user at the other
-        end of the Unix socket. Raises `UNAUTHENTICATED`."""
+        end of the Unix socket. Raises `UNAUTHENTICATED`.
+        """
         try:
             if header is not None:
                 return self._token(header, peer)
@@ -148,8 +155,10 @@ class Authenticator:
         return found
 
     def _certificate(self, auth_context: Mapping[str, Any], peer: str) -> Caller | None:
-        """Returns the caller that a certificate identifies; None: the connection shows no certificate. Raises
-        `UNAUTHENTICATED`."""
+        """Returns the caller that a certificate identifies; None: the connection shows no certificate.
+
+        Raises `UNAUTHENTICATED`.
+        """
         names = certificate_names(auth_context)
         if not names:
             return None
@@ -158,7 +167,7 @@ class Authenticator:
         if self.certificates.revokes(shown):
             raise unauthenticated(
                 f"The client certificate (for {name}) was revoked by its authority.",
-                "Use another certificate, which the daemon's operator gives you.",
+                "Ask the daemon's operator for another certificate.",
             )
         return Caller(tenant, f"certificate {name}", peer, proof=tuple(names), certificate=shown)
 
@@ -166,7 +175,7 @@ class Authenticator:
         scheme, _, token = header.strip().partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise unauthenticated(
-                "What the call shows for authorization is no bearer token.", 'Send "authorization: Bearer <token>".'
+                "The authorization metadata of the call is not a bearer token.", 'Send "authorization: Bearer <token>".'
             )
         tenant, credential = self.directory.token(token.strip(), time.time())
         return Caller(tenant, f"token {credential.name}", peer, expires=credential.expires, proof=credential.key)
@@ -175,16 +184,16 @@ class Authenticator:
         user = self.redeem(ticket)
         if user is None:
             raise unauthenticated(
-                "The ticket is not known here: used before, or too old.",
-                "Connect to the identity socket again; a ticket is good for one call, for some seconds.",
+                "The ticket is unknown: it was used before, or it has expired.",
+                "Connect to the identity socket again; a ticket is valid for one call and for a few seconds.",
             )
         tenant, name = self.directory.user(user)
         return Caller(tenant, name, peer, uid=user.uid, proof=user)
 
     def _nothing(self) -> Refusal:
         return unauthenticated(
-            "This daemon serves its tenants only, and the call shows no credentials.",
-            f"Show {self.directory.accepts}: hearth.connect(token=...) or HEARTH_TOKEN, or "
+            "This daemon serves only its tenants, and the call has no credentials.",
+            f"Send {self.directory.accepts}: hearth.connect(token=...) or HEARTH_TOKEN, or "
             '"authorization: Bearer <token>" in the metadata of the call.',
         )
 
@@ -198,7 +207,9 @@ class Authenticator:
             self._audit.record("authentication_failed", peer=peer, method=method, why=refusal.message)
             return
         if count == self._failures.most + 1:
-            log.warning("authentication_failures", peer=host, count=count, action="answered late, logged no more")
+            log.warning(
+                "authentication_failures", peer=host, count=count, action="answered with a delay, not logged again"
+            )
             self._audit.record("authentication_failures", peer=host, count=count)
         refusal.retry_after_s = self._delay
         if wait and self._late < _MOST_LATE:
@@ -219,8 +230,10 @@ def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
 
 
 def host_of(peer: str) -> str:
-    """Returns the host of a gRPC peer: `ipv4:10.0.0.1:5000` without the port, which differs between connections. All
-    peers on Unix sockets count as one host, because a client chooses the path to which its own end is bound."""
+    """Returns the host of a gRPC peer: `ipv4:10.0.0.1:5000` without the port, which differs between connections.
+
+    All peers on Unix sockets count as one host, because a client chooses the path to which its own end is bound.
+    """
     if peer.startswith("unix"):
         return "unix:"
     return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer

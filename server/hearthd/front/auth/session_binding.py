@@ -35,7 +35,8 @@ class ClientCertificates:
 
     def identity(self, auth_context: Mapping[str, Any]) -> CertificateIdentity | None:
         """Returns the identity of a connection's certificate; None if no revocation list is configured, or the
-        certificate cannot be parsed."""
+        certificate cannot be parsed.
+        """
         if self.revocations is None:
             return None
         pem = next(iter(auth_context.get("x509_pem_cert") or ()), b"")
@@ -62,8 +63,10 @@ class Binding:
     on = False
 
     def check_call(self, owner: Caller) -> None:
-        """Raises `UNAUTHENTICATED` if the present call shows another credential than the session's owner. Also raises
-        it if the call shows none and the owner's credential is a certificate."""
+        """Raises `UNAUTHENTICATED` if the present call shows another credential than the session's owner.
+
+        Also raises it if the call shows none and the owner's credential is a certificate.
+        """
         if self.on:
             self.check(owner, showing.get())
 
@@ -75,5 +78,5 @@ class Binding:
             raise Refusal(
                 Reason.UNAUTHENTICATED,
                 f"The session was opened with another credential ({owner.credential}), to which it is bound.",
-                fix="Show the credential that opened it, or open a session of your own.",
+                fix="Use the credential that opened it, or open another session.",
             )

@@ -29,8 +29,10 @@ class TlsError(Exception):
 
 
 class ServerCertificates:
-    """Certificate, key, and the authority of client certificates, read from files. Thread-safe, because gRPC calls it
-    from its own thread."""
+    """Certificate, key, and the authority of client certificates, read from files.
+
+    Thread-safe, because gRPC calls it from its own thread.
+    """
 
     def __init__(self, certificate: str, key: str, client_ca: str = "") -> None:
         """Reads and checks the files. Raises `TlsError`."""
@@ -50,8 +52,10 @@ class ServerCertificates:
     # ---- interface for listeners ----
 
     def grpc(self) -> grpc.ServerCredentials:
-        """Returns the credentials for gRPC, whose certificate can change while the server runs. Clients have to show a
-        certificate if `client_ca` is set."""
+        """Returns the credentials for gRPC, whose certificate can change while the server runs.
+
+        Clients have to show a certificate if `client_ca` is set.
+        """
         return grpc.dynamic_ssl_server_credentials(
             self._configuration, self._renewed, require_client_authentication=self._client_ca is not None
         )
@@ -62,7 +66,8 @@ class ServerCertificates:
 
     def peers(self) -> ssl.SSLContext:
         """Returns the context for the daemons of a group, which know this certificate from the ticket and show none
-        themselves."""
+        themselves.
+        """
         return self._context
 
     def fingerprint(self) -> bytes:
@@ -73,8 +78,11 @@ class ServerCertificates:
     # ---- renewal ----
 
     def _renewed(self) -> Configuration:
-        """Called by gRPC before each handshake. Returns the new configuration, or None if it is unchanged. Another call
-        of `look` may have noticed the change, so the comparison is with the configuration that was returned last."""
+        """Called by gRPC before each handshake.
+
+        Returns the new configuration, or None if it is unchanged. Another call of `look` may have noticed the change,
+        so the comparison is with the configuration that was returned last.
+        """
         self.look()
         given, self._given = self._given, self._configuration
         return None if given is self._configuration else self._configuration
@@ -122,7 +130,7 @@ class ServerCertificates:
         mode = self._key.stat().st_mode
         if mode & (stat.S_IROTH | stat.S_IWOTH):
             raise TlsError(
-                f"tls.key: everybody may read {self._key} (mode {stat.S_IMODE(mode):04o}); chmod 600 {self._key}"
+                f"tls.key: every user may read {self._key} (mode {stat.S_IMODE(mode):04o}); chmod 600 {self._key}"
             )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -144,7 +152,8 @@ class ServerCertificates:
 def _shown(server: ssl.SSLContext, certificate: Path) -> tuple[float, tuple[str, ...]]:
     """Returns the Unix time until which a client that trusts this certificate accepts it, and the host names for which
     it is valid. Performs a handshake in memory, which makes all checks of a real one. Raises `TlsError` if the
-    certificate would be refused now."""
+    certificate would be refused now.
+    """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -190,7 +199,7 @@ def _no_password() -> str:
 def _explained(error: Exception) -> str:
     reason = getattr(error, "reason", None)
     if reason == "KEY_VALUES_MISMATCH":
-        return "the key is not that of the certificate"
+        return "the key does not belong to the certificate"
     if reason in ("NO_CERTIFICATE_OR_CRL_FOUND", "NO_START_LINE", "PEM_LIB", "PEM lib"):
-        return "it is no PEM file of the right kind"
+        return "it is not a PEM file of the required kind"
     return str(reason or getattr(error, "strerror", None) or error)

@@ -156,7 +156,9 @@ def user_of(connection: socket.socket) -> User:
         packed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
         groups = struct.unpack(f"{len(packed) // 4}I", packed)
     except OSError as error:
-        log.warning("too_many_groups", uid=uid, why=error.strerror or str(error), action="its primary group counts")
+        log.warning(
+            "too_many_groups", uid=uid, why=error.strerror or str(error), action="only its primary group is used"
+        )
     return User(uid, frozenset((gid, *groups)), pid)
 
 

@@ -27,8 +27,10 @@ MAX_IDLE = 64
 
 
 class Communicators:
-    """The live communicators that this front coordinates. `nonce` makes their names different from those of other
-    daemons."""
+    """The live communicators that this front coordinates.
+
+    `nonce` makes their names different from those of other daemons.
+    """
 
     def __init__(
         self, recorder: FlightRecorder | None = None, nonce: str = "", order: CollectiveOrder[MatchKey] | None = None
@@ -90,7 +92,7 @@ class Communicators:
             there = [each for each in self if place in each.places]
             idle = [each for each in there if each.idle]
             for each in idle[: max(0, len(there) - MAX_IDLE)]:
-                why = "others are used more"
+                why = "other communicators were used more recently"
                 sends += self._drop(each, why, errors.failed(each.key, why))
         return sends
 
@@ -118,8 +120,9 @@ class Communicators:
         return []
 
     def message(self, place: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[DeviceMessage]:
-        """Handles a message of a rank's process about a communicator. Messages about an unknown communicator are
-        ignored.
+        """Handles a message of a rank's process about a communicator.
+
+        Messages about an unknown communicator are ignored.
 
         `owner` is the group of a message from another daemon; such a message may only concern communicators of that
         group. Raises KeyError, TypeError or ValueError for an invalid message.
@@ -182,7 +185,8 @@ class Communicators:
 
     def expire(self, now: float) -> list[DeviceMessage]:
         """Fails operations that have waited too long for their communicator, and aborts communicators whose own time
-        limit has passed."""
+        limit has passed.
+        """
         sends: list[DeviceMessage] = []
         for comm in [comm for comm in self if not comm.ready]:
             late = [rank for rank in range(len(comm.places)) if rank not in comm.joined]
@@ -195,8 +199,10 @@ class Communicators:
         return sends
 
     def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
-        """Aborts the communicators of a lost process or node on the remaining ranks. The next use of the group creates
-        a new one. For other nodes only communicators of `owners` are affected."""
+        """Aborts the communicators of a lost process or node on the remaining ranks.
+
+        The next use of the group creates a new one. For other nodes only communicators of `owners` are affected.
+        """
         local = isinstance(where, RankLocation) and where.node == 0
         sends: list[DeviceMessage] = []
         for comm in self:
@@ -211,8 +217,10 @@ class Communicators:
         return sends
 
     def give_up(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
-        """Fails the waiting operations of an owner and forgets the owner. The communicators of a group over daemons are
-        aborted; those of local devices are kept for other sessions."""
+        """Fails the waiting operations of an owner and forgets the owner.
+
+        The communicators of a group over daemons are aborted; those of local devices are kept for other sessions.
+        """
         sends: list[DeviceMessage] = []
         for comm in self:
             theirs = [match for match in comm.queue if match.key.owner == owner]

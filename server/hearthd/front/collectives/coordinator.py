@@ -42,7 +42,8 @@ class Coordinator:
         self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> list[DeviceMessage]:
         """Handles a rank's part in an operation, or in `count` consecutive operations, each ordered behind the previous
-        one. Raises KeyError, TypeError or ValueError if `body` is not a valid `present` message."""
+        one. Raises KeyError, TypeError or ValueError if `body` is not a valid `present` message.
+        """
         sends: list[DeviceMessage] = []
         for told, match in self.matcher.row(key, rank, place, body, now, count):
             sends += told
@@ -54,7 +55,9 @@ class Coordinator:
 
     def withdraw(self, key: MatchKey, rank: int, body: Mapping[str, Any]) -> list[DeviceMessage]:
         """Handles a rank's message that it will not take part in an operation, whether or not it had presented it.
-        Raises KeyError or ValueError if `body` is not a valid `withdraw` message."""
+
+        Raises KeyError or ValueError if `body` is not a valid `withdraw` message.
+        """
         refusal = from_text(body["status"])
         return self._go_on(self.communicators.withdraw(key, rank, refusal) or self.matcher.withdraw(key, rank, refusal))
 

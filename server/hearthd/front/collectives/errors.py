@@ -8,7 +8,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front.collectives.match import Match, MatchKey, RankLocation, group_name, place_name
 from hearthd.front.collectives.signature import Mismatch
 
-_AGAIN = "Present it again, with the next sequence number on every rank; a new communicator is made."
+_AGAIN = "Present it again, with the next sequence number on every rank; a new communicator is created."
 
 
 def with_recorder(refusal: Refusal, lines: Sequence[str]) -> Refusal:
@@ -31,11 +31,15 @@ def impossible(devices: Sequence[int], device: int, known: Collection[int]) -> R
         names = ", ".join(map(str, sorted(known)))
         return Refusal(
             Reason.DEVICE_NOT_FOUND,
-            f"The group {_some(devices)} names devices that do not exist: {_some(strangers)}; there are: {names}.",
+            f"The group {_some(devices)} names devices that do not exist: {_some(strangers)}; this node has: {names}.",
             fix="Use ordinals that NodeService.Describe lists.",
             details={"requested": _some(devices), "allowed": names},
         )
-    what = "names a device twice" if device in found else f"does not contain device {device}, which presents"
+    what = (
+        "names a device twice"
+        if device in found
+        else f"does not contain device {device}, which presented the operation"
+    )
     return Refusal(
         Reason.INVALID_ARGUMENT,
         f"The group {_some(devices)} {what}.",
@@ -57,14 +61,17 @@ def twice(key: MatchKey, rank: int) -> Refusal:
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
         f"{_capital(key.name(rank))} presented operation {key.sequence} of {group_name(key.group, key.members)} twice.",
-        fix="Count the group's operations from 1, each once on every rank.",
+        fix="Number the group's operations from 1, and present each number once on every rank.",
         details={"odd_rank": key.numbers([rank]), "field": "sequence", "sequence": key.sequence},
     )
 
 
 def mismatch(key: MatchKey, found: Mismatch) -> Refusal:
-    """Returns the refusal of operations that do not match. Its details name the difference: `odd_rank`, `requested`
-    (values of those ranks) and `expected` (value of the other ranks); see `signature`."""
+    """Returns the refusal of operations that do not match.
+
+    Its details name the difference: `odd_rank`, `requested` (values of those ranks) and `expected` (value of the other
+    ranks); see `signature`.
+    """
     which = f", operation {found.position} of the batch" if found.position else ""
     details: dict[str, object] = {
         "field": found.field,
@@ -78,7 +85,7 @@ def mismatch(key: MatchKey, found: Mismatch) -> Refusal:
         return Refusal(
             Reason.COLLECTIVE_MISMATCH,
             f"{key.title} does not match in {found.field}{which}: what {key.name(sender)} sends, {sent!r}, is not what "
-            f"{key.name(receiver)} receives of it, {taken!r}.",
+            f"{key.name(receiver)} receives from it, {taken!r}.",
             fix="Receive each send on its peer, in the same order, with the same count and dtype.",
             details={**details, "requested": sent, "expected": taken},
         )
@@ -123,9 +130,10 @@ def held(key: MatchKey, ahead: Iterable[MatchKey]) -> Refusal:
     first = min(ahead)
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
-        f"{key.title} could not start in time: it stands behind {_small(first.title)} on one of its ranks, which has "
+        f"{key.title} could not start in time: it is queued behind {_small(first.title)} on one of its ranks, "
+        f"which has "
         "not started.",
-        fix="See what keeps the other one, or present them on streams and arrays of their own.",
+        fix="Find out what delays the other operation, or present them on separate streams and arrays.",
         details={"sequence": key.sequence, "behind": first.sequence},
     )
 
@@ -134,7 +142,7 @@ def crossed(key: MatchKey, circle: Sequence[MatchKey]) -> Refusal:
     others = ", ".join(_small(other.title) for other in circle if other != key)
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
-        f"{key.title} cannot start: one rank has it behind {others}, and another rank the other way round.",
+        f"{key.title} cannot start: one rank has queued it behind {others}, and another rank in the opposite order.",
         fix="Present operations that share a stream or an array in the same order on every rank.",
         details={"sequence": key.sequence, "field": "order"},
     )
@@ -143,8 +151,8 @@ def crossed(key: MatchKey, circle: Sequence[MatchKey]) -> Refusal:
 def withdrawn(key: MatchKey, rank: int, why: Refusal) -> Refusal:
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
-        f"{key.title} cannot start: {key.name(rank)} has no part in it: {why.message}",
-        fix="Mend that, and present the operation under the next sequence number on every rank.",
+        f"{key.title} cannot start: {key.name(rank)} cannot take part in it: {why.message}",
+        fix="Correct that, and present the operation under the next sequence number on every rank.",
         details={"failed": key.numbers([rank]), "sequence": key.sequence, "cause": str(why.reason)},
     )
 
@@ -153,7 +161,8 @@ def not_joined(key: MatchKey, late: Iterable[int]) -> Refusal:
     late = list(late)
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
-        f"The communicator of {group_name(key.group, key.members)} was not made in time for operation {key.sequence}: "
+        f"The communicator of {group_name(key.group, key.members)} was not created in time for operation "
+        f"{key.sequence}: "
         f"{key.names(late)} did not join.",
         fix="Try again; a longer timeout leaves more time for the first operation of a group.",
         details={"missing": key.numbers(late), "sequence": key.sequence},
@@ -165,30 +174,34 @@ def lost_before(key: MatchKey, where: RankLocation | int, why: str) -> Refusal:
         Reason.COMMUNICATOR_FAILED,
         f"{_capital(place_name(where))} of {group_name(key.group, key.members)} was lost before operation "
         f"{key.sequence} could start: {why}.",
-        fix="Leave the group and rebuild it from the nodes that are there."
+        fix="Leave the group and rebuild it from the nodes that are available."
         if isinstance(where, int)
-        else "Go on without it, or present the next operation when it serves again.",
+        else "Continue without it, or present the next operation when it serves again.",
         details={"lost": place_name(where), "sequence": key.sequence},
     )
 
 
 def not_finished(key: MatchKey, missing: Iterable[int], sequence: int | None) -> Refusal:
-    """Returns the refusal of an operation that ranks have not finished. `sequence`: its number, if all recipients may
-    know it."""
+    """Returns the refusal of an operation that ranks have not finished.
+
+    `sequence`: its number, if all recipients may know it.
+    """
     missing = list(missing)
     which = f"Operation {sequence}" if sequence is not None else "An operation"
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
-        f"{which} of {group_name(key.group, key.members)} was launched and not finished in time by "
+        f"{which} of {group_name(key.group, key.members)} was launched but not finished in time by "
         f"{key.names(missing)}.",
-        fix="See what keeps these ranks, or give it more time. " + _AGAIN,
+        fix="Find out what delays these ranks, or use a longer timeout. " + _AGAIN,
         details={"missing": key.numbers(missing), **({} if sequence is None else {"sequence": sequence})},
     )
 
 
 def failed(key: MatchKey, why: str, rank: int | None = None) -> Refusal:
-    """Returns the refusal after a communicator failed. `rank`: the rank at which it failed, if there is one such
-    rank."""
+    """Returns the refusal after a communicator failed.
+
+    `rank`: the rank at which it failed, if there is one such rank.
+    """
     at = {} if rank is None else {"failed": key.numbers([rank])}
     return Refusal(
         Reason.COMMUNICATOR_FAILED,

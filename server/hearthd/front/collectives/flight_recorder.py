@@ -161,8 +161,10 @@ class FlightRecorder:
 
 
 def describe_operations(operations: Sequence[Mapping[str, Any]]) -> str:
-    """Describes operations as text, for example `all_reduce 1024 float32 sum`. Those of a batch are separated by
-    commas. Empty if the rank has no part in the operation."""
+    """Describes operations as text, for example `all_reduce 1024 float32 sum`.
+
+    Those of a batch are separated by commas. Empty if the rank has no part in the operation.
+    """
     texts = [_describe(operation) for operation in operations[:_DESCRIBED]]
     more = len(operations) - len(texts)
     return ", ".join([*texts, f"{more} more"] if more else texts)

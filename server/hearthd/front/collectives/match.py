@@ -29,7 +29,8 @@ def place_name(where: RankLocation | int) -> str:
 
 def group_name(group: str, members: Sequence[int]) -> str:
     """Returns the name of a group for messages: `group [0, 1]`, or `group 3f2a9c01 of 2 ranks` for a group over
-    daemons."""
+    daemons.
+    """
     return f"group {group[:8]} of {len(members)} ranks" if group else f"group {list(members)}"
 
 
@@ -56,8 +57,10 @@ class MatchKey(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """The owner of the operation's communicator. Empty for local devices, whose communicators all sessions of their
-        processes share."""
+        """The owner of the operation's communicator.
+
+        Empty for local devices, whose communicators all sessions of their processes share.
+        """
         return self.owner if self.group else ""
 
     @property
@@ -92,12 +95,14 @@ class Presentation(NamedTuple):
 
     @classmethod
     def of(cls, place: RankLocation, body: Mapping[str, Any]) -> Presentation:
-        """Returns the part in a `present` message. Raises KeyError, TypeError or ValueError if the message is
-        invalid."""
+        """Returns the part in a `present` message.
+
+        Raises KeyError, TypeError or ValueError if the message is invalid.
+        """
         signature = body["signature"]
         operations = [signature] if isinstance(signature, dict) else list(signature)
         if not all(isinstance(operation, dict) for operation in operations):
-            raise TypeError("an operation is no object")
+            raise TypeError("an operation is not an object")
         return cls(place, int(body["channel"]), operations)
 
 

@@ -98,15 +98,18 @@ class Matcher:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `expire` has to be called; nothing expires before. The time may be too early, because an
-        exact one would take a check of all pending operations."""
+        """The time at which `expire` has to be called; nothing expires before.
+
+        The time may be too early, because an exact one would take a check of all pending operations.
+        """
         return self._due if self._pending else None
 
     def row(
         self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> Iterator[tuple[list[DeviceMessage], Match | None]]:
-        """Handles one rank's part in `count` operations, each of which is ordered behind the previous one. Yields for
-        each operation the messages to send, and the operation if it is complete and all ranks match.
+        """Handles one rank's part in `count` operations, each of which is ordered behind the previous one.
+
+        Yields for each operation the messages to send, and the operation if it is complete and all ranks match.
 
         Raises KeyError, TypeError or ValueError for an invalid `present` message.
         """
@@ -164,8 +167,10 @@ class Matcher:
         return None
 
     def withdraw(self, key: MatchKey, rank: int, refusal: Refusal) -> list[DeviceMessage]:
-        """Handles the withdrawal of a rank. The other ranks cannot run the operation either; they get a refusal at
-        once, or when they present."""
+        """Handles the withdrawal of a rank.
+
+        The other ranks cannot run the operation either; they get a refusal at once, or when they present.
+        """
         told = errors.withdrawn(key, rank, refusal)
         match = self._pending.get(key)
         if match is not None:
@@ -233,7 +238,8 @@ class Matcher:
 
     def _agrees(self, match: Match) -> bool:
         """Returns True if the same messages have just been compared, which is nearly always the case in a sequence of
-        operations."""
+        operations.
+        """
         agreed = self._agreed
         return len(agreed) == len(match.parts) and all(map(is_, agreed, match.parts.values()))
 
@@ -259,8 +265,10 @@ class Matcher:
 
 
 def _behind(key: MatchKey, body: Mapping[str, Any]) -> set[MatchKey]:
-    """Returns the operations behind which the rank has ordered its operation. Raises TypeError or ValueError for an
-    invalid list."""
+    """Returns the operations behind which the rank has ordered its operation.
+
+    Raises TypeError or ValueError for an invalid list.
+    """
     behind = body.get("behind")
     if not behind:
         return set()

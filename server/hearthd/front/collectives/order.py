@@ -37,8 +37,10 @@ class CollectiveOrder(Generic[K]):
         self._open.setdefault(key, set())
 
     def hold(self, key: K, behind: Iterable[K]) -> bool:
-        """Marks an open operation as complete. Returns True if it is held, because operations of `behind` have to be
-        launched first."""
+        """Marks an open operation as complete.
+
+        Returns True if it is held, because operations of `behind` have to be launched first.
+        """
         waits = {each for each in behind if each in self._open and each != key}
         if not waits:
             return False
@@ -49,7 +51,8 @@ class CollectiveOrder(Generic[K]):
 
     def circle(self, key: K) -> list[K]:
         """Returns the operations that wait for each other in a cycle that contains the held operation `key`, because
-        the ranks have them in different orders. Empty if there is no cycle."""
+        the ranks have them in different orders. Empty if there is no cycle.
+        """
         ahead = self._ahead(key)
         return [each for each in ahead if key in self._ahead(each)] if key in ahead else []
 

@@ -57,8 +57,9 @@ class GroupRelay(Protocol):
     """The relay for groups over daemons."""
 
     def takes(self, link: DeviceLink, body: dict[str, Any]) -> bool:
-        """Called first for each COLLECTIVE frame of a local device process. Returns True if the frame concerned a group
-        over daemons and was handled.
+        """Called first for each COLLECTIVE frame of a local device process.
+
+        Returns True if the frame concerned a group over daemons and was handled.
 
         If this front coordinates the group, the relay passes a `present` back through `CollectiveRouter.present`.
         Messages about a communicator that this front has created may be left to the router.
@@ -66,8 +67,11 @@ class GroupRelay(Protocol):
         ...
 
     def device_lost(self, link: DeviceLink, why: str) -> None:
-        """Handles the end of a local device process. The router has failed the operations that the process had
-        presented. The channels of the link still show which sessions had ranks there."""
+        """Handles the end of a local device process.
+
+        The router has failed the operations that the process had presented. The channels of the link still show which
+        sessions had ranks there.
+        """
         ...
 
     def session_closed(self, session: str) -> None:
@@ -133,7 +137,8 @@ class CollectiveRouter:
 
     def present(self, key: MatchKey, rank: int, place: RankLocation, body: dict[str, Any], count: int = 1) -> None:
         """Handles a rank's part in an operation, or in `count` consecutive operations, each ordered behind the previous
-        one. Raises KeyError, TypeError or ValueError if `body` is not a valid `present` message."""
+        one. Raises KeyError, TypeError or ValueError if `body` is not a valid `present` message.
+        """
         now = self._now()
         sends = self.coordinator.present(key, rank, place, body, now, count)
         self._send(rows(sends) if count > 1 else sends)
@@ -141,33 +146,37 @@ class CollectiveRouter:
             self._arm()
 
     def withdraw(self, key: MatchKey, rank: int, body: dict[str, Any]) -> None:
-        """Handles a rank's message that it will not take part in an operation. Raises KeyError, TypeError or ValueError
-        if `body` is not a valid `withdraw` message."""
+        """Handles a rank's message that it will not take part in an operation.
+
+        Raises KeyError, TypeError or ValueError if `body` is not a valid `withdraw` message.
+        """
         self._send(self.coordinator.withdraw(key, rank, body))
         self._arm()
 
     def message(self, place: RankLocation, body: dict[str, Any], owner: str = "") -> None:
         """Handles a message of a rank's process about a communicator (`id`, `joined`, `join_failed`, `failed`,
         `progress`). `owner`: for a message of another daemon, the group in which it takes part. Raises the same errors
-        as `present`."""
+        as `present`.
+        """
         self._send(self.coordinator.message(place, body, owner))
         self._arm()
 
     def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None:
         """Handles the loss of a device process or a whole node, with the ranks that `owners` (sessions, groups) had
-        there. Node numbers differ between groups, so for other nodes only the groups in `owners` are affected."""
+        there. Node numbers differ between groups, so for other nodes only the groups in `owners` are affected.
+        """
         self._send(self.coordinator.lost(where, why, owners))
         self._arm()
 
     def give_up(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
         """Handles the end of a group or a session: waiting operations fail, the communicators of a group are aborted,
-        and nothing of the owner is kept."""
-        self._send(self.coordinator.give_up(owner, Refusal(reason, why, fix="Go on with another group.")))
+        and nothing of the owner is kept.
+        """
+        self._send(self.coordinator.give_up(owner, Refusal(reason, why, fix="Use another group.")))
         self._arm()
 
     def link(self, place: RankLocation) -> DeviceLink | None:
-        """Returns the link to a local device process that has sent a message about collectives; None if there is
-        none."""
+        """Returns the link to a local device process that has sent a message about collectives, or None."""
         return self._links.get((place.device, place.process)) if place.node == 0 else None
 
     # ---- events of devices and sessions ----
@@ -184,7 +193,7 @@ class CollectiveRouter:
         """Handles a session that is about to close on the devices."""
         for link in self._links.values():  # later messages of its processes are ignored
             self._closing.update(each for each in link.channels.values() if each.session_id == session)
-        self.give_up(session, "The session ended before all ranks had presented.", Reason.SESSION_EXPIRED)
+        self.give_up(session, "The session ended before all ranks had presented the operation.", Reason.SESSION_EXPIRED)
         if self.relay is not None:
             self.relay.session_closed(session)
 

@@ -55,7 +55,8 @@ class Mismatch:
 
 def mismatch(lists: Mapping[int, Sequence[Operation]], size: int) -> Mismatch | None:
     """Returns the first difference between the operations of the ranks that have presented; `size` is the number of all
-    ranks. Transfers to and from the other ranks are not compared."""
+    ranks. Transfers to and from the other ranks are not compared.
+    """
     first = next(iter(lists.values()), ())
     if all(each == first for each in lists.values()) and not any(map(_meets_another, first)):
         return None  # the usual case
@@ -96,8 +97,10 @@ def _row(operations: Mapping[int, Operation]) -> Mismatch | None:
 
 
 def _vote(name: str, values: dict[int, Any]) -> Mismatch | None:
-    """Returns the difference in one field, if there is one. The most frequent value counts as the group's; among
-    equally frequent values, that of the lowest rank."""
+    """Returns the difference in one field, if there is one.
+
+    The most frequent value counts as the group's; among equally frequent values, that of the lowest rank.
+    """
     counts = Counter(map(repr, values.values()))
     if len(counts) <= 1:
         return None

@@ -17,8 +17,10 @@ LOG, SYSLOG = "log", "syslog"
 
 def state_folder() -> Path:
     """Returns the directory for files that outlive the daemon: systemd's StateDirectory, otherwise that of the user.
+
     For root it is the directory that systemd gives to a service, so that root can verify a service's log without
-    further options."""
+    further options.
+    """
     systemd = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     if systemd:
         return Path(systemd)
@@ -40,7 +42,7 @@ class AuditSettings(Section):
     @classmethod
     def _absolute(cls, value: str) -> str:
         if value and value != "auto" and not Path(value).is_absolute():
-            raise ValueError(f"{value!r} is no absolute path")
+            raise ValueError(f"{value!r} is not an absolute path")
         return value
 
     @field_validator("anchor")
@@ -56,8 +58,8 @@ class AuditSettings(Section):
             value = getattr(self, name)
             if self.path and value.startswith("/") and Path(value).parent == Path(self.path).parent:
                 raise ValueError(
-                    f"{name} = {value!r} is in the log's own directory: who can rewrite the log there can have "
-                    f"that as well; name a file in another directory"
+                    f"{name} = {value!r} is in the log's own directory: a user who can rewrite the log there can "
+                    f"rewrite this file as well; name a file in another directory"
                 )
         return self
 

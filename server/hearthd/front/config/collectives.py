@@ -1,5 +1,6 @@
 """The `[collectives]` section: the time that ranks wait for each other, and the addresses by which daemons of a group
-connect."""
+connect.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class CollectiveSettings(Section):
     @classmethod
     def _reachable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(value) > MAX_ADVERTISED:
-            raise ValueError(f"{len(value)} addresses; the most is {MAX_ADVERTISED}")
+            raise ValueError(f"{len(value)} addresses; the maximum is {MAX_ADVERTISED}")
         for text in value:
             address = parse_address(text)
             if not address.port or address.wildcard:
@@ -51,7 +52,7 @@ class CollectiveSettings(Section):
     @classmethod
     def _meant(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(value) > MAX_PEERS:
-            raise ValueError(f"{len(value)} peers; the most is {MAX_PEERS}, and a network counts as one")
+            raise ValueError(f"{len(value)} peers; the maximum is {MAX_PEERS}, and a network counts as one")
         for text in value:
             if text != AUTO:
                 parse_peer(text)
@@ -68,12 +69,15 @@ class CollectiveSettings(Section):
 
 
 def refuse_clear_tickets(section: CollectiveSettings, *, tls: bool, insecure: bool) -> None:
-    """Raises `ValueError` if the tickets of groups would be sent unencrypted to other hosts. Peers authenticate with a
-    group's ticket, so tenants are not necessary, but only TLS keeps the ticket secret."""
+    """Raises `ValueError` if the tickets of groups would be sent unencrypted to other hosts.
+
+    Peers authenticate with a group's ticket, so tenants are not necessary, but only TLS keeps the ticket secret.
+    """
     text = section.listen
     if text and not parse_address(text).loopback and not tls and not insecure:
         raise ValueError(
-            f"collectives.listen = {text!r} is reachable from other hosts, and the tickets of groups would travel in "
-            "clear: that needs TLS ([tls] certificate, key); set it, listen on 127.0.0.1, or set insecure = true on "
-            "a network that only trusted people reach"
+            f"collectives.listen = {text!r} is reachable from other hosts, and the tickets of groups would be sent "
+            f"unencrypted: this needs TLS ([tls] certificate, key); set it, listen on 127.0.0.1, or set insecure = "
+            f"true on "
+            "a network that only trusted users can reach"
         )

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hearthd.front.config.settings import Config
 
 FIX = (
-    'configure [[tenants]], or leave TCP out: listen.grpc = "" and listen.lanes = "", which leaves the Unix socket, '
+    'configure [[tenants]], or disable TCP: listen.grpc = "" and listen.lanes = "", which leaves the Unix socket, '
     "for the daemon's own user alone"
 )
 UNIX = "unix"
@@ -19,7 +19,8 @@ UNIX = "unix"
 
 def unguarded(config: Config) -> str:
     """Returns the address of a listener that needs no credential, if the daemon has no tenants: that of gRPC over TCP,
-    or "unix" if all users may connect to the Unix socket. Empty: there is none."""
+    or "unix" if all users may connect to the Unix socket. Empty: there is none.
+    """
     if config.tenants:
         return ""
     return config.listen.grpc or (UNIX if config.listen.unix_access == "all" and config.unix_path else "")
@@ -28,5 +29,5 @@ def unguarded(config: Config) -> str:
 def who(address: str) -> str:
     """Returns a description of the users who can reach an address."""
     if address == UNIX or parse_address(address).loopback:
-        return "every login of this host"
-    return "everybody who reaches this host"
+        return "every user of this host"
+    return "every host that can reach this one"

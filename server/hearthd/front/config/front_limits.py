@@ -1,5 +1,6 @@
 """Sections that limit the resources that clients use in the front: `[connections]`, `[admission]`, `[health]`,
-`[overload]`."""
+`[overload]`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +10,11 @@ from hearthd.front.config.section import Bytes, Seconds, Section
 
 
 class ConnectionSettings(Section):
-    """Limits on connections. A stranger is a connection that has shown no accepted credential yet. All numbers are
-    reduced to what the process's limit on open files allows (`ulimit -n`, `LimitNOFILE`)."""
+    """Limits on connections.
+
+    A stranger is a connection that has shown no accepted credential yet. All numbers are reduced to what the process's
+    limit on open files allows (`ulimit -n`, `LimitNOFILE`).
+    """
 
     max: int = Field(default=4096, ge=8)  # for each listener
     max_strangers: int = Field(default=512, ge=2)  # for each listener; a further one displaces an older one
@@ -21,8 +25,10 @@ class ConnectionSettings(Section):
 
     @property
     def asked(self) -> int:
-        """Number of connections of a listener that the configuration explicitly asks for. 0: as many as fit. Half of a
-        listener's connections may be strangers."""
+        """Number of connections of a listener that the configuration explicitly asks for.
+
+        0: as many as fit. Half of a listener's connections may be strangers.
+        """
         given = self.model_fields_set
         most = self.max if "max" in given else 0
         return max(most, min(self.max, 2 * self.max_strangers) if "max_strangers" in given else 0)
@@ -47,8 +53,11 @@ class HealthSettings(Section):
 
 
 class OverloadSettings(Section):
-    """Two thresholds for each resource. From the first on, new sessions and large requests are refused, with a time
-    after which to try again. From the second on, new work of open sessions is refused as well."""
+    """Two thresholds for each resource.
+
+    From the first on, new sessions and large requests are refused, with a time after which to try again. From the
+    second on, new work of open sessions is refused as well.
+    """
 
     enabled: bool = True
     loop_lag: Seconds = Field(default=0.5, gt=0)  # delay of the event loop
@@ -66,5 +75,7 @@ class OverloadSettings(Section):
         for name in ("loop_lag", "memory", "group_memory", "descriptors"):
             first, second = getattr(self, name), getattr(self, f"{name}_critical")
             if second and first > second:
-                raise ValueError(f"{name} = {first} is above {name}_critical = {second}; the second is the higher one")
+                raise ValueError(
+                    f"{name} = {first} is above {name}_critical = {second}; it must not exceed {name}_critical"
+                )
         return self

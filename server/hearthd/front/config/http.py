@@ -36,5 +36,7 @@ class HttpSettings(Section):
         names = tuple(name.lower().rstrip(".") for name in value)
         for name in names:
             if not _HOST.fullmatch(name):
-                raise ValueError(f'{name!r} is no host name; write "gpu1.example.org", "*.example.org" or "*", no port')
+                raise ValueError(
+                    f'{name!r} is not a host name; write "gpu1.example.org", "*.example.org" or "*", without a port'
+                )
         return names

@@ -50,8 +50,10 @@ class ConfigError(Exception):
 
 
 def check_exposure(config: Config, backend: str) -> None:
-    """Raises `ConfigError` if the CPU backend was chosen at the start (`auto`) and is exposed to other hosts. A
-    configured CPU backend is checked with the settings."""
+    """Raises `ConfigError` if the CPU backend was chosen at the start (`auto`) and is exposed to other hosts.
+
+    A configured CPU backend is checked with the settings.
+    """
     if backend != "cpu":
         return
     for name in ("grpc", "http", "lanes"):
@@ -114,8 +116,9 @@ def load(
 
 
 GONE = {
-    ("auth", "http_on_loopback"): "is gone: with tenants, HTTP asks for a token on loopback, too, as else everybody on "
-    'this host could read what is all tenants\'. Give Prometheus the token of a tenant with rights = ["observe"], or '
+    ("auth", "http_on_loopback"): "was removed: with tenants, HTTP asks for a token on loopback, too: otherwise "
+    "every user of this host could read the data of all tenants. Give Prometheus the token of a tenant with "
+    'rights = ["observe"], or '
     "set metrics_on_loopback = true in [http], which is for /metrics alone",
 }  # fmt: skip
 """Settings that were removed, and what to write instead."""
@@ -136,7 +139,7 @@ def _file_layer(path: str | Path | None) -> tuple[str, dict[tuple[str, ...], Any
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is no TOML: {error}") from None
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
     known = set(settings())
     layer: dict[tuple[str, ...], Any] = {}
     for name, value in table.items():
@@ -146,14 +149,14 @@ def _file_layer(path: str | Path | None) -> tuple[str, dict[tuple[str, ...], Any
                 if (name, key) in GONE:
                     raise ConfigError(f"{path}: {name}.{key} {GONE[name, key]}")
                 if key not in section:
-                    raise ConfigError(f"{path}: {name}.{key} is no setting;{_nearest((name, key), known)}")
+                    raise ConfigError(f"{path}: {name}.{key} is not a setting;{_nearest((name, key), known)}")
                 layer[section[key]] = inner
         elif section:
             raise ConfigError(f"{path}: {name} is a section: write [{name}]")
         elif (name,) in known:
             layer[(name,)] = value
         else:
-            raise ConfigError(f"{path}: {name} is no setting;{_nearest((name,), known)}")
+            raise ConfigError(f"{path}: {name} is not a setting;{_nearest((name,), known)}")
     return str(path), layer
 
 
@@ -168,7 +171,7 @@ def _environment_layer(environ: Mapping[str, str]) -> dict[tuple[str, ...], str]
             raise ConfigError(f"environment: {name} {gone[name]}")
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-            raise ConfigError(f"environment: {name} is no setting; the nearest is {close[0]}")
+            raise ConfigError(f"environment: {name} is not a setting; the nearest is {close[0]}")
         layer[names[name]] = value
     return layer
 
@@ -179,7 +182,8 @@ def _variable(where: tuple[str, ...]) -> str:
 
 def _nearest(where: tuple[str, ...], known: set[tuple[str, ...]]) -> str:
     """Returns the valid name nearest to a wrong one: by the whole path, or by the key alone, which finds the right
-    section."""
+    section.
+    """
     wrong = ".".join(where)
     sections = {path[0] for path in known}
     candidates = {".".join(path): ".".join(path) for path in known} | {name: f"[{name}]" for name in sections}
@@ -211,8 +215,10 @@ def _explain(error: ValidationError, origins: Mapping[tuple[str, ...], str]) -> 
 
 
 def _explain_tenant(item: Mapping[str, Any], origin: str) -> str:
-    """Explains an error in one of the tenants' tables. Values are not shown, because a value may be a misplaced
-    token."""
+    """Explains an error in one of the tenants' tables.
+
+    Values are not shown, because a value may be a misplaced token.
+    """
     location = [part for part in item["loc"] if part not in ("str", "int", "float")]
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
     message = item["msg"].removeprefix("Value error, ")
@@ -221,6 +227,6 @@ def _explain_tenant(item: Mapping[str, Any], origin: str) -> str:
         models: dict[str, type[BaseModel]] = {"tokens": TokenSettings, "quotas": QuotaSettings}
         known = models.get(table, TenantSettings).model_fields
         close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.0)
-        message = f"is no setting; the nearest is {close[0]}" if close else "is no setting"
+        message = f"is not a setting; the nearest is {close[0]}" if close else "is not a setting"
         return f"{origin}: {name} {message}" if origin else f"{name} {message}"
     return f"{origin}: {name}: {message}" if origin else f"{name}: {message}"

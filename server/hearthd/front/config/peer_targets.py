@@ -55,7 +55,7 @@ def parse_peer(text: str) -> PeerTarget:
         try:
             return PeerTarget("", ip_network(text), 0)
         except ValueError as error:
-            raise ValueError(f"{text!r} is no network: {error}") from None
+            raise ValueError(f"{text!r} is not a network: {error}") from None
     try:
         return PeerTarget("", ip_network(ip_address(text.strip("[]"))), 0)
     except ValueError:
@@ -63,13 +63,13 @@ def parse_peer(text: str) -> PeerTarget:
     if ":" in text:
         host, port = parse_address(text)
         if not port or Address(host, port).wildcard:
-            raise ValueError(f'{text!r} is nowhere to connect to; write a host and a port, e.g. "gpu1:7424"')
+            raise ValueError(f'{text!r} cannot be connected to; write a host and a port, e.g. "gpu1:7424"')
         try:
             return PeerTarget("", ip_network(ip_address(host)), port)
         except ValueError:
             pass
     if not NAME.fullmatch(host.rstrip(".")):
-        raise ValueError(f'{text!r} is no peer; write e.g. "gpu1", "gpu1:7424", "10.0.0.7", "10.0.0.0/24" or "auto"')
+        raise ValueError(f'{text!r} is not a peer; write e.g. "gpu1", "gpu1:7424", "10.0.0.7", "10.0.0.0/24" or "auto"')
     return PeerTarget(plain(host), None, port)
 
 

@@ -16,14 +16,16 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_seconds(value: object) -> float:
-    """Parses a duration such as "30s", "500ms", "500us", "2m" or "1h", and returns it in seconds. Plain numbers are
-    seconds."""
+    """Parses a duration such as "30s", "500ms", "500us", "2m" or "1h", and returns it in seconds.
+
+    Plain numbers are seconds.
+    """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     unit = (match[2].lower() or "s") if match else ""
     if match is None or unit not in _SECONDS:
-        raise ValueError(f'{value!r} is no duration; write e.g. "500ms", "30s" or "2m"')
+        raise ValueError(f'{value!r} is not a duration; write e.g. "500ms", "30s" or "2m"')
     return float(match[1]) * _SECONDS[unit]
 
 
@@ -33,7 +35,7 @@ def parse_bytes(value: object) -> int:
         return value
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2].lower() not in _BYTES:
-        raise ValueError(f'{value!r} is no size; write e.g. "512MiB" or "8GiB"')
+        raise ValueError(f'{value!r} is not a size; write e.g. "512MiB" or "8GiB"')
     return int(float(match[1]) * _BYTES[match[2].lower()])
 
 

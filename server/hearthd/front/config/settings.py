@@ -39,7 +39,7 @@ class ListenSettings(Section):
     @classmethod
     def _path(cls, value: str) -> str:
         if value and value != "auto" and not Path(value).is_absolute():
-            raise ValueError(f"{value!r} is no absolute path")
+            raise ValueError(f"{value!r} is not an absolute path")
         if len(os.fsencode(value)) > 107:
             raise ValueError(f"a Unix socket's path has at most 107 bytes, this one {len(os.fsencode(value))}")
         return value
@@ -84,7 +84,7 @@ class DeviceSettings(Section):
     def _distinct(cls, value: Any) -> Any:
         if value != "all":
             if not value:
-                raise ValueError("no device at all; leave it out or name one")
+                raise ValueError("names no device; remove the setting or name one")
             if len(set(value)) != len(value) or min(value) < 0:
                 raise ValueError("device indices are 0 or more, each once")
         return value
@@ -99,7 +99,8 @@ class SessionSettings(Section):
 
 class LaneSettings(Section):
     """Connections that lead directly to the device process: over a Unix socket for clients on this host, and over
-    `listen.lanes` for bulk data."""
+    `listen.lanes` for bulk data.
+    """
 
     enabled: bool = True
     path: str = "auto"  # Unix socket; "auto": the path of gRPC's with ".lane" appended
@@ -185,7 +186,7 @@ class TlsSettings(Section):
                 f"certificate and key belong together; {'key' if self.certificate else 'certificate'} is missing"
             )
         if self.client_ca and not self.certificate:
-            raise ValueError("client_ca needs certificate and key: client certificates are shown over TLS")
+            raise ValueError("client_ca needs certificate and key: client certificates are sent over TLS")
         if self.crl and not self.client_ca:
             raise ValueError("crl needs client_ca: it lists certificates of clients that were revoked")
         if bool(self.client_ca) != self.require_client_certificate:
@@ -268,7 +269,7 @@ class Config(Section):
                 f"listen.{name} = {str(address)!r} is reachable from other hosts, and every client may run "
                 f"anything on the devices: that needs TLS ([tls] certificate, key) and authentication ([[tenants]]), "
                 f"and there is no {' and no '.join(lacking)}; set them, listen on 127.0.0.1, or set insecure = true on "
-                "a network that only trusted people reach"
+                "a network that only trusted users can reach"
             )
         if self.devices.backend == "cpu":
             refuse_cpu_exposed(self, name, str(address))
@@ -288,8 +289,10 @@ class Config(Section):
 
     @property
     def lane_path(self) -> str:
-        """The path of the Unix socket for lanes. Empty: there is none. Only clients of gRPC's Unix socket are offered a
-        lane."""
+        """The path of the Unix socket for lanes.
+
+        Empty: there is none. Only clients of gRPC's Unix socket are offered a lane.
+        """
         if not self.lanes.enabled or not self.unix_path:
             return ""
         return f"{self.unix_path}.lane" if self.lanes.path == "auto" else self.lanes.path
@@ -319,8 +322,10 @@ class Config(Section):
 
 
 def refuse_cpu_exposed(config: Config, name: str, address: str) -> None:
-    """Raises `ValueError` if the CPU backend would be exposed to other hosts and that is not explicitly allowed. Its
-    kernels are native code that can do everything the daemon can."""
+    """Raises `ValueError` if the CPU backend would be exposed to other hosts and that is not explicitly allowed.
+
+    Its kernels are native code that can do everything the daemon can.
+    """
     if not config.devices.cpu_on_network:
         raise ValueError(
             f"listen.{name} = {address!r} would serve the CPU backend to other hosts: its kernels are native code that "

@@ -38,7 +38,7 @@ def _quota(parse: Callable[[object], float]) -> BeforeValidator:
 
 def _whole(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f'{value!r} is no whole number, "none" or "auto"')
+        raise ValueError(f'{value!r} is not a whole number, "none" or "auto"')
     return value
 
 

@@ -26,7 +26,8 @@ _NEVER = "never"
 
 def _expiry(value: Any) -> Any:
     """Returns the Unix time of a date (valid until the end of that day, UTC) or of a time (UTC unless it has a time
-    zone)."""
+    zone).
+    """
     if isinstance(value, str) and value != _NEVER:
         with contextlib.suppress(ValueError):
             value = datetime.date.fromisoformat(value) if len(value) <= 10 else datetime.datetime.fromisoformat(value)
@@ -37,7 +38,7 @@ def _expiry(value: Any) -> Any:
         return (value if value.tzinfo else value.replace(tzinfo=datetime.UTC)).timestamp()
     if value == _NEVER or (isinstance(value, float) and value > 0):
         return value
-    raise ValueError(f"{value!r} is no date; write e.g. 2027-06-30 or 2027-06-30T12:00:00Z")
+    raise ValueError(f"{value!r} is not a date; write e.g. 2027-06-30 or 2027-06-30T12:00:00Z")
 
 
 class TokenSettings(Section):
@@ -52,18 +53,18 @@ class TokenSettings(Section):
     def _form(cls, value: str) -> str:
         if tokens.is_placeholder(value):
             raise ValueError(
-                "a placeholder of the sample configuration stands here, and no token's hash; run `hearthd token` and "
+                "this is a placeholder of the sample configuration, not a token's hash; run `hearthd token` and "
                 "put the entry that it prints in its place, or remove it"
             )
         if (word := tokens.weak_word(value)) is not None:
             raise ValueError(
-                f"this is the hash of {word!r}, which anybody can guess; run `hearthd token` and put the entry that it "
+                f"this is the hash of {word!r}, which is easy to guess; run `hearthd token` and put the entry that it "
                 "prints in its place"
             )
         if _HASH.fullmatch(value) is None:
             # The value may be a token, by mistake, and must not be shown.
             raise ValueError(
-                'a token is given by its hash, "sha256:" and 64 hexadecimal digits; `hearthd token` makes both'
+                'a token is given by its hash, "sha256:" and 64 hexadecimal digits; `hearthd token` creates both'
             )
         return value
 
@@ -89,7 +90,7 @@ class TenantSettings(Section):
     @classmethod
     def _named(cls, value: str) -> str:
         if _NAME.fullmatch(value) is None:
-            raise ValueError(f"{value!r} is no name; use letters, digits, '.', '_' and '-', 63 at most")
+            raise ValueError(f"{value!r} is not a valid name; use letters, digits, '.', '_' and '-', 63 at most")
         return value
 
     @field_validator("tokens", mode="before")
@@ -130,8 +131,10 @@ class TenantSettings(Section):
         return self
 
     def tenant(self, means: HostCapacity) -> Tenant:
-        """Returns the tenant that the daemon uses. `means`: the capacities that are divided among tenants for quotas
-        that are left out."""
+        """Returns the tenant that the daemon uses.
+
+        `means`: the capacities that are divided among tenants for quotas that are left out.
+        """
         return Tenant(
             name=self.name,
             weight=self.weight,
@@ -153,14 +156,16 @@ def check_distinct(tenants: Iterable[TenantSettings]) -> None:
         for claim in claims:
             if claim in owners:
                 what = f"{claim[0]} {str(claim[1])[:15]!r}"
-                both = "is given twice" if claim[0] == "name" else f"is that of {owners[claim]!r} as well"
+                both = "is given twice" if claim[0] == "name" else f"belongs to {owners[claim]!r} as well"
                 raise ValueError(f"tenant {tenant.name!r}: {what} {both}")
             owners[claim] = tenant.name
 
 
 def directory(tenants: Iterable[TenantSettings], means: HostCapacity | None = None) -> Directory:
-    """Returns the directory of these tenants, with the names of users and groups looked up on this host. Raises
-    `ValueError` for a name that the host does not have."""
+    """Returns the directory of these tenants, with the names of users and groups looked up on this host.
+
+    Raises `ValueError` for a name that the host does not have.
+    """
     tenants = list(tenants)
     means = replace(means or HostCapacity(), several=len(tenants) > 1)
     made: list[Tenant] = []

@@ -25,8 +25,11 @@ class AcceptLoop:
     def __init__(
         self, name: str, accepted: Accepted, short: Callable[[OSError], None], *, again: float = AGAIN
     ) -> None:
-        """Creates the loop. `name` is the name of its tasks. `short` is called when a connection cannot be accepted
-        because there are no descriptors or no memory; accepting is tried again after `again` seconds."""
+        """Creates the loop.
+
+        `name` is the name of its tasks. `short` is called when a connection cannot be accepted because there are no
+        descriptors or no memory; accepting is tried again after `again` seconds.
+        """
         self._again = again
         self._name, self._accepted, self._short = name, accepted, short
         self._listening: list[socket.socket] = []

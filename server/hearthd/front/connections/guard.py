@@ -63,8 +63,10 @@ class ConnectionGuard:
         guarded: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Creates the guard. `guarded` returns True if calls have to show credentials, that is, if there are
-        tenants."""
+        """Creates the guard.
+
+        `guarded` returns True if calls have to show credentials, that is, if there are tenants.
+        """
         self.bounds = bounds
         self.penalties = Penalties()
         self._observer = observer
@@ -135,8 +137,10 @@ class ConnectionGuard:
     # ---- reports about calls ----
 
     def accepted(self, peer: str, uid: int | None) -> None:
-        """Notes that a call from `peer` (gRPC's name) has shown an accepted credential. Repeated calls for the same
-        peer are cheap."""
+        """Notes that a call from `peer` (gRPC's name) has shown an accepted credential.
+
+        Repeated calls for the same peer are cheap.
+        """
         if peer in self._accepted:
             return
         name = normal_name(peer)
@@ -156,8 +160,10 @@ class ConnectionGuard:
             self._accepted.discard(self._early.pop(next(iter(self._early))))
 
     def spent(self, peer: str, cost: float = 1.0) -> None:
-        """Adds `cost` for a call from `peer` without a valid credential. Closes the connection if it exceeds its
-        limit."""
+        """Adds `cost` for a call from `peer` without a valid credential.
+
+        Closes the connection if it exceeds its limit.
+        """
         found = self._named.get(normal_name(peer))
         if found is not None and not found.proven:
             now = self._clock()
@@ -209,8 +215,7 @@ class ConnectionGuard:
             self._arm(max(seconds, self._resting - now))
 
     def _arrived(self) -> None:
-        """Schedules a scan, because a connection is about to be accepted. gRPC reads whatever it sends before the
-        scan."""
+        """Schedules a scan, because a connection is about to come. gRPC reads whatever it sends before the scan."""
         self._ignore_arrivals()
         self._look_within(HASTE)
 
@@ -244,8 +249,10 @@ class ConnectionGuard:
             self._arm(max(wait, rest))
 
     def look(self) -> float:
-        """Scans: updates the table, and closes the connections that exceed a limit. Returns the time until the next
-        scan in seconds."""
+        """Scans: updates the table, and closes the connections that exceed a limit.
+
+        Returns the time until the next scan in seconds.
+        """
         sockets, holding = self._sockets, self._holding
         assert sockets is not None and holding is not None
         now = self._looked = self._clock()

@@ -34,8 +34,10 @@ class TurnOrder:
         """The time at which each waiting peer last had a connection admitted."""
 
     def next(self, held: Iterable[UnauthenticatedConnection], now: float) -> UnauthenticatedConnection | None:
-        """Returns the oldest connection of the peer that has waited longest since its last admission. None: the
-        interval has not passed, or no connection waits."""
+        """Returns the oldest connection of the peer that has waited longest since its last admission.
+
+        None: the interval has not passed, or no connection waits.
+        """
         oldest: dict[str, UnauthenticatedConnection] = {}
         for each in held:
             if each.peer not in oldest or each.since < oldest[each.peer].since:
@@ -80,8 +82,10 @@ class AcceptFilter:
         self._peers, self._used = peers, True
 
     def enter(self, each: UnauthenticatedConnection) -> bool:
-        """Returns True if a connection that a scan has just found is held. Removes the filter from other
-        connections."""
+        """Returns True if a connection that a scan has just found is held.
+
+        Removes the filter from other connections.
+        """
         if not self._used or not each.name:
             return False
         each.held = each.peer in self._peers

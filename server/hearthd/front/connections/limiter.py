@@ -43,8 +43,10 @@ class ConnectionObserver(Protocol):
     def connection_closed(self, listener: str) -> None: ...
 
     def connection_refused(self, listener: str, peer: str, reason: str) -> None:
-        """Counts a connection that was refused or closed. `reason`: full, strangers, address, evicted, silent, flood or
-        penalty."""
+        """Counts a connection that was refused or closed.
+
+        `reason`: full, strangers, address, evicted, silent, flood or penalty.
+        """
 
     def connection_held(self, listener: str, peer: str) -> None:
         """Counts a connection of a penalized peer whose data is held back."""
@@ -67,7 +69,8 @@ class ConnectionSlot:
 
     def expect(self, seconds: float | None = None) -> None:
         """Drops the connection unless `prove`, `release` or another `expect` is called within `seconds` (default: the
-        limiter's timeout)."""
+        limiter's timeout).
+        """
         self._cancel()
         wait = self._limiter.timeout if seconds is None else seconds
         self._timer = asyncio.get_running_loop().call_later(wait, self._limiter._overdue, self)
@@ -163,8 +166,9 @@ class ConnectionLimiter:
         return LimiterView(frozenset(self._slots), dict(self._of), strangers)
 
     def admit(self, peer: str, drop: Callable[[], None]) -> ConnectionSlot | None:
-        """Returns a slot for a new connection; None if the connection has to be closed at once. May drop a stranger to
-        make room.
+        """Returns a slot for a new connection; None if the connection has to be closed at once.
+
+        May drop a stranger to make room.
 
         Args:
             peer: an IP address, or `uid:N` on a Unix socket.

@@ -1,5 +1,6 @@
 """All connection limits of one daemon, created from its configuration: a limiter for each listener that accepts
-connections itself, the guard of gRPC's listeners, and the methods that report credentials to both."""
+connections itself, the guard of gRPC's listeners, and the methods that report credentials to both.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +42,10 @@ def enter_call(context: Any) -> None:
 
 
 def current_call() -> ConnectionSlot | str:
-    """Returns the slot of a framed call, or gRPC's name of the peer for other calls. Empty outside of calls. The call
-    itself is never returned, because tasks that the call starts would keep it alive."""
+    """Returns the slot of a framed call, or gRPC's name of the peer for other calls.
+
+    Empty outside of calls. The call itself is never returned, because tasks that the call starts would keep it alive.
+    """
     return _CALLING.get()
 
 
@@ -104,8 +107,11 @@ class ConnectionLimits:
         return found
 
     def fit(self, devices: int) -> None:
-        """Raises the limit on open files and reduces all limits to fit. Logs a warning if the limit is too low. Must be
-        called before the listeners are opened. `devices`: maximum number of device processes."""
+        """Raises the limit on open files and reduces all limits to fit.
+
+        Logs a warning if the limit is too low. Must be called before the listeners are opened. `devices`: maximum
+        number of device processes.
+        """
         limit = descriptors.raise_limit()
         self.budget = descriptors.budget(limit, descriptors.used(), devices, self.settings.asked)
         for limiter in self._limiters.values():
@@ -138,8 +144,10 @@ class ConnectionLimits:
         limiter.most_per_peer = min(limiter.most_strangers, limiter.most_per_peer)
 
     def grpc_options(self) -> tuple[tuple[str, int], ...]:
-        """Returns options of the gRPC server. The time limit of the handshake includes TLS and the client's first
-        SETTINGS frame."""
+        """Returns options of the gRPC server.
+
+        The time limit of the handshake includes TLS and the client's first SETTINGS frame.
+        """
         return (
             ("grpc.server_handshake_timeout_ms", int(self.settings.handshake_timeout * 1000)),
             ("grpc.max_allowed_incoming_connections", self.most_grpc),
@@ -149,7 +157,9 @@ class ConnectionLimits:
 
     def shown(self, caller: Any) -> None:
         """Notes that the running call has shown the credential of `caller`, whose `uid` is set for a user of this host.
-        None: no credential, or a wrong one."""
+
+        None: no credential, or a wrong one.
+        """
         calling = current_call()
         if isinstance(calling, ConnectionSlot):
             if caller is not None:

@@ -62,7 +62,8 @@ class OpenSockets:
 
     def scan(self) -> tuple[dict[int, int], list[int]]:
         """Returns the sockets that are new since the last scan (inode by descriptor), and the descriptors that were
-        closed or refer to another file."""
+        closed or refer to another file.
+        """
         seen: dict[int, int] = {}
         fstat, is_socket = os.fstat, stat.S_ISSOCK
         numbers = _descriptors()
@@ -81,8 +82,7 @@ class OpenSockets:
         return new, gone
 
     def listening(self, names: Collection[str]) -> list[socket.socket]:
-        """Returns duplicates of the sockets that listen at these addresses, which have the form of
-        `OpenSocket.local`."""
+        """Returns duplicates of the sockets that listen at these addresses (the form of `OpenSocket.local`)."""
         found = []
         for number in map(int, _descriptors()):
             try:
@@ -115,7 +115,8 @@ class OpenSockets:
 
     def received(self, number: int, inode: int, *, tcp: bool) -> int:
         """Returns the bytes that a TCP connection has received so far, or the unread bytes of a Unix socket. -1: it was
-        closed."""
+        closed.
+        """
         if not self._take(number, inode):
             return -1
         try:
@@ -129,8 +130,10 @@ class OpenSockets:
             self._drop()
 
     def shut(self, number: int, inode: int) -> bool:
-        """Shuts a connection down in both directions; the library that accepted it then closes it. Returns False if it
-        was already closed."""
+        """Shuts a connection down in both directions; the library that accepted it then closes it.
+
+        Returns False if it was already closed.
+        """
         if not self._take(number, inode):
             return False
         try:
@@ -144,7 +147,8 @@ class OpenSockets:
 
     def reset(self, number: int, inode: int) -> bool:
         """Closes a connection like `shut`, and drops the data that was received but not read, which the library would
-        otherwise still read."""
+        otherwise still read.
+        """
         if not self._take(number, inode):
             return False
         try:

@@ -1,5 +1,7 @@
-"""Names of peers: how gRPC, sockets and limits name the other end of a connection. Pure, except for `peer_of` and
-`credentials_of`."""
+"""Names of peers: how gRPC, sockets and limits name the other end of a connection.
+
+Pure, except for `peer_of` and `credentials_of`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 def peer_of(connection: Any) -> str:
     """Returns the peer of a connected socket in the form that `ConnectionLimiter.admit` expects: an IP address, or
-    `uid:N` on a Unix socket. Empty if the peer has disconnected. Accepts asyncio's transport sockets."""
+    `uid:N` on a Unix socket. Empty if the peer has disconnected. Accepts asyncio's transport sockets.
+    """
     try:
         if connection.family == socket.AF_UNIX:
             return f"uid:{credentials_of(connection)[1]}"
@@ -25,8 +28,10 @@ def peer_of(connection: Any) -> str:
 
 
 def credentials_of(connection: Any) -> tuple[int, int, int]:
-    """Returns the pid, user and primary group at the other end of a Unix socket, as of the time of connecting. Raises
-    `OSError`."""
+    """Returns the pid, user and primary group at the other end of a Unix socket, as of the time of connecting.
+
+    Raises `OSError`.
+    """
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(packed)
     return pid, uid, gid
@@ -34,8 +39,11 @@ def credentials_of(connection: Any) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=1024)
 def group_of(peer: str) -> str:
-    """Returns the group under which limits count `peer`. An IPv6 address counts as its /64, which typically belongs to
-    one host; an IPv4-mapped IPv6 address counts as the IPv4 address."""
+    """Returns the group under which limits count `peer`.
+
+    An IPv6 address counts as its /64, which typically belongs to one host; an IPv4-mapped IPv6 address counts as the
+    IPv4 address.
+    """
     if ":" not in peer or peer.startswith("uid:"):
         return peer
     try:
@@ -58,8 +66,10 @@ def grpc_name(host: str, port: int) -> str:
 
 @lru_cache(maxsize=4096)
 def normal_name(peer: str) -> str:
-    """Converts `context.peer()` (`ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`) to the form of `grpc_name`. Empty if the peer is
-    not connected over TCP."""
+    """Converts `context.peer()` (`ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`) to the form of `grpc_name`.
+
+    Empty if the peer is not connected over TCP.
+    """
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return ""

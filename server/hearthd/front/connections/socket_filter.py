@@ -33,8 +33,11 @@ _PROGRAM = struct.Struct("@HP")  # struct sock_fprog
 
 
 class Instruction(NamedTuple):
-    """A BPF instruction. The accumulator is compared with, or changed by, `value`. A comparison skips `yes`
-    instructions if it is true, otherwise `no` instructions."""
+    """A BPF instruction.
+
+    The accumulator is compared with, or changed by, `value`. A comparison skips `yes` instructions if it is true,
+    otherwise `no` instructions.
+    """
 
     code: int
     value: int = 0
@@ -44,7 +47,8 @@ class Instruction(NamedTuple):
 
 def program(peers: Iterable[str]) -> list[Instruction]:
     """Returns a program that drops segments with data from these peers, named as by `peers.group_of`: IPv4 and IPv6
-    addresses, and IPv6 networks. Other names, and peers beyond `MOST_PEERS`, are left out."""
+    addresses, and IPv6 networks. Other names, and peers beyond `MOST_PEERS`, are left out.
+    """
     ipv4: list[Instruction] = [Instruction(LOAD_WORD, IP_HEADER + 12)]
     ipv6: list[Instruction] = []
     for peer in list(peers)[:MOST_PEERS]:
@@ -86,8 +90,10 @@ def program(peers: Iterable[str]) -> list[Instruction]:
 
 
 def attach(to: socket.socket, instructions: list[Instruction]) -> None:
-    """Sets the program of a socket, replacing an earlier one. Raises `OSError` if the kernel or a container's policy
-    does not allow filters."""
+    """Sets the program of a socket, replacing an earlier one.
+
+    Raises `OSError` if the kernel or a container's policy does not allow filters.
+    """
     packed = b"".join(_INSTRUCTION.pack(each.code, each.yes, each.no, each.value) for each in instructions)
     kept = ctypes.create_string_buffer(packed, len(packed))
     to.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM.pack(len(instructions), ctypes.addressof(kept)))

@@ -120,8 +120,10 @@ def judge(
 
 
 def _beyond(by_peer: dict[str, list[UnauthenticatedConnection]], most: int) -> list[UnauthenticatedConnection]:
-    """Returns the connections in excess of `most` in total. The largest peers are reduced to a common size, oldest
-    connections first."""
+    """Returns the connections in excess of `most` in total.
+
+    The largest peers are reduced to a common size, oldest connections first.
+    """
     total = sum(map(len, by_peer.values()))
     if total <= most:
         return []

@@ -41,8 +41,10 @@ log = structlog.get_logger("hearthd.access")
 
 
 class Access:
-    """The access control of a daemon. It is created with the daemon, opened before the daemon listens, and closed after
-    the daemon has stopped."""
+    """The access control of a daemon.
+
+    It is created with the daemon, opened before the daemon listens, and closed after the daemon has stopped.
+    """
 
     def __init__(self, config: Config, sessions: SessionTable, observer: FailureObserver) -> None:
         self.audit = sessions.audit = Audit(config.audit)
@@ -83,8 +85,10 @@ class Access:
             self.http_server.hosts = config.http.hosts
 
     def open(self) -> None:
-        """Opens the audit log and loads certificates and revocations. Raises `ListenError` if a configured file cannot
-        be used."""
+        """Opens the audit log and loads certificates and revocations.
+
+        Raises `ListenError` if a configured file cannot be used.
+        """
         tls = self._config.tls
         try:
             self.audit.open()
@@ -140,8 +144,10 @@ class Access:
         status: NodeStatus,
         limiter: ConnectionLimiter,
     ) -> HttpServer:
-        """Creates the HTTP server for an address; None: for a Unix socket only. On a loopback address it uses no TLS.
-        With tenants it asks for a credential at every address."""
+        """Creates the HTTP server for an address; None: for a Unix socket only.
+
+        On a loopback address it uses no TLS. With tenants it asks for a credential at every address.
+        """
         from hearthd.front.http.refused import Refusals
 
         # Imported late, because aiohttp takes a fifth of the import time.
@@ -174,12 +180,15 @@ class Access:
 
     def ticket(self, connection: socket.socket) -> str:
         """Issues a ticket for the user at the other end of a Unix socket, as the identity socket does; empty if no
-        tenant is known by user. Raises `OSError`."""
+        tenant is known by user. Raises `OSError`.
+        """
         return self._tickets.issue(user_of(connection)) if self.by_user else ""
 
     async def listen_beside(self, path: str) -> None:
-        """Opens the identity socket beside gRPC's Unix socket, if tenants are identified by user or group. Raises
-        `ListenError`."""
+        """Opens the identity socket beside gRPC's Unix socket, if tenants are identified by user or group.
+
+        Raises `ListenError`.
+        """
         if self.by_user:
             directory = Path(path).parent
             if not directory.stat().st_mode & stat.S_IXOTH:

@@ -32,7 +32,7 @@ from hearthd.front.tenancy.tenants import Caller, Directory
 from hearthd.shared import log
 from hearthd.shared.device_spec import DeviceSpec
 
-_FIX = "Open a new session with a credential that is good, which the daemon's operator gives you"
+_FIX = "Open a new session with a valid credential from the daemon's operator"
 _TOLD = ("log_level", "log_format", "launch_timeout", "load_timeout")
 """Fields of a specification that are sent to a running device process."""
 _PATIENCE = 2.0
@@ -61,8 +61,10 @@ class ConfigChanges:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def make(self, plan: ReloadPlan, directory: Directory) -> int:
-        """Applies all changes of a plan. Returns the number of sessions that were closed. Does not wait for the work of
-        sessions that continue."""
+        """Applies all changes of a plan.
+
+        Returns the number of sessions that were closed. Does not wait for the work of sessions that continue.
+        """
         config, changed = plan.config, frozenset(plan.changed)
         self._access.change(config)
         self._sessions.lease, self._sessions.limit = config.sessions.lease, config.sessions.max
@@ -78,8 +80,10 @@ class ConfigChanges:
         return await self._change_tenants(directory) if "tenants" in changed else 0
 
     def _tell_processes(self, config: Config) -> None:
-        """Sends the changed fields of their specification to running device processes. Later processes start with
-        them."""
+        """Sends the changed fields of their specification to running device processes.
+
+        Later processes start with them.
+        """
         for spec in self._specify(config):
             device = self._supervisor.devices[spec.ordinal]
             news: dict[str, Any] = {name: getattr(spec, name) for name in _TOLD}
@@ -115,8 +119,10 @@ class ConfigChanges:
         return ended
 
     def _change_session(self, session: Session, caller: Caller) -> Iterator[Coroutine[Any, Any, None]]:
-        """Applies the caller's present state to a session. Yields coroutines that close its channels on devices that
-        the tenant no longer has."""
+        """Applies the caller's present state to a session.
+
+        Yields coroutines that close its channels on devices that the tenant no longer has.
+        """
         before = session.tenant
         self._sessions.renew(session, caller)
         for ordinal in [*session.channels, *session.ended]:
@@ -144,12 +150,13 @@ def _again(directory: Directory, caller: Caller) -> Caller:
         now = directory.again(caller, time.time())
     except Refusal as refusal:
         raise _AccessRevoked(
-            f"the configuration of the daemon was changed, and its credential ({caller.credential}) is good no more: "
+            f"the configuration of the daemon was changed, and its credential ({caller.credential}) is no longer "
+            f"valid: "
             f"{refusal.message.rstrip('.')}"
         ) from None
     if now.tenant.name != caller.tenant.name:
         raise _AccessRevoked(
-            f"the configuration of the daemon was changed, and its credential ({caller.credential}) is now that of "
+            f"the configuration of the daemon was changed, and its credential ({caller.credential}) now belongs to "
             f"tenant {now.tenant.name!r}"
         )
     return now

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import structlog
 
-from hearthd import version
+from hearth_proto import VERSION
 from hearthd.front.addresses import Addresses
 from hearthd.front.config import exposure
 from hearthd.front.config.loader import Config
@@ -40,8 +40,11 @@ _LAST_WORDS = 0.5
 
 
 class Daemon:
-    """The daemon of a node. Tests and embedders replace `launcher`. `read` reads the configuration again for a reload.
-    `hangup` has handled SIGHUP until now."""
+    """The daemon of a node.
+
+    Tests and embedders replace `launcher`. `read` reads the configuration again for a reload. `hangup` has handled
+    SIGHUP until now.
+    """
 
     def __init__(
         self,
@@ -76,8 +79,10 @@ class Daemon:
         return self.reloader.config
 
     async def start(self) -> None:
-        """Starts to listen and starts the devices. Returns after each device serves or has failed. Raises
-        `ListenError`."""
+        """Starts to listen and starts the devices.
+
+        Returns after each device serves or has failed. Raises `ListenError`.
+        """
         self._notifier.starting("Starting")
         try:
             self.access.open()
@@ -120,25 +125,28 @@ class Daemon:
 
     def healthy(self) -> bool:
         """Returns True if the watchdog may be notified: every serving or stalled device has answered a ping recently
-        enough."""
+        enough.
+        """
         most = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
         now = time.monotonic()
         return all(now - device.last_pong < most for device in self.supervisor if device.state in (SERVING, STALLED))
 
     async def _reap(self) -> None:
-        """Closes sessions whose lease has run out or whose certificate was revoked. Also returns free memory to the
-        system."""
+        """Closes sessions whose lease has run out or whose certificate was revoked.
+
+        Also returns free memory to the system.
+        """
         closing: set[asyncio.Task[list[int]]] = set()
         heap_trimming = HeapTrimming()
         while True:
             for session in self.sessions.expired():
-                task = asyncio.create_task(self.sessions.close(session, "its lease ran out", cause=session.end))
+                task = asyncio.create_task(self.sessions.close(session, "its lease expired", cause=session.end))
                 closing.add(task)
                 task.add_done_callback(closing.discard)
             for session in self.access.revoked():
                 self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
                 why = "its certificate was revoked by its authority"
-                fix = "Open a new session with a credential that is good"
+                fix = "Open a new session with a valid credential"
                 close = self.sessions.close(session, why, revoked=fix, cause=SessionEnd.CREDENTIAL)
                 task = asyncio.create_task(close)
                 closing.add(task)
@@ -190,7 +198,7 @@ class Daemon:
             signal.signal(signal.SIGHUP, self._hangup.note)
 
     def _announce_ready(self) -> None:
-        log.info("ready", version=version(), devices=len(self.supervisor.devices), pid=os.getpid())
+        log.info("ready", version=VERSION, devices=len(self.supervisor.devices), pid=os.getpid())
         print(f"hearthd ready {self.addresses}", flush=True)
         self._running = True
         self.supervisor.watch(self._tell_status)
@@ -207,7 +215,7 @@ class Daemon:
         if self._signals and now - self._signalled < _SAME_SIGNAL:
             return
         self._signals, self._signalled = self._signals + 1, now
-        log.info("signal", name=number.name, action="drain" if self._signals == 1 else "stop at once")
+        log.info("signal", name=number.name, action="drain" if self._signals == 1 else "stop immediately")
         self._asked_to_stop.set()
         if self._signals > 1:
             self._asked_again.set()
@@ -227,13 +235,17 @@ class Daemon:
         self._drain.begin()
 
     async def drain(self) -> None:
-        """Waits up to `drain_timeout` seconds for running sessions to end. Returns earlier if all have ended, or at a
-        second signal."""
+        """Waits up to `drain_timeout` seconds for running sessions to end.
+
+        Returns earlier if all have ended, or at a second signal.
+        """
         await self._drain.run(self.config.drain_timeout)
 
     async def stop(self, at_once: bool = False) -> None:
-        """Ends sessions, devices and listeners, and removes the files that were created. A second signal ends what this
-        still waits for. Further calls do nothing."""
+        """Ends sessions, devices and listeners, and removes the files that were created.
+
+        A second signal ends what this still waits for. Further calls do nothing.
+        """
         if self._stopped:
             return
         self._stopped = True

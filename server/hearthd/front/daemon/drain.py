@@ -36,8 +36,10 @@ class DrainingClients(Protocol):
 
 
 class Drain:
-    """The drain of a daemon. It is started by an operator's call or by a signal, and ends when all sessions have ended
-    or the time is up."""
+    """The drain of a daemon.
+
+    It is started by an operator's call or by a signal, and ends when all sessions have ended or the time is up.
+    """
 
     def __init__(
         self, sessions: SessionTable, clients: DrainingClients, notifier: Notifier, not_ready: Callable[[], None]

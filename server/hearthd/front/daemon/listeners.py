@@ -1,5 +1,7 @@
-"""The daemon's listeners: gRPC on TCP and on a Unix socket, framed calls, lanes and HTTP. They are opened and closed
-together."""
+"""The daemon's listeners: gRPC on TCP and on a Unix socket, framed calls, lanes and HTTP.
+
+They are opened and closed together.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +91,10 @@ class Listeners:
         self._calls: CallServer | None = None
 
     async def open(self, services: Sequence[GatedService]) -> Addresses:
-        """Opens the gRPC listeners of the configuration, with those for framed calls and lanes. Returns the addresses
-        in use. Raises `ListenError`; `close` then closes the listeners that are open."""
+        """Opens the gRPC listeners of the configuration, with those for framed calls and lanes.
+
+        Returns the addresses in use. Raises `ListenError`; `close` then closes the listeners that are open.
+        """
         config = self._config.listen
         devices = len(self._supervisor.devices)
         tenants = max(1, len(self._config.tenants))
@@ -127,8 +131,10 @@ class Listeners:
         return Addresses(grpc=grpc_address, unix=unix, lanes=lanes)
 
     async def open_http(self) -> str:
-        """Opens HTTP on TCP, and on the Unix socket at `Config.http_path`. Returns the TCP address; empty without
-        TCP."""
+        """Opens HTTP on TCP, and on the Unix socket at `Config.http_path`.
+
+        Returns the TCP address; empty without TCP.
+        """
         config = self._config
         if not config.listen.http and not config.http_path:
             return ""
@@ -170,8 +176,10 @@ class Listeners:
             self._health.drain()
 
     async def close(self, grace: float) -> None:
-        """Accepts no further connections, and asks the connected clients to disconnect (GOAWAY). Calls under way may
-        continue for `grace` seconds."""
+        """Accepts no further connections, and asks the connected clients to disconnect (GOAWAY).
+
+        Calls under way may continue for `grace` seconds.
+        """
         if self._health is not None:
             await self._health.stop()
         self._connections.guard.stop()

@@ -1,5 +1,7 @@
-"""`hearthd serve`. The forkserver starts first (`cli.main` starts it in a standalone daemon), so that its imports run
-in parallel with the front's.
+"""`hearthd serve`.
+
+The forkserver starts first (`cli.main` starts it in a standalone daemon), so that its imports run in parallel with the
+front's.
 
 This module therefore imports only what that needs. The rest of the front is imported after the forkserver was started.
 """
@@ -32,9 +34,11 @@ def serve(
     read: Callable[[], Config] | None = None,
     hangup: Hangup | None = None,
 ) -> int:
-    """Runs the daemon until it is stopped. Returns its exit code: 0, 1 after a failure, or 2 for a configuration that
-    cannot be used on this host. `read` reads the configuration again for a reload. `hangup` has handled SIGHUP until
-    now."""
+    """Runs the daemon until it is stopped.
+
+    Returns its exit code: 0, 1 after a failure, or 2 for a configuration that cannot be used on this host. `read` reads
+    the configuration again for a reload. `hangup` has handled SIGHUP until now.
+    """
     keep_freed_memory(_KEEP_BYTES, arenas=_ARENAS)
     # Protects tokens, keys and the secrets of sessions from other processes, including those of this user.
     attributes.close_to_others()

@@ -20,8 +20,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def reap(ours: Collection[int]) -> None:
-    """Reaps every child that has ended, except for `ours`, for which other code waits. If a child of `ours` has ended,
-    the children behind it are reaped at a later call, because the system shows them only afterwards."""
+    """Reaps every child that has ended, except for `ours`, for which other code waits.
+
+    If a child of `ours` has ended, the children behind it are reaped at a later call, because the system shows them
+    only afterwards.
+    """
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

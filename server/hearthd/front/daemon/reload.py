@@ -85,7 +85,7 @@ class Reloader:
         began = time.monotonic()
         await self._audit.reopen()
         if self._read is None:
-            log.info("reloaded", changed="nothing: there is no configuration to read again")
+            log.info("reloaded", changed="nothing: the daemon was started without a configuration to reload")
             return
         try:
             wanted, directory = await asyncio.to_thread(self._look)
@@ -94,7 +94,7 @@ class Reloader:
                 directory = await asyncio.to_thread(tenants, planned.config)
         except (ConfigError, ReloadError) as error:
             self.refused = str(error)
-            log.error("reload_refused", why=self.refused, action="everything stays as it was")
+            log.error("reload_refused", why=self.refused, action="the configuration is unchanged")
             self._audit.record("reload_refused", why=self.refused)
             return
         self.refused = ""
@@ -109,8 +109,10 @@ class Reloader:
         self._audit.record("reload", **told)
 
     def _look(self) -> tuple[Config, Directory]:
-        """Reads configuration and tenants. Runs in a thread, because files and the user databases of some hosts may be
-        slow."""
+        """Reads configuration and tenants.
+
+        Runs in a thread, because files and the user databases of some hosts may be slow.
+        """
         assert self._read is not None
         wanted = self._read()
         return wanted, tenants(wanted)

@@ -18,7 +18,8 @@ from hearthd.front.config.tenants import TenantSettings
 Path = tuple[str, ...]
 
 RELOADABLE: dict[str, str] = {
-    "tenants": "at once; sessions whose credential is gone, or is another tenant's, end (see `config_changes`)",
+    "tenants": "at once; sessions whose credential was removed, or now belongs to another tenant, end (see "
+    "`config_changes`)",
     "drain_timeout": "for the next drain",
     "sessions.lease": "for sessions opened from then on",
     "sessions.max": "for sessions opened from then on",
@@ -35,19 +36,19 @@ RELOADABLE: dict[str, str] = {
     "collectives.peers": "for groups joined from then on",
     "devices.start_timeout": "for processes started from then on",
     "devices.max_restarts": "at the next loss",
-    "devices.idle_timeout": "for processes that come to rest from then on",
+    "devices.idle_timeout": "for processes that become idle from then on",
     "devices.max_processes": "for processes started from then on",
     **dict.fromkeys(
         ("overload.enabled", "overload.loop_lag", "overload.loop_lag_critical", "overload.memory",
          "overload.memory_critical", "overload.group_memory", "overload.group_memory_critical", "overload.descriptors",
-         "overload.descriptors_critical"), "at once, for the last readings too",
+         "overload.descriptors_critical"), "at once, also for the latest readings",
     ),
 }  # fmt: skip
 """The time at which a change of each setting takes effect. The file of the audit log is opened again at every reload,
 so that it can be renamed before."""
 
-_MADE = "it is made with the daemon"
-_TOLD = "clients were told of it when they connected"
+_MADE = "it is created when the daemon starts"
+_TOLD = "clients received the value when they connected"
 _PROCESSES = "device processes are started with it"
 
 NEEDS_A_RESTART: dict[str, str] = {
@@ -59,13 +60,14 @@ NEEDS_A_RESTART: dict[str, str] = {
     **dict.fromkeys(("collectives.listen", "collectives.advertise", "collectives.timeout"), _MADE),
     **dict.fromkeys(("tls.certificate", "tls.key", "tls.client_ca", "tls.require_client_certificate"), _MADE),
     "tls.crl": "the daemon was started with its authorities; the file itself is read again when it changes",
-    "audit.path": "its chain would be cut without a word; what is in the files of [tls] is read again by itself",
+    "audit.path": "the audit log's chain would be broken silently; the contents of the files of [tls] are reloaded "
+    "automatically",
     **dict.fromkeys(("audit.key", "audit.anchor", "audit.anchor_interval"), "keys in the file are read again"),
-    "insecure": "it decides where the daemon may listen",
-    "devices.cpu_on_network": "it decides where the daemon may listen",
+    "insecure": "it decides which addresses the daemon may listen on",
+    "devices.cpu_on_network": "it decides which addresses the daemon may listen on",
     **dict.fromkeys(("devices.backend", "devices.visible", "devices.cpu_count"), _MADE),
     **dict.fromkeys(("devices.isolation", "devices.spare", "devices.ping_timeout"), _MADE),
-    **dict.fromkeys(("devices.restart_window", "devices.max_faults"), "losses are remembered by it"),
+    **dict.fromkeys(("devices.restart_window", "devices.max_faults"), "the record of past losses depends on it"),
     **dict.fromkeys(("devices.memory_limit", "devices.context_memory", "devices.max_streams"), _PROCESSES),
     "devices.linger": _PROCESSES,
     **dict.fromkeys(
@@ -80,7 +82,7 @@ NEEDS_A_RESTART: dict[str, str] = {
     **dict.fromkeys(("cache.dir", "cache.max_bytes", "cache.key", "cache.shared"), _PROCESSES),
     **dict.fromkeys(("devices.cpu_tenants", "devices.gpu_confinement", "profile.nvtx", "profile.cupti"), _PROCESSES),
     "limits.max_handles": _PROCESSES,
-    "sessions.durable_bytes": "what is held may be more",
+    "sessions.durable_bytes": "the durable buffers in memory may exceed the new limit",
     **dict.fromkeys(("health.watchers", "health.watchers_per_address"), _MADE),
     "lanes.chunk_bytes": _TOLD,
     **dict.fromkeys(
@@ -90,14 +92,16 @@ NEEDS_A_RESTART: dict[str, str] = {
 }  # fmt: skip
 """The reason why a change of each setting needs a restart."""
 
-FIRST_TENANT = "tenants (the first ones: until now everybody is let in, and shares processes)"
-LAST_TENANT = "tenants (none is left: everybody would be let in)"
-FIRST_USER = "users and groups of tenants (the first ones: until now the Unix socket is its owner's alone)"
+FIRST_TENANT = "tenants (the first ones: until now every client is admitted, and clients share processes)"
+LAST_TENANT = "tenants (none is left: every client would be admitted)"
+FIRST_USER = "users and groups of tenants (the first ones: until now only the owner may use the Unix socket)"
 
 
 class ReloadError(Exception):
-    """The reloadable settings cannot be used without others that need a restart. The text is one line for the
-    operator."""
+    """The reloadable settings cannot be used without others that need a restart.
+
+    The text is one line for the operator.
+    """
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def plan(running: Config, wanted: Config) -> ReloadPlan:
         config = _merged(running, wanted, changed)
     except ValidationError as error:
         why = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
-        raise ReloadError(f"{why} (what needs a restart stays as it was: {', '.join(kept)})") from None
+        raise ReloadError(f"{why} (unchanged until a restart: {', '.join(kept)})") from None
     return ReloadPlan(
         config,
         tuple(".".join(path) for path in changed),

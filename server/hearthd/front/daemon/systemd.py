@@ -1,5 +1,7 @@
-"""Notifications to systemd (`Type=notify`), and the line that `systemctl status` shows. Without systemd they do
-nothing."""
+"""Notifications to systemd (`Type=notify`), and the line that `systemctl status` shows.
+
+Without systemd they do nothing.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,10 @@ class Notifier:
             self.tell(f"STATUS={text}")
 
     def starting(self, text: str) -> None:
-        """Reports that the daemon is starting, so that systemd continues to wait. Must be repeated every few
-        seconds."""
+        """Reports that the daemon is starting, so that systemd continues to wait.
+
+        Must be repeated every few seconds.
+        """
         self._told = text
         self.tell(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
 
@@ -54,8 +58,10 @@ class Notifier:
         self.tell(f"READY=1\nSTATUS={text}")
 
     def reloading(self) -> None:
-        """Reports that the configuration is being read again; `reloaded` has to follow. Supports Type=notify and
-        Type=notify-reload (systemd 253), which needs the time."""
+        """Reports that the configuration is being read again; `reloaded` has to follow.
+
+        Supports Type=notify and Type=notify-reload (systemd 253), which needs the time.
+        """
         if self._ready and not self._over:
             self.tell(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
@@ -64,14 +70,18 @@ class Notifier:
             self.tell("READY=1")
 
     def stopping(self, status: str) -> None:
-        """Reports that the daemon is stopping, so that systemd does not kill it yet. If the report is repeated, the
-        stop may take any time."""
+        """Reports that the daemon is stopping, so that systemd does not kill it yet.
+
+        If the report is repeated, the stop may take any time.
+        """
         self._over = True
         self.tell(f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
 
     async def watchdog(self, healthy: Callable[[], bool]) -> None:
-        """Notifies systemd's watchdog at half its interval while `healthy` returns True. Runs in the event loop that
-        serves, so that a blocked loop is detected."""
+        """Notifies systemd's watchdog at half its interval while `healthy` returns True.
+
+        Runs in the event loop that serves, so that a blocked loop is detected.
+        """
         while self._notifier is not None and self._interval > 0:
             if healthy():
                 self.tell("WATCHDOG=1")

@@ -139,7 +139,13 @@ class DaemonParts:
             self.sessions, self.supervisor, self.groups, config.collectives.timeout, self.access.fingerprint
         )
         group_info = GroupInfo(self.sessions, self.collectives.coordinator.recorder, self.groups.of)
-        self.status = NodeStatus(self.supervisor, self.sessions, traces, lambda: self.connections.budget)
+        self.status = NodeStatus(
+            self.supervisor,
+            self.sessions,
+            traces,
+            self.device_service.publishing.registry,
+            lambda: self.connections.budget,
+        )
         self.node_service = node_service.NodeService(
             self.sessions,
             self.supervisor,

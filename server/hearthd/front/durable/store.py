@@ -59,8 +59,10 @@ class SessionCopies:
         self._closed = False
 
     def hand_over(self, link: DeviceLink, channel: Channel) -> None:
-        """Sends the file to the channel's device process, if that does not have it. Raises OSError if it cannot be sent
-        at the moment."""
+        """Sends the file to the channel's device process, if that does not have it.
+
+        Raises OSError if it cannot be sent at the moment.
+        """
         if self.channel is not channel and link.descriptors is not None:
             link.descriptors.send("snapshot", {"channel": channel.number}, [self.file])
             self.channel = channel
@@ -141,14 +143,16 @@ class DurableStore:
             try:
                 place.index.commit((key, which) for key, which in body["commit"])
             except KeyError as error:
-                raise Refusal(Reason.INTERNAL, f"Copy {error} is not known here.") from None
+                raise Refusal(Reason.INTERNAL, f"Copy {error} is unknown.") from None
         else:
             self._drop(place, place.index.forget(body.get("forget", ())))
         return {}
 
     def _reserve(self, link: DeviceLink, channel: Channel, wanted: list[list[int]]) -> dict[str, Any]:
-        """Reserves areas for buffers, all or none; each is given as [key, handle, size]. Raises
-        Refusal(QUOTA_EXCEEDED)."""
+        """Reserves areas for buffers, all or none; each is given as [key, handle, size].
+
+        Raises Refusal(QUOTA_EXCEEDED).
+        """
         known = self._places.get((channel.session_id, link.ordinal))
         session = known.session if known is not None else self._find(channel.session_id)
         tenant = session.tenant
@@ -193,8 +197,11 @@ class DurableStore:
     # ---- restore ----
 
     async def restore(self, link: DeviceLink) -> None:
-        """Restores, in a process that is ready, the durable buffers of its sessions. Returns when they are restored, or
-        cannot be. If the process ends meanwhile, the next process is restored from the same copies."""
+        """Restores, in a process that is ready, the durable buffers of its sessions.
+
+        Returns when they are restored, or cannot be. If the process ends meanwhile, the next process is restored from
+        the same copies.
+        """
         self.attach(link)
         room = asyncio.Semaphore(AT_ONCE)
 
@@ -288,7 +295,7 @@ def _no_file(error: OSError) -> Refusal:
     full = error.errno in (errno.EAGAIN, errno.EWOULDBLOCK)
     return Refusal(
         Reason.QUEUE_FULL if full else Reason.QUOTA_EXCEEDED,
-        f"A durable buffer needs a file in memory, which the system refuses: {error.strerror}.",
+        f"A durable buffer needs a memory file (memfd), which the system refuses: {error.strerror}.",
         fix="Try again." if full else "Raise the daemon's limit on open files (LimitNOFILE, ulimit -n).",
         retry_after_s=0.1 if full else None,
     )

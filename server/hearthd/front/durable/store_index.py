@@ -20,8 +20,10 @@ Hole = tuple[int, int]
 
 @dataclass
 class DurableCopy:
-    """The copies of one durable buffer. `committed` is the area (0 or 1) that holds its last complete copy; None: there
-    is none."""
+    """The copies of one durable buffer.
+
+    `committed` is the area (0 or 1) that holds its last complete copy; None: there is none.
+    """
 
     key: int
     handle: int
@@ -43,8 +45,10 @@ def span_of(size: int) -> int:
 
 
 class StoreIndex:
-    """The copies of one session on one device. An area of the file is never reused; a copy that is removed leaves a
-    hole."""
+    """The copies of one session on one device.
+
+    An area of the file is never reused; a copy that is removed leaves a hole.
+    """
 
     def __init__(self) -> None:
         self.copies: dict[int, DurableCopy] = {}
@@ -85,7 +89,9 @@ class StoreIndex:
 
     def lost(self) -> list[Hole]:
         """Removes the buffers that have no complete copy or were superseded, after the device process has ended.
-        Returns their areas."""
+
+        Returns their areas.
+        """
         return self.forget([key for key, copy in self.copies.items() if copy.committed is None or copy.superseded])
 
 
@@ -109,9 +115,10 @@ def check(requested: int, uses: Iterable[StoreUse]) -> None:
         if use.allowed and use.in_use + requested > use.allowed:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"Durable buffers that take {requested} bytes of host memory were asked for (two copies of each, in "
+                f"Durable buffers that take {requested} bytes of host memory were requested (two copies of each, in "
                 f"pages); {use.whose} has {use.in_use} of at most {use.allowed} in use.",
-                fix="Make fewer or smaller buffers durable, end it for others (gpu.durable(x, durable=False)), or have "
+                fix="Make fewer or smaller buffers durable, stop it for others (gpu.durable(x, durable=False)), or "
+                "have "
                 "the limit raised (durable_bytes).",
                 details={
                     "requested": requested,

@@ -39,8 +39,10 @@ has ended."""
 
 
 def sickness(reading: GpuReading, forgiven: Mapping[int, int] = MappingProxyType({})) -> str:
-    """Returns the reason why the GPU must not be given work; empty if it is healthy. `forgiven`: how often each Xid had
-    been reported when an operator last restarted the device."""
+    """Returns the reason why the GPU must not be given work; empty if it is healthy.
+
+    `forgiven`: how often each Xid had been reported when an operator last restarted the device.
+    """
     if reading.lost:
         return "the driver has lost the GPU; restart the machine"
     wanted = reading.recovery or ""

@@ -30,20 +30,22 @@ def gpu_count() -> tuple[int, str]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return 0, f"NVML says: {error}"
+        return 0, f"NVML reports: {error}"
     try:
         count = int(pynvml.nvmlDeviceGetCount())
         return count, "" if count else "the driver has no GPU"
     except pynvml.NVMLError as error:
-        return 0, f"NVML says: {error}"
+        return 0, f"NVML reports: {error}"
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
 
 def cuda_count(gpus: int, environ: Mapping[str, str]) -> int:
-    """Returns the number of devices that CUDA shows. `CUDA_VISIBLE_DEVICES` hides some, and is read up to its first
-    invalid entry."""
+    """Returns the number of devices that CUDA shows.
+
+    `CUDA_VISIBLE_DEVICES` hides some, and is read up to its first invalid entry.
+    """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return gpus
@@ -89,8 +91,10 @@ class Nvml:
             self._nvml = nvml
 
     def read(self, uuid: str) -> GpuReading | None:
-        """Returns the reading of a GPU; None if NVML does not know the GPU. Takes some milliseconds, so it must not be
-        called from the event loop."""
+        """Returns the reading of a GPU; None if NVML does not know the GPU.
+
+        Takes some milliseconds, so it must not be called from the event loop.
+        """
         if not uuid or not self._lock.acquire(timeout=self._patience):
             return None
         try:
@@ -195,8 +199,10 @@ class Nvml:
         return {each.fieldId: _value(nvml, each) for each in found if each.nvmlReturn == nvml.NVML_SUCCESS}
 
     def _xids_of(self, uuid: str) -> Mapping[int, int]:
-        """Reads the Xids that the driver has reported for any GPU. Returns the number of reports of each Xid for this
-        GPU."""
+        """Reads the Xids that the driver has reported for any GPU.
+
+        Returns the number of reports of each Xid for this GPU.
+        """
         nvml = self._nvml
         for _ in range(1000 if self._events is not None else 0):
             try:

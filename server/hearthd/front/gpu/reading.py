@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class GpuReading:
-    """NVML's present readings of one GPU. None: NVML has no value. Units: bytes, ratios, degrees Celsius, watts,
-    hertz."""
+    """NVML's present readings of one GPU.
+
+    None: NVML has no value. Units: bytes, ratios, degrees Celsius, watts, hertz.
+    """
 
     memory_used: int | None = None
     memory_total: int | None = None

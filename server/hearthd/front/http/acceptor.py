@@ -50,8 +50,10 @@ class Acceptor:
         self._accepting = AcceptLoop("http", self._accepted, self._short)
 
     async def open(self, address: Address) -> Address:
-        """Listens on every address to which the host name resolves. Returns the address with the port in use. Raises
-        `OSError`."""
+        """Listens on every address to which the host name resolves.
+
+        Returns the address with the port in use. Raises `OSError`.
+        """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         port, absent = address.port, None

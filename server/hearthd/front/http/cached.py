@@ -28,8 +28,10 @@ class CachedResponse(Generic[T]):
         return self._clock() - self._asked
 
     async def get(self, max_age: float) -> T:
-        """Returns a result that is at most `max_age` seconds old, and calls `find` if there is none. All callers that
-        wait for one call of `find` get its error; an error is not cached."""
+        """Returns a result that is at most `max_age` seconds old, and calls `find` if there is none.
+
+        All callers that wait for one call of `find` get its error; an error is not cached.
+        """
         task = self._task
         if task is None or self.age > max_age or (task.done() and (task.cancelled() or task.exception() is not None)):
             self._asked = self._clock()

@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
         self._received.clear()
         self.handler.connection_lost(exc)
         if self._flushed is not None and not self._flushed.done():
-            self._flushed.set_exception(ConnectionResetError("the client is gone"))
+            self._flushed.set_exception(ConnectionResetError("the client has disconnected"))
         self._transport = None
         self._owner.lost(self)
 
@@ -170,8 +170,10 @@ class Connection(asyncio.Protocol):
 
     @contextlib.asynccontextmanager
     async def piece(self) -> AsyncIterator[None]:
-        """Limits the time for the client to receive what is written in this context. If the kernel has not accepted all
-        of it in time, closes the connection and raises `ConnectionResetError`."""
+        """Limits the time for the client to receive what is written in this context.
+
+        If the kernel has not accepted all of it in time, closes the connection and raises `ConnectionResetError`.
+        """
         try:
             async with asyncio.timeout(self._limits.write):
                 yield
@@ -184,8 +186,10 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("the client does not read") from None
 
     def answered(self, *, last: bool) -> None:
-        """Notes that the response to the request under way has been sent completely. With `last` the connection is
-        closed."""
+        """Notes that the response to the request under way has been sent completely.
+
+        With `last` the connection is closed.
+        """
         if self._state is not _State.REQUEST:
             return
         self.slot.wait()
@@ -227,8 +231,10 @@ class Connection(asyncio.Protocol):
         self._bound()
 
     def _bound(self) -> None:
-        """Stops reading while a request is under way. Drops data that is already here if there is more of it than one
-        further request."""
+        """Stops reading while a request is under way.
+
+        Drops data that is already here if there is more of it than one further request.
+        """
         if self._received and self._transport is not None and self._state is _State.REQUEST:
             with contextlib.suppress(RuntimeError):  # the transport is closing
                 self._transport.pause_reading()
@@ -285,8 +291,10 @@ class Connection(asyncio.Protocol):
 
 
 async def deliver(request: web.Request, response: web.StreamResponse, connection: Connection) -> web.StreamResponse:
-    """Sends the rest of a response, and returns the response that aiohttp treats as sent. Afterwards the next request
-    is read."""
+    """Sends the rest of a response, and returns the response that aiohttp treats as sent.
+
+    Afterwards the next request is read.
+    """
     try:
         if isinstance(response, web.Response) and isinstance(response.body, bytes) and len(response.body) > PIECE:
             response = await _in_pieces(request, response, response.body, connection)

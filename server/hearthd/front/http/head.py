@@ -65,7 +65,9 @@ def check_beginning(data: bytes | bytearray) -> None:
     """Raises `HeadError` if an incomplete head can no longer become a valid one."""
     first = data.find(b"\r\n", 0, MAX_LINE + 2)
     if first < 0 and len(data) > MAX_LINE:
-        raise HeadError(414, "line_too_long", f"The request line has more than {MAX_LINE} bytes.", "Ask for less.")
+        raise HeadError(
+            414, "line_too_long", f"The request line has more than {MAX_LINE} bytes.", "Request a shorter path."
+        )
     if len(data) > MAX_HEAD:
         _too_large()
     if not _START.match(data[:64]) and len(data) >= 1:
@@ -78,7 +80,9 @@ def parse(data: bytes) -> Head:
         _too_large()
     line, *lines = data[: -len(END)].split(b"\r\n")
     if len(line) > MAX_LINE:
-        raise HeadError(414, "line_too_long", f"The request line has more than {MAX_LINE} bytes.", "Ask for less.")
+        raise HeadError(
+            414, "line_too_long", f"The request line has more than {MAX_LINE} bytes.", "Request a shorter path."
+        )
     request = _LINE.fullmatch(line)
     if request is None:
         _no_request()
@@ -92,13 +96,15 @@ def parse(data: bytes) -> Head:
             raise HeadError(400, "bad_request", "A header is malformed.", "Send `Name: value` in visible characters.")
         name, value = field[1].lower(), field[2].rstrip(b" \t")
         if name in fields and name in _ONCE:
-            raise HeadError(400, "bad_request", f"The header {name.decode().title()} is there twice.", "Send one.")
+            raise HeadError(400, "bad_request", f"The header {name.decode().title()} is given twice.", "Send it once.")
         fields[name] = value
         if name not in _LEFT_OUT:
             kept.append(each)
     _check_method(request[1], fields)
     if not request[2].startswith(b"/"):
-        raise HeadError(400, "bad_request", "The request names no path of this daemon.", "Ask for a path: GET /status.")
+        raise HeadError(
+            400, "bad_request", "The request names no path of this daemon.", "Request a path, for example GET /status."
+        )
     if b"host" not in fields and request[3] == b"1":
         raise HeadError(400, "bad_request", "The request has no Host header.", "Send the name and port connected to.")
     return Head(request[1].decode(), request[2].decode(), fields, b"\r\n".join(kept) + END)
@@ -114,7 +120,7 @@ def _check_method(method: bytes, fields: Mapping[bytes, bytes]) -> None:
         raise HeadError(400, "body", "The request has a body of unknown length.", "Send GET without a body.")
     length = fields.get(b"content-length", b"0")
     if not length.isdigit() or len(length) > 18:
-        raise HeadError(400, "bad_request", "Content-Length is no number of bytes.", "Send GET without a body.")
+        raise HeadError(400, "bad_request", "Content-Length is not a number of bytes.", "Send GET without a body.")
     if int(length):
         raise HeadError(413, "body", "The request has a body.", "Send GET without a body.")
 
@@ -127,5 +133,8 @@ def _too_large() -> NoReturn:
 
 def _no_request() -> NoReturn:
     raise HeadError(
-        400, "bad_request", "The bytes received are no HTTP/1.1 request.", "Speak HTTP/1.1 here; gRPC has its own port."
+        400,
+        "bad_request",
+        "The bytes received are not an HTTP/1.1 request.",
+        "Use HTTP/1.1 on this port; gRPC has a separate port.",
     )

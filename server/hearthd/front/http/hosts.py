@@ -41,8 +41,10 @@ class Hosts:
 
 
 def host_of(header: str) -> str | None:
-    """Returns the name or address in a Host header, in lower case and without the port. None: the header is
-    malformed."""
+    """Returns the name or address in a Host header, in lower case and without the port.
+
+    None: the header is malformed.
+    """
     match = _NAME.fullmatch(header.strip().lower())
     if match is None:
         return None
@@ -51,7 +53,8 @@ def host_of(header: str) -> str | None:
 
 def same_origin(host: str, origin: str | None, site: str | None) -> bool:
     """Returns False if a page of another origin made the request, according to the headers Host, Origin and
-    Sec-Fetch-Site."""
+    Sec-Fetch-Site.
+    """
     if site is not None and site.strip().lower() not in _SAME:
         return False
     if origin is None:

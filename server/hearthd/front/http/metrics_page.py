@@ -1,5 +1,4 @@
-"""GET /metrics: metrics are collected once in `http.metrics_max_age` seconds for each viewer, and rendered in a
-thread."""
+"""GET /metrics: collected once in `http.metrics_max_age` seconds a viewer, rendered in a thread."""
 
 from __future__ import annotations
 

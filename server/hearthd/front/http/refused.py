@@ -52,8 +52,10 @@ class Refusals(Collector):
         self._logged = LogThrottle(_QUIET)
 
     def add(self, reason: str, peer: str) -> None:
-        """Counts a refusal. Logs the first refusal of a reason, then at most one line with their number every ten
-        seconds."""
+        """Counts a refusal.
+
+        Logs the first refusal of a reason, then at most one line with their number every ten seconds.
+        """
         self.counts[reason] += 1
         times = self._logged.times(reason, self._clock())
         if times:

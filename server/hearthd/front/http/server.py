@@ -55,7 +55,7 @@ _NO_REQUESTS = WithoutErrors("aiohttp.server", HttpProcessingError)
 
 
 class HttpServer:
-    """Serves /healthz, /readyz, /metrics, /status, /traces/ID.json, and the page at /.
+    """Serves /healthz, /readyz, /metrics, /status, /history, /traces/ID.json, and the page at /.
 
     If the server is `guarded`, every path needs a credential, except for those without data: the probes and the files
     of the page. A credential is a tenant's token or, on the Unix socket, the user at the other end.
@@ -76,8 +76,10 @@ class HttpServer:
         settings: HttpSettings | None = None,
         refusals: Refusals | None = None,
     ) -> None:
-        """Creates the server. `open_metrics`: /metrics shows all tenants without a token, even if the server is
-        guarded."""
+        """Creates the server.
+
+        `open_metrics`: /metrics shows all tenants without a token, even if the server is guarded.
+        """
         self._auth = auth
         self._limiter = limiter
         self.guarded = guarded
@@ -123,6 +125,7 @@ class HttpServer:
                 web.get("/readyz", self._readyz),
                 web.get(_METRICS, self._metrics_page),
                 web.get("/status", self._status_document),
+                web.get("/history", self._history),
                 web.get(r"/traces/{id:[A-Za-z0-9_-]{1,64}}.json", self._trace),
                 *(web.get(path, self._page_file) for path in self._page.paths),
             ]
@@ -130,8 +133,10 @@ class HttpServer:
         return app
 
     async def start(self, address: Address | None, unix: UnixSocket | None = None) -> Address | None:
-        """Starts to listen on TCP, on a Unix socket, or on both. Returns the TCP address with its port. Raises
-        `ListenError`."""
+        """Starts to listen on TCP, on a Unix socket, or on both.
+
+        Returns the TCP address with its port. Raises `ListenError`.
+        """
         _NO_REQUESTS.install()
         self._listens = address.host if address is not None else ""
         self._runner = web.AppRunner(
@@ -181,7 +186,7 @@ class HttpServer:
             return _cut()
         except Exception:
             log.exception("http_failed", path=request.path[:200])
-            response = _refused(500, "The daemon failed to answer.", "Look at the daemon's log.")
+            response = _refused(500, "The daemon failed to answer.", "See the daemon's log.")
         return await deliver(request, response, connection)
 
     async def _admit(self, request: web.Request, handler: Handler, connection: Connection) -> web.StreamResponse:
@@ -195,12 +200,14 @@ class HttpServer:
         if not self._for_us(host):
             self._refusals.add("host", peer)
             fix = "Use a name or an address of this host, or add the name to `hosts` in [http]."
-            return _refused(421, "The Host header is no name of this daemon.", fix)
+            return _refused(421, "The Host header does not name this daemon.", fix)
         if path in self._page.paths:
             return await handler(request)
         if not same_origin(host, request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")):
             self._refusals.add("origin", peer)
-            return _refused(403, "A page of another origin asks.", "Open the daemon's own page, at /.")
+            return _refused(
+                403, "The request comes from a page of another origin.", "Open the daemon's own page, at /."
+            )
         header = request.headers.get("Authorization")
         if self.guarded and not (path == _METRICS and self.open_metrics and header is None):
             try:
@@ -216,7 +223,8 @@ class HttpServer:
 
     def _for_us(self, host: str) -> bool:
         """Returns True if a Host header is a name of this daemon: from `http.hosts`, from its certificate, of this
-        host, or the address on which it listens."""
+        host, or the address on which it listens.
+        """
         certificate = self.certificates.names if self.certificates is not None else ()
         names = (*self.hosts, *certificate)
         if names != self._names:
@@ -259,9 +267,14 @@ class HttpServer:
             return _refused(400, f"max_age is {asked[:40]!r}.", fix)
         return web.Response(body=await self._document(viewer, max_age), content_type="application/json")
 
+    async def _history(self, request: web.Request) -> web.Response:
+        return web.json_response(self._status.history(_VIEWER.get()))
+
     async def _document(self, viewer: Tenant, max_age: float) -> bytes:
-        """Returns the status document for a tenant. It is created at most once in `max_age` seconds, however many pages
-        the tenant has open."""
+        """Returns the status document for a tenant.
+
+        It is created at most once in `max_age` seconds, however many pages the tenant has open.
+        """
         for other in [other for other, answer in self._documents.items() if answer.age > _MAX_AGE]:
             del self._documents[other]
         answer = self._documents.get(viewer)
@@ -278,7 +291,7 @@ class HttpServer:
         viewer = _VIEWER.get()
         trace = self._status.traces.find(request.match_info["id"], viewer)
         if trace is None:
-            fix = "Look at `traces` in /status: the last ones are kept, for an hour."
+            fix = "See `traces` in /status; the latest traces are kept for one hour."
             return _refused(404, "There is no such trace.", fix)
         device = self._supervisor.find(trace.device)
         title, connection = f"device {trace.device}: {device.properties.name}", self.acceptor.of(request.protocol)
@@ -305,4 +318,4 @@ def _nothing_there(request: web.Request, error: web.HTTPNotFound | web.HTTPMetho
         message = f"{request.method[:20]} is not served at this path."
         return _refused(405, message, f"Use {allowed}.", {"Allow": allowed})
     paths = "/, /status, /metrics, /healthz and /readyz"
-    return _refused(404, "There is nothing at this path.", f"Look at {paths}.")
+    return _refused(404, "There is nothing at this path.", f"Use one of the paths {paths}.")

@@ -44,10 +44,15 @@ class TraceDownload:
     async def answer(
         self, request: web.Request, trace: RecentTrace, title: str, connection: Connection, viewer: Tenant
     ) -> web.StreamResponse:
-        """Sends the whole file, or returns an error response. Raises `ConnectionError` if the client does not read the
-        file."""
+        """Sends the whole file, or returns an error response.
+
+        Raises `ConnectionError` if the client does not read the file.
+        """
         if self.under_way[viewer.name] >= OF_TENANT:
-            body = {"error": f"{OF_TENANT} downloads of this tenant are under way.", "fix": "Wait until one is done."}
+            body = {
+                "error": f"{OF_TENANT} downloads of this tenant are in progress.",
+                "fix": "Wait until one has completed.",
+            }
             return web.json_response(body, status=429, headers={"Retry-After": "5"})
         self.under_way[viewer.name] += 1
         try:
@@ -77,7 +82,7 @@ class TraceDownload:
                 size = await _convert(title, trace.packed, file)
             if not size:
                 log.error("trace_conversion", trace=trace.id, device=trace.device)
-                body = {"error": "The trace could not be converted.", "fix": "Look at the daemon's log."}
+                body = {"error": "The trace could not be converted.", "fix": "See the daemon's log."}
                 return web.json_response(body, status=500)
             await response.prepare(request)
             try:
@@ -143,8 +148,11 @@ async def _converter(title: str, packed: bytes) -> AsyncIterator[asyncio.StreamR
 
 
 def _start(title: str, packed: bytes) -> subprocess.Popen[bytes]:
-    """Starts the process through vfork, which `Popen` uses and uvloop does not. A forked copy of this process, even if
-    it executes another program at once, runs gRPC's fork handlers, which crash if other threads are inside gRPC."""
+    """Starts the process through vfork, which `Popen` uses and uvloop does not.
+
+    A forked copy of this process, even if it executes another program at once, runs gRPC's fork handlers, which crash
+    if other threads are inside gRPC.
+    """
     with os.fdopen(os.memfd_create("hearth-trace"), "w+b") as file:
         file.write(packed)
         file.seek(0)

@@ -29,8 +29,10 @@ PIECE = 500
 
 
 def convert(packed: bytes, title: str) -> bytes:
-    """Returns the converted trace, compressed with gzip. Raises ValueError or DecodeError if `packed` is not a
-    trace."""
+    """Returns the converted trace, compressed with gzip.
+
+    Raises ValueError or DecodeError if `packed` is not a trace.
+    """
     unpacker = zlib.decompressobj()
     try:
         data = unpacker.decompress(packed, MOST)

@@ -32,7 +32,8 @@ class ProcessCertificate(NamedTuple):
 
     def proof(self) -> tuple[bytes, dict[str, Any]]:
         """Returns the secret second half of a ticket, and the data that the device process needs to check it, which are
-        sent together with the connection."""
+        sent together with the connection.
+        """
         secret = secrets.token_bytes(SECRET_BYTES)
         return secret, {
             "certificate": self.pem,
@@ -48,8 +49,10 @@ class ProcessCertificates:
         self._of: WeakKeyDictionary[Link, ProcessCertificate] = WeakKeyDictionary()
 
     def of(self, link: Link) -> ProcessCertificate:
-        """Returns the certificate of a device process. Raises `UNSUPPORTED` if the package that creates certificates is
-        missing."""
+        """Returns the certificate of a device process.
+
+        Raises `UNSUPPORTED` if the package that creates certificates is missing.
+        """
         certificate = self._of.get(link)
         if certificate is None:
             certificate = self._of[link] = make(f"hearth device process, generation {link.generation}")
@@ -66,7 +69,7 @@ def make(name: str) -> ProcessCertificate:
     except ImportError:
         raise Refusal(
             Reason.UNSUPPORTED,
-            "This daemon cannot make the certificate that connections for bulk data need beside TLS.",
+            "This daemon cannot create the certificate that TLS connections for bulk data need.",
             fix="Use Upload and Download, or have the daemon's operator install the package cryptography.",
         ) from None
     key = ec.generate_private_key(ec.SECP256R1())

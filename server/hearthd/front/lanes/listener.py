@@ -1,5 +1,7 @@
-"""The Unix socket for lanes and segments, beside that of gRPC. Clients on this host connect there to reach a device
-process directly."""
+"""The Unix socket for lanes and segments, beside that of gRPC.
+
+Clients on this host connect there to reach a device process directly.
+"""
 
 from __future__ import annotations
 

@@ -25,8 +25,10 @@ class StripePort(TicketPort):
         self._beside = ""
 
     def open(self, address: Address, beside: str = "") -> Address:
-        """Starts to listen, and returns the address in use (with port 0, any free port). `beside`: the host on which
-        gRPC listens. Raises `ListenError`."""
+        """Starts to listen, and returns the address in use (with port 0, any free port).
+
+        `beside`: the host on which gRPC listens. Raises `ListenError`.
+        """
         check_free(address, "lanes")
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -44,15 +46,16 @@ class StripePort(TicketPort):
         return self._address
 
     def reached_by(self, peer: str) -> Address:
-        """Returns the address to which a client connects. `peer` is gRPC's name of the client. An empty host stands for
-        the host to which the client sends its calls.
+        """Returns the address to which a client connects.
+
+        `peer` is gRPC's name of the client. An empty host stands for the host to which the client sends its calls.
 
         Raises `UNSUPPORTED` if the port is not open, or the client cannot reach it.
         """
         if self._address is None:
             raise Refusal(
                 Reason.UNSUPPORTED,
-                "This daemon takes no connections for bulk data over TCP.",
+                "This daemon accepts no connections for bulk data over TCP.",
                 fix='Use Upload and Download, or have the daemon\'s operator set listen.lanes, e.g. "127.0.0.1:7423".',
             )
         return reached_by(peer, self._address, self._beside)
@@ -63,8 +66,9 @@ class StripePort(TicketPort):
 
 
 def reached_by(peer: str, listening: Address, beside: str) -> Address:
-    """Returns the address to which a client connects. An empty host stands for the host to which the client sends its
-    calls.
+    """Returns the address to which a client connects.
+
+    An empty host stands for the host to which the client sends its calls.
 
     `peer`: gRPC's name of the client; `listening`: the port's own address; `beside`: the host on which gRPC listens.
     Raises `UNSUPPORTED` for a client on another host if the port listens on loopback.
@@ -72,7 +76,7 @@ def reached_by(peer: str, listening: Address, beside: str) -> Address:
     if listening.loopback and not _on_this_host(peer):
         raise Refusal(
             Reason.UNSUPPORTED,
-            "This daemon takes connections for bulk data over TCP from its own host only.",
+            "This daemon accepts connections for bulk data over TCP only from its own host.",
             fix="Use Upload and Download, or have the daemon's operator set listen.lanes to an address that other "
             "hosts reach.",
             details={"listen.lanes": str(listening)},
@@ -87,7 +91,8 @@ def reached_by(peer: str, listening: Address, beside: str) -> Address:
 
 def _on_this_host(peer: str) -> bool:
     """Returns True if gRPC's name of a client (`unix:...`, `ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`) denotes a client on
-    this host."""
+    this host.
+    """
     if peer.startswith("unix:"):
         return True
     host = peer.partition(":")[2].rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")

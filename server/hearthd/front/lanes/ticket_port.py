@@ -55,8 +55,10 @@ class TicketPort:
     """The accepted lengths of tickets."""
 
     def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
-        """Creates the port. `limiter` limits connections that have not shown a ticket; those that have belong to the
-        device processes."""
+        """Creates the port.
+
+        `limiter` limits connections that have not shown a ticket; those that have belong to the device processes.
+        """
         self._observer = observer
         self._limiter = limiter
         self.tickets = LaneTickets()
@@ -158,8 +160,10 @@ class TicketPort:
 
 
 async def _read(connection: socket.socket, size: int) -> bytes:
-    """Reads exactly `size` bytes, because the bytes that follow belong to the device process. Raises
-    `ConnectionRejected` at the end of the stream."""
+    """Reads exactly `size` bytes, because the bytes that follow belong to the device process.
+
+    Raises `ConnectionRejected` at the end of the stream.
+    """
     loop = asyncio.get_running_loop()
     data = b""
     while len(data) < size:

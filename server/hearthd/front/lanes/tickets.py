@@ -1,5 +1,7 @@
-"""Tickets that let a client's connection become a lane, or a bulk data connection. A ticket is valid once, for
-seconds."""
+"""Tickets that let a client's connection become a lane, or a bulk data connection.
+
+A ticket is valid once, for seconds.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ a lane."""
 
 class TicketHolder(Protocol):
     """The object for which a ticket is issued: an Execute stream that may continue over a lane, or a channel that gets
-    a bulk data connection."""
+    a bulk data connection.
+    """
 
     @property
     def session(self) -> Session: ...
@@ -35,8 +38,11 @@ class TicketHolder(Protocol):
 
 
 def check_open(connection: int) -> None:
-    """Raises `ConnectionError` if the client has closed the other end. The connection may have waited while the front
-    was paused, and is handed to a device process only if its client is still there. Reads nothing from it."""
+    """Raises `ConnectionError` if the client has closed the other end.
+
+    The connection may have waited while the front was paused, and is handed to a device process only if its client is
+    still there. Reads nothing from it.
+    """
     look = socket.socket(fileno=connection)
     try:
         if not look.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
@@ -48,8 +54,10 @@ def check_open(connection: int) -> None:
 
 
 class LaneTickets:
-    """Issued tickets by hash, oldest first. Because of the hash, the duration of a look-up reveals nothing about
-    existing tickets. Pure: the clock is passed in."""
+    """Issued tickets by hash, oldest first.
+
+    Because of the hash, the duration of a look-up reveals nothing about existing tickets. Pure: the clock is passed in.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock

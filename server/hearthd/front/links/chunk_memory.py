@@ -1,5 +1,7 @@
-"""Memory that one device process shares with the front, for chunks of downloads (see `hearthd.shared.chunk_ring`). The
-message to the client is assembled directly from the memory to which the device has copied the data."""
+"""Memory that one device process shares with the front, for chunks of downloads (see `hearthd.shared.chunk_ring`).
+
+The message to the client is assembled directly from the memory to which the device has copied the data.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ log = structlog.get_logger("hearthd.link")
 
 
 class ChunkMemory:
-    """The front's end of the chunk memory; without `memory` there is none. The memory is written by a process that runs
-    arbitrary kernels, and may change while it is read. Its contents are only passed on as data to a client of that
-    process."""
+    """The front's end of the chunk memory; without `memory` there is none.
+
+    The memory is written by a process that runs arbitrary kernels, and may change while it is read. Its contents are
+    only passed on as data to a client of that process.
+    """
 
     def __init__(self, layout: Layout = chunk_ring.NONE, memory: mmap.mmap | None = None) -> None:
         self._layout = layout
@@ -28,8 +32,11 @@ class ChunkMemory:
 
     @classmethod
     def of(cls, chunk_bytes: int, descriptors: Descriptors | None, device: int) -> ChunkMemory:
-        """Creates memory for chunks of up to `chunk_bytes`, and hands it to the device process. Its pages are allocated
-        when the process first uses them. If the memory cannot be created, chunks go through the socket."""
+        """Creates memory for chunks of up to `chunk_bytes`, and hands it to the device process.
+
+        Its pages are allocated when the process first uses them. If the memory cannot be created, chunks go through the
+        socket.
+        """
         layout = chunk_ring.layout(chunk_bytes)
         if descriptors is None or not layout.slots:
             return cls()
@@ -47,9 +54,11 @@ class ChunkMemory:
                 os.close(file)
 
     def take(self, payload: bytes, give_back: Callable[[int], None]) -> bytes:
-        """Returns the DownloadResponse of a CHUNK whose data is in a slot; the data is copied once. `give_back` is
-        called with the slot, which is free from then on. Raises ValueError for a slot that does not exist, and for more
-        bytes than a slot has."""
+        """Returns the DownloadResponse of a CHUNK whose data is in a slot; the data is copied once.
+
+        `give_back` is called with the slot, which is free from then on. Raises ValueError for a slot that does not
+        exist, and for more bytes than a slot has.
+        """
         if len(payload) < SLOT.size:
             raise ValueError(f"{len(payload)} bytes name no slot")
         slot, size = SLOT.unpack_from(payload)
@@ -63,7 +72,8 @@ class ChunkMemory:
 
     def rest(self) -> None:
         """Releases the pages while no download runs, so that data that was read no longer counts as memory of this
-        process."""
+        process.
+        """
         if self._memory is not None:
             self._memory.madvise(mmap.MADV_DONTNEED)
 

@@ -1,5 +1,6 @@
 """Open files that device processes send over the socket beside their link, together with the answer that announces
-them."""
+them.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +37,11 @@ class ExportedFiles:
             link.descriptors.on(self._kind, partial(self._arrived, link))
 
     async def ask(self, link: DeviceLink, body: dict[str, Any], channel: int, what: str) -> tuple[dict[str, Any], int]:
-        """Sends an EXPORT request. Returns its answer and the file, which the caller has to close. Raises the refusal
-        in the answer, the loss of the device process, or INTERNAL if the file of `what` does not arrive."""
+        """Sends an EXPORT request.
+
+        Returns its answer and the file, which the caller has to close. Raises the refusal in the answer, the loss of
+        the device process, or INTERNAL if the file of `what` does not arrive.
+        """
         number = self.mint()
         arriving: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._arriving[link, number] = arriving
@@ -52,7 +56,7 @@ class ExportedFiles:
             del self._arriving[link, number]
         if not arriving.done():
             raise link.loss or Refusal(
-                Reason.INTERNAL, f"the memory of {what} did not come", fix="report it with the log"
+                Reason.INTERNAL, f"the memory of {what} did not arrive", fix="report it with the log"
             )
         return answer, arriving.result()
 

@@ -50,7 +50,7 @@ class FrameSocket(asyncio.Protocol, ABC):
             for frame in self._reader.feed(data):
                 self._dispatch(frame)
         except frames.FrameError as error:
-            self.abandon(f"it sent bytes that are no frames: {error}")
+            self.abandon(f"it sent bytes that are not valid frames: {error}")
 
     def pause_writing(self) -> None:
         self._paused = True

@@ -104,8 +104,9 @@ class DeviceLink(FrameSocket):
         self._listeners.setdefault(kind, []).append(listener)
 
     async def ask(self, kind: Kind, body: dict[str, Any], channel: int = 0) -> dict[str, Any]:
-        """Sends one frame, and returns the JSON that the device process answers. Raises the loss if the process ends
-        before.
+        """Sends one frame, and returns the JSON that the device process answers.
+
+        Raises the loss if the process ends before.
 
         A refusal of the device process arrives as ``{"error": <base64 of a Status>}`` and is raised as `Refusal`.
         """
@@ -176,20 +177,27 @@ class DeviceLink(FrameSocket):
         return self.loss is None and self.descriptors is not None
 
     def give_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
-        """Hands a client's connection over as the lane of `channel`. Raises OSError if that is not possible at the
-        moment."""
+        """Hands a client's connection over as the lane of `channel`.
+
+        Raises OSError if that is not possible at the moment.
+        """
         self.give("lane", {"channel": channel, **bounds}, connection)
 
     def give(self, kind: str, body: dict[str, Any], connection: int) -> None:
-        """Hands a client's connection over, with the data in `body`, for the purpose named by `kind`. Raises OSError if
-        that is not possible at the moment."""
+        """Hands a client's connection over, with the data in `body`, for the purpose named by `kind`.
+
+        Raises OSError if that is not possible at the moment.
+        """
         if self.loss is not None or self.descriptors is None:
-            raise ConnectionError("the device process is gone")
+            raise ConnectionError("the device process has ended")
         self.descriptors.send(kind, body, [connection])
 
     async def end_lane(self, channel: int) -> int:
-        """Has the lane of the channel closed. Returns the number of the last batch that the device process received,
-        after all copies of responses have arrived. Raises the loss."""
+        """Has the lane of the channel closed.
+
+        Returns the number of the last batch that the device process received, after all copies of responses have
+        arrived. Raises the loss.
+        """
         return int((await self.ask(Kind.LANE_END, {}, channel))["last"])
 
     # ---- received frames ----
@@ -273,7 +281,8 @@ class DeviceLink(FrameSocket):
 
     def _on_stats(self, frame: Frame) -> None:
         """Handles a report of counters: an answer or, with id 0, the last counts of a process that exits after a device
-        fault."""
+        fault.
+        """
         body = json.loads(frame.payload)
         stats = body if isinstance(body, dict) else {}
         self.on_stats(stats)

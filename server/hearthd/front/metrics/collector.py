@@ -125,8 +125,11 @@ class Metrics:
         readings: Mapping[int, GpuReading],
         viewer: Tenant = EVERYONE,
     ) -> list[Metric]:
-        """Returns all metrics: the front's own counters, then those collected for this scrape. Samples with tenants are
-        included as far as `viewer` may see them. Must be called in the event loop; `render` need not be."""
+        """Returns all metrics: the front's own counters, then those collected for this scrape.
+
+        Samples with tenants are included as far as `viewer` may see them. Must be called in the event loop; `render`
+        need not be.
+        """
         found = [*self.registry.collect(), *node.families(supervisor, sessions), *self._certificate()]
         found.append(
             CounterMetricFamily(
@@ -148,7 +151,8 @@ class Metrics:
     @staticmethod
     def render(families: Iterable[Metric], accept: str = "") -> tuple[bytes, str]:
         """Returns the page and its content type: OpenMetrics if the Accept header `accept` asks for it, otherwise
-        Prometheus's text format. Takes some milliseconds for every thousand samples, and may be called in a thread."""
+        Prometheus's text format. Takes some milliseconds for every thousand samples, and may be called in a thread.
+        """
         page = CollectorRegistry()
         page.register(_Families(families))
         try:
@@ -184,7 +188,8 @@ _OF_EVERYBODY = frozenset(
 def _sees(viewer: Tenant, family: str, labels: Mapping[str, str]) -> bool:
     """Returns True if a sample is the viewer's own, or shows no tenant's work, and is of a device that the viewer
     may use. Totals of all tenants are not shown, because the activity of other tenants could be computed as a
-    difference."""
+    difference.
+    """
     own = sees_tenant(viewer, labels["tenant"]) if "tenant" in labels else family in _OF_EVERYBODY
     return own and ("device" not in labels or viewer.sees(int(labels["device"])))
 

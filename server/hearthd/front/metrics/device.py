@@ -134,9 +134,11 @@ _FAMILY = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 def families(
     totals: Mapping[Place, Counts], stats: Mapping[Place, Mapping[str, Number]], taken: frozenset[str]
 ) -> Iterator[Metric]:
-    """Yields the families of every device and tenant: totals, and the gauges of the processes that answered. `taken`:
-    names of other families."""
-    failed = "Commands that failed, were skipped, or were answered with what failed before them"
+    """Yields the families of every device and tenant: totals, and the gauges of the processes that answered.
+
+    `taken`: names of other families.
+    """
+    failed = "Commands that failed, were skipped, or were answered with an earlier error"
     commands = {place: counts.operations for place, counts in totals.items()}
     yield _labelled("commands", "Commands that arrived.", ["operation"], commands)
     errors = {place: counts.errors for place, counts in totals.items()}
@@ -187,8 +189,10 @@ def _others(counts: Counts) -> Iterator[tuple[str, Number]]:
 
 
 def _labelled(name: str, text: str, labels: list[str], by_place: Mapping[Place, Mapping[str, Number]]) -> Metric:
-    """Returns a counter with labels in addition to device and tenant. The words of each key are the values of these
-    labels."""
+    """Returns a counter with labels in addition to device and tenant.
+
+    The words of each key are the values of these labels.
+    """
     metric = CounterMetricFamily(f"hearth_{name}", text, labels=["device", "tenant", *labels])
     for (ordinal, tenant), counts in by_place.items():
         for words, value in sorted(counts.items()):

@@ -1,5 +1,7 @@
-"""Prometheus families of NVML's readings. A family that no GPU supports is left out. The label `device` is the ordinal;
-`hearth_device_info` has its UUID."""
+"""Prometheus families of NVML's readings.
+
+A family that no GPU supports is left out. The label `device` is the ordinal; `hearth_device_info` has its UUID.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,10 @@ _ROWS = {"corrected": "rows_remapped_corrected", "uncorrected": "rows_remapped_u
 
 
 def families(readings: Mapping[int, GpuReading], sick: Collection[int] = ()) -> Iterator[Metric]:
-    """Yields the families that have samples. `readings` by ordinal; `sick`: ordinals of the devices that are fenced
-    because of their readings."""
+    """Yields the families that have samples.
+
+    `readings` by ordinal; `sick`: ordinals of the devices that are fenced because of their readings.
+    """
     for metric in every_family(readings, sick):
         if metric.samples:
             yield metric

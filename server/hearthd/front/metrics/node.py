@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from hearth_proto import PROTOCOL_MAX
-from hearthd import version
+from hearth_proto import PROTOCOL_MAX, VERSION
 from hearthd.front.rpc import node_status
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.exit_cause import LABELS
@@ -22,7 +21,7 @@ def families(supervisor: Supervisor, sessions: SessionTable) -> Iterator[Metric]
         "hearth_build_info", "1; the labels hold the versions of the daemon, of its newest protocol and of Python.",
         labels=["version", "protocol", "python"],
     )  # fmt: skip
-    info.add_metric([version(), str(PROTOCOL_MAX), platform.python_version()], 1)
+    info.add_metric([VERSION, str(PROTOCOL_MAX), platform.python_version()], 1)
     yield info
     ready = node_status.ready(supervisor, sessions.refuses_new)
     yield GaugeMetricFamily("hearth_ready", "1 while /readyz reports ready, else 0.", value=int(ready))

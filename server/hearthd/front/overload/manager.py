@@ -142,8 +142,8 @@ class OverloadManager(Collector):
             log.warning("overload_refused", method=method, kind=kind, refused=self._refusals.total(), why=self.why)
         return Refusal(
             Reason.OVERLOADED,
-            f"The daemon is overloaded and takes no {method} now: {self.why}.",
-            fix="Try again after the time that it says, or use another node; [overload] has the limits.",
+            f"The daemon is overloaded and rejects {method} for now: {self.why}.",
+            fix="Try again after the returned delay, or use another node; the limits are in [overload].",
             details={"level": self.level.name.lower(), "method": method},
             retry_after_s=_RETRY_S[self.level],
         )

@@ -24,8 +24,11 @@ class OverloadLevel(enum.IntEnum):
 
 
 class Trigger:
-    """The level of one resource. It rises at once. It falls one step at a time, when the reading has stayed well below
-    the threshold for some time, so that a reading that oscillates around a threshold changes the level only once."""
+    """The level of one resource.
+
+    It rises at once. It falls one step at a time, when the reading has stayed well below the threshold for some time,
+    so that a reading that oscillates around a threshold changes the level only once.
+    """
 
     def __init__(self, elevated: float, critical: float, release: float = RELEASE, hold: float = HOLD_S) -> None:
         """Creates the trigger. `elevated` and `critical` are the thresholds, in the unit of the readings."""
@@ -72,8 +75,10 @@ class Trigger:
 
 
 class MedianFilter:
-    """The median of the last readings. A single outlier, for example after a pause of the whole process, has no
-    effect."""
+    """The median of the last readings.
+
+    A single outlier, for example after a pause of the whole process, has no effect.
+    """
 
     def __init__(self, size: int = 5) -> None:
         self._readings = [0.0] * size

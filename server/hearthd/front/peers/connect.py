@@ -79,8 +79,10 @@ class PeerReach:
         raise errors.not_reached(addresses, forbidden, patience if window < self._handshake else None)
 
     async def _try(self, address: Address, pin: bytes, hello: Body, until: float) -> PeerLink:
-        """Tries one address of a ticket, at all IP addresses to which it resolves. Raises `PeerLost`, `PeerNotAllowed`,
-        or the refusal of a daemon."""
+        """Tries one address of a ticket, at all IP addresses to which it resolves.
+
+        Raises `PeerLost`, `PeerNotAllowed`, or the refusal of a daemon.
+        """
         clock = asyncio.get_running_loop().time
         found: list[Address] = []
         with contextlib.suppress(TimeoutError):
@@ -94,7 +96,7 @@ class PeerReach:
             except PeerLost as lost:
                 told = {"address": str(address), "at": str(where), "why": str(lost)}
                 log.warning("peer_unreachable", group=hello["group"], **told)
-        raise PeerLost("the coordinator is at none of its addresses")
+        raise PeerLost("the coordinator answers at none of its addresses")
 
     async def _greet(self, address: Address, pin: bytes, hello: Body, patience: float) -> PeerLink:
         """Connects and sends the greeting. Raises `PeerLost`, or the coordinator's refusal."""
@@ -107,13 +109,13 @@ class PeerReach:
             if answer.get("t") == "refused":
                 raise refusal_in(encoded(answer["status"]))
             if answer.get("t") != "welcome":
-                raise PeerLost("what answers there is no hearthd")
+                raise PeerLost("the server at this address is not hearthd")
         except TimeoutError:
             link.cut("it did not answer")
             raise PeerLost(f"it did not answer within {patience:.3g} s") from None
         except (KeyError, TypeError, ValueError):
-            link.cut("what answers there is no hearthd")
-            raise PeerLost("what answers there is no hearthd") from None
+            link.cut("the server at this address is not hearthd")
+            raise PeerLost("the server at this address is not hearthd") from None
         except BaseException:
             link.close()
             raise

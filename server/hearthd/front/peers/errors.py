@@ -1,5 +1,7 @@
-"""Refusals for a session whose daemon did not reach a group's coordinator. They reveal only what the session needs; see
-`PeerReach`."""
+"""Refusals for a session whose daemon did not reach a group's coordinator.
+
+They reveal only what the session needs; see `PeerReach`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def not_allowed(addresses: Sequence[Address]) -> Refusal:
     return Refusal(
         Reason.PERMISSION_DENIED,
         f"This daemon does not connect to {named} for a group over several daemons: {SETTING} does not allow it, or "
-        "the name is not known here.",
+        "the name cannot be resolved here.",
         fix="If the coordinator is there, have the operator allow it in this daemon's configuration: "
         f"[collectives] {line(addresses)}",
         details={"setting": SETTING, "requested": named},
@@ -26,20 +28,23 @@ def not_allowed(addresses: Sequence[Address]) -> Refusal:
 
 
 def not_reached(addresses: Sequence[Address], forbidden: Sequence[Address], patience: float | None) -> Refusal:
-    """Returns the refusal if no address was reached. `patience`: the request's time limit in seconds, if it was too
-    short to try each address for the usual time; otherwise None."""
+    """Returns the refusal if no address was reached.
+
+    `patience`: the request's time limit in seconds, if it was too short to try each address for the usual time;
+    otherwise None.
+    """
     named = ", ".join(map(str, addresses))
     details: dict[str, object] = {"addresses": named}
     within = f" within {patience:g} s" if patience is not None else ""
     text = f"The group's coordinator could not be reached{within}. Tried {named}"
     if forbidden:
         details |= {"setting": SETTING, "not_allowed": ", ".join(map(str, forbidden))}
-        text += f"; {details['not_allowed']} not, as {SETTING} does not allow it or the name is not known here"
+        text += f"; not {details['not_allowed']}: {SETTING} does not allow it or the name cannot be resolved here"
     return Refusal(
         Reason.COMMUNICATOR_FAILED if patience is None else Reason.COLLECTIVE_TIMEOUT,
         f"{text}.",
         fix="Set collectives.listen, and collectives.advertise where it differs, on the daemon that creates the group "
-        "to an address that this node reaches; what came of each address is in the log of this node's daemon.",
+        "to an address that this node reaches; the log of this node's daemon has the result for each address.",
         details=details,
     )
 

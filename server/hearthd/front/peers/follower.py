@@ -1,5 +1,6 @@
-"""Follower: a group over daemons in a front that has joined the group. It passes messages between its ranks and the
-coordinator.
+"""Follower: a group over daemons in a front that has joined the group.
+
+It passes messages between its ranks and the coordinator.
 
 The coordinator is trusted only in what concerns the ranks of this group: processes that the session uses, operations
 that those processes have presented, and communicators that were created for them. The name of a communicator is
@@ -156,8 +157,10 @@ class Follower(GroupMembership):
     # ---- from the coordinator ----
 
     def _hear(self, body: Body) -> None:
-        """Handles a message of the coordinator. Raises `ValueError`, `KeyError` or `TypeError` for an invalid
-        message."""
+        """Handles a message of the coordinator.
+
+        Raises `ValueError`, `KeyError` or `TypeError` for an invalid message.
+        """
         what = body["t"]
         if what == "over":
             refusal = refusal_in(encoded(body["status"]))
@@ -232,8 +235,11 @@ class Follower(GroupMembership):
         return waiting
 
     def _unanswered(self, key: tuple[int, int, int]) -> None:
-        """Fails an operation that the coordinator did not answer in time. The coordinator enforces the timeouts of all
-        ranks, so that this happens only if the coordinator itself does not respond."""
+        """Fails an operation that the coordinator did not answer in time.
+
+        The coordinator enforces the timeouts of all ranks, so that this happens only if the coordinator itself does not
+        respond.
+        """
         waiting = self._take(key)
         if waiting is None:
             return
@@ -241,22 +247,26 @@ class Follower(GroupMembership):
             Reason.COLLECTIVE_TIMEOUT,
             f"Operation {key[2]} of group {self.id[:8]} was not answered in time by the daemon of node 0, which "
             "coordinates the group.",
-            fix=f"See what keeps that daemon. {REBUILD}",
+            fix=f"Find out what delays that daemon. {REBUILD}",
             details={"group": self.id, "sequence": key[2]},
         )
         self._record.failed(key[2], refusal.message)
         self.fail(waiting.link, waiting.channel, key[2], refusal)
 
     def _ignore(self, op: str, where: Where) -> None:
-        """Drops a message that is stale or does not concern this follower. The number of logged messages is limited, so
-        that a coordinator cannot fill the log."""
+        """Drops a message that is stale or does not concern this follower.
+
+        The number of logged messages is limited, so that a coordinator cannot fill the log.
+        """
         self._ignored += 1
         if self._ignored <= MAX_NOTED:
             log.warning("peer_ignored", group=self.id, node=self.node, op=op, device=where[0], process=where[1])
 
     def _drop(self, name: str, where: Where, why: str) -> DeviceLink | None:
-        """Removes a communicator of a process, whose operations on the communicator fail. Returns the link to the
-        process, or None."""
+        """Removes a communicator of a process, whose operations on the communicator fail.
+
+        Returns the link to the process, or None.
+        """
         self._record.aborted(name, where, why)
         places = self._comms.get(name, {})
         link = places.pop(where, None)

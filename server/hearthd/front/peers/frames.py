@@ -29,7 +29,7 @@ def encode(body: Mapping[str, Any], most: int = MAX_FRAME) -> bytes:
     """Encodes a frame. Raises `PeerFrameError` if the object is too large."""
     payload = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
     if len(payload) > most:
-        raise PeerFrameError(f"a message of {len(payload)} bytes does not fit a frame; the most is {most}")
+        raise PeerFrameError(f"a message of {len(payload)} bytes does not fit a frame; the maximum is {most}")
     return HEADER.pack(len(payload)) + payload
 
 
@@ -42,15 +42,17 @@ class PeerFrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Body]:
-        """Returns the objects that `data` completes, in order. Raises `PeerFrameError`; the stream cannot be read
-        afterwards."""
+        """Returns the objects that `data` completes, in order.
+
+        Raises `PeerFrameError`; the stream cannot be read afterwards.
+        """
         self._buffer += data
         bodies: list[Body] = []
         position = 0
         while len(self._buffer) - position >= HEADER.size:
             (length,) = HEADER.unpack_from(self._buffer, position)
             if length > self.most:
-                raise PeerFrameError(f"a message of {length} bytes is announced; the most is {self.most}")
+                raise PeerFrameError(f"a message of {length} bytes is announced; the maximum is {self.most}")
             begin, end = position + HEADER.size, position + HEADER.size + length
             if len(self._buffer) < end:
                 break
@@ -64,11 +66,11 @@ def _object(payload: bytes) -> Body:
     try:
         body = json.loads(payload.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise PeerFrameError(f"a message is no JSON: {str(error)[:100]}") from None
+        raise PeerFrameError(f"a message is not valid JSON: {str(error)[:100]}") from None
     if not isinstance(body, dict):
         raise PeerFrameError(f"a message is a JSON {type(body).__name__}, not an object")
     return body
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -57,8 +57,10 @@ class GroupsView:
 
 
 class PeerGroups:
-    """The groups over daemons. Belongs to the event loop. `port` listens for the daemons that join groups of this
-    daemon."""
+    """The groups over daemons.
+
+    Belongs to the event loop. `port` listens for the daemons that join groups of this daemon.
+    """
 
     def __init__(self, router: Router, reach: PeerReach, *, verdict: float = VERDICT_S) -> None:
         """`verdict`: seconds beyond its timeout that an operation waits for the coordinator's answer."""
@@ -113,16 +115,18 @@ class PeerGroups:
     async def join(
         self, session: Session, group: bytes, node: int, members: Members, ticket: node_pb2.GroupTicket, patience: float
     ) -> None:
-        """Connects to the coordinator, and returns after the coordinator has admitted this daemon. Raises the
-        coordinator's refusal; `PERMISSION_DENIED` if this daemon may not connect to the addresses; or
-        `COMMUNICATOR_FAILED`, `COLLECTIVE_TIMEOUT` or `UNAUTHENTICATED` with the addresses that were tried."""
+        """Connects to the coordinator, and returns after the coordinator has admitted this daemon.
+
+        Raises the coordinator's refusal; `PERMISSION_DENIED` if this daemon may not connect to the addresses; or
+        `COMMUNICATOR_FAILED`, `COLLECTIVE_TIMEOUT` or `UNAUTHENTICATED` with the addresses that were tried.
+        """
         addresses = tickets.addresses_of(ticket)
         place = (session.id, group.hex())
         if place in self._joining or group.hex() in self._parts.get(session.id, {}):
             raise Refusal(
                 Reason.HANDLE_IN_USE,
                 f"This session takes part in the group {group.hex()[:8]} already.",
-                fix="Join with another session; one session has one node's part of a group.",
+                fix="Join with another session; a session can take only one node's part in a group.",
                 details={"group": group.hex()},
             )
         self._check_room(session)
@@ -154,7 +158,7 @@ class PeerGroups:
                 details={"group": group.hex()[:64]},
             )
         part.exit()
-        self._remove(part, "its client gave it up")
+        self._remove(part, "its client left it")
 
     def _check_room(self, session: Session) -> None:
         parts = self._parts.get(session.id, {})
@@ -162,7 +166,7 @@ class PeerGroups:
         if count >= MAX_GROUPS:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"The session has {count} groups over daemons; the most is {MAX_GROUPS}.",
+                f"The session has {count} groups over daemons; the maximum is {MAX_GROUPS}.",
                 fix="Leave groups that are no longer used with LeaveGroup.",
                 details={"requested": count + 1, "allowed": MAX_GROUPS},
             )
@@ -186,8 +190,7 @@ class PeerGroups:
     # ---- messages of the router and of device processes ----
 
     def takes(self, link: DeviceLink, body: Body) -> bool:
-        """Handles a message if it belongs to a group over daemons; see
-        `hearthd.front.collectives.router.GroupRelay`."""
+        """Handles a message if its group is over daemons; see `hearthd.front.collectives.router.GroupRelay`."""
         if body["op"] in ("present", "withdraw"):
             channel = link.channels.get(int(body["channel"]))
             group = body.get("group")
@@ -214,7 +217,8 @@ class PeerGroups:
 
     async def watch(self, link: DeviceLink) -> None:
         """Prepares a device process that is about to serve, so that the groups of each session that attaches are
-        announced to it."""
+        announced to it.
+        """
         link.on_open = self.on_open
 
     def on_open(self, link: DeviceLink, channel: int, session: str) -> None:
@@ -236,8 +240,10 @@ class PeerGroups:
             self._remove(part, "its session has ended")
 
     async def stop(self) -> None:
-        """Leaves all groups, and admits no more peers. Waits briefly until the peers have received the last
-        messages."""
+        """Leaves all groups, and admits no more peers.
+
+        Waits briefly until the peers have received the last messages.
+        """
         for part in self:
             self._remove(part, "its daemon is stopping")
         if self.port is not None:

@@ -1,5 +1,6 @@
-"""Leader: a group over daemons in the front that coordinates it. It admits the other daemons, and lets their ranks take
-part.
+"""Leader: a group over daemons in the front that coordinates it.
+
+It admits the other daemons, and lets their ranks take part.
 
 To the router, a remote rank is a location like any other. Messages of a remote rank affect its own group only: a peer
 names the device that sends a message, and nothing else of its identity is taken from the message.
@@ -58,8 +59,10 @@ class Router(Protocol):
 
 
 class _Unanswered:
-    """The presentations of a remote rank that have not been answered. Their total is kept, so that a rank that presents
-    without end costs no additional time."""
+    """The presentations of a remote rank that have not been answered.
+
+    Their total is kept, so that a rank that presents without end costs no additional time.
+    """
 
     def __init__(self) -> None:
         self._by_sequence: dict[int, int] = {}
@@ -123,9 +126,9 @@ class Leader(GroupMembership):
         if missing and self.over is None:
             refusal = Refusal(
                 Reason.COLLECTIVE_TIMEOUT,
-                f"The group {self.id[:8]} over several daemons is over: nodes {missing} did not join it within "
+                f"The group {self.id[:8]} over several daemons has ended: nodes {missing} did not join it within "
                 f"{timeout:g} s.",
-                fix="Create it anew, and have every daemon join with JoinGroup; a longer timeout leaves more time.",
+                fix="Create it again, and have every daemon join with JoinGroup; a longer timeout leaves more time.",
                 details={"group": self.id, "missing": missing},
             )
             self._router.give_up(self._owner, refusal.message, refusal.reason)
@@ -170,7 +173,7 @@ class Leader(GroupMembership):
             waiting = self._unanswered[rank]
             weight = len(part["signature"])
             if waiting.operations and waiting.operations + weight > MAX_PRESENTED:
-                raise ValueError(f"rank {rank} has presented {len(waiting)} times and not waited for an answer")
+                raise ValueError(f"rank {rank} has presented {len(waiting)} operations without waiting for an answer")
             waiting.add(part["sequence"], max(1, weight))
             self._present(rank, place, part)
         elif body["body"]["op"] == "withdraw":
@@ -201,7 +204,7 @@ class Leader(GroupMembership):
         try:
             link.send({"t": "send", "device": place.device, "process": place.process, "body": body})
         except PeerFrameError as error:
-            link.cut_soon(f"what it was to be told does not fit a frame: {error}")
+            link.cut_soon(f"a message for it does not fit into a frame: {error}")
 
     # ---- ranks of this daemon ----
 
@@ -218,8 +221,11 @@ class Leader(GroupMembership):
             self._withdraw(self.ranks[link.ordinal], dict(body))
 
     def process_lost(self, link: DeviceLink, why: str) -> None:
-        """Notes the loss of a local process. The router has failed the operations that the process had presented; the
-        session's rank there can present no more."""
+        """Notes the loss of a local process.
+
+        The router has failed the operations that the process had presented; the session's rank there can present no
+        more.
+        """
         channel = self.session.channels.get(link.ordinal)
         if self.over is None and link.ordinal in self.ranks and channel is not None and channel.link is link:
             self._router.lost(RankLocation(0, link.ordinal, link.generation), why, (self._owner,))

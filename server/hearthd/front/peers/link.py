@@ -42,8 +42,11 @@ class PeerLost(Exception):
 
 
 class PeerLink(asyncio.Protocol):
-    """This side's end of a link. Messages are kept until `start`, except for the first, which `first` returns: these
-    are the messages of the handshake."""
+    """This side's end of a link.
+
+    Messages are kept until `start`, except for the first, which `first` returns: these are the messages of the
+    handshake.
+    """
 
     def __init__(self, *, beat: float = BEAT, silence: float = SILENCE, max_messages: int = MAX_MESSAGES) -> None:
         """`beat` and `silence`: seconds; `max_messages`: those that are read in a slice."""
@@ -87,7 +90,7 @@ class PeerLink(asyncio.Protocol):
         try:
             bodies = self._reader.feed(data)
         except PeerFrameError as error:
-            self.cut(f"it sent what cannot be read: {error}")
+            self.cut(f"it sent a message that cannot be decoded: {error}")
             return
         for body in bodies:
             self._take(body)
@@ -96,8 +99,10 @@ class PeerLink(asyncio.Protocol):
         self._slow_down(len(bodies), len(data))
 
     def _slow_down(self, messages: int, size: int) -> None:
-        """Counts what was read, and pauses reading if it was too much. The data of the peer then waits in the peer's
-        own buffers."""
+        """Counts what was read, and pauses reading if it was too much.
+
+        The data of the peer then waits in the peer's own buffers.
+        """
         if self._heard - self._slice >= SLICE:
             self._slice, self._messages, self._read = self._heard, 0, 0
         self._messages += messages
@@ -141,8 +146,10 @@ class PeerLink(asyncio.Protocol):
         return shown or b""
 
     def start(self, on_message: Callable[[Body], None], on_lost: Callable[[str], None]) -> None:
-        """Starts the link after the peer was authenticated. From now on messages are passed on, and the peer must send
-        a message at least every `SILENCE` seconds."""
+        """Starts the link after the peer was authenticated.
+
+        From now on messages are passed on, and the peer must send a message at least every `SILENCE` seconds.
+        """
         self._on_message, self._on_lost = on_message, on_lost
         self._reader.most = MAX_FRAME
         self._heard = self._loop.time()
@@ -158,8 +165,10 @@ class PeerLink(asyncio.Protocol):
     # ---- messages ----
 
     def send(self, body: Mapping[str, Any]) -> None:
-        """Sends a message. Does nothing if the link has ended. Raises `PeerFrameError` if the message does not fit into
-        a frame."""
+        """Sends a message.
+
+        Does nothing if the link has ended. Raises `PeerFrameError` if the message does not fit into a frame.
+        """
         if not self.over:
             self._write(encode(body))
 
@@ -168,7 +177,7 @@ class PeerLink(asyncio.Protocol):
         if transport is None or self.over:
             return
         if transport.get_write_buffer_size() + len(frame) > MAX_UNSENT:
-            self.cut_soon(f"it takes nothing any more: {transport.get_write_buffer_size()} bytes wait for it")
+            self.cut_soon(f"it has stopped reading: {transport.get_write_buffer_size()} bytes are waiting to be sent")
             return
         transport.write(frame)
 
@@ -185,13 +194,13 @@ class PeerLink(asyncio.Protocol):
         try:
             self._on_message(body)
         except (KeyError, TypeError, ValueError) as error:
-            self.cut(f"it sent a message that means nothing: {error!r}")
+            self.cut(f"it sent an invalid message: {error!r}")
 
     def _tick(self) -> None:
         now = self._loop.time()
         late = now - self._due  # delay of this daemon itself, during which it has not read the peer's messages
         if now - self._heard - late > self._silence:
-            self.cut(f"nothing was heard of it for {self._silence:g} s")
+            self.cut(f"no message arrived from it for {self._silence:g} s")
             return
         self._write(ALIVE)
         if not self.over:
@@ -209,18 +218,23 @@ class PeerLink(asyncio.Protocol):
             self._transport.abort()
 
     def cut_soon(self, why: str) -> None:
-        """Aborts the link after the caller has finished. The caller may be sending to several links, and the handling
-        of one loss must not run in between."""
+        """Aborts the link after the caller has finished.
+
+        The caller may be sending to several links, and the handling of one loss must not run in between.
+        """
         self._loop.call_soon(self.cut, why)
 
     def close(self, last: Mapping[str, Any] | None = None) -> None:
-        """Closes the link without reporting it as lost. After a `last` message it waits for the peer to close the
-        connection, because unread data of the peer would otherwise reset the connection before the message arrives."""
+        """Closes the link without reporting it as lost.
+
+        After a `last` message it waits for the peer to close the connection, because unread data of the peer would
+        otherwise reset the connection before the message arrives.
+        """
         self._on_lost = lambda why: None
         transport, speaks = self._transport, last is not None and not self.over
         if last is not None:
             self.send(last)
-        self._end("it was closed here")
+        self._end("it was closed by this daemon")
         if transport is None or self.gone.done():
             return
         if not speaks:

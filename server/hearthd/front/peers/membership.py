@@ -1,5 +1,7 @@
-"""Membership of a session in a group over daemons: the ranks that this daemon has in the group. Base class of `Leader`
-and `Follower`."""
+"""Membership of a session in a group over daemons: the ranks that this daemon has in the group.
+
+Base class of `Leader` and `Follower`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from hearthd.front.links.link import DeviceLink
     from hearthd.front.sessions.session import Session
 
-REBUILD = "Leave the group and rebuild it from the devices that are there: create it anew and have all nodes join."
+REBUILD = "Leave the group and rebuild it from the devices that are available: create it again and have all nodes join."
 MAX_SECONDS = 366 * 86400.0
 """Maximum timeout in seconds. Longer timeouts are reduced to this value."""
 MAX_BEHIND = 1024
@@ -93,8 +95,10 @@ class GroupMembership(ABC):
         """Ends the group, on this daemon and all others."""
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
-        """Returns the history of the group's last operations. `recorder` has the groups that this daemon
-        coordinates."""
+        """Returns the history of the group's last operations.
+
+        `recorder` has the groups that this daemon coordinates.
+        """
         return next((ring for _, ring in recorder.rings(GROUP + self.id)), None)
 
     def info(self) -> node_pb2.GroupInfo:
@@ -120,7 +124,7 @@ def failed(group: str, why: str) -> Refusal:
     """Returns the refusal of operations of a group that has ended."""
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
-        f"The group {group[:8]} over several daemons is over: {why}.",
+        f"The group {group[:8]} over several daemons has ended: {why}.",
         fix=REBUILD,
         details={"group": group},
     )
@@ -132,14 +136,14 @@ def failed(group: str, why: str) -> Refusal:
 def text_of(value: Any, most: int = MAX_TEXT) -> str:
     """Returns a peer's text for a log or a message, truncated and on one line."""
     if not isinstance(value, str):
-        raise ValueError(f"a {type(value).__name__} in the place of a text")
+        raise ValueError(f"a {type(value).__name__} instead of a text")
     return "".join(each if each.isprintable() else " " for each in value[:most])
 
 
 def encoded(value: Any, most: int = 64 << 10) -> str:
     """Checks that `value` is base64, and returns it without decoding it."""
     if not isinstance(value, str) or len(value) > most:
-        raise ValueError("no base64, or too much of it")
+        raise ValueError("not valid base64, or too long")
     base64.b64decode(value, validate=True)
     return value
 
@@ -152,17 +156,19 @@ def refusal_in(status: str) -> Refusal:
 
 
 def presented(group: str, body: Mapping[str, Any]) -> Body:
-    """Checks and returns a rank's `present` message. The channel is not taken from it, because only the rank's own
-    daemon knows it."""
+    """Checks and returns a rank's `present` message.
+
+    The channel is not taken from it, because only the rank's own daemon knows it.
+    """
     signature = body["signature"]
     if not isinstance(signature, list):
-        raise ValueError("the signature is no list")
+        raise ValueError("the signature is not a list")
     timeout = body.get("timeout") or 0
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
-        raise ValueError("the timeout is no number of seconds")
+        raise ValueError("the timeout is not a number of seconds")
     behind = body.get("behind") or []
     if not isinstance(behind, list) or len(behind) > MAX_BEHIND:
-        raise ValueError("what it stands behind is no list, or too long")
+        raise ValueError("the list of operations ahead of it is not a list, or is too long")
     return {
         "op": "present",
         "channel": 0,
@@ -184,11 +190,11 @@ def withdrawn(group: str, body: Mapping[str, Any]) -> Body:
 
 def _entry(entry: Any) -> Body:
     if not isinstance(entry, dict) or not set(entry) <= _FIELDS:
-        raise ValueError("an operation has fields that there are not")
+        raise ValueError("an operation has unknown fields")
     for name, value in entry.items():
         if isinstance(value, str):
             if len(value) > 64 or not (value.isascii() and value.isprintable()):
-                raise ValueError(f"{name} is too long, or no word")
+                raise ValueError(f"{name} is too long, or not a word")
         elif value is not None:
             natural(value)
     if not isinstance(entry.get("kind"), str):

@@ -55,8 +55,11 @@ class PeerPort:
         make: Callable[[], PeerLink] = PeerLink,
         handshake: float = HANDSHAKE,
     ) -> None:
-        """Creates the port. `address` is the value of `[collectives] listen`. `host` is this machine's name, which is
-        advertised if the address is a wildcard."""
+        """Creates the port.
+
+        `address` is the value of `[collectives] listen`. `host` is this machine's name, which is advertised if the
+        address is a wildcard.
+        """
         self.addresses: tuple[str, ...] = ()
         """The addresses for tickets, once the port is open."""
         self.strangers = 0
@@ -74,8 +77,10 @@ class PeerPort:
         self._accepting = AcceptLoop("peers", self._accepted, self._short)
 
     async def open(self) -> None:
-        """Starts to listen, if the port is not open yet. Raises `UNSUPPORTED` if no address is configured, and
-        `COMMUNICATOR_FAILED` if the address cannot be used."""
+        """Starts to listen, if the port is not open yet.
+
+        Raises `UNSUPPORTED` if no address is configured, and `COMMUNICATOR_FAILED` if the address cannot be used.
+        """
         if not self._address:
             raise Refusal(
                 Reason.UNSUPPORTED,
@@ -122,7 +127,7 @@ class PeerPort:
             connection.close()
             self.on_refused(host, "strangers" if self.strangers >= MAX_STRANGERS else "address")
             counts = f"{self.strangers} others, {self._from[host]} of them from {host},"
-            self._not_accepted("strangers", f"{counts} have not said who they are yet")
+            self._not_accepted("strangers", f"{counts} have not identified themselves yet")
             return
         self.strangers += 1
         self._from[host] += 1
@@ -149,7 +154,7 @@ class PeerPort:
                 await asyncio.wait([link.gone])
         except TimeoutError:
             self.on_refused(host, "silent")
-            link.cut(f"it did not say who it is within {self._handshake:g} s")
+            link.cut(f"it did not identify itself within {self._handshake:g} s")
         except PeerLost as lost:
             log.info("peer_gone", peer=link.peer, why=str(lost))
         except ValueError as error:
@@ -178,8 +183,11 @@ async def _listening(address: Address) -> socket.socket:
 
 
 async def connect(address: Address, pin: bytes, patience: float, make: Callable[[], PeerLink] = PeerLink) -> PeerLink:
-    """Connects to a coordinator. `address` must be numeric: names are not looked up here; see `PeerTargets.find`. `pin`
-    is the SHA-256 of the coordinator's certificate; empty: no TLS. Raises `PeerLost` with the reason."""
+    """Connects to a coordinator.
+
+    `address` must be numeric: names are not looked up here; see `PeerTargets.find`. `pin` is the SHA-256 of the
+    coordinator's certificate; empty: no TLS. Raises `PeerLost` with the reason.
+    """
     context: Any = None
     if pin:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -199,10 +207,10 @@ async def connect(address: Address, pin: bytes, patience: float, make: Callable[
         link.cut("it could not be reached")
         raise PeerLost(_explained(error, bool(pin))) from None
     except BaseException:
-        link.cut("it is not awaited any more")
+        link.cut("the request that needed it has ended")
         raise
     if pin and hashlib.sha256(link.certificate()).digest() != pin:
-        link.cut("its certificate is another one")
+        link.cut("its certificate is not the one that the ticket names")
         raise PeerLost("its certificate is not the one that the ticket names")
     return link
 
@@ -213,5 +221,9 @@ def _explained(error: Exception, tls: bool) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there"
     if isinstance(error, ConnectionError):
-        return "it hung up while TLS was set up; perhaps it speaks none" if tls else "it hung up"
+        return (
+            "it closed the connection during the TLS handshake; perhaps it does not use TLS"
+            if tls
+            else "it closed the connection"
+        )
     return str(getattr(error, "strerror", "") or error) or type(error).__name__

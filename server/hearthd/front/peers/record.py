@@ -21,8 +21,7 @@ Where = tuple[int, int]
 
 @dataclass
 class InFlightOperations:
-    """Operations that one process may run on a communicator and has not finished: pairs of index and sequence
-    number."""
+    """Operations that one process may run on a communicator, unfinished: pairs of index and sequence number."""
 
     rank: int
     operations: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=OPERATIONS))

@@ -53,9 +53,11 @@ class PeerTargets:
         return cls(config.collectives.peers, auto_networks(config))
 
     async def find(self, address: Address) -> list[Address]:
-        """Returns the numeric addresses for which `address` stands and to which this daemon may connect. Empty: there
-        are none, or the name is unknown. A session must not learn which, because it could otherwise query the names of
-        the daemon's network."""
+        """Returns the numeric addresses for which `address` stands and to which this daemon may connect.
+
+        Empty: there are none, or the name is unknown. A session must not learn which, because it could otherwise query
+        the names of the daemon's network.
+        """
         found = [each for each in await self._lookup(address.host) if not (each.is_unspecified or each.is_multicast)]
         entries = [entry for entry in self._entries if entry.port in (0, address.port)]
         allowed = [each for each in found if self._auto_allows(each) or _named(each, address, entries)]
@@ -88,8 +90,10 @@ class PeerTargets:
 
 
 def auto_networks(config: Config) -> tuple[IpNetwork, ...]:
-    """Returns the networks that `"auto"` stands for. The header of `hearthd.front.config.peer_targets` gives the
-    reasons."""
+    """Returns the networks that `"auto"` stands for.
+
+    The header of `hearthd.front.config.peer_targets` gives the reasons.
+    """
     exposed = [text for text in (config.listen.grpc, config.listen.lanes) if text and not parse_address(text).loopback]
     if not exposed:
         return LOOPBACK + PRIVATE
@@ -97,8 +101,10 @@ def auto_networks(config: Config) -> tuple[IpNetwork, ...]:
 
 
 def _named(found: IpAddress, asked: Address, entries: Sequence[PeerTarget]) -> bool:
-    """Returns True if `peers` contains the address as a network, or contains the name that was asked for. That name may
-    have other addresses when it is looked up again."""
+    """Returns True if `peers` contains the address as a network, or contains the name that was asked for.
+
+    That name may have other addresses when it is looked up again.
+    """
     name = plain(asked.host)
     return any(found in entry.network if entry.network is not None else entry.name == name for entry in entries)
 

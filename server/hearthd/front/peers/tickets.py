@@ -1,5 +1,7 @@
 """Groups over daemons: their members, their tickets, and the greeting by which a daemon shows that it has a ticket.
-Pure."""
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,15 @@ class PeerHello(NamedTuple):
 def members_of(members: Sequence[node_pb2.GroupMember]) -> Members:
     """Returns the members in a request. Raises `INVALID_ARGUMENT` if they do not make a group."""
     if not 1 <= len(members) <= MAX_RANKS:
-        raise _no_group(f"A group of {len(members)} ranks was asked for", f"1 to {MAX_RANKS} members", len(members))
+        raise _no_group(f"A group of {len(members)} ranks was requested", f"1 to {MAX_RANKS} members", len(members))
     return check_members(GroupMember(member.node, member.device) for member in members)
 
 
 def check_members(members: Iterable[GroupMember]) -> Members:
     """Returns `members` if they make a group: each device of a node once, and nodes numbered from 0 without a gap.
-    Raises `INVALID_ARGUMENT` otherwise."""
+
+    Raises `INVALID_ARGUMENT` otherwise.
+    """
     found = tuple(members)
     seen: set[GroupMember] = set()
     for rank, member in enumerate(found):
@@ -109,31 +113,34 @@ def check_group(group: bytes) -> bytes:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"The group has {len(group)} bytes; a group's id has {GROUP_BYTES}.",
-            fix="Pass on what CreateGroup answered.",
+            fix="Pass on the group that CreateGroup returned.",
             details={"requested": len(group), "allowed": GROUP_BYTES},
         )
     return group
 
 
 def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
-    """Returns the coordinator's addresses without duplicates, in the order in which they are tried. Raises
-    `INVALID_ARGUMENT` for a ticket that was not made by CreateGroup."""
-    fix = "Pass on the ticket that CreateGroup answered, as it is."
+    """Returns the coordinator's addresses without duplicates, in the order in which they are tried.
+
+    Raises `INVALID_ARGUMENT` for a ticket that was not made by CreateGroup.
+    """
+    fix = "Pass on the ticket that CreateGroup returned, unchanged."
     if not SECRET_BYTES <= len(ticket.secret) <= MAX_SECRET:
         raise Refusal(
-            Reason.INVALID_ARGUMENT, f"The ticket's secret has {len(ticket.secret)} bytes; it has {SECRET_BYTES}.",
+            Reason.INVALID_ARGUMENT, f"The ticket's secret has {len(ticket.secret)} bytes; it must have "
+            f"{SECRET_BYTES}.",
             fix=fix, details={"requested": len(ticket.secret), "allowed": SECRET_BYTES},
         )  # fmt: skip
     if len(ticket.certificate_sha256) not in (0, 32):
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"The ticket's certificate_sha256 has {len(ticket.certificate_sha256)} bytes; it has 32, or none.",
+            f"The ticket's certificate_sha256 has {len(ticket.certificate_sha256)} bytes; it must have 32, or none.",
             fix=fix, details={"requested": len(ticket.certificate_sha256), "allowed": 32},
         )  # fmt: skip
     if not 1 <= len(ticket.addresses) <= MAX_ADDRESSES:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"The ticket has {len(ticket.addresses)} addresses; it has 1 to {MAX_ADDRESSES}.",
+            f"The ticket has {len(ticket.addresses)} addresses; it must have 1 to {MAX_ADDRESSES}.",
             fix=fix, details={"requested": len(ticket.addresses), "allowed": MAX_ADDRESSES},
         )  # fmt: skip
     found = []
@@ -144,7 +151,8 @@ def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
                 raise ValueError
         except ValueError:
             raise Refusal(
-                Reason.INVALID_ARGUMENT, f"The ticket's address {text[:300]!r} is no host:port to connect to.",
+                Reason.INVALID_ARGUMENT, f"The ticket's address {text[:300]!r} is not a host and a port to "
+                "connect to.",
                 fix=fix, details={"requested": text[:300]},
             ) from None  # fmt: skip
         found.append(address)
@@ -171,7 +179,7 @@ def parse_hello(body: Body) -> PeerHello:
     try:
         members = body["members"]
         if body["t"] != "hello" or not isinstance(members, list) or len(members) > MAX_RANKS:
-            raise ValueError("it is no hello")
+            raise ValueError("it is not a hello message")
         return PeerHello(
             bytes.fromhex(body["group"]),
             natural(body["node"]),
@@ -180,19 +188,21 @@ def parse_hello(body: Body) -> PeerHello:
             natural(body["protocol"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"it is no hello: {error!r}"[:200]) from None
+        raise ValueError(f"it is not a hello message: {error!r}"[:200]) from None
 
 
 def natural(value: Any, most: int = (1 << 64) - 1) -> int:
     """Returns `value` if it is an integer from 0 to `most`. Raises `ValueError` otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise ValueError(f"{str(value)[:40]!r} is no number from 0 to {most}")
+        raise ValueError(f"{str(value)[:40]!r} is not a number from 0 to {most}")
     return value
 
 
 def same_secret(shown: bytes, secret: bytes | None) -> bool:
-    """Returns True if `shown` is the secret of the group. `secret` is None if there is no such group; the comparison
-    takes the same time then."""
+    """Returns True if `shown` is the secret of the group.
+
+    `secret` is None if there is no such group; the comparison takes the same time then.
+    """
     return hmac.compare_digest(shown, secret if secret is not None else bytes(SECRET_BYTES)) and secret is not None
 
 
@@ -200,15 +210,18 @@ def stranger() -> Refusal:
     """Returns the refusal of an unknown group or a wrong secret, with the same message for both."""
     return Refusal(
         Reason.UNAUTHENTICATED,
-        "The ticket is good for no group of the daemon that was asked: the group is over or was never there, or the "
-        "secret is not its own.",
-        fix="Create the group anew with CreateGroup, and pass on what it answers, as it is.",
+        "The ticket is not valid for any group of the daemon that was asked: the group has ended or never existed, "
+        "or the secret is wrong.",
+        fix="Create the group again with CreateGroup, and pass on the ticket that it returns, unchanged.",
     )
 
 
 def check_hello(hello: PeerHello, members: Members, taken: Iterable[int]) -> None:
-    """Checks whether a daemon that has the secret may join as the node that it names. `taken`: nodes that have joined.
-    Raises `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH` or `HANDLE_IN_USE`."""
+    """Checks whether a daemon that has the secret may join as the node that it names.
+
+    `taken`: nodes that have joined. Raises `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `COLLECTIVE_MISMATCH` or
+    `HANDLE_IN_USE`.
+    """
     if hello.protocol != PROTOCOL:
         raise Refusal(
             Reason.VERSION_UNSUPPORTED,
@@ -252,5 +265,5 @@ def check_hello(hello: PeerHello, members: Members, taken: Iterable[int]) -> Non
 
 def _named(members: Members, rank: int) -> str:
     if rank >= len(members):
-        return "not there"
+        return "missing"
     return f"device {members[rank].device} of node {members[rank].node}"

@@ -18,8 +18,10 @@ log = structlog.get_logger("hearthd.memory")
 
 
 class MemoryGrants:
-    """The memory grants of one device. Belongs to the event loop. `overhead`: bytes of device memory that a process
-    uses before it allocates anything."""
+    """The memory grants of one device.
+
+    Belongs to the event loop. `overhead`: bytes of device memory that a process uses before it allocates anything.
+    """
 
     def __init__(self, overhead: int, limit: int = 0) -> None:
         self.ledger = MemoryLedger()
@@ -36,7 +38,9 @@ class MemoryGrants:
         self, process: int, tenant: str, quota: int, *, uses: bool, on_wait: Callable[[], None]
     ) -> int | None:
         """Waits for room for one more process, and returns its initial limit in bytes; None: all memory of the device.
-        Calls `on_wait` if there is no room at once."""
+
+        Calls `on_wait` if there is no room at once.
+        """
         ledger = self.ledger
         ledger.enter(process, self._overhead, tenant, quota, uses=uses)
         self._step()

@@ -33,8 +33,10 @@ RETRY = 1.0
 
 
 class ProcessLimit(NamedTuple):
-    """A limit that is sent to a process. The process answers with the limit that it accepts, which is higher if more
-    memory is in use."""
+    """A limit that is sent to a process.
+
+    The process answers with the limit that it accepts, which is higher if more memory is in use.
+    """
 
     process: int
     bytes: int
@@ -127,8 +129,10 @@ class MemoryLedger:
                 holder.booked = min(self.free, self._quota_left(holder))
 
     def enter(self, process: int, overhead: int, tenant: str = "", quota: int = 0, *, uses: bool = True) -> None:
-        """Adds a process that is to be started; see `admitted`. `overhead`: bytes that it uses before it allocates
-        anything."""
+        """Adds a process that is to be started; see `admitted`.
+
+        `overhead`: bytes that it uses before it allocates anything.
+        """
         self._holders[process] = MemoryHolder(process, overhead, tenant, quota, uses)
         self._entering.append(LedgerRequest(process, overhead))
 
@@ -259,9 +263,11 @@ class MemoryLedger:
         of_tenant: bool = False,
         generous: bool = False,
     ) -> bool:
-        """Asks other processes to give back memory that they do not use. Returns True if there is an answer to wait
-        for. With `generous`, asks for half of what they seem not to use if that is more than `missing`, because further
-        requests are likely."""
+        """Asks other processes to give back memory that they do not use.
+
+        Returns True if there is an answer to wait for. With `generous`, asks for half of what they seem not to use if
+        that is more than `missing`, because further requests are likely.
+        """
         waits = False
         for other in self._holders.values():
             if other is whom or not other.admitted or (of_tenant and other.tenant != whom.tenant):

@@ -14,8 +14,10 @@ class TenantMemory:
         self._owners: dict[int, str] = {}
 
     def belongs(self, generation: int, tenant: str) -> None:
-        """Attributes all memory of this generation's process to one tenant. Empty: several tenants share the process,
-        and its reports name them."""
+        """Attributes all memory of this generation's process to one tenant.
+
+        Empty: several tenants share the process, and its reports name them.
+        """
         self._owners[generation] = tenant
 
     def hear(self, generation: int, stats: Mapping[str, Any]) -> None:

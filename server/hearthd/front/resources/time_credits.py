@@ -184,7 +184,8 @@ class DeviceTurns(Generic[K]):
 
     def _overran(self, process: _Process, now: float) -> bool:
         """Returns True if the work of the process takes so long that the process is admitted briefly, whatever its
-        credit."""
+        credit.
+        """
         if now >= process.chance:
             if process.told & MAY:
                 return False

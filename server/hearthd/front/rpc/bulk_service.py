@@ -59,7 +59,7 @@ class BulkConnection:
     async def hand_over(self, connection: int) -> None:
         """Hands the connection to the device process. Raises OSError if the process or the session has ended."""
         if self.session.closing or not self.channel.alive:
-            raise ConnectionError("the session is gone from this device process")
+            raise ConnectionError("the session has ended in this device process")
         self.channel.link.give(self.kind, {"channel": self.channel.number, **self.body}, connection)
 
 
@@ -93,8 +93,8 @@ class BulkService:
         if request.stripes > MAX_STRIPES:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"{request.stripes} stripes were asked for; there may be 1 to {MAX_STRIPES} (0: shared memory).",
-                fix=f"Ask for at most {MAX_STRIPES}, and for more in another call.",
+                f"{request.stripes} stripes were requested; allowed are 1 to {MAX_STRIPES} (0: shared memory).",
+                fix=f"Request at most {MAX_STRIPES}, and more in another call.",
                 details={"requested": request.stripes, "allowed": MAX_STRIPES},
             )
         refusal = device.quarantine_refusal(session)
@@ -103,7 +103,7 @@ class BulkService:
         with self._sessions.using(session):
             channel = _attached(session, device.ordinal, request.generation)
             if not channel.link.takes_lanes:
-                raise _no_way("The device process takes no connections.", "Use Upload and Download.")
+                raise _no_way("The device process accepts no connections.", "Use Upload and Download.")
             if request.stripes:
                 return self._stripes(request.stripes, session, channel, context.peer())
             return self._segments(session, channel, context.peer())
@@ -123,8 +123,8 @@ class BulkService:
             )
         if not peer.startswith("unix:"):
             raise _no_way(
-                "Memory is shared with clients on this host only, which come by the daemon's Unix socket.",
-                "Connect to the daemon's Unix socket, or ask for stripes.",
+                "Memory is shared only with clients on this host that use the daemon's Unix socket.",
+                "Connect to the daemon's Unix socket, or request stripes.",
             )
         pinned = session.tenant.quotas.pinned_bytes
         most = min(self._bounds.segment_bytes, pinned) if pinned else self._bounds.segment_bytes
@@ -159,8 +159,10 @@ class BulkService:
 
 
 def _attached(session: Session, ordinal: int, generation: int) -> Channel:
-    """Returns the channel to which the session is attached. Raises `DEVICE_LOST` if that channel has ended, and
-    `INVALID_ARGUMENT` if the session was never attached."""
+    """Returns the channel to which the session is attached.
+
+    Raises `DEVICE_LOST` if that channel has ended, and `INVALID_ARGUMENT` if the session was never attached.
+    """
     channel = session.channels.get(ordinal)
     last = session.ended.get(ordinal)
     if channel is not None and channel.link.generation == generation and channel.alive:

@@ -98,8 +98,10 @@ class DeviceService:
         """Returns the first event of every new Execute stream, if the daemon drains. None: there is no such event."""
 
     def handler(self) -> GatedService:
-        """Returns the service for the gRPC server to register. The messages of Execute, Upload, Download and Read are
-        passed as bytes, without decoding."""
+        """Returns the service for the gRPC server to register.
+
+        The messages of Execute, Upload, Download and Read are passed as bytes, without decoding.
+        """
         handlers: dict[str, Any] = {
             "Execute": grpc.stream_stream_rpc_method_handler(self._guard("Execute", self._execute)),
             "Upload": grpc.stream_unary_rpc_method_handler(
@@ -156,7 +158,9 @@ class DeviceService:
         self, target: Any, work: Callable[[Channel], Awaitable[Any]], operation: str, needed: tuple[Right, ...] = ()
     ) -> Any:
         """Runs `work` on the channel of a target (session token and device), and keeps the session alive meanwhile.
-        Raises `PERMISSION_DENIED` if the tenant lacks one of the rights in `needed`."""
+
+        Raises `PERMISSION_DENIED` if the tenant lacks one of the rights in `needed`.
+        """
         session = self._sessions.find(target.session_token)
         device = self._supervisor.find(target.device, session.tenant)
         self._admit(session, operation, needed)
@@ -167,7 +171,8 @@ class DeviceService:
 
     def _admit(self, session: Session, operation: str, needed: tuple[Right, ...]) -> None:
         """Raises the refusal of the operation if a right is missing, or if the tenant's device time is used up and the
-        operation is new work. Holding objects and reading results stays allowed."""
+        operation is new work. Holding objects and reading results stays allowed.
+        """
         try:
             session.tenant.require(needed, operation)
         except Refusal as refusal:
@@ -293,8 +298,10 @@ class DeviceService:
         await self._using(request, work, "Download", rights.CALLS["Download"])
 
     def _patience(self, request: device_pb2.UploadRequest | device_pb2.DownloadRequest) -> float:
-        """Returns the time, in seconds, that a transfer waits for another stream if its stream breaks. 0: it does not
-        wait."""
+        """Returns the time, in seconds, that a transfer waits for another stream if its stream breaks.
+
+        0: it does not wait.
+        """
         return self._sessions.find(request.session_token).lease if request.resumable else 0.0
 
     async def _transfer_status(
@@ -338,8 +345,10 @@ class DeviceService:
 
 
 async def _carry(attachment: execute.ExecuteAttachment) -> None:
-    """Runs an Execute stream. Raises `StreamClosed` or `SubjectEnded` at a regular end, otherwise the cause of the
-    end."""
+    """Runs an Execute stream.
+
+    Raises `StreamClosed` or `SubjectEnded` at a regular end, otherwise the cause of the end.
+    """
     try:
         await attachment.run()
     except asyncio.CancelledError:
@@ -357,6 +366,6 @@ def _check_carried(call: str, command: Message) -> None:
     if command.HasField("shared"):
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"The single call {call} carries its bytes itself, and names shared memory.",
+            f"The single call {call} carries its bytes inline, and also names shared memory.",
             fix=f"Leave Shared out, or send the {call} in a batch of Execute.",
         )

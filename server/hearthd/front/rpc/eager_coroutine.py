@@ -12,8 +12,10 @@ from typing import Any
 
 
 class EagerCoroutine:
-    """A coroutine that has run its first step. It is awaited once, or closed. An error in the first step is raised when
-    it is awaited."""
+    """A coroutine that has run its first step.
+
+    It is awaited once, or closed. An error in the first step is raised when it is awaited.
+    """
 
     __slots__ = ("_coroutine", "_error", "_first")
 
@@ -59,6 +61,7 @@ class EagerCoroutine:
 
 def _look(ended: Future[Any]) -> None:
     """Retrieves the exception of a future that is no longer awaited. gRPC fails a write if the client has disconnected,
-    and asyncio would log that the exception was never retrieved."""
+    and asyncio would log that the exception was never retrieved.
+    """
     if not ended.cancelled():
         ended.exception()

@@ -1,5 +1,6 @@
 """DeviceService.Execute: passes the work of a session on one device through without decoding it, with bounds in both
-directions."""
+directions.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ class ExecuteAttachment:
             self.on_lost(
                 Refusal(
                     Reason.QUEUE_FULL,
-                    f"{self._intake.unread} bytes of responses wait to be read; the most is "
+                    f"{self._intake.unread} bytes of responses are waiting to be read; the maximum is "
                     f"{self._window.max_queued_hard}.",
                     fix="Read the stream while sending, or use transfers for large reads.",
                 ),
@@ -172,8 +173,8 @@ class ExecuteAttachment:
         self.on_lost(
             Refusal(
                 Reason.HANDLE_IN_USE,
-                f"Session {self.session.id} has another Execute stream now.",
-                fix="Use one Execute stream a session and device.",
+                f"Session {self.session.id} has opened another Execute stream.",
+                fix="Use one Execute stream per session and device.",
                 details={"session": self.session.id},
             ),
             b"",
@@ -189,7 +190,8 @@ class ExecuteAttachment:
     @property
     def idle(self) -> bool:
         """True if nothing is under way: all batches that passed through the front have been executed, and all responses
-        have been sent."""
+        have been sent.
+        """
         return not (self._channel.batches or self._intake.held or self._out)
 
     @property
@@ -204,7 +206,8 @@ class ExecuteAttachment:
 
     async def prepare(self) -> None:
         """Waits, at most `_SETTLE` seconds, for the batches of an earlier stream, so that their acknowledgements do not
-        count for this stream."""
+        count for this stream.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE):
                 await self._channel.settled()
@@ -215,8 +218,10 @@ class ExecuteAttachment:
             self._ack_timer = None
 
     def resume(self, acked: int) -> None:
-        """Continues after an earlier stream broke: sends the responses that did not arrive again. `acked` is the number
-        of the last batch that the client knows to be acknowledged."""
+        """Continues after an earlier stream broke: sends the responses that did not arrive again.
+
+        `acked` is the number of the last batch that the client knows to be acknowledged.
+        """
         replies, batches = self._channel.replies, self._channel.batches
         assert replies is not None
         for payload in replies:
@@ -228,29 +233,37 @@ class ExecuteAttachment:
             self.on_lost(self._channel.loss, b"")
 
     def detach(self) -> None:
-        """Detaches the stream from its channel, so that another stream can take the channel. A lane is ended with its
-        stream, because the stream shows that the client is still connected, and ends if the client loses its
-        permission."""
+        """Detaches the stream from its channel, so that another stream can take the channel.
+
+        A lane is ended with its stream, because the stream shows that the client is still connected, and ends if the
+        client loses its permission.
+        """
         if self._channel.sink is self:
             self._channel.sink = None
             if self._channel.lane is not None:
                 self._channel.lane.end()
 
     async def hand_over(self, connection: int) -> None:
-        """Hands `connection` to the device process as the client's lane. Raises OSError if the client no longer uses
-        this stream, has stopped waiting for the lane, or the device process accepts no lane."""
+        """Hands `connection` to the device process as the client's lane.
+
+        Raises OSError if the client no longer uses this stream, has stopped waiting for the lane, or the device process
+        accepts no lane.
+        """
         await self._rest()
         channel = self._channel
         if self._end is not None or channel.sink is not self or self._half_closed:
-            raise ConnectionError("the stream is not at rest")
+            raise ConnectionError("the stream is not idle")
         if self._batched:  # the answers would wait for a lane that the client does not have
-            raise ConnectionError("the client has sent work by its stream")
+            raise ConnectionError("the client has sent work on its stream")
         check_open(connection)
         channel.open_lane(self._window.of_a_lane(), connection)
 
     async def _rest(self) -> None:
-        """Waits until the client has acknowledged all responses. A response still on its way over the stream would be
-        counted after the responses of the lane. Pending acknowledgements are sent before this returns."""
+        """Waits until the client has acknowledged all responses.
+
+        A response still on its way over the stream would be counted after the responses of the lane. Pending
+        acknowledgements are sent before this returns.
+        """
         replies = self._channel.replies
         while self._end is None and replies is not None:
             if self._ack_timer is not None:
@@ -325,8 +338,11 @@ class ExecuteAttachment:
         await intake.finish()
 
     def _on_received(self, message: bytes) -> bool:
-        """Drops the responses that the message acknowledges. Returns False for a message of another kind, which is
-        passed on so that the device process answers it as invalid. Raises for an impossible number."""
+        """Drops the responses that the message acknowledges.
+
+        Returns False for a message of another kind, which is passed on so that the device process answers it as
+        invalid. Raises for an impossible number.
+        """
         try:
             request = device_pb2.ExecuteRequest.FromString(message)
         except DecodeError:
@@ -339,8 +355,10 @@ class ExecuteAttachment:
         return True
 
     async def _take_lane_back(self) -> None:
-        """Continues on this stream for a client that stopped using its lane before the lane was live. Raises if the
-        client has sent a batch over the lane."""
+        """Continues on this stream for a client that stopped using its lane before the lane was live.
+
+        Raises if the client has sent a batch over the lane.
+        """
         for payload in await self._channel.take_lane_back():
             self._queue(payload)
         if self._channel.batches.acked > self._ack_sent:

@@ -1,5 +1,6 @@
 """A call over a framed socket: its connection, and the context that its handler sees, with the interface of gRPC's
-context."""
+context.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +46,10 @@ class CallAborted(grpc.aio.AbortError):
 
 
 class FramedCall(asyncio.Protocol):
-    """A connection and its one call. Calls `starts` with the payload of METHOD. To a handler this object is the call's
-    context."""
+    """A connection and its one call.
+
+    Calls `starts` with the payload of METHOD. To a handler this object is the call's context.
+    """
 
     def __init__(
         self,
@@ -154,8 +157,10 @@ class FramedCall(asyncio.Protocol):
         return self.admitted is None or (self._most_unread < _MOST_UNREAD and not isinstance(self.admitted, Refusal))
 
     def _begin(self, data: bytes) -> bytes:
-        """Reads METHOD and calls `starts`. Returns the bytes behind METHOD; empty while METHOD is incomplete. Raises
-        `FrameError`."""
+        """Reads METHOD and calls `starts`.
+
+        Returns the bytes behind METHOD; empty while METHOD is incomplete. Raises `FrameError`.
+        """
         head = self._head + data
         if len(head) >= frames.HEADER.size:
             length, kind, *_ = frames.HEADER.unpack_from(head)
@@ -173,8 +178,10 @@ class FramedCall(asyncio.Protocol):
         return b""
 
     def _hold(self, size: int) -> None:
-        """Sets the number of bytes on the account of callers without a credential. Closes the connection if the account
-        has no room."""
+        """Sets the number of bytes on the account of callers without a credential.
+
+        Closes the connection if the account has no room.
+        """
         if size > self._held and not self._account.take(size - self._held):
             self._account.refused("unauthenticated_bytes", self.peer(), "")
             self.drop()
@@ -184,8 +191,10 @@ class FramedCall(asyncio.Protocol):
         self._held = size
 
     def _accept(self) -> None:
-        """Applies the limits of an accepted caller. A handler that has read a message and asks for another has
-        identified the caller."""
+        """Applies the limits of an accepted caller.
+
+        A handler that has read a message and asks for another has identified the caller.
+        """
         assert self._method_gate is not None
         self._most_unread = _MOST_UNREAD
         self._frames.max_payload = self._method_gate.limit.max_bytes
@@ -222,8 +231,8 @@ class FramedCall(asyncio.Protocol):
         self._put(
             Refusal(
                 Reason.DEADLINE_EXCEEDED,
-                f"A message of the call came with less than {self._settings.request_rate} bytes a second.",
-                fix="Send it faster; admission.request_rate says how fast at least.",
+                f"A message of the call arrived with less than {self._settings.request_rate} bytes a second.",
+                fix="Send it faster; admission.request_rate is the minimum rate.",
                 details={"limit": "admission.request_rate", "allowed": self._settings.request_rate},
             )
         )
@@ -243,7 +252,7 @@ class FramedCall(asyncio.Protocol):
         elif frame.kind == Kind.PING:
             self._send(Kind.PONG, b"")
         elif frame.kind != Kind.PONG:
-            raise FrameError(f"frame {frame.kind} came in a call")
+            raise FrameError(f"frame {frame.kind} arrived in a call")
 
     def _put(self, message: Any) -> None:
         self._inbox.append(message)
@@ -283,8 +292,10 @@ class FramedCall(asyncio.Protocol):
     # ---- liveness of the client ----
 
     def _look(self) -> None:
-        """Ends a call whose client does not answer, for example because its process is stopped. Sends pings while the
-        client is silent."""
+        """Ends a call whose client does not answer, for example because its process is stopped.
+
+        Sends pings while the client is silent.
+        """
         silent, self._heard = not self._heard, False
         if self.transport is None:
             return

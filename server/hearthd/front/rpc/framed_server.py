@@ -50,8 +50,10 @@ class CallServer:
         gate: AdmissionGate,
         limiter: ConnectionLimiter,
     ) -> None:
-        """Creates the server. `ticket` returns a ticket for the user at the other end of a socket; empty if none is
-        needed."""
+        """Creates the server.
+
+        `ticket` returns a ticket for the user at the other end of a socket; empty if none is needed.
+        """
         self._services = services
         self._gate = gate
         self._ticket = ticket
@@ -191,7 +193,7 @@ class CallServer:
 def unknown(method: str) -> Refusal:
     return Refusal(
         Reason.UNSUPPORTED,
-        f"There is no {method[:128]} here.",
-        fix="Client and daemon are of different versions: see Describe.",
+        f"This daemon has no method {method[:128]}.",
+        fix="Compare the versions of client and daemon (NodeService.Describe).",
         details={"requested": method[:128]},
     )

@@ -23,14 +23,18 @@ class CrossNodeGroup(Protocol):
         ...
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
-        """Returns the group's operations, as far as this daemon knows them. `recorder` has the groups that this daemon
-        coordinates."""
+        """Returns the group's operations, as far as this daemon knows them.
+
+        `recorder` has the groups that this daemon coordinates.
+        """
         ...
 
 
 class GroupInfo:
-    """The method of NodeService that describes groups of every kind. Like every method that only reads, it needs no
-    right. A session sees its own groups only."""
+    """The method of NodeService that describes groups of every kind.
+
+    Like every method that only reads, it needs no right. A session sees its own groups only.
+    """
 
     def __init__(
         self,
@@ -51,7 +55,8 @@ class GroupInfo:
     ) -> node_pb2.DescribeGroupsResponse:
         """Returns the session's groups of this daemon's devices, the most recently used last, followed by its groups
         over several daemons. The daemon that created such a group knows the operations of all ranks; other daemons know
-        those of their own ranks. Raises `SESSION_EXPIRED`."""
+        those of their own ranks. Raises `SESSION_EXPIRED`.
+        """
         session = self._sessions.find(request.session_token)
         groups = [
             node_pb2.GroupInfo(

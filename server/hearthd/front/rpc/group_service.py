@@ -35,8 +35,11 @@ class GroupService:
         timeout: float,
         fingerprint: Callable[[], bytes] = lambda: b"",
     ) -> None:
-        """Creates the service. `timeout`, in seconds, applies to requests that name none. `fingerprint` returns the
-        SHA-256 of this daemon's certificate; empty without TLS."""
+        """Creates the service.
+
+        `timeout`, in seconds, applies to requests that name none. `fingerprint` returns the SHA-256 of this daemon's
+        certificate; empty without TLS.
+        """
         self._sessions = sessions
         self._supervisor = supervisor
         self._groups = groups
@@ -91,8 +94,10 @@ class GroupService:
         return node_pb2.LeaveGroupResponse()
 
     def _session(self, token: str, operation: str) -> Session:
-        """Returns the caller's session if it may create and join groups. Raises `PERMISSION_DENIED`, `DRAINING`, or
-        `QUOTA_EXCEEDED` if the tenant's device time is used up."""
+        """Returns the caller's session if it may create and join groups.
+
+        Raises `PERMISSION_DENIED`, `DRAINING`, or `QUOTA_EXCEEDED` if the tenant's device time is used up.
+        """
         session = self._sessions.find(token)
         try:
             session.tenant.require((Right.COLLECTIVE,), operation)

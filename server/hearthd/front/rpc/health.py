@@ -113,7 +113,7 @@ class Health:
     async def check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         status = self.statuses.get(request.service)
         if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "There is no service of this name; List has all.")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "There is no service of this name; List returns all names.")
         return health_pb2.HealthCheckResponse(status=status)
 
     async def list(self, request: Any, context: Context) -> Any:
@@ -122,8 +122,10 @@ class Health:
         )
 
     async def watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
-        """Sends the status now and after each change, until the client ends the call. Of several changes only the
-        latest may be sent."""
+        """Sends the status now and after each change, until the client ends the call.
+
+        Of several changes only the latest may be sent.
+        """
         peer = context.peer()  # read now, because a call whose connection has ended has no peer
         refused = self.watchers.enter(peer)
         if refused:
@@ -176,10 +178,11 @@ class HealthWatchers(Collector):
         address = host_of(peer)
         if len(self) >= self._settings.watchers:
             self.fault("total", peer)
-            return f"{len(self)} clients watch the health already, the most here; call Check."
+            return f"{len(self)} clients already watch the health, which is the maximum; call Check."
         if self._by_address[address] >= self._settings.watchers_per_address:
             self.fault("address", peer)
-            return f"{self._by_address[address]} calls from this address watch the health, the most here; call Check."
+            calls = self._by_address[address]
+            return f"{calls} calls from this address already watch the health, which is the maximum; call Check."
         self._by_address[address] += 1
         return ""
 

@@ -101,7 +101,8 @@ class IpcService:
                     Reason.UNSUPPORTED,
                     "Memory is exported to processes on the daemon's own host, over its Unix socket; this client is "
                     f"connected by {context.peer().partition(':')[0]}.",
-                    fix='Connect by the socket: hearth.connect("unix:/run/hearth/hearth.sock"); or copy with x.get().',
+                    fix='Connect through the socket: hearth.connect("unix:/run/hearth/hearth.sock"); or copy with '
+                    "x.get().",
                 )
             return await self._begun.run(partial(self._lend, request, session, channel))
 
@@ -118,7 +119,7 @@ class IpcService:
             await link.ask(Kind.EXPORT, {"op": "release", "export": request.export}, channel.number)
             raise Refusal(
                 Reason.UNSUPPORTED,
-                "This daemon has no Unix socket for lanes, over which memory is handed to its clients.",
+                "This daemon has no Unix socket for lanes, over which memory is passed to its clients.",
                 fix="Start it with lanes.enabled = true and a Unix socket, or copy with x.get().",
             )
         asyncio.get_running_loop().call_later(LIFETIME + 1.0, lent.close)

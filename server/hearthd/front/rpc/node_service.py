@@ -10,11 +10,10 @@ from typing import Any
 import grpc
 import structlog
 
-from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
+from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN, VERSION
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
 from hearth_proto.v1 import node_pb2
-from hearthd import version
 from hearthd.front import errors
 from hearthd.front.admission.gate import AdmissionGate, GatedService
 from hearthd.front.admission.gate import caller as admitted_caller
@@ -101,7 +100,7 @@ class NodeService:
         caller = admitted_caller()
         return node_pb2.DescribeResponse(
             node=self._node,
-            server_version=version(),
+            server_version=VERSION,
             protocol=node_pb2.VersionRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
             devices=self._devices(caller.tenant),
             features=FEATURES,
@@ -121,6 +120,7 @@ class NodeService:
                 caller,
                 dedicated=dedicated,
                 launch_timeout=request.launch_timeout_ns / 1e9,
+                client_process=request.client_process,
             )
         except Refusal as refusal:
             self._refused(caller, "OpenSession", refusal)
@@ -129,7 +129,7 @@ class NodeService:
             session_id=session.id,
             session_token=token,
             protocol=protocol,
-            server_version=version(),
+            server_version=VERSION,
             lease_ns=_ns(session.lease),
             limits=self._limits.message(),
             devices=self._devices(caller.tenant),
@@ -154,6 +154,7 @@ class NodeService:
                 node_pb2.SessionInfo(
                     session_id=session.id,
                     client_name=session.client_name,
+                    client_process=session.client_process,
                     opened_unix_ns=session.opened_unix_ns,
                     connected=session.connections > 0,
                     lease_left_ns=0 if session.connections else _ns(self._sessions.lease_left(session)),
@@ -232,7 +233,7 @@ def _dedicated(isolation: int) -> bool:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"OpenSession.isolation is {isolation}; there are {', '.join(node_pb2.Isolation.keys())}.",
-            fix="Leave it out for the daemon's default.",
+            fix="Omit it for the daemon's default.",
             details={"requested": isolation},
         )
     return isolation == node_pb2.ISOLATION_DEDICATED

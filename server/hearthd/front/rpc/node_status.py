@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hearthd import version
+from hearth_proto import VERSION
 from hearthd.front.connections.descriptors import DescriptorBudget
 from hearthd.front.counters import Counts
 from hearthd.front.gpu.nvml import GpuReading, Nvml
+from hearthd.front.rates import HISTORY_S
+from hearthd.front.sessions.publications import Publication, PublicationRegistry
 from hearthd.front.sessions.recent_traces import RecentTraces
+from hearthd.front.sessions.session import Session
 from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor import fault_log, gauges
 from hearthd.front.supervisor.supervisor import FENCED, SERVING, STATE_NAMES, Device, Supervisor
@@ -52,6 +55,7 @@ class NodeStatus:
         supervisor: Supervisor,
         sessions: SessionTable,
         traces: RecentTraces,
+        publications: PublicationRegistry,
         budget: Callable[[], DescriptorBudget | None] = lambda: None,
     ) -> None:
         """Creates the status. `budget` returns the division of the limit on open files."""
@@ -59,6 +63,7 @@ class NodeStatus:
         self._budget = budget
         self._supervisor = supervisor
         self._sessions = sessions
+        self._publications = publications
         self._nvml: Nvml | None = None  # opened at the first request
         self._started = time.time()
 
@@ -74,7 +79,13 @@ class NodeStatus:
         - `queue`: batches and calls that were accepted and not yet executed.
         - `memory_by_tenant`: bytes in buffers, as requested; tenants that the viewer may not see are left out.
         - `stuck`, for each process: sessions that were closed `seconds` ago and whose kernels have not ended.
+        - `running`, for each device: kernels in flight, with the session of each, the seconds for which it has been
+          running at least, and the launches known to be queued behind it.
+        - `memory_bytes` and `device_share`, for each session: bytes in buffers on all devices, and device seconds per
+          second over the last ten seconds.
         - `faults` and `traces`: the recent ones, newest first.
+        - `published`: the published arrays, with the session that published each; `session`, `attached` and `grants`
+          are None for arrays of tenants that the viewer may not see.
         - `descriptors`, for observers: the limit on open files, the limit that the configuration needs, and the number
           of connections left for each listener.
 
@@ -84,9 +95,10 @@ class NodeStatus:
         """
         stats, readings = await asyncio.gather(gauges.ask(self._supervisor), self.readings())
         visible, budget = self._supervisor.visible(viewer), self._budget()
+        ordinals = {device.ordinal for device in visible}
         return {
             "node": socket.gethostname(),
-            "version": version(),
+            "version": VERSION,
             "started_unix": self._started,
             "uptime_seconds": round(time.time() - self._started, 3),
             "ready": ready(self._supervisor, self._sessions.refuses_new),
@@ -124,6 +136,7 @@ class NodeStatus:
                 {
                     "id": session.id,
                     "client": session.client_name,
+                    "process": session.client_process,
                     "client_version": session.client_version,
                     "opened_unix": session.opened_unix_ns / 1e9,
                     "connected": session.connections > 0,
@@ -132,11 +145,24 @@ class NodeStatus:
                     "tenant": session.tenant.name,
                     "dedicated": session.dedicated,
                     "device_seconds": round(session.device_ns / 1e9, 6),
+                    "device_share": _device_share(session),
+                    "memory_bytes": self._memory(session),
                 }
                 for session in self._sessions
                 if sees_tenant(viewer, session.tenant.name)
             ],
+            "published": [
+                _published(each, viewer) for each in self._publications.shown_to(viewer) if each.device in ordinals
+            ],
         }
+
+    def history(self, viewer: Tenant) -> dict[str, Any]:
+        """Returns the throughput of each device over the last minutes as a JSON document: for each entry its age in
+        seconds, and the rates with the names of `throughput`. Without devices for a viewer that is no observer.
+        """
+        now = time.monotonic()
+        devices = self._supervisor.visible(viewer) if viewer.observes else ()
+        return {"seconds": HISTORY_S, "devices": [_history(device, now) for device in devices]}
 
     async def readings(self) -> dict[int, GpuReading]:
         """Returns NVML's readings, by device ordinal. They are read in a thread."""
@@ -179,6 +205,7 @@ class NodeStatus:
             ],
             "throughput": _throughput(device) if observes else dict.fromkeys(_THROUGHPUT),
             "queue": self._queue(device, viewer),
+            "running": self._running(device, viewer),
             "gpu": dataclasses.asdict(reading) if reading else None,
             "counters": own.counters,
             "gauges": dict(stats),
@@ -208,6 +235,35 @@ class NodeStatus:
             ],
         }
 
+    def _running(self, device: Device, viewer: Tenant) -> list[dict[str, Any]]:
+        """Returns the kernels in flight whose sessions the viewer may see, longest first."""
+        names = {session.id: session.client_name for session in self._sessions}
+        found: list[dict[str, Any]] = []
+        for worker in device.running:
+            if worker.link is None:
+                continue
+            tenants = {channel.session_id: channel.tenant for channel in worker.link.channels.values()}
+            found += [
+                {
+                    "kernel": each.kernel,
+                    "session": each.session,
+                    "client": names.get(each.session, ""),
+                    "tenant": tenants[each.session],
+                    "seconds": each.seconds,
+                    "queued": each.queued,
+                }
+                for each in device.reports.running(worker.generation, tenants)
+                if tenants[each.session] == viewer.name or viewer.observes
+            ]
+        return sorted(found, key=lambda each: -each["seconds"])[:_MOST_RUNNING]
+
+    def _memory(self, session: Session) -> int:
+        """Returns the bytes in buffers of a session on all devices, by the last reports of their processes."""
+        return sum(
+            self._supervisor.find(ordinal).reports.memory(channel.link.generation, channel.number)
+            for ordinal, channel in session.channels.items()
+        )
+
     def _queue(self, device: Device, viewer: Tenant) -> dict[str, int]:
         channels = [
             each.channels[device.ordinal]
@@ -220,18 +276,62 @@ class NodeStatus:
         }
 
 
-_THROUGHPUT = (
-    "commands_per_second", "launches_per_second", "received_bytes_per_second", "sent_bytes_per_second", "busy_ratio",
-)  # fmt: skip
+_MOST_RUNNING = 32
+"""Maximum number of kernels in flight that are listed for each device."""
+
+
+def _published(each: Publication, viewer: Tenant) -> dict[str, Any]:
+    shape, dtype = each.array or (None, None)
+    seen = sees_tenant(viewer, each.tenant)
+    return {
+        "name": each.name,
+        "tenant": each.tenant,
+        "device": each.device,
+        "bytes": each.size,
+        "shape": shape,
+        "dtype": dtype,
+        "session": each.channel.session_id if seen else None,
+        "attached": each.sessions if seen else None,
+        "grants": sorted(each.grants) if seen else None,
+        "since_unix": each.since_unix,
+    }
+
+
+def _device_share(session: Session) -> float:
+    """Returns the device seconds per second of a session, over the last seconds. It may exceed 1 on several devices."""
+    now = time.monotonic()
+    session.rates.sample(now, {"device_ns": session.device_ns})
+    return round(session.rates.per_second(now).get("device_ns", 0.0) / 1e9, 4)
+
+
+_RATES = {
+    "commands_per_second": "commands",
+    "launches_per_second": "kernel_launches",
+    "received_bytes_per_second": "host_to_device_bytes",
+    "sent_bytes_per_second": "device_to_host_bytes",
+}
+"""Names of rates in the document, with the names of their counters."""
+_THROUGHPUT = (*_RATES, "busy_ratio")
 
 
 def _throughput(device: Device) -> dict[str, float | None]:
-    rates = device.rates.per_second(time.monotonic())
+    return _shown(device.rates.per_second(time.monotonic()))
+
+
+def _shown(rates: dict[str, float]) -> dict[str, float | None]:
     busy = rates.get("device_busy_ns")
     return {
-        "commands_per_second": round(rates.get("commands", 0.0), 3),
-        "launches_per_second": round(rates.get("kernel_launches", 0.0), 3),
-        "received_bytes_per_second": round(rates.get("host_to_device_bytes", 0.0), 3),
-        "sent_bytes_per_second": round(rates.get("device_to_host_bytes", 0.0), 3),
+        **{name: round(rates.get(counter, 0.0), 3) for name, counter in _RATES.items()},
         "busy_ratio": None if busy is None else round(min(1.0, busy / 1e9), 4),
+    }
+
+
+def _history(device: Device, now: float) -> dict[str, Any]:
+    """Returns a device's history, with a list for each quantity."""
+    entries = device.history.since(now)
+    shown = [_shown(rates) for _, rates in entries]
+    return {
+        "ordinal": device.ordinal,
+        "age_seconds": [round(age, 2) for age, _ in entries],
+        **{name: [each[name] for each in shown] for name in _THROUGHPUT},
     }

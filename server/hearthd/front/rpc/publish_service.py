@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, cast
@@ -80,8 +81,10 @@ class PublishService:
         }
 
     async def _serve(self, name: str, behaviour: Any, request: Any, context: Context) -> Any:
-        """Runs a method to its end even if its caller disconnects, because memory must not be left without an owner. If
-        the same session sends the same Publish request again meanwhile, the second call waits for the first."""
+        """Runs a method to its end even if its caller disconnects, because memory must not be left without an owner.
+
+        If the same session sends the same Publish request again meanwhile, the second call waits for the first.
+        """
         session = self._sessions.find(request.target.session_token)
         work = partial(behaviour, request, session)
         using = partial(self._using, request.target, work, operation=name, needed=rights.CALLS[name])
@@ -91,8 +94,10 @@ class PublishService:
     # ---- methods ----
 
     async def _publish(self, request: Any, session: Session, channel: Channel) -> Any:
-        """Publishes a buffer. If the buffer was published before, and only the answer was lost with its connection,
-        answers again."""
+        """Publishes a buffer.
+
+        If the buffer was published before, and only the answer was lost with its connection, answers again.
+        """
         if await self._published(request, session, channel):
             return device_pb2.PublishResponse()
         publication = self.registry.reserve(
@@ -113,13 +118,14 @@ class PublishService:
             raise
         if not publication.named:  # its session or its process has ended meanwhile
             raise not_published(publication.tenant, publication.device, publication.name)
-        self.registry.confirm(publication, answer["size"])
+        self.registry.confirm(publication, answer["size"], time.time())
         self._note("publish", session, publication, grants=sorted(publication.grants))
         return device_pb2.PublishResponse()
 
     async def _published(self, request: Any, session: Session, channel: Channel) -> bool:
         """Returns True if the session has published this very buffer with the same parameters, and it is still
-        published."""
+        published.
+        """
         found = self.registry.named(session.tenant.name, request.target.device, request.name)
         if found is None or not found.made_as(channel, request.tenants, request.description):
             return False
@@ -235,7 +241,8 @@ class PublishService:
 
     async def _watch(self, link: DeviceLink) -> None:
         """Registers, when a process starts, for attachments that end there by themselves and for the end of the
-        process."""
+        process.
+        """
         link.listen(Kind.IMPORTED, partial(self._news, link))
         self._files.watch(link)
         link.closed.add_done_callback(lambda _: self._lost(link))

@@ -48,13 +48,17 @@ class StatusError(Exception):
 
 
 class StreamClosed(asyncio.CancelledError):
-    """Raised when the client ends a stream on which nothing was under way. This is the regular end of a stream, not an
-    error."""
+    """Raised when the client ends a stream on which nothing was under way.
+
+    This is the regular end of a stream, not an error.
+    """
 
 
 class SubjectEnded(Exception):
-    """Raised when the client has ended the subject of its stream. The stream ends with a refusal, but this does not
-    count as an error."""
+    """Raised when the client has ended the subject of its stream.
+
+    The stream ends with a refusal, but this does not count as an error.
+    """
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -69,15 +73,18 @@ class UndecodableRequest:
 
 
 def decoder(message: type[Message]) -> Callable[[bytes], Message | UndecodableRequest]:
-    """Returns a decoder of requests. It does not raise: gRPC would end such a call without a message to the client, so
-    `guarded` handles the result instead."""
+    """Returns a decoder of requests.
+
+    It does not raise: gRPC would end such a call without a message to the client, so `guarded` handles the result
+    instead.
+    """
 
     def decode(data: bytes) -> Message | UndecodableRequest:
         try:
             return message.FromString(data)
         except DecodeError as error:
             name = message.DESCRIPTOR.name
-            return UndecodableRequest(malformed(f"The message is no {name}: {error}.", f"Send a {name}."))
+            return UndecodableRequest(malformed(f"The message is not a valid {name}: {error}.", f"Send a {name}."))
 
     decode.message = message  # type: ignore[attr-defined]  # for the gate, which counts the message's fields first
     return decode
@@ -114,8 +121,10 @@ class RequestStream:
 def guarded(
     service: str, method: str, behaviour: Behaviour, observer: CallObserver, method_gate: MethodGate | None = None
 ) -> Behaviour:
-    """Wraps `behaviour`: its errors become statuses, and its calls are counted. `method_gate` admits the caller and
-    passes the first message to `behaviour`."""
+    """Wraps `behaviour`: its errors become statuses, and its calls are counted.
+
+    `method_gate` admits the caller and passes the first message to `behaviour`.
+    """
 
     async def serve(request: Any, context: Context) -> Any:
         observer.call_started(service, method)
@@ -173,8 +182,10 @@ def _defect(method: str, error: Exception) -> Refusal:
 
 
 def _ending(error: Refusal | StatusError | SubjectEnded) -> tuple[Any, str, str]:
-    """Returns the status that ends the call, and the code and reason under which it is counted. An empty reason: no
-    error."""
+    """Returns the status that ends the call, and the code and reason under which it is counted.
+
+    An empty reason: no error.
+    """
     if isinstance(error, SubjectEnded):
         return error.refusal.to_status(), "OK", ""
     if isinstance(error, Refusal):

@@ -21,9 +21,11 @@ class ShieldedTask:
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
 
     async def run(self, work: Callable[[], Awaitable[T]], same: Hashable = None) -> T:
-        """Runs `work` in a task and returns its result. If the caller is cancelled, the task continues. `same`
-        identifies equal requests: a request equal to one under way waits for that one. None: it equals no other
-        request."""
+        """Runs `work` in a task and returns its result.
+
+        If the caller is cancelled, the task continues. `same` identifies equal requests: a request equal to one under
+        way waits for that one. None: it equals no other request.
+        """
 
         async def run() -> T:
             return await work()

@@ -1,5 +1,4 @@
-"""The streams that carry bulk data: Upload and Download, which accompany Execute, and the single calls Write and
-Read."""
+"""The streams that carry bulk data: Upload and Download beside Execute, and the single calls Write and Read."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def check_transfer(transfer: int) -> None:
     if not 0 < transfer < FRONT_TRANSFERS:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"Transfer {transfer} was asked for; clients number transfers from 1 to {FRONT_TRANSFERS - 1}.",
+            f"Transfer {transfer} was requested; clients number transfers from 1 to {FRONT_TRANSFERS - 1}.",
             fix="Use the number that the Write or Read command named.",
             details={"requested": transfer, "allowed": f"1 to {FRONT_TRANSFERS - 1}"},
         )
@@ -48,12 +47,16 @@ def parse_upload(message: bytes) -> device_pb2.UploadRequest:
     try:
         return device_pb2.UploadRequest.FromString(message)
     except DecodeError as error:
-        raise errors.malformed(f"A message of Upload is no UploadRequest: {error}.", "Send UploadRequest.") from None
+        raise errors.malformed(
+            f"A message of Upload is not a valid UploadRequest: {error}.", "Send UploadRequest."
+        ) from None
 
 
 def data_length(message: bytes) -> int:
-    """Returns the number of data bytes that an UploadRequest carries. If it has no other field, only its head is
-    parsed."""
+    """Returns the number of data bytes that an UploadRequest carries.
+
+    If it has no other field, only its head is parsed.
+    """
     if message and message[0] == _DATA_TAG:
         length = shift = 0
         for position in range(1, min(len(message), 11)):
@@ -133,7 +136,7 @@ def _incomplete(flow: Upload) -> Refusal:
     if flow.passed > flow.size:
         return Refusal(
             Reason.INVALID_ARGUMENT,
-            f"The upload announces {flow.size} bytes, and brought {flow.passed}.",
+            f"The upload announces {flow.size} bytes, but sent {flow.passed}.",
             fix="Set UploadRequest.size, in the first message, to the bytes of the whole transfer.",
             details={"requested": flow.passed, "allowed": flow.size},
         )
@@ -146,8 +149,10 @@ def _incomplete(flow: Upload) -> Refusal:
 
 
 def _without(message: bytes, size: int, skip: int) -> tuple[bytes, int, int]:
-    """Removes the first `skip` bytes of data. Returns the message, its remaining size and the number of bytes still to
-    skip."""
+    """Removes the first `skip` bytes of data.
+
+    Returns the message, its remaining size and the number of bytes still to skip.
+    """
     if size <= skip:
         return b"", 0, skip - size
     return upload_request(b"", upload_data(message)[skip:]), size - skip, 0
@@ -172,15 +177,20 @@ async def download(
 
 
 async def _really_over() -> None:
-    """Returns if the client has half-closed its stream. A stream that was cancelled or cut off looks the same at first;
-    its handler is cancelled a moment later, when gRPC reports it. This delay keeps a partial upload from being taken
-    for a complete one."""
+    """Returns if the client has half-closed its stream.
+
+    A stream that was cancelled or cut off looks the same at first; its handler is cancelled a moment later, when gRPC
+    reports it. This delay keeps a partial upload from being taken for a complete one.
+    """
     await asyncio.sleep(_CUT_S)
 
 
 async def _open(context: Context) -> None:
-    """Sends the initial metadata before any message. If the first write were cancelled instead, the call could not be
-    ended: gRPC would have to send the initial metadata again, and the client would wait forever."""
+    """Sends the initial metadata before any message.
+
+    If the first write were cancelled instead, the call could not be ended: gRPC would have to send the initial metadata
+    again, and the client would wait forever.
+    """
     await context.send_initial_metadata(())
 
 
@@ -199,7 +209,8 @@ async def write(
     on_bytes: OnBytes,
 ) -> commands_pb2.Done:  # fmt: skip
     """Implements the single call Write: inline if the first message has all of the data, otherwise with a transfer of
-    the front."""
+    the front.
+    """
     command, stream = first.command, first.target.stream
     data = command.data + first.data
     size = command.size or len(data)

@@ -97,12 +97,14 @@ def build_command(kind: str, message: Message | None, stream: int) -> commands_p
 
 
 async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb2.Result:
-    """Sends a command and returns its result. Raises `StatusError` with the device's own status if the command
-    failed."""
+    """Sends a command and returns its result.
+
+    Raises `StatusError` with the device's own status if the command failed.
+    """
     if channel.calls >= MAX_CALLS:
         raise Refusal(
             Reason.QUEUE_FULL,
-            f"{channel.calls} calls of the session are under way on this device; the most is {MAX_CALLS}.",
+            f"{channel.calls} calls of the session are under way on this device; the maximum is {MAX_CALLS}.",
             fix="Wait for some, or send the commands in batches on Execute.",
             details={"requested": channel.calls + 1, "allowed": MAX_CALLS},
             retry_after_s=0.05,

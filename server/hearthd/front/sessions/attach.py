@@ -57,7 +57,7 @@ def parse(message: object) -> device_pb2.Attach:
         request = device_pb2.ExecuteRequest.FromString(message)
     except DecodeError as error:
         raise errors.malformed(
-            f"The first message of Execute is no ExecuteRequest: {error}.", "Send ExecuteRequest.attach first."
+            f"The first message of Execute is not a valid ExecuteRequest: {error}.", "Send ExecuteRequest.attach first."
         ) from None
     if request.WhichOneof("kind") != "attach":
         raise errors.malformed(
@@ -68,8 +68,9 @@ def parse(message: object) -> device_pb2.Attach:
 
 
 async def begin(session: Session, ordinal: int, channel: Channel, resumable: bool, window: ExecuteWindow) -> None:
-    """Begins a new attachment to `channel`, and drops the responses kept for an earlier attachment. Raises
-    `HANDLE_IN_USE` if the channel already has a stream, or the loss of the device process.
+    """Begins a new attachment to `channel`, and drops the responses kept for an earlier attachment.
+
+    Raises `HANDLE_IN_USE` if the channel already has a stream, or the loss of the device process.
 
     A client whose first stream broke before the answer to its Attach arrived begins again. Its first stream is
     therefore displaced.
@@ -104,15 +105,17 @@ def _check_free(session: Session, ordinal: int, channel: Channel, resumable: boo
         raise Refusal(
             Reason.HANDLE_IN_USE,
             f"Session {session.id} already has an Execute stream on device {ordinal}.",
-            fix="Use one Execute stream a session and device; end the other one first.",
+            fix="Use one Execute stream per session and device; end the other stream first.",
             details={"session": session.id, "device": ordinal},
         )
 
 
 async def take_up(session: Session, attach: device_pb2.Attach) -> Channel:
-    """Returns the channel of the attachment to resume, whether or not its device process still runs. Ends a stream and
-    a lane that the channel still has. Raises if there is no such attachment, or if answers that would have to be sent
-    again are gone."""
+    """Returns the channel of the attachment to resume, whether or not its device process still runs.
+
+    Ends a stream and a lane that the channel still has. Raises if there is no such attachment, or if answers that would
+    have to be sent again are gone.
+    """
     channel = _find(session, attach)
     await channel.lane_ended()
     _check_open(session)
@@ -149,7 +152,7 @@ def _find(session: Session, attach: device_pb2.Attach) -> Channel:
 def _not_resumable(session: Session, attach: device_pb2.Attach) -> Refusal:
     return Refusal(
         Reason.INVALID_ARGUMENT,
-        f"Session {session.id} has no attachment to device {attach.device} that could be resumed.",
+        f"Session {session.id} has no attachment to device {attach.device} that can be resumed.",
         fix="Attach without `resume`; only what was attached with `resumable` can be resumed, and only until the "
         "next Attach without `resume`.",
         details={"session": session.id, "device": attach.device, "generation": attach.generation},

@@ -24,7 +24,7 @@ EVENT_TAG = 0x22
 """First byte of an ExecuteResponse that carries an event: field 4, length-delimited."""
 _LOGGED_CHARACTERS = 16 << 10
 _LANE_FIX = (
-    "While there is a lane, send batches there only: ExecuteRequest.batch in BATCH frames whose id is its seq, "
+    "While a lane is open, send batches only on it: ExecuteRequest.batch in BATCH frames whose id is its seq, "
     "ExecuteRequest.received in those with id 0."
 )
 
@@ -34,8 +34,10 @@ class ResponseSink(Protocol):
 
     @property
     def untouched(self) -> bool:
-        """True if no message of this stream has been taken. Its client may then not know that it was attached, and may
-        attach again."""
+        """True if no message of this stream has been taken.
+
+        Its client may then not know that it was attached, and may attach again.
+        """
         ...
 
     @property
@@ -55,12 +57,16 @@ class ResponseSink(Protocol):
         """Frees a place in the window, because a message of the client was no batch."""
 
     def on_lane_unused(self, why: str) -> None:
-        """Notes that the lane ended before the client sent anything over it. The client continues on the stream, or
-        attaches again. `why` is empty if the client closed the connection."""
+        """Notes that the lane ended before the client sent anything over it.
+
+        The client continues on the stream, or attaches again. `why` is empty if the client closed the connection.
+        """
 
     def on_lost(self, refusal: Refusal, event: bytes) -> None:
-        """Ends the stream with `refusal` because the channel has ended. `event`, if not empty, is sent as the last
-        message."""
+        """Ends the stream with `refusal` because the channel has ended.
+
+        `event`, if not empty, is sent as the last message.
+        """
 
     def displace(self) -> None:
         """Notes that another stream has taken the channel. No further messages may be taken from this stream."""
@@ -104,8 +110,10 @@ class Channel:
         self.link.send(Kind.BATCH, payload, channel=self.number)
 
     def on_ack(self, seq: int, over_lane: bool = False) -> None:
-        """Notes that the batches up to `seq` have been executed. With `over_lane` the client received the
-        acknowledgement over its lane."""
+        """Notes that the batches up to `seq` have been executed.
+
+        With `over_lane` the client received the acknowledgement over its lane.
+        """
         before = self.batches.acked
         if not seq:  # acknowledges a batch that was sent again
             self._on_no_batch(over_lane)
@@ -151,10 +159,10 @@ class Channel:
         try:
             request = device_pb2.ExecuteRequest.FromString(payload)
             if request.WhichOneof("kind") != "received":
-                raise malformed("A lane carried what is neither a batch nor received.", _LANE_FIX)
+                raise malformed("A message on a lane is neither `batch` nor `received`.", _LANE_FIX)
             self.came(request.received)
         except DecodeError as error:
-            self._lose_sink(malformed(f"A lane carried what is no ExecuteRequest: {error}.", _LANE_FIX))
+            self._lose_sink(malformed(f"A message on a lane is not a valid ExecuteRequest: {error}.", _LANE_FIX))
         except Refusal as refusal:
             self._lose_sink(refusal)
 
@@ -185,8 +193,11 @@ class Channel:
         self._unheard.clear()
 
     def taken_up(self, sink: ResponseSink) -> None:
-        """Attaches the client's Execute stream as the sink. Kernel output that was kept for the log is dropped, because
-        a resuming client receives it with the kept responses."""
+        """Attaches the client's Execute stream as the sink.
+
+        Kernel output that was kept for the log is dropped, because a resuming client receives it with the kept
+        responses.
+        """
         self.sink = sink
         self._unheard.clear()
 
@@ -218,8 +229,10 @@ class Channel:
         return self.lane is not None and self.sink is not None
 
     def open_lane(self, bounds: dict[str, int], connection: int) -> None:
-        """Hands a client's connection to the device process as its lane. Raises OSError if the connection cannot be
-        handed over."""
+        """Hands a client's connection to the device process as its lane.
+
+        Raises OSError if the connection cannot be handed over.
+        """
         assert self.replies is not None
         lane = LaneMirror(self.link, self.number, self.batches, self.replies)
         self.link.give_lane(self.number, bounds, connection)
@@ -231,9 +244,11 @@ class Channel:
             self.sink.on_lane_unused(why)
 
     async def lane_ended(self) -> bool:
-        """Has the device process close the lane, if the channel has one. Returns after all copies of responses have
-        arrived or the device process is lost; True if a batch was sent over the lane. Until `leave_lane` is called,
-        nothing else of the channel changes."""
+        """Has the device process close the lane, if the channel has one.
+
+        Returns after all copies of responses have arrived or the device process is lost; True if a batch was sent over
+        the lane. Until `leave_lane` is called, nothing else of the channel changes.
+        """
         used = False
         lane: LaneMirror | None = None
         while self.lane is not None and self.lane is not lane and self.loss is None:
@@ -242,14 +257,17 @@ class Channel:
         return used
 
     async def take_lane_back(self) -> list[bytes]:
-        """Takes the lane back from a client that stopped using it before it was live. Returns the responses that the
-        client has not received. Raises if the client has sent a batch over the lane, and raises the loss."""
+        """Takes the lane back from a client that stopped using it before it was live.
+
+        Returns the responses that the client has not received. Raises if the client has sent a batch over the lane, and
+        raises the loss.
+        """
         lane = self.lane
         used = await self.lane_ended()
         if self.loss is not None:
             raise self.loss
         if used:
-            raise malformed("A batch came on the Execute stream of a client that has a lane.", _LANE_FIX)
+            raise malformed("A batch arrived on the Execute stream of a client that has a lane.", _LANE_FIX)
         if lane is None or self.lane is not lane:  # another stream has the channel
             return []
         self.leave_lane()

@@ -36,14 +36,18 @@ class InFlightBatches:
             self.queue.take(size)
 
     def went_by(self, last: int) -> None:
-        """Notes that the batches up to number `last` reached the device process over the lane. Batches that did not
-        pass through the front count with a size of 0."""
+        """Notes that the batches up to number `last` reached the device process over the lane.
+
+        Batches that did not pass through the front count with a size of 0.
+        """
         while self.last < last:
             self.give(0)
 
     def acknowledge(self, seq: int) -> bool:
-        """Removes the batches up to number `seq`, which have been executed. Returns False if they were acknowledged
-        before."""
+        """Removes the batches up to number `seq`, which have been executed.
+
+        Returns False if they were acknowledged before.
+        """
         if seq <= self.acked:
             return False
         for _ in range(min(seq - self.acked, len(self._sizes))):
@@ -53,8 +57,10 @@ class InFlightBatches:
         return True
 
     def take_back(self) -> None:
-        """Removes one entry, for a message that was no batch. It gets no acknowledgement, so its place would never
-        become free."""
+        """Removes one entry, for a message that was no batch.
+
+        It gets no acknowledgement, so its place would never become free.
+        """
         if self._sizes:
             self._drop()
             self.last -= 1

@@ -61,8 +61,10 @@ class Intake:
         return True
 
     async def finish(self) -> None:
-        """Waits until every held batch that can still be passed on has been passed on. Called when the client sends no
-        more."""
+        """Waits until every held batch that can still be passed on has been passed on.
+
+        Called when the client sends no more.
+        """
         replies = self._channel.replies
         while self.held and not self._over and not (replies is not None and replies.full):
             await self._change()

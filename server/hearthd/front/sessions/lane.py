@@ -51,19 +51,23 @@ class LaneMirror:
 
     def on_ack(self, copied: bool) -> None:
         """Ends the lane if the acknowledgement was not sent over it (`copied` is False), because the client waits for
-        it."""
+        it.
+        """
         if not copied:
             self.end()
 
     def put_aside(self, payload: bytes) -> None:
         """Keeps a response that the client gets with its next Attach, and ends the lane so that the client attaches
-        soon."""
+        soon.
+        """
         self._replies.put_aside(payload)
         self.end()
 
     def came(self, responses: int) -> None:
-        """Notes the number of responses that the client has acknowledged. Raises `INVALID_ARGUMENT` for an impossible
-        number."""
+        """Notes the number of responses that the client has acknowledged.
+
+        Raises `INVALID_ARGUMENT` for an impossible number.
+        """
         if responses > self._replies.number + _AHEAD:
             self._replies.release(responses)
         self._said = responses
@@ -85,8 +89,10 @@ class LaneMirror:
             self._link.send(Kind.LANE_END, b"{}", channel=self._number)
 
     async def ended(self) -> bool:
-        """Returns when the lane is closed and all copies have arrived, or when the device process is lost. The result
-        is True if a batch arrived over the lane."""
+        """Returns when the lane is closed and all copies have arrived, or when the device process is lost.
+
+        The result is True if a batch arrived over the lane.
+        """
         self.ending = True
         try:
             last = await self._link.end_lane(self._number)
@@ -97,8 +103,9 @@ class LaneMirror:
 
 
 class UnusedLanes:
-    """Lanes that ended before their clients used them. Each is counted, and at most one line is logged each `EVERY_S`
-    seconds.
+    """Lanes that ended before their clients used them.
+
+    Each is counted, and at most one line is logged each `EVERY_S` seconds.
 
     A small number of them is normal: clients that ended at that moment. A large number shows that the front or a device
     process does not answer within the second that clients wait for a lane.
@@ -115,11 +122,15 @@ class UnusedLanes:
         self._untold = 0
 
     def add(self, session: str, why: str) -> None:
-        """Counts an unused lane. `why` is the device process's objection to its client; empty if the client closed the
-        connection."""
+        """Counts an unused lane.
+
+        `why` is the device process's objection to its client; empty if the client closed the connection.
+        """
         self._count()
         self._untold += 1
         now = self._clock()
         if now - self._told >= self.EVERY_S:
-            log.warning("lane_unused", session=session, why=why or "its client has hung up", lanes=self._untold)
+            log.warning(
+                "lane_unused", session=session, why=why or "its client has closed the connection", lanes=self._untold
+            )
             self._told, self._untold = now, 0

@@ -53,13 +53,17 @@ class Link(Protocol):
         ...
 
     def give_lane(self, channel: int, bounds: dict[str, int], connection: int) -> None:
-        """Hands a client's connection over as the lane of `channel`. Raises OSError if that is not possible at the
-        moment."""
+        """Hands a client's connection over as the lane of `channel`.
+
+        Raises OSError if that is not possible at the moment.
+        """
         ...
 
     def give(self, kind: str, body: dict[str, Any], connection: int) -> None:
-        """Hands a client's connection over for the purpose named by `kind`. Raises OSError if that is not possible at
-        the moment."""
+        """Hands a client's connection over for the purpose named by `kind`.
+
+        Raises OSError if that is not possible at the moment.
+        """
         ...
 
     def leave(self, channel: int) -> None:
@@ -67,11 +71,16 @@ class Link(Protocol):
         ...
 
     async def end_lane(self, channel: int) -> int:
-        """Has the lane of the channel closed. Returns the number of the last batch that the device process received,
-        after all copies of responses have arrived. Raises the loss."""
+        """Has the lane of the channel closed.
+
+        Returns the number of the last batch that the device process received, after all copies of responses have
+        arrived. Raises the loss.
+        """
         ...
 
     async def call(self, channel: int, command: commands_pb2.Command) -> commands_pb2.Result:
-        """Returns the device's answer to one command. Raises `Refusal` if the device process is lost before it
-        answers."""
+        """Returns the device's answer to one command.
+
+        Raises `Refusal` if the device process is lost before it answers.
+        """
         ...

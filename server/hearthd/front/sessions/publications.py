@@ -8,11 +8,14 @@ the memory is counted once, with a process that has it mapped. Processes are dis
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.tenancy.tenants import Right, Tenant, sees_tenant
 
 ANYBODY = "*"
 MAX_NAME = 200
@@ -20,6 +23,9 @@ MAX_GRANTS = 256
 MAX_DESCRIPTION = 4096
 MAX_PUBLICATIONS = 1024
 """Maximum number of names of one tenant on one device."""
+_MAX_AXES = 64
+_MAX_DTYPE = 40
+"""Maximum number of characters of a dtype's name."""
 
 Process = Any
 """An object that stands for a device process. It is only compared by identity."""
@@ -50,6 +56,8 @@ class Publication:
     size: int = 0
     confirmed: bool = False
     """True once the process has published the buffer. Until then the name is only reserved."""
+    since_unix: float = 0.0
+    """Time when the buffer was published, in seconds since 1970."""
     named: bool = True
     bearer: Process = None
     """The process with which the memory is counted."""
@@ -67,6 +75,21 @@ class Publication:
     def sessions_of(self, session: str) -> int:
         """Returns 1 if the session has attached the buffer, else 0."""
         return int(any(attachment.session == session for attachment in self.attachments.values()))
+
+    @cached_property
+    def array(self) -> tuple[list[int], str] | None:
+        """Shape and name of the dtype, from the publisher's description; None if it describes no array, because any
+        program may publish.
+        """
+        try:
+            found = json.loads(self.description)
+            shape, dtype = found["shape"], found["dtype"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        valid = isinstance(shape, list) and len(shape) <= _MAX_AXES and all(type(axis) is int for axis in shape)
+        if not valid or not isinstance(dtype, str) or not 0 < len(dtype) <= _MAX_DTYPE:
+            return None
+        return shape, dtype
 
     def made_as(self, channel: Any, grants: Sequence[str], description: bytes) -> bool:
         """Returns True if the channel published it with these grants and this description."""
@@ -112,11 +135,11 @@ class PublicationRegistry:
             check_name(grant, "a tenant")
         if len(grants) > MAX_GRANTS:
             raise _invalid(
-                f"{len(grants)} tenants are granted a buffer; the most is {MAX_GRANTS}", f'grant it to "{ANYBODY}"'
+                f"{len(grants)} tenants are granted a buffer; the maximum is {MAX_GRANTS}", f'grant it to "{ANYBODY}"'
             )
         if len(description) > MAX_DESCRIPTION:
             raise _invalid(
-                f"a description of {len(description)} bytes; the most is {MAX_DESCRIPTION}",
+                f"a description of {len(description)} bytes; the maximum is {MAX_DESCRIPTION}",
                 "put it in a separate buffer",
             )
         key = (tenant, device, name)
@@ -130,7 +153,7 @@ class PublicationRegistry:
         if most and sum(one.tenant == tenant and one.device == device for one in self._names.values()) >= most:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"{most} buffers of tenant {tenant} are published on device {device}, which is the most",
+                f"{most} buffers of tenant {tenant} are published on device {device}, which is the maximum",
                 fix="unpublish some, or have the quota raised (published)",
                 details={"quota": "published", "requested": most + 1, "allowed": most},
             )
@@ -144,14 +167,21 @@ class PublicationRegistry:
         """Returns the publication that has the name, also while the name is only reserved."""
         return self._names.get((tenant, device, name))
 
-    def confirm(self, publication: Publication, size: int) -> None:
-        """Marks a publication as published. If its name has ended in the meantime, `find` still does not return it."""
+    def confirm(self, publication: Publication, size: int, now: float = 0.0) -> None:
+        """Marks a publication as published at the time `now`, in seconds since 1970.
+
+        If its name has ended in the meantime, `find` still does not return it.
+        """
         publication.size = size
+        publication.since_unix = now
         publication.confirmed = True
 
     def find(self, caller: str, tenant: str, device: int, name: str) -> Publication:
-        """Returns the tenant's publication of this name, for a session of `caller`. Raises NOT_PUBLISHED, with the same
-        message if there is no such publication and if the caller may not know of it."""
+        """Returns the tenant's publication of this name, for a session of `caller`.
+
+        Raises NOT_PUBLISHED, with the same message if there is no such publication and if the caller may not know of
+        it.
+        """
         publication = self._names.get((tenant, device, name))
         if publication is None or not publication.confirmed or not publication.open_to(caller):
             raise not_published(tenant, device, name)
@@ -159,9 +189,25 @@ class PublicationRegistry:
 
     def visible(self, caller: str, device: int) -> list[Publication]:
         """Returns the publications that a session of `caller` may attach: the caller's own first, then by tenant and
-        name."""
+        name.
+        """
         found = (one for one in self._names.values() if one.confirmed and one.device == device and one.open_to(caller))
         return sorted(found, key=lambda one: (one.tenant != caller, one.tenant, one.name))
+
+    def shown_to(self, viewer: Tenant) -> list[Publication]:
+        """Returns the publications in the status for a tenant, by device, tenant and name.
+
+        Args:
+            viewer: The tenant. It sees the publications of the tenants that it sees, and those that its sessions may
+                attach.
+        """
+        attaches = viewer.may(Right.ATTACH)
+        found = (
+            one
+            for one in self._names.values()
+            if one.confirmed and (sees_tenant(viewer, one.tenant) or (attaches and one.open_to(viewer.name)))
+        )
+        return sorted(found, key=lambda one: (one.device, one.tenant, one.name))
 
     def end(self, publication: Publication) -> None:
         """Releases the name. Existing attachments stay."""
@@ -171,16 +217,20 @@ class PublicationRegistry:
         self._settle(publication)
 
     def attach(self, publication: Publication, session: str, process: Process) -> BufferAttachment:
-        """Adds an attachment. It counts at once, before the process has mapped the memory, so that the memory cannot be
-        freed in between."""
+        """Adds an attachment.
+
+        It counts at once, before the process has mapped the memory, so that the memory cannot be freed in between.
+        """
         attachment = BufferAttachment(next(self._numbers), session, process)
         publication.attachments[attachment.number] = attachment
         self._attachments[attachment.number] = publication
         return attachment
 
     def detach(self, number: int, process: Process) -> Publication | None:
-        """Removes an attachment that has ended or was never made. Returns its publication; None if `process` has no
-        such attachment."""
+        """Removes an attachment that has ended or was never made.
+
+        Returns its publication; None if `process` has no such attachment.
+        """
         publication = self._attachments.get(number)
         if publication is None or publication.attachments[number].process is not process:
             return None
@@ -189,8 +239,10 @@ class PublicationRegistry:
         return publication
 
     def ended(self, numbers: Iterable[int], process: Process) -> list[Publication]:
-        """Ends the publications with these numbers whose home is `process`, because their publishers have gone. Returns
-        them."""
+        """Ends the publications with these numbers whose home is `process`, because their publishers have gone.
+
+        Returns them.
+        """
         found = [self._publications.get(number) for number in numbers]
         ended = [one for one in found if one is not None and one.home is process]
         for publication in ended:
@@ -198,8 +250,10 @@ class PublicationRegistry:
         return ended
 
     def left(self, number: int, process: Process) -> Publication | None:
-        """Notes that the process no longer maps the memory of a publication. Returns the publication if another process
-        bears it from now on, else None."""
+        """Notes that the process no longer maps the memory of a publication.
+
+        Returns the publication if another process bears it from now on, else None.
+        """
         publication = self._publications.get(number)
         if publication is None or publication.bearer is not process:
             return None
@@ -208,8 +262,10 @@ class PublicationRegistry:
         return publication if publication.bearer is not None else None
 
     def lost(self, process: Process) -> list[Publication]:
-        """Ends the names and attachments of a process that has ended. Returns the publications that other processes
-        bear from now on."""
+        """Ends the names and attachments of a process that has ended.
+
+        Returns the publications that other processes bear from now on.
+        """
         for publication in self:
             for number in [one.number for one in publication.attachments.values() if one.process is process]:
                 self.detach(number, process)
@@ -228,7 +284,8 @@ def check_name(name: str, what: str) -> None:
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
         shown = name if len(name) <= MAX_NAME else f"{name[:20]}... ({len(name)} characters)"
         raise _invalid(
-            f"{shown!r} is no name of {what}", f"use 1 to {MAX_NAME} characters, none of them a control character"
+            f"{shown!r} is not a valid name of {what}",
+            f"use 1 to {MAX_NAME} characters, none of them a control character",
         )
 
 
@@ -236,7 +293,8 @@ def not_published(tenant: str, device: int, name: str) -> Refusal:
     return Refusal(
         Reason.NOT_PUBLISHED,
         f"nothing that this session may attach is published as {name!r} by tenant {tenant} on device {device}",
-        fix="look at ListPublished, or have it published, with this session's tenant among those that may attach it",
+        fix="use one of the names that `hearth published` or gpu.published() lists; to let another tenant attach "
+        "an array, publish it with tenants=[...]",
         details={"name": name, "tenant": tenant, "device": device},
     )
 

@@ -91,8 +91,10 @@ class RecentTraces:
         )
 
     def add(self, trace: RecentTrace) -> None:
-        """Adds a trace. To make room, drops the oldest traces of the same tenant, then the oldest of the tenant with
-        the most bytes."""
+        """Adds a trace.
+
+        To make room, drops the oldest traces of the same tenant, then the oldest of the tenant with the most bytes.
+        """
         if len(trace.packed) > TENANT_BYTES:
             return
         self._traces[trace.id] = trace
@@ -121,8 +123,10 @@ class RecentTraces:
         return [each.entry() for each in reversed(self._traces.values()) if _sees(viewer, each)]
 
     def find(self, ident: str, viewer: Tenant) -> RecentTrace | None:
-        """Returns a trace; None if there is none that this viewer may read. Only operators may read another tenant's
-        trace."""
+        """Returns a trace; None if there is none that this viewer may read.
+
+        Only operators may read another tenant's trace.
+        """
         self._expire()
         trace = self._traces.get(ident)
         if trace is None or not _sees(viewer, trace):
@@ -131,8 +135,10 @@ class RecentTraces:
 
 
 def _count(body: object, name: str) -> int:
-    """Returns an integer field of a trace. Raises ValueError if it is invalid; a device process whose frames cannot be
-    read is ended."""
+    """Returns an integer field of a trace.
+
+    Raises ValueError if it is invalid; a device process whose frames cannot be read is ended.
+    """
     value = body.get(name) if isinstance(body, dict) else None
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"{name} of a trace is {value!r}")

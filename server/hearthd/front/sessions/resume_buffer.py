@@ -18,8 +18,8 @@ class ResumeBuffer:
     """Responses that a client has not acknowledged, numbered from 1, kept in order until `Received.responses` covers
     them.
 
-    At `most` responses or `most_bytes` bytes no further work is taken. Above `hard` bytes, or above `many` responses and a
-    multiple of `most`, all responses are dropped, because the client has then sent work without ever reading.
+    At `most` responses or `most_bytes` bytes no further work is taken. Above `hard` bytes, or above `many` responses
+    and a multiple of `most`, all responses are dropped, because the client has then sent work without ever reading.
     """
 
     def __init__(self, most_bytes: int, most: int, hard: int, many: int = MANY) -> None:
@@ -60,8 +60,10 @@ class ResumeBuffer:
         self._take(self._kept, payload)
 
     def put_aside(self, payload: bytes) -> None:
-        """Adds a response without a number. Until `join`, other responses that the client may already have get numbers
-        before it."""
+        """Adds a response without a number.
+
+        Until `join`, other responses that the client may already have get numbers before it.
+        """
         self._take(self._aside, payload)
 
     def join(self) -> None:
@@ -78,9 +80,10 @@ class ResumeBuffer:
         if self.bytes > self._hard or number > self._most_hard:
             self.overrun = Refusal(
                 Reason.QUEUE_FULL,
-                f"{number} results and events ({self.bytes} bytes) wait for the client to say that they came; the most "
-                f"is {self._hard} bytes.",
-                fix="Read the stream while sending, say what came (ExecuteRequest.received), and use transfers for "
+                f"{number} results and events ({self.bytes} bytes) wait for the client's acknowledgement; the "
+                f"maximum is {self._hard} bytes.",
+                fix="Read the stream while sending, acknowledge what arrived (ExecuteRequest.received), and use "
+                "transfers for "
                 "large reads.",
                 details={"requested": self.bytes, "allowed": self._hard},
             )
@@ -89,8 +92,9 @@ class ResumeBuffer:
             self.bytes = 0
 
     def release(self, received: int, *, lossy: bool = False) -> None:
-        """Drops the responses up to number `received`, which have reached the client. Raises `INVALID_ARGUMENT` for an
-        impossible number.
+        """Drops the responses up to number `received`, which have reached the client.
+
+        Raises `INVALID_ARGUMENT` for an impossible number.
 
         With `lossy` the client may have received more responses than are known here, all before those that were put
         aside.
@@ -104,7 +108,8 @@ class ResumeBuffer:
         if not self.received <= received <= self.number:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"{received} results and events are said to have come; {self.received} to {self.number} can have.",
+                f"{received} results and events were acknowledged; {self.received} to {self.number} can be "
+                f"acknowledged.",
                 fix="Count the results and events, not the acks, of the whole attachment.",
                 details={"requested": received, "allowed": f"{self.received} to {self.number}"},
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hearth_proto import rights
+from hearthd.front.rates import Rates
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.tenancy.tenants import ANYBODY, EVERYONE, Caller, Tenant
@@ -49,8 +50,12 @@ class Session:
     ended: dict[int, Channel] = field(default_factory=dict)
     """The last channel in a device process that was lost, by device ordinal. It holds the responses that a client that
     resumes has still to receive."""
+    client_process: str = ""
+    """Host and pid of the client, `host:pid`, as the client declares them. Empty: not declared."""
     device_ns: int = 0
     """Device time used so far on all devices, in nanoseconds."""
+    rates: Rates = field(default_factory=Rates)
+    """The rate of `device_ns`."""
     connections: int = 0
     """Number of Execute streams and calls under way."""
     closing: bool = False
@@ -82,6 +87,8 @@ class Session:
 
     @property
     def deadline(self) -> float:
-        """Monotonic time at which the session expires. A session in use expires only with the credential that opened
-        it."""
+        """Monotonic time at which the session expires.
+
+        A session in use expires only with the credential that opened it.
+        """
         return self.until if self.connections else min(self.until, self.touched + self.lease)

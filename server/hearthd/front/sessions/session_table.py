@@ -1,5 +1,7 @@
-"""The table of sessions and their leases. Times are those of the `clock` that is passed in. Only `close` and
-`close_all` wait."""
+"""The table of sessions and their leases.
+
+Times are those of the `clock` that is passed in. Only `close` and `close_all` wait.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +84,7 @@ class SessionTable:
         *,
         dedicated: bool = False,
         launch_timeout: float = 0.0,
+        client_process: str = "",
     ) -> tuple[Session, str]:
         """Opens a session and returns it with its token. Raises `DRAINING`, `SESSION_LIMIT` or `QUOTA_EXCEEDED`."""
         if self.draining:
@@ -94,7 +97,7 @@ class SessionTable:
         if len(self._sessions) >= self.limit:
             raise Refusal(
                 Reason.SESSION_LIMIT,
-                f"{len(self._sessions)} sessions are open; the most is {self.limit}.",
+                f"{len(self._sessions)} sessions are open; the maximum is {self.limit}.",
                 fix="Close sessions that are no longer used, or raise sessions.max in the daemon's configuration.",
                 details={"requested": len(self._sessions) + 1, "allowed": self.limit},
                 retry_after_s=1.0,
@@ -106,6 +109,7 @@ class SessionTable:
             id=secrets.token_hex(4),
             client_name=client_name[:200],
             client_version=client_version[:100],
+            client_process=client_process[:100],
             opened_unix_ns=time.time_ns(),
             lease=self.lease,
             touched=self._clock(),
@@ -126,15 +130,19 @@ class SessionTable:
         return session, token
 
     def find(self, token: str) -> Session:
-        """Returns the session of a token for the running call, and renews its lease. Raises `SESSION_EXPIRED`, or
-        `UNAUTHENTICATED` if the session is bound to another credential than the call shows."""
+        """Returns the session of a token for the running call, and renews its lease.
+
+        Raises `SESSION_EXPIRED`, or `UNAUTHENTICATED` if the session is bound to another credential than the call
+        shows.
+        """
         session = self.owner(token)
         self.check_use(session)
         return session
 
     def owner(self, token: str) -> Session:
-        """Returns the session of a token and renews its lease, whatever credential the call shows. Raises
-        `SESSION_EXPIRED`.
+        """Returns the session of a token and renews its lease, whatever credential the call shows.
+
+        Raises `SESSION_EXPIRED`.
 
         The table is keyed by a hash of the token, so that the time of a look-up reveals nothing about live tokens.
         """
@@ -238,13 +246,17 @@ class SessionTable:
 
 def _ended(session: str, why: str, fix: str) -> Refusal:
     return Refusal(
-        Reason.SESSION_EXPIRED, f"Session {session} has ended: {why}.", fix=f"{fix}; what the old one held is gone."
+        Reason.SESSION_EXPIRED,
+        f"Session {session} has ended: {why}.",
+        fix=f"{fix}; the resources of the old session were released.",
     )
 
 
 def negotiate(minimum: int, maximum: int) -> int:
-    """Returns the newest protocol version that both sides support. 0 and 0 (a plain gRPC tool) select the daemon's
-    newest."""
+    """Returns the newest protocol version that both sides support.
+
+    0 and 0 (a plain gRPC tool) select the daemon's newest.
+    """
     if not minimum and not maximum:
         return PROTOCOL_MAX
     chosen = min(maximum, PROTOCOL_MAX)

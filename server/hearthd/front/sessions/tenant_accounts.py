@@ -71,9 +71,9 @@ class TenantAccount:
         used, allowed = self.device_ns / 1e9, self.tenant.quotas.gpu_seconds
         return Refusal(
             Reason.QUOTA_EXCEEDED,
-            f"Tenant {self.tenant.name!r} has used {used:.3f} GPU seconds; the most is {allowed:g}.",
+            f"Tenant {self.tenant.name!r} has used {used:.3f} GPU seconds; the maximum is {allowed:g}.",
             fix="Read what you need and free the rest; ask the daemon's operator for a larger quota (gpu_seconds) or "
-            "wait until the count begins anew, with the daemon's next start.",
+            "wait for the daemon's next start, which resets the count.",
             details={"quota": "gpu_seconds", "used": f"{used:.3f}", "allowed": f"{allowed:g}"},
         )
 
@@ -84,7 +84,7 @@ class TenantAccount:
             self.refused["sessions"] += 1
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
-                f"Tenant {self.tenant.name!r} has {len(self.sessions)} sessions open; the most is {allowed}.",
+                f"Tenant {self.tenant.name!r} has {len(self.sessions)} sessions open; the maximum is {allowed}.",
                 fix="Close sessions that are no longer used; one whose client has gone ends with its lease.",
                 details={"quota": "sessions", "used": len(self.sessions), "allowed": allowed},
                 retry_after_s=1.0,
@@ -116,8 +116,10 @@ class TenantAccounts:
         return account
 
     def change(self, tenants: Mapping[str, Tenant]) -> None:
-        """Applies a changed configuration of tenants, by name. Tenants that it does not name keep their accounts, which
-        record what they used."""
+        """Applies a changed configuration of tenants, by name.
+
+        Tenants that it does not name keep their accounts, which record what they used.
+        """
         self.weights = {name: tenant.weight for name, tenant in tenants.items()}
         for name, account in self._accounts.items():
             if name in tenants:
@@ -139,7 +141,8 @@ class TenantAccounts:
 
     def check_share(self, account: TenantAccount, limit: int) -> None:
         """Raises `SESSION_LIMIT` if the tenant has used up its share of the daemon's sessions; see
-        `hearthd.front.tenancy.shares`."""
+        `hearthd.front.tenancy.shares`.
+        """
         tenant = account.tenant
         if not self.weights:
             return
@@ -153,7 +156,7 @@ class TenantAccounts:
             log.warning("session_share_taken", tenant=tenant.name, sessions=mine, limit=limit)
         raise Refusal(
             Reason.SESSION_LIMIT,
-            f"Tenant {tenant.name!r} has {mine} sessions open, which is its share of the daemon's {limit} just now.",
+            f"Tenant {tenant.name!r} has {mine} sessions open, which is its share of the daemon's {limit} at present.",
             fix="Close sessions that are no longer used; the daemon's operator may raise sessions.max or the weight of "
             f"{tenant.name!r}.",
             details={"requested": mine + 1, "allowed": mine, "guaranteed": shares.guarantee(tenant.name)},
@@ -190,6 +193,7 @@ class TenantAccounts:
             return
         account = self.of(session.tenant)
         session.device_ns += nanoseconds
+        session.rates.sample(time.monotonic(), {"device_ns": session.device_ns})
         before = account.exhausted
         account.device_ns += nanoseconds
         if account.exhausted and not before:
@@ -201,8 +205,10 @@ class TenantAccounts:
 
 
 def end_streams(account: TenantAccount) -> None:
-    """Ends the Execute streams of a tenant whose device time is used up. Its sessions keep their objects, which can be
-    read by single calls until the sessions end."""
+    """Ends the Execute streams of a tenant whose device time is used up.
+
+    Its sessions keep their objects, which can be read by single calls until the sessions end.
+    """
     refusal = account.out_of_time()
     for session in account.sessions.values():
         for channel in session.channels.values():

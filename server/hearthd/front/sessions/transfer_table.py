@@ -1,5 +1,6 @@
 """The transfers of one channel, by number: those under way, those aborted before their stream arrived, and complete
-ones."""
+ones.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,10 @@ complete resumable uploads are remembered, because their answer may have been lo
 
 
 class TransferTable:
-    """The transfers of a channel. The RPC streams that carry transfers call `upload` and `download`; the link calls the
-    `on_...` methods."""
+    """The transfers of a channel.
+
+    The RPC streams that carry transfers call `upload` and `download`; the link calls the `on_...` methods.
+    """
 
     def __init__(self, link: Link, number: int) -> None:
         self.link = link
@@ -39,23 +42,29 @@ class TransferTable:
     # ---- for the RPC streams ----
 
     def upload(self, transfer: int) -> Upload:
-        """Registers a new upload and returns it. Raises if its number is in use, it was aborted or the channel is
-        lost."""
+        """Registers a new upload and returns it.
+
+        Raises if its number is in use, it was aborted or the channel is lost.
+        """
         flow = Upload(self, transfer)
         self._register(transfer, flow)
         return flow
 
     def download(self, transfer: int) -> Download:
-        """Registers a new download and returns it. Raises if its number is in use, it was aborted or the channel is
-        lost."""
+        """Registers a new download and returns it.
+
+        Raises if its number is in use, it was aborted or the channel is lost.
+        """
         flow = Download(self, transfer)
         self._register(transfer, flow)
         flow.begin()
         return flow
 
     def resumable_upload(self, transfer: int, patience: float, size: int, offset: int) -> Upload | None:
-        """Returns the upload with this number for a stream that carries it, and registers it if it is new. None: it is
-        complete."""
+        """Returns the upload with this number for a stream that carries it, and registers it if it is new.
+
+        None: it is complete.
+        """
         flow = self._flows.get(transfer)
         if isinstance(flow, Upload) and flow.resumable:
             return flow
@@ -81,7 +90,7 @@ class TransferTable:
         if offset and transfer not in self._aborted and self.loss is None:
             raise Refusal(
                 Reason.TRANSFER_ABORTED,
-                f"Transfer {transfer} is to go on from byte {offset}, and is not known: it is over, or never began.",
+                f"Transfer {transfer} cannot be resumed at byte {offset}: it has ended or was never started.",
                 fix="Start it again under a new transfer number.",
                 details={"transfer": transfer, "requested": offset},
             )
@@ -118,7 +127,7 @@ class TransferTable:
 
     def give_up(self, transfer: int) -> None:
         """Ends a transfer that its client does not continue."""
-        why = Refusal(Reason.TRANSFER_ABORTED, "The client gave the transfer up.", fix="Start it again.")
+        why = Refusal(Reason.TRANSFER_ABORTED, "The client cancelled the transfer.", fix="Start it again.")
         flow = self._flows.get(transfer)
         if flow is not None:
             flow.take_up()

@@ -103,8 +103,10 @@ class Transfer:
         self._wake()
 
     def take_up(self) -> int:
-        """Assigns the transfer to a new stream and returns that stream's number. The earlier stream can no longer pass
-        anything on."""
+        """Assigns the transfer to a new stream and returns that stream's number.
+
+        The earlier stream can no longer pass anything on.
+        """
         self._unpark()
         task, self._task = self._task, None
         if task is not None:
@@ -114,14 +116,15 @@ class Transfer:
 
     async def carry(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work`, which exchanges data with the client, until it is done, the device aborts the transfer or
-        another stream takes the transfer over. Raises the cause if the work was not completed."""
+        another stream takes the transfer over. Raises the cause if the work was not completed.
+        """
         self._task = task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._refused}, return_when=asyncio.FIRST_COMPLETED)
             if self._task is not task:
                 raise Refusal(
                     Reason.HANDLE_IN_USE,
-                    f"Transfer {self._transfer} is under way in another stream.",
+                    f"Transfer {self._transfer} is in progress on another stream.",
                     fix="Use one stream at a time for a transfer.",
                     details={"transfer": self._transfer},
                 )
@@ -136,8 +139,10 @@ class Transfer:
             await asyncio.gather(task, return_exceptions=True)
 
     def leave(self, stream: int, why: Refusal) -> None:
-        """Notes that the stream with this number has ended. The transfer then waits for another stream, or ends with
-        `why`."""
+        """Notes that the stream with this number has ended.
+
+        The transfer then waits for another stream, or ends with `why`.
+        """
         if stream != self._stream:
             return
         if self.resumable and self._refusal is None and not self._complete:
@@ -172,8 +177,9 @@ class Transfer:
     def _no_such_offset(self, offset: int, lowest: int, highest: int) -> Refusal:
         return Refusal(
             Reason.INVALID_ARGUMENT,
-            f"Transfer {self._transfer} cannot go on from byte {offset}; it can from bytes {lowest} to {highest}.",
-            fix="Go on from the byte behind the last one that arrived; TransferStatus says how much of an upload has.",
+            f"Transfer {self._transfer} cannot be resumed at byte {offset}; it can be resumed at bytes {lowest} to "
+            f"{highest}.",
+            fix="Continue after the last byte that arrived; TransferStatus returns how much of an upload has arrived.",
             details={"requested": offset, "allowed": f"{lowest} to {highest}"},
         )
 
@@ -189,8 +195,10 @@ class Upload(Transfer):
         self._credits = UPLOAD_CREDITS
 
     def skip(self, offset: int) -> int:
-        """Returns how many bytes of a stream that starts at `offset` were passed on before. Raises if bytes are
-        missing."""
+        """Returns how many bytes of a stream that starts at `offset` were passed on before.
+
+        Raises if bytes are missing.
+        """
         if offset > self.passed:
             raise self._no_such_offset(offset, 0, self.passed)
         return self.passed - offset
@@ -200,8 +208,10 @@ class Upload(Transfer):
         self._wake()
 
     async def send(self, payload: bytes, size: int) -> None:
-        """Passes one UploadRequest with `size` bytes of data on, after the device has granted a credit. Raises the
-        refusal that ended the transfer."""
+        """Passes one UploadRequest with `size` bytes of data on, after the device has granted a credit.
+
+        Raises the refusal that ended the transfer.
+        """
         while not self._credits and self._refusal is None:
             await self._wait()
         if self._refusal is not None:
@@ -227,8 +237,10 @@ class Upload(Transfer):
 
 
 class _Chunk(NamedTuple):
-    """The DownloadResponse with index `number`. `start` and `end`, the offsets of its data, are set for resumable
-    downloads only."""
+    """The DownloadResponse with index `number`.
+
+    `start` and `end`, the offsets of its data, are set for resumable downloads only.
+    """
 
     number: int
     payload: bytes
@@ -267,8 +279,10 @@ class Download(Transfer):
         self._wake()
 
     async def receive(self) -> tuple[bytes, bool]:
-        """Returns the next DownloadResponse, and True if it is the last one. Raises the refusal that ended the
-        transfer."""
+        """Returns the next DownloadResponse, and True if it is the last one.
+
+        Raises the refusal that ended the transfer.
+        """
         while not self._chunks:
             if self._refusal is not None:
                 raise self._refusal
@@ -282,14 +296,17 @@ class Download(Transfer):
 
     def consumed(self) -> None:
         """Notes that the chunk that was received last has been written to the client, which allows the device to send
-        another."""
+        another.
+        """
         if self._current is not None:
             self._written = max(self._written, self._current.number + 1)
             self._grant()
 
     def go_on(self, offset: int) -> None:
-        """Continues the download on a new stream from byte `offset`. Raises if the bytes from `offset` on are not kept
-        here."""
+        """Continues the download on a new stream from byte `offset`.
+
+        Raises if the bytes from `offset` on are not kept here.
+        """
         lowest = self._kept[0].start if self._kept else self._end
         if not lowest <= offset <= self._end:
             raise self._no_such_offset(offset, lowest, self._end)
@@ -307,7 +324,7 @@ class Download(Transfer):
             self._written = max(self._written, chunk.number + 1)
         self._grant()
         if self.parked and self._complete:
-            self.close(Refusal(Reason.TRANSFER_ABORTED, "The download is over."))
+            self.close(Refusal(Reason.TRANSFER_ABORTED, "The download has ended."))
 
     def _grant(self) -> None:
         """Grants the device as many chunks as the client has taken, unless too many bytes are kept."""

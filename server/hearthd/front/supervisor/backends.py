@@ -17,15 +17,17 @@ log = structlog.get_logger("hearthd.backends")
 
 
 def choose(config: Config) -> tuple[Backend, list[int]]:
-    """Returns the backend and the indices of the devices to serve. Raises `ConfigError` if the configured backend or
-    devices do not exist here."""
+    """Returns the backend and the indices of the devices to serve.
+
+    Raises `ConfigError` if the configured backend or devices do not exist here.
+    """
     wanted = config.devices.backend
     gpus, why = (0, "") if wanted == "cpu" else nvml.gpu_count()
     count = nvml.cuda_count(gpus, os.environ)
     if gpus and not count:
         why = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r} hides every GPU"
     elif count and not nvml.cupy_installed():
-        count, why = 0, "CuPy is not installed; install hearth-gpu[cuda12] or hearth-gpu[cuda13]"
+        count, why = 0, "CuPy is not installed; install the extra cuda12 or cuda13: in a clone pip install '.[cuda12]'"
     backend: Backend
     if wanted == "cpu" or (wanted == "auto" and not count):
         backend, count = "cpu", config.devices.cpu_count
@@ -52,12 +54,14 @@ def choose(config: Config) -> tuple[Backend, list[int]]:
 
 
 def check_cpu_tenants(config: Config) -> None:
-    """Raises `ConfigError` if tenants cannot be separated on the CPU backend. Its kernels are native code, so that
-    tenants are separated only as far as this Linux kernel can confine processes."""
+    """Raises `ConfigError` if tenants cannot be separated on the CPU backend.
+
+    Its kernels are native code, so that tenants are separated only as far as this Linux kernel can confine processes.
+    """
     if not config.tenants or config.devices.cpu_tenants == "trusted":
         return
     names = ", ".join(repr(tenant.name) for tenant in config.tenants)
-    trusted = 'or set devices.cpu_tenants = "trusted", which lets each tenant reach all that the others have here'
+    trusted = 'or set devices.cpu_tenants = "trusted", which lets each tenant access the data of the other tenants'
     if config.devices.isolation == "shared":
         raise ConfigError(
             f"tenants {names} would share one process of the CPU backend, whose kernels read each other's memory: set "
@@ -72,8 +76,10 @@ def check_cpu_tenants(config: Config) -> None:
 
 
 def check_compiling_tenants(config: Config) -> None:
-    """Raises `ConfigError` if compile workers cannot be confined. They read the tenants' sources, and run with the
-    daemon's rights unless they are confined."""
+    """Raises `ConfigError` if compile workers cannot be confined.
+
+    They read the tenants' sources, and run with the daemon's rights unless they are confined.
+    """
     if config.tenants and config.compile.tenants == "confined" and not support().landlock:
         names = ", ".join(repr(tenant.name) for tenant in config.tenants)
         raise ConfigError(
@@ -95,14 +101,16 @@ def _confinement(config: Config, backend: Backend) -> Confinement:
 
 
 def _cache_key(config: Config) -> str:
-    """Returns the path of the file with the key of the compile cache, and creates the file if it is missing. Empty: the
-    cache is not used."""
+    """Returns the path of the file with the key of the compile cache, and creates the file if it is missing.
+
+    Empty: the cache is not used.
+    """
     path = config.cache_key
     try:
         if path:
             secret_file.ensure(path)
     except OSError as error:
-        log.warning("compile_cache", off=f"its key cannot be had: {error}", key=path)
+        log.warning("compile_cache", off=f"its key cannot be read: {error}", key=path)
         return ""
     return path
 

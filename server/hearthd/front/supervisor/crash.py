@@ -1,5 +1,6 @@
 """The crash record of a device process of the CPU backend (see `hearthd.shared.crash_record`), and the cause of its end
-that the record shows."""
+that the record shows.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +21,20 @@ _NAMES = 16
 
 
 class CrashFile:
-    """The crash record of one process; without `file` there is none. The process shares the file, and both processes
-    may write to it."""
+    """The crash record of one process; without `file` there is none.
+
+    The process shares the file, and both processes may write to it.
+    """
 
     def __init__(self, file: int | None = None) -> None:
         self._file = file
 
     @classmethod
     def of(cls, backend: str, link: DeviceLink) -> CrashFile:
-        """Creates a record and hands it to the process behind the link. On CUDA there is none: a kernel that fails does
-        not end its process, and the process itself names the kernels."""
+        """Creates a record and hands it to the process behind the link.
+
+        On CUDA there is none: a kernel that fails does not end its process, and the process itself names the kernels.
+        """
         if backend != "cpu" or link.descriptors is None:
             return cls()
         file: int | None = None
@@ -44,8 +49,10 @@ class CrashFile:
             return cls()
 
     def explain(self, cause: ExitCause) -> ExitCause:
-        """Returns the cause with the details from the record. Called after the process has ended, or when it is about
-        to end."""
+        """Returns the cause with the details from the record.
+
+        Called after the process has ended, or when it is about to end.
+        """
         if self._file is None:
             return cause
         try:

@@ -16,7 +16,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import errors
 from hearthd.front.counters import DeviceTotals
 from hearthd.front.links.link import CollectiveSink, DeviceLink
-from hearthd.front.rates import Rates
+from hearthd.front.rates import RateHistory, Rates
 from hearthd.front.resources.memory_grants import MemoryGrants
 from hearthd.front.resources.tenant_memory import TenantMemory
 from hearthd.front.sessions.channel import Channel
@@ -38,6 +38,7 @@ from hearthd.front.supervisor.isolation import (
 )
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.front.supervisor.process import Process
+from hearthd.front.supervisor.session_reports import SessionReports
 from hearthd.front.supervisor.worker import Worker
 from hearthd.front.tenancy.shares import Shares
 from hearthd.front.tenancy.tenants import Quotas
@@ -75,8 +76,10 @@ class DeviceOwner(Protocol):
         """Notes that a process has ended. The channels of its link are still known."""
 
     async def before_serving(self, link: DeviceLink) -> None:
-        """Restores the state that sessions expect in a process. Called when the process is ready, before any session
-        uses it."""
+        """Restores the state that sessions expect in a process.
+
+        Called when the process is ready, before any session uses it.
+        """
 
 
 class Device(DeviceStatus):
@@ -92,8 +95,10 @@ class Device(DeviceStatus):
         self.times = ProcessDurations()
         self.totals = DeviceTotals()
         self.rates = Rates()
+        self.history = RateHistory()
         self.faults = RecentFaults(spec.ordinal)
         self.tenant_memory = TenantMemory()
+        self.reports = SessionReports()
         self._launcher = launcher
         self._owner = owner
         self._numbers = itertools.count(spec.generation)
@@ -110,9 +115,10 @@ class Device(DeviceStatus):
         return WorkerKey(session.tenant.name) if self.policy.by_tenant else EVERYBODY
 
     async def channel(self, session: Session, attaching: bool = False) -> Channel:
-        """Returns the session's channel to the process that serves it now. Opens the channel and starts a process if
-        necessary. Waits at most `serving_wait` seconds for a process that is being replaced, then raises
-        `DEVICE_UNAVAILABLE`.
+        """Returns the session's channel to the process that serves it now.
+
+        Opens the channel and starts a process if necessary. Waits at most `serving_wait` seconds for a process that is
+        being replaced, then raises `DEVICE_UNAVAILABLE`.
 
         Raises `DEVICE_LOST`, once, if the session's last process was lost and the session has not been notified. An
         Execute stream (`attaching`) sees the loss from the generation that it attaches to.
@@ -177,8 +183,10 @@ class Device(DeviceStatus):
         return self.spec.memory_limit or (self.properties.total_memory if self.known else 0)
 
     def _check_share(self, key: WorkerKey) -> None:
-        """Raises `DEVICE_UNAVAILABLE` if the tenant has used up its share of the device's processes. Processes that
-        serve no session are not counted, because they are ended when another process needs their place."""
+        """Raises `DEVICE_UNAVAILABLE` if the tenant has used up its share of the device's processes.
+
+        Processes that serve no session are not counted, because they are ended when another process needs their place.
+        """
         if not key.tenant or not self.policy.weights:
             return
         used = Counter(other.tenant for other, worker in self.workers.serving.items() if not worker.holds_nothing)
@@ -190,7 +198,7 @@ class Device(DeviceStatus):
             raise Refusal(
                 Reason.DEVICE_UNAVAILABLE,
                 f"Tenant {key.tenant!r} has {used[key.tenant]} processes on device {self.ordinal}, which is its share "
-                f"of {self.policy.max_processes} just now.",
+                f"of {self.policy.max_processes} at present.",
                 fix="Try again when another session has ended, use fewer sessions with isolation='dedicated', or have "
                 "devices.max_processes raised.",
                 details={"device": self.ordinal, "allowed": used[key.tenant]},
@@ -198,8 +206,10 @@ class Device(DeviceStatus):
             )
 
     async def _room(self, key: WorkerKey) -> bool:
-        """Makes room for one more process, if necessary by ending an idle process. Returns True if it had to wait.
-        Raises `DEVICE_UNAVAILABLE` if there is no room."""
+        """Makes room for one more process, if necessary by ending an idle process.
+
+        Returns True if it had to wait. Raises `DEVICE_UNAVAILABLE` if there is no room.
+        """
         self._check_share(key)
         if len(self.workers) < self.policy.max_processes:
             return False
@@ -208,7 +218,7 @@ class Device(DeviceStatus):
             if idle is None:
                 raise Refusal(
                     Reason.DEVICE_UNAVAILABLE,
-                    f"Device {self.ordinal} has {len(self.workers)} processes, each in use; the most is "
+                    f"Device {self.ordinal} has {len(self.workers)} processes, each in use; the maximum is "
                     f"{self.policy.max_processes}.",
                     fix="Try again when another session has ended, or raise devices.max_processes.",
                     details={"device": self.ordinal, "allowed": self.policy.max_processes},
@@ -225,8 +235,10 @@ class Device(DeviceStatus):
             self._end(worker)
 
     def change_quotas(self, quotas: Mapping[str, Quotas]) -> None:
-        """Sets the quotas of tenants, by name. If a tenant is not named, each of its processes that serves no session
-        is ended."""
+        """Sets the quotas of tenants, by name.
+
+        If a tenant is not named, each of its processes that serves no session is ended.
+        """
         for key, worker in list(self.workers.serving.items()):
             if key.tenant in quotas:
                 worker.quota = quotas[key.tenant].on_device(self.memory_total)
@@ -260,8 +272,11 @@ class Device(DeviceStatus):
 
     def _observe(self, generation: int, stats: dict[str, Any]) -> None:
         self.totals.observe(generation, stats)
-        self.rates.sample(time.monotonic(), self.totals.sums(THROUGHPUT))
+        now = time.monotonic()
+        self.rates.sample(now, self.totals.sums(THROUGHPUT))
+        self.history.add(now, self.rates)
         self.tenant_memory.hear(generation, stats)
+        self.reports.hear(generation, stats)
         self._grants.hear(generation, stats)
 
     def learn(self, process: Process) -> None:
@@ -290,7 +305,7 @@ class Device(DeviceStatus):
         if worker.key is not None:
             self.times.lost(worker.key, time.monotonic())
         self.restarts[cause.label] = self.restarts.get(cause.label, 0) + 1
-        self.faults.add(cause, generation, worker.key, self._tenants(cause))
+        self.faults.add(cause, generation, worker.key, self._involved(cause))
         blamed: str | None = None
         if process is not None:
             blamed = culprit(cause.label, dict(cause.details), process.working())
@@ -308,11 +323,13 @@ class Device(DeviceStatus):
         self._owner.record_fault(blamed)
         return blamed
 
-    def _tenants(self, cause: ExitCause) -> set[str]:
-        """Returns the tenants whose kernels were in flight when a process was lost. An unknown tenant is listed as
-        ""."""
+    def _involved(self, cause: ExitCause) -> dict[str, str]:
+        """Returns the sessions whose kernels were in flight when a process was lost, with their tenants.
+
+        The tenant of an unknown session is "".
+        """
         known = {session.id: session.tenant.name for session in self._owner.sessions}
-        return {known.get(name, "") for name in named(dict(cause.details))}
+        return {session: known.get(session, "") for session in sorted(named(dict(cause.details)))}
 
     def replace(self, worker: Worker) -> bool:
         replaced = self.workers.replace(worker)
@@ -321,8 +338,10 @@ class Device(DeviceStatus):
         return replaced
 
     def _failed_to_start(self, worker: Worker, cause: ExitCause) -> None:
-        """Counts a process that failed to start while no other process serves. After too many such failures the device
-        is fenced."""
+        """Counts a process that failed to start while no other process serves.
+
+        After too many such failures the device is fenced.
+        """
         now = time.monotonic()
         if self.running:
             return
@@ -340,6 +359,7 @@ class Device(DeviceStatus):
     def reaped(self, generation: int) -> None:
         self.totals.settle(generation)
         self.tenant_memory.leave(generation)
+        self.reports.leave(generation)
         self._grants.leave(generation)
 
     def gone(self, worker: Worker) -> None:
@@ -360,7 +380,8 @@ class Device(DeviceStatus):
 
     def start(self) -> None:
         """Starts the first process: the shared process or, with a process for each tenant, a vacant process for the
-        first tenant."""
+        first tenant.
+        """
         if self.policy.by_tenant:
             self.workers.vacant = Worker(self, None)
         else:
@@ -368,8 +389,10 @@ class Device(DeviceStatus):
             self._refill()
 
     def fence(self, why: str) -> None:
-        """Fences the device because its hardware has a fault. Sessions on it may read their data, but no new session is
-        accepted until an operator restarts the device."""
+        """Fences the device because its hardware has a fault.
+
+        Sessions on it may read their data, but no new session is accepted until an operator restarts the device.
+        """
         if not self.sick:
             log.error("device_fenced", device=self.ordinal, generation=self.generation, why=why)
             self.sick = why
@@ -389,7 +412,7 @@ class Device(DeviceStatus):
     async def stop(self, at_once: bool = False) -> None:
         """Asks all processes of the device to end, and kills those that do not end in time."""
         self._stopping = Refusal(
-            Reason.DRAINING, "The daemon is stopping.", fix="Try again when it runs.", retry_after_s=1.0
+            Reason.DRAINING, "The daemon is stopping.", fix="Try again when the daemon is running.", retry_after_s=1.0
         )
         await asyncio.gather(*(worker.retire(at_once, self._stopping) for worker in self.workers), *self._ends)
         self._grants.stop()

@@ -127,6 +127,8 @@ class DeviceStatus:
 
 
 def _sees(viewer: Tenant, key: WorkerKey | None) -> bool:
-    """Returns whether `viewer` may see the worker's processes. Shared processes and those of the viewer's tenant are
-    visible; an observer sees all processes."""
+    """Returns whether `viewer` may see the worker's processes.
+
+    Shared processes and those of the viewer's tenant are visible; an observer sees all processes.
+    """
     return viewer.observes or (key is not None and key.tenant in ("", viewer.name))

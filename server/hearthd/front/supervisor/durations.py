@@ -33,8 +33,10 @@ class ProcessDurations:
         self._lost.setdefault(key, now)
 
     def served(self, serving: Collection[WorkerKey], known: Collection[WorkerKey], now: float) -> None:
-        """Notes that the workers of `serving` serve. A key that is not in `known` has been removed and no longer
-        waits."""
+        """Notes that the workers of `serving` serve.
+
+        A key that is not in `known` has been removed and no longer waits.
+        """
         for key, since in list(self._lost.items()):
             if key in serving:
                 self.recoveries.observe(now - since)

@@ -63,7 +63,8 @@ def signal_name(number: int) -> str:
 
 async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> ExitCause:
     """Returns the cause of the end of the process behind `link`: from its own report, else from its link, else from its
-    exit status."""
+    exit status.
+    """
     if exited.done() and not link.closed.done():
         # The exit status may arrive before the last frames of the process: its results and the report of its end.
         await asyncio.wait({link.closed}, timeout=EXIT_GRACE)
@@ -77,7 +78,7 @@ async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> Ex
         return ExitCause("link", why)
     await asyncio.wait({exited}, timeout=EXIT_GRACE)
     if not exited.done():
-        return ExitCause("link", "it closed its link and went on")
+        return ExitCause("link", "it closed its link but did not exit")
     code = exited.result()
     if code is None:
         return ExitCause("unknown", "its process vanished")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,15 +35,19 @@ class Fault:
     """The kernels in flight, as far as the process could report them."""
     tenant: str
     """The tenant of the process. Empty: all tenants shared it, or it was not assigned yet."""
-    involved: frozenset[str]
-    """The tenants whose kernels were in flight."""
+    involved: tuple[tuple[str, str], ...]
+    """The sessions whose kernels were in flight, each with its tenant; "" if that is unknown."""
 
     def seen_by(self, viewer: Tenant) -> dict[str, Any] | None:
-        """Returns the entry for JSON; None if the viewer may not see the fault. Each tenant of a shared process sees
-        the loss, but not the names of other tenants' kernels."""
+        """Returns the entry for JSON; None if the viewer may not see the fault.
+
+        Each tenant of a shared process sees the loss, but neither the names of other tenants' kernels nor their
+        sessions.
+        """
         if not sees_tenant(viewer, self.tenant):
             return None
-        told = not self.kernels or self.tenant or self.involved == {viewer.name} or viewer.observes
+        tenants = {tenant for _, tenant in self.involved}
+        told = not self.kernels or self.tenant or tenants == {viewer.name} or viewer.observes
         return {
             "time_unix": self.time_unix,
             "device": self.device,
@@ -51,6 +55,12 @@ class Fault:
             "reason": self.reason,
             "detail": self.detail if told else _OTHERS,
             "kernels": list(self.kernels) if told else [],
+            "tenant": self.tenant,
+            "sessions": [
+                {"id": session, "tenant": tenant}
+                for session, tenant in self.involved
+                if tenant == viewer.name or viewer.observes
+            ],
         }
 
 
@@ -65,8 +75,8 @@ class RecentFaults:
         """Iterates over the faults, newest first."""
         return reversed(list(self._faults))
 
-    def add(self, cause: ExitCause, generation: int, key: WorkerKey | None, involved: Collection[str]) -> None:
-        """Adds the loss of a process. `involved`: the tenants whose kernels were in flight."""
+    def add(self, cause: ExitCause, generation: int, key: WorkerKey | None, involved: Mapping[str, str]) -> None:
+        """Adds the loss of a process. `involved`: the sessions whose kernels were in flight, with their tenants."""
         self._faults.append(
             Fault(
                 round(time.time(), 3),
@@ -76,7 +86,7 @@ class RecentFaults:
                 cause.text.removeprefix(f"device {self._device} was lost: ")[:_DETAIL],
                 tuple(name[:_NAME] for name in cause.kernels[:_KERNELS]),
                 (key or EVERYBODY).tenant,
-                frozenset(involved),
+                tuple(involved.items())[:_KERNELS],
             )
         )
 

@@ -18,8 +18,10 @@ CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRA
 
 
 def culprit(label: str, details: dict[str, str], working: Collection[str]) -> str | None:
-    """Returns the session to which the loss of a process is attributed, or None. `label` is that of the cause;
-    `working` are the sessions with work in the process."""
+    """Returns the session to which the loss of a process is attributed, or None.
+
+    `label` is that of the cause; `working` are the sessions with work in the process.
+    """
     if label == "fault":
         suspects = named(details)
     elif label == "signal" and details.get("signal") in CRASHES and "sender" not in details:
@@ -35,8 +37,10 @@ def named(details: dict[str, str]) -> set[str]:
 
 
 class FaultQuarantine:
-    """Counts faults by session. After more than `most` faults within `window` seconds, a session may share no
-    process."""
+    """Counts faults by session.
+
+    After more than `most` faults within `window` seconds, a session may share no process.
+    """
 
     def __init__(self, most: int, window: float) -> None:
         self._most = most
@@ -64,9 +68,10 @@ class FaultQuarantine:
         return Refusal(
             Reason.SESSION_BARRED,
             f"Session {session} has ended {faults} device processes within {self._window:g} s; "
-            f"the most is {self._most}. It may share none with others any more, and what it held is free.",
+            f"the maximum is {self._most}. It may no longer share a process with other sessions, and its resources "
+            f"were released.",
             fix='Connect with isolation="dedicated", which gives a session separate processes, or correct its '
-            "kernels: the errors named them.",
+            "kernels, which the errors named.",
             details={
                 "faults": faults,
                 "allowed": self._most,

@@ -42,8 +42,10 @@ def begin(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def guess(arguments: Sequence[str], environ: Mapping[str, str], driver: Path = _DRIVER) -> str:
-    """Returns the backend that the command line and environment seem to select. Raises nothing: errors in them are
-    reported by the code that parses them later."""
+    """Returns the backend that the command line and environment seem to select.
+
+    Raises nothing: errors in them are reported by the code that parses them later.
+    """
     backend = _flag(arguments, "--backend") or environ.get("HEARTH_DEVICES_BACKEND", "")
     path = _flag(arguments, "--config", "-c") or environ.get("HEARTH_CONFIG", "")
     if not backend and path:
@@ -68,7 +70,8 @@ def _flag(arguments: Sequence[str], *names: str) -> str:
 
 def run() -> None:
     """Starts the forkserver if none runs, and removes its socket from the file system, where the socket would stay if
-    this process were killed. The socket remains reachable through a descriptor that is kept open."""
+    this process were killed. The socket remains reachable through a descriptor that is kept open.
+    """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))  # ensure_running does not unblock SIGHUP
     resource_tracker.ensure_running()  # unblocks the other signals, so it is called first
     signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_FRONT)
@@ -133,15 +136,19 @@ def state_of(process: int) -> str:
 
 
 def gone(patience: float) -> bool:
-    """Returns True if the forkserver has ended, or ends within `patience` seconds. Blocks. Does not reap the
-    process."""
+    """Returns True if the forkserver has ended, or ends within `patience` seconds.
+
+    Blocks. Does not reap the process.
+    """
     server = pid()
     return server is None or _ended(server, patience)
 
 
 def collect() -> int | None:
-    """Reaps a forkserver that has ended, so that the next `run` starts another. Returns its exit code, negative for a
-    signal. None: it still runs, or another caller has reaped it."""
+    """Reaps a forkserver that has ended, so that the next `run` starts another.
+
+    Returns its exit code, negative for a signal. None: it still runs, or another caller has reaped it.
+    """
     server: Any = _forkserver._forkserver
     with server._lock:
         number = server._forkserver_pid
@@ -163,8 +170,10 @@ def kill() -> None:
 
 
 def stop() -> None:
-    """Ends the forkserver and the resource tracker, and waits for them. A process that does not end by itself, for
-    example because it is stopped, is killed."""
+    """Ends the forkserver and the resource tracker, and waits for them.
+
+    A process that does not end by itself, for example because it is stopped, is killed.
+    """
     server: Any = _forkserver._forkserver
     tracker: Any = resource_tracker._resource_tracker
     with server._lock:

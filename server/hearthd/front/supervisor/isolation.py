@@ -79,15 +79,19 @@ class ProcessLoss(NamedTuple):
 
 
 def weight(losses: Iterable[ProcessLoss]) -> int:
-    """Returns the weight of losses against the device. Several losses attributed to one session count once, because the
-    quarantine deals with that session."""
+    """Returns the weight of losses against the device.
+
+    Several losses attributed to one session count once, because the quarantine deals with that session.
+    """
     losses = list(losses)
     return sum(loss.culprit is None for loss in losses) + len({loss.culprit for loss in losses} - {None})
 
 
 def pause(losses: Collection[ProcessLoss], alone: bool) -> float:
-    """Returns the pause, in seconds, before the next process is started: 0 at first, then doubling. `alone` is True if
-    one session has the process to itself; all its losses then count. Otherwise repeated losses attributed to one
-    session count once, so that other sessions do not wait because of them."""
+    """Returns the pause, in seconds, before the next process is started: 0 at first, then doubling.
+
+    `alone` is True if one session has the process to itself; all its losses then count. Otherwise repeated losses
+    attributed to one session count once, so that other sessions do not wait because of them.
+    """
     late = (len(losses) if alone else weight(losses)) - QUICK
     return 0.0 if late <= 0 else min(PAUSE_MOST_S, PAUSE_S * 2 ** (late - 1))

@@ -73,8 +73,10 @@ class StartedProcess(Protocol):
         """Makes the process write the stacks of its threads to the log. Does nothing if the process has ended."""
 
     async def ended(self) -> int | None:
-        """Waits for the end of the process and returns its exit code, negative for a signal. None: the exit code is
-        unknown."""
+        """Waits for the end of the process and returns its exit code, negative for a signal.
+
+        None: the exit code is unknown.
+        """
 
 
 class Launcher(Protocol):
@@ -112,8 +114,10 @@ class ForkServerLauncher:
         return forkserver.pids() | {child.pid for child in self._running}
 
     async def launch(self, spec: DeviceSpec) -> StartedProcess:
-        """Starts one device process, and returns before it is ready. A forkserver that ends or is stopped during the
-        start is replaced."""
+        """Starts one device process, and returns before it is ready.
+
+        A forkserver that ends or is stopped during the start is replaced.
+        """
         loop = asyncio.get_running_loop()
         starting = loop.run_in_executor(self._executor, self._start, spec)
         starting.add_done_callback(lambda _: self._watch(loop))
@@ -186,8 +190,7 @@ class ForkServerLauncher:
             self._watched = None
 
     def _on_loss(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Starts another forkserver after one has ended, so that the next device process need not wait for its
-        imports."""
+        """Starts another forkserver after one has ended, so that the next device process has its imports ready."""
         assert self._watched is not None
         pid = self._watched[0]
         self._unwatch(loop)
@@ -227,8 +230,11 @@ def _forget(starting: asyncio.Future[_Child]) -> None:
 
 
 class _Child:
-    """A device process. Its pidfd shows its end, whichever process is its parent. Its exit code comes from the
-    forkserver or, after the forkserver has ended, from the system, because the process is then a child of the front."""
+    """A device process.
+
+    Its pidfd shows its end, whichever process is its parent. Its exit code comes from the forkserver or, after the
+    forkserver has ended, from the system, because the process is then a child of the front.
+    """
 
     def __init__(self, process: ForkServerProcess, link: socket.socket, files: socket.socket, life: Connection) -> None:
         self._process = process
@@ -293,8 +299,11 @@ class _Child:
             self._finish(loop, self._collect())
 
     def _collect(self) -> int | None:
-        """Returns the exit code of a process that has ended. If the process is a child by now, waits for it. Otherwise
-        reads the code from `/proc`, where it is visible until the parent has reaped the process."""
+        """Returns the exit code of a process that has ended.
+
+        If the process is a child by now, waits for it. Otherwise reads the code from `/proc`, where it is visible until
+        the parent has reaped the process.
+        """
         if self._pidfd is None:
             return None
         try:

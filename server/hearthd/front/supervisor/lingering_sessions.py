@@ -1,5 +1,6 @@
-"""Lingering sessions: closed sessions whose work in a device process has not ended. Decides when the process is ended
-because of them. Pure: times are passed in.
+"""Lingering sessions: closed sessions whose work in a device process has not ended.
+
+Decides when the process is ended because of them. Pure: times are passed in.
 
 A running kernel cannot be cancelled; only its process can be ended. A closed session reads no more results, so a
 process that no other session uses is ended soon afterwards, with everything that the closed session held. A process
@@ -51,7 +52,7 @@ class LingeringSession:
     def what(self) -> str:
         """Describes the work that does not end, for people."""
         if not self.busy:
-            return f"what session {self.session} held"
+            return f"the resources of session {self.session}"
         names = ", ".join(self.kernels[:NAMES]) + (", ..." if len(self.kernels) > NAMES else "")
         return f"{f'kernel {names}' if names else 'work'} of session {self.session}"
 
@@ -86,8 +87,10 @@ class LingeringSessions:
             each.asked = now
 
     def hear(self, leaving: Any) -> None:
-        """Takes the process's answer: running work by channel number (a string, because JSON keys are strings). Without
-        an answer, or if the process does not know a session, the session counts as busy."""
+        """Takes the process's answer: running work by channel number (a string, because JSON keys are strings).
+
+        Without an answer, or if the process does not know a session, the session counts as busy.
+        """
         known: Mapping[str, Any] = leaving if isinstance(leaving, dict) else {}
         for channel, each in self._each.items():
             said = known.get(str(channel))
@@ -100,13 +103,17 @@ class LingeringSessions:
     # ---- decisions ----
 
     def alone(self, channels: Collection[int]) -> bool:
-        """Returns True if no other session uses the process. `channels`: all channels of the process, including those
-        of lingering sessions."""
+        """Returns True if no other session uses the process.
+
+        `channels`: all channels of the process, including those of lingering sessions.
+        """
         return bool(self._each) and all(channel in self._each for channel in channels)
 
     def must_drain(self, channels: Collection[int]) -> bool:
-        """Returns True if a new session has to wait. A new session beside work that may never end would keep the
-        process from being ended."""
+        """Returns True if a new session has to wait.
+
+        A new session beside work that may never end would keep the process from being ended.
+        """
         return self.alone(channels) and any(each.busy for each in self)
 
     def to_ask(self, now: float) -> bool:

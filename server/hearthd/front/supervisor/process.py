@@ -93,8 +93,10 @@ class Process:
         return any(end.done() for end in self._ends)
 
     async def until_ready(self, patience: float) -> ExitCause | None:
-        """Waits until the process is ready. Returns the cause of its end if it ends before, or is not ready in
-        `patience` seconds."""
+        """Waits until the process is ready.
+
+        Returns the cause of its end if it ends before, or is not ready in `patience` seconds.
+        """
         ready = self.link.ready
         await asyncio.wait({*self._ends, ready}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         if self.over:
@@ -113,8 +115,10 @@ class Process:
         return self._crash.explain(await find_cause(self.link, self._exited))
 
     async def watch(self, interval: float, patience: float, other: asyncio.Future[Any]) -> ExitCause | None:
-        """Waits like `until`, and sends a ping every `interval` seconds. A ping without an answer within `patience`
-        seconds counts as the end of the process."""
+        """Waits like `until`, and sends a ping every `interval` seconds.
+
+        A ping without an answer within `patience` seconds counts as the end of the process.
+        """
         pinger = asyncio.create_task(self._ping(interval, patience))
         looking = asyncio.create_task(self._look())
         try:
@@ -141,8 +145,10 @@ class Process:
             await asyncio.sleep(interval)
 
     async def _answers(self, patience: float) -> bool:
-        """Returns True if a ping is answered in `patience` seconds. After half of that time the process counts as
-        stalled until it answers."""
+        """Returns True if a ping is answered in `patience` seconds.
+
+        After half of that time the process counts as stalled until it answers.
+        """
         pong = asyncio.ensure_future(self.link.ping())
         try:
             if await within(patience / 2, asyncio.shield(pong)):
@@ -154,8 +160,7 @@ class Process:
             self._stall(silent="")
 
     async def _look(self) -> None:
-        """Checks whether the process is stopped (SIGSTOP, a debugger), which is noticed long before a ping is
-        missed."""
+        """Checks whether the process is stopped (SIGSTOP, a debugger), noticed long before a ping is missed."""
         while True:
             halted = state_of(self.pid) in ("T", "t")
             self._stall(stopped="its process is stopped (SIGSTOP or a debugger)" if halted else "")
@@ -171,7 +176,8 @@ class Process:
 
     def working(self) -> set[str]:
         """Returns the sessions that had work in the process recently: a call or batch that is not answered, a batch
-        since the last ping, or a lane, over which work may have come."""
+        since the last ping, or a lane, over which work may have come.
+        """
         return {
             channel.session_id
             for number, channel in self.link.channels.items()
@@ -192,8 +198,10 @@ class Process:
             self._started.kill()
 
     async def shut_down(self, patience: float) -> bool:
-        """Asks the process to finish the queued work and end. Kills it if it does not end within `patience` seconds,
-        and then returns False."""
+        """Asks the process to finish the queued work and end.
+
+        Kills it if it does not end within `patience` seconds, and then returns False.
+        """
         obeyed = True
         if not self.link.ready.done() or self.over:
             self._started.kill()
@@ -210,8 +218,10 @@ class Process:
         self._started.kill()
 
     async def reap(self, final_refusal: Refusal | None = None) -> None:
-        """Returns when the process has ended; everything that it held on the device is then free. Calls that still wait
-        fail with `final_refusal`."""
+        """Returns when the process has ended; everything that it held on the device is then free.
+
+        Calls that still wait fail with `final_refusal`.
+        """
         _, pending = await asyncio.wait({self._exited}, timeout=EXIT_GRACE)
         if pending:
             self._started.kill()

@@ -49,7 +49,8 @@ class SessionClose:
     @property
     def must_drain(self) -> bool:
         """True if new sessions must not use the process, because only closed sessions are left in it, with running
-        work."""
+        work.
+        """
         return self._lingering.must_drain(self._link.channels)
 
     def wait(self) -> None:
@@ -133,7 +134,8 @@ class SessionClose:
             tenant=straggler.tenant,
             kernels=list(straggler.kernels),
             closed_unix=round(time.time() - (now - straggler.since), 3),
-            why="others use its process, which ends when they have left; until then it keeps what it held",
+            why="other sessions use its process, which ends after they have closed; until then its resources stay "
+            "allocated",
         )
 
 

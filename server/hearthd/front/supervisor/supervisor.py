@@ -55,8 +55,10 @@ class Supervisor:
         return iter(self.devices.values())
 
     def find(self, ordinal: int, tenant: Tenant = EVERYONE) -> Device:
-        """Returns a device that the tenant may use. Raises a refusal as for a missing device if the tenant may not use
-        it."""
+        """Returns a device that the tenant may use.
+
+        Raises a refusal as for a missing device if the tenant may not use it.
+        """
         device = self.devices.get(ordinal)
         if device is None or not tenant.sees(ordinal):
             raise errors.device_not_found(ordinal, (each.ordinal for each in self.visible(tenant)))
@@ -78,8 +80,11 @@ class Supervisor:
             device.release(session)
 
     def record_fault(self, session: str) -> None:
-        """Attributes the loss of a shared process to a session. After too many losses the session is quarantined: its
-        channels in shared processes are closed, and what it holds there is freed."""
+        """Attributes the loss of a shared process to a session.
+
+        After too many losses the session is quarantined: its channels in shared processes are closed, and what it holds
+        there is freed.
+        """
         if not self.quarantine.record_fault(session, time.monotonic()):
             return
         log.error("session_barred", session=session)

@@ -59,8 +59,10 @@ class WorkerOwner(Protocol):
         """Restores the state that sessions expect in the process. Called before the worker's sessions use it."""
 
     def lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
-        """Notifies sessions and the supervisor of the loss of a process. Returns the session to which the loss is
-        attributed, if that is known and other sessions are concerned."""
+        """Notifies sessions and the supervisor of the loss of a process.
+
+        Returns the session to which the loss is attributed, if that is known and other sessions are concerned.
+        """
 
     def replace(self, worker: Worker) -> bool:
         """Returns True if another worker takes the place of this one."""
@@ -77,8 +79,10 @@ class WorkerOwner(Protocol):
 
 
 class Worker:
-    """The process of one key, which is replaced when it is lost. Without a key the worker is vacant: ready for the next
-    key."""
+    """The process of one key, which is replaced when it is lost.
+
+    Without a key the worker is vacant: ready for the next key.
+    """
 
     def __init__(self, host: WorkerOwner, key: WorkerKey | None, quota: int = 0) -> None:
         self.key = key
@@ -102,8 +106,10 @@ class Worker:
 
     @property
     def condition(self) -> node_pb2.DeviceState:
-        """The state to show. A worker whose process makes no progress is stalled: its sessions stay, and wait for the
-        process."""
+        """The state to show.
+
+        A worker whose process makes no progress is stalled: its sessions stay, and wait for the process.
+        """
         return STALLED if self._stalled else self.state
 
     @property
@@ -140,8 +146,9 @@ class Worker:
     # ---- for sessions ----
 
     async def channel(self, session: Session) -> Channel | None:
-        """Returns the session's channel to the process that serves now, and opens it if necessary. None: the worker
-        ends, and the caller has to ask another worker.
+        """Returns the session's channel to the process that serves now, and opens it if necessary.
+
+        None: the worker ends, and the caller has to ask another worker.
 
         Waits for a process that starts or is being replaced, and for a process in which only closed sessions with
         running work are left. Raises `DEVICE_UNAVAILABLE` after the time limit.
@@ -255,8 +262,10 @@ class Worker:
         self._host.reaped(process.generation)
 
     async def _serve(self, process: Process) -> ExitCause | None:
-        """Serves the worker's sessions with a process that is ready. Returns the cause of the process's end; None: the
-        worker ends."""
+        """Serves the worker's sessions with a process that is ready.
+
+        Returns the cause of the process's end; None: the worker ends.
+        """
         policy = self._host.policy
         watch = (policy.ping_interval, policy.ping_timeout)
         self._host.learn(process)
@@ -314,7 +323,7 @@ class Worker:
 
     def waits_for_memory(self) -> None:
         """Notes that no process can be started yet, because there is no device memory for it."""
-        self.detail = "there is no device memory left for one more process; others have to give some back"
+        self.detail = "there is no device memory left for one more process; other processes have to free some"
 
     def fence(self, why: str) -> None:
         """Starts no further process."""
@@ -363,8 +372,10 @@ class Worker:
             self._task = asyncio.create_task(self._run(), name=f"device-{self._host.ordinal}")
 
     def retire(self, at_once: bool = False, final_refusal: Refusal | None = None) -> asyncio.Task[None]:
-        """Ends the worker for good: asks its process to end, and kills the process if it does not. The returned task is
-        done when the process has ended."""
+        """Ends the worker for good: asks its process to end, and kills the process if it does not.
+
+        The returned task is done when the process has ended.
+        """
         self._stopped = self._stopped or final_refusal
         process = self.process
         if process is not None and (at_once or self.state != SERVING):

@@ -9,8 +9,10 @@ from hearthd.front.supervisor.worker import Worker
 
 
 class WorkerSet:
-    """The workers of one device. Each worker is in the set once, from its creation until its process has ended for
-    good."""
+    """The workers of one device.
+
+    Each worker is in the set once, from its creation until its process has ended for good.
+    """
 
     def __init__(self) -> None:
         self.serving: dict[WorkerKey, Worker] = {}

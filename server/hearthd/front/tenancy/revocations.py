@@ -65,14 +65,16 @@ class Revocations:
         return len(self._revoked)
 
     def look(self) -> None:
-        """Reads the file again if it has changed; `changes` counts that. A file that cannot be used is logged and
-        changes nothing."""
+        """Reads the file again if it has changed; `changes` counts that.
+
+        A file that cannot be used is logged and changes nothing.
+        """
         now = self._clock()
         if not self.path or now - self._looked < _LOOK_AGAIN:
             return
         self._looked = now
         if self.next_update < time.time() and self._told.due("expired", now):
-            log.warning("crl_expired", path=self.path, action="it counts on; have the authority's new one put there")
+            log.warning("crl_expired", path=self.path, action="it remains in force; install the authority's new list")
         try:
             stamp = self._stamped()
             if stamp == self._stamp:
@@ -109,15 +111,15 @@ class Revocations:
         except OSError as error:
             raise RevocationError(f"tls.crl: {self.path} cannot be read: {error.strerror or error}") from None
         except ValueError as error:
-            raise RevocationError(f"tls.crl: {self.path} is no list of revoked certificates: {error}") from None
+            raise RevocationError(f"tls.crl: {self.path} is not a list of revoked certificates: {error}") from None
         revoked: set[CertificateIdentity] = set()
         until = float("inf")
         for each in lists:
             issuers = [ca for ca in authorities if ca.subject == each.issuer]
             if not any(each.is_signature_valid(ca.public_key()) for ca in issuers):  # type: ignore[arg-type]
                 raise RevocationError(
-                    f"tls.crl: the list of {each.issuer.rfc4514_string()} in {self.path} was signed by no authority of "
-                    "tls.client_ca"
+                    f"tls.crl: the list of {each.issuer.rfc4514_string()} in {self.path} was not signed by any "
+                    f"authority of tls.client_ca"
                 )
             revoked.update(CertificateIdentity(each.issuer.public_bytes(), entry.serial_number) for entry in each)
             if each.next_update_utc is not None:

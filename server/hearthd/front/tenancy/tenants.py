@@ -69,7 +69,8 @@ class Tenant:
     @property
     def observes(self) -> bool:
         """True if the tenant may see other tenants' sessions and totals of all tenants: it has the right `observe` or
-        `admin`."""
+        `admin`.
+        """
         return not self.rights.isdisjoint(rights.OPERATING)
 
     def require(self, needed: Collection[Right], operation: str) -> None:
@@ -85,7 +86,8 @@ class Tenant:
 
 def sees_tenant(viewer: Tenant, name: str) -> bool:
     """Returns True if `viewer` may see sessions and processes of the tenant `name`: its own, or all if it is an
-    observer. An empty name stands for processes that all tenants share."""
+    observer. An empty name stands for processes that all tenants share.
+    """
     return name in ("", viewer.name) or viewer.observes
 
 
@@ -181,35 +183,39 @@ class Directory:
         return " or ".join(name for known, name in kinds if known)
 
     def token(self, token: str, now: float) -> tuple[Tenant, Credential]:
-        """Returns the tenant and the credential of a token. Raises `UNAUTHENTICATED`, with the same message for every
-        fault of the token except its form and its expiry."""
+        """Returns the tenant and the credential of a token.
+
+        Raises `UNAUTHENTICATED`, with the same message for every fault of the token except its form and its expiry.
+        """
         if not tokens.well_formed(token):
             raise unauthenticated(
-                f'The token is not known here: it has not the form of a token, "{tokens.PREFIX}" and at least '
+                f'The token is unknown: it does not have the form of a token, "{tokens.PREFIX}" and at least '
                 f"{tokens.MIN_RANDOM} letters, digits, - and _.",
-                "Use the token that the daemon's operator gave you; `hearthd token` makes one.",
+                "Use the token that the daemon's operator gave you; `hearthd token` creates one.",
             )
         return self._token(token_key(token), now)
 
     def _token(self, key: bytes, now: float) -> tuple[Tenant, Credential]:
         found = self._tokens.get(key)
         if found is None:
-            raise unauthenticated("The token is not known here.", "Use the token that the daemon's operator gave you.")
+            raise unauthenticated("The token is unknown.", "Use the token that the daemon's operator gave you.")
         credential, tenant = found
         if credential.expires <= now:
             raise unauthenticated(
-                "The token has expired.", "Ask the daemon's operator for a new one (`hearthd token` makes one)."
+                "The token has expired.", "Ask the daemon's operator for a new one (`hearthd token` creates one)."
             )
         return tenant, credential
 
     def certificate(self, names: Iterable[str]) -> tuple[Tenant, str]:
-        """Returns the tenant that a client certificate identifies, and the name that matched. The TLS layer has
-        verified the certificate. Raises `UNAUTHENTICATED`."""
+        """Returns the tenant that a client certificate identifies, and the name that matched.
+
+        The TLS layer has verified the certificate. Raises `UNAUTHENTICATED`.
+        """
         names = list(names)
         found = {self._certificates[name].name: (self._certificates[name], name) for name in names
                  if name in self._certificates}  # fmt: skip
         if len(found) != 1:
-            what = "is no tenant's" if not found else f"is that of several tenants ({', '.join(sorted(found))})"
+            what = "belongs to no tenant" if not found else f"belongs to several tenants ({', '.join(sorted(found))})"
             raise unauthenticated(
                 f"The client certificate (for {', '.join(names) or 'no name'}) {what}.",
                 "Use another certificate, or have its name added to `certificates` of a tenant.",
@@ -218,7 +224,8 @@ class Directory:
 
     def user(self, user: User) -> tuple[Tenant, str]:
         """Returns the tenant that a user identifies, and a description: by user, otherwise by the first matching group
-        in the order of the configuration. Raises `UNAUTHENTICATED`."""
+        in the order of the configuration. Raises `UNAUTHENTICATED`.
+        """
         tenant = self._users.get(user.uid)
         if tenant is not None:
             return tenant, f"user {user.uid}"
@@ -226,7 +233,7 @@ class Directory:
             if gid in user.gids:
                 return tenant, f"user {user.uid} of group {gid}"
         raise unauthenticated(
-            f"User {user.uid} of this host is no tenant's.",
+            f"User {user.uid} of this host belongs to no tenant.",
             "Use a token, or have the user or one of its groups added to `users` or `groups` of a tenant.",
         )
 

@@ -1,7 +1,7 @@
 """Long sweeps: `python -m tests.support.cpu.differential --seeds 200`.
 
 Each wrong kernel is reported with its source, the command that runs it again, and both results. The exit status is 1 if
-there is any.
+any kernel is wrong.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def compiled(drawn: Program) -> list[Failure]:
-    """The kernels that NVRTC does not compile."""
+    """Returns the kernels that NVRTC does not compile."""
     if nvrtc.library() is None:
         raise SystemExit(f"the package {nvrtc.PACKAGE} is not installed")
 

@@ -1,7 +1,7 @@
-"""Steps in which the threads of a block meet: barriers, shared memory, the usual block-wide algorithms.
+"""Steps in which the threads of a block synchronise: barriers, shared memory, the usual block-wide algorithms.
 
-Each step leaves its shared arrays behind a barrier, so that the next one, or its own next round in a loop, may write to
-them at once.
+Each step ends with a barrier after its last access to its shared arrays, so that the next step, or the next round of a
+loop around the step, may write to them at once.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ GONE = 11
 
 
 def other_rank(g: Generator, scope: Scope) -> Expr:
-    """The rank of some thread of the block."""
+    """Draws the rank of some thread of the block."""
     raw = g.expr(scope, 1)
     return Expr(f"({unsigned(raw)} % {THREADS.text})", lambda m, v: raw.value(m, v) % np.uint32(m.threads))
 
 
 def running(m: Machine) -> np.ndarray:
-    """The blocks that execute the statement, as indices."""
+    """Returns the indices of the blocks that execute the statement."""
     return np.flatnonzero(m.active.any(axis=1))
 
 
@@ -48,9 +48,9 @@ def exchange(
     written: Callable[[Machine, np.ndarray], None] | None = None,
     bits: int = 32,
 ) -> Step:
-    """Each thread writes its slot of `array` and reads that of another.
+    """Each thread writes its slot of `array` and reads another thread's slot.
 
-    `written`: gets the slots, for global memory; `bits`: how many of a word a slot keeps.
+    `written` receives the slots, for global memory; `bits` is the number of bits of a word that a slot keeps.
     """
     value, at, name = g.mixed(scope), other_rank(g, scope), g.name("y")
     kept, filled = np.uint32((1 << bits) - 1), ""
@@ -77,7 +77,7 @@ def static_exchange(g: Generator, scope: Scope) -> Step:
     array, (kind, bits) = g.name("line"), g.pick("slot", _SLOTS)
     declared = f"__shared__ {kind} {array}[{MAX_THREADS}];"
     place = g.rng.randrange(4)
-    if place == 0:  # outside functions
+    if place == 0:  # declared outside functions
         g.declare(declared)
         declared = ""
     elif place == 1:  # an array of arrays, with a column that pads it
@@ -90,12 +90,12 @@ _SLOTS = (
     ("unsigned", 32), ("int", 32), ("unsigned short", 16), ("unsigned char", 8), ("unsigned long long", 32),
     ("float", 24), ("double", 32),
 )  # fmt: skip
-"""Types of a shared array, and the bits of a word that each keeps."""
+"""Element types of a shared array, with the number of bits of a word that each keeps."""
 
 
 @step(BLOCK)
 def dynamic_exchange(g: Generator, scope: Scope) -> Step:
-    """Exchange through dynamic shared memory, declared in the function or outside of it."""
+    """Exchange through dynamic shared memory, declared inside or outside the function."""
     g.dynamic_shared = True
     declared, array = "extern __shared__ unsigned dynamic_words[];", "dynamic_words"
     if g.flip(0.3):
@@ -124,7 +124,7 @@ def global_exchange(g: Generator, scope: Scope) -> Step:
 
 @step(BLOCK, shared=2, after_return=False)
 def instantiations(g: Generator, scope: Scope) -> Step:
-    """A shared array in a template: a separate one for each instantiation."""
+    """A shared array in a template function: each instantiation has a separate array."""
     name, value, at = g.name("slots"), g.mixed(scope), other_rank(g, scope)
     array = f"__shared__ unsigned held[{MAX_THREADS}];"
     if g.flip():
@@ -150,7 +150,7 @@ def instantiations(g: Generator, scope: Scope) -> Step:
 
 @step(BLOCK)
 def barrier_vote(g: Generator, scope: Scope) -> Step:
-    """Two votes of a block."""
+    """Two successive votes of a block."""
     return sequence([_barrier_vote(g, scope) for _ in range(2)])
 
 
@@ -244,7 +244,7 @@ _OPERATIONS: dict[str, tuple[str, Callable[[int, int], int]]] = {
 
 
 def operation(g: Generator) -> tuple[str, Callable[[int, int], int]]:
-    """The type of a commutative operator class, and its meaning."""
+    """Declares a commutative operator class; returns its name and the equivalent Python function."""
     kind = g.rng.choice(tuple(_OPERATIONS))
     text, meaning = _OPERATIONS[kind]
     name = g.name(kind)
@@ -297,7 +297,7 @@ def warp_reduction(g: Generator, scope: Scope) -> Step:
 
 @step(BLOCK, shared=1, after_return=False)
 def block_scan(g: Generator, scope: Scope) -> Step:
-    """The inclusive sum over a block by Hillis and Steele."""
+    """The inclusive sum over a block, by the Hillis-Steele scan."""
     value, name = g.mixed(scope), g.name("sums")
     text = (
         f"{{ __shared__ unsigned {name}[{MAX_THREADS}]; {name}[rank()] = {value.text}; {SYNC}\n"
@@ -391,7 +391,7 @@ def double_buffer(g: Generator, scope: Scope) -> Step:
 
 @step(BLOCK)
 def one_writes(g: Generator, scope: Scope) -> Step:
-    """A shared variable that one thread writes and all read."""
+    """A shared variable that one thread writes and all threads read."""
     value, name = g.mixed(scope), g.name("flag")
     kind = g.rng.choice(("struct { unsigned a, b; }", "union { unsigned a; unsigned b[2]; }"))
     text = (

@@ -1,4 +1,4 @@
-"""Runs of a program through a client and a daemon, on whichever backend the device has."""
+"""Runs a program through a client and a daemon, on either backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.support.cpu.differential.programs import Launch, Program
 
 
 def check(device: hearth.Device, program: Program) -> list[Failure]:
-    """The program's kernels that are wrong on a device. Stops at the first that raises: the device process may be lost."""
+    """Returns the program's kernels that are wrong on a device. Stops at the first kernel that raises, because the
+    device process may be lost."""
     try:
         module = compiled(device, program)
     except hearth.HearthError as error:
@@ -33,7 +34,7 @@ def check(device: hearth.Device, program: Program) -> list[Failure]:
 
 
 def compiled(device: hearth.Device, program: Program) -> hearth.RawModule:
-    """The program's module, with an option more where the compiler is one of CUDA 12."""
+    """Returns the program's compiled module; a compiler of CUDA 12 gets an additional option."""
 
     def module(*options: str) -> hearth.RawModule:
         names = program.name_expressions()
@@ -50,7 +51,7 @@ def compiled(device: hearth.Device, program: Program) -> hearth.RawModule:
 
 
 def run(device: hearth.Device, function: hearth.Function, launch: Launch) -> tuple[np.ndarray, np.ndarray]:
-    """The results of the threads, and the cells, as the device leaves them."""
+    """Returns the results of the threads, and the cells, after a launch on the device."""
     data, cells = device.asarray(launch.data), device.asarray(launch.cells)
     out = device.zeros(launch.threads, np.uint32)
     further = [hearth.Struct(argument.data, align=argument.align) for argument in launch.kernel.arguments]

@@ -16,17 +16,17 @@ from tests.support.cpu.differential.machine import U32, Machine, Values
 
 INDICES = tuple(f"{name}.{axis}" for name in ("threadIdx", "blockIdx", "blockDim", "gridDim") for axis in "xyz")
 UNIFORM = tuple(name for name in INDICES if not name.startswith("threadIdx"))
-"""The built-in variables that have one value in a block."""
+"""Built-in variables that have the same value in all threads of a block."""
 
 
 class Expr(NamedTuple):
-    """An expression: its text and its value in all threads."""
+    """An expression: its CUDA text, and the function that computes its value in all threads."""
 
     text: str
     value: Callable[[Machine, Values], U32]
 
     def truth(self, m: Machine, v: Values) -> np.ndarray:
-        """The value as a condition."""
+        """Returns the value as a condition: True in threads in which the value is not 0."""
         holds: np.ndarray = self.value(m, v) != 0
         return holds
 
@@ -53,7 +53,7 @@ X = variable("x")
 
 
 def read_input(at: Expr) -> Expr:
-    """`e.in` at any index, which is brought into range."""
+    """A read of `e.in` at any index, which is reduced modulo its length."""
     return Expr(f"e.in[{at.text} % 256u]", lambda m, v: m.data[at.value(m, v) % np.uint32(256)])
 
 
@@ -76,7 +76,7 @@ def clz(v: U32) -> U32:
 
 
 def ffs(v: U32) -> U32:
-    """Position of the lowest set bit, from 1; 0 where there is none."""
+    """Position of the lowest set bit, counted from 1; 0 if no bit is set."""
     lowest = v & (~v + np.uint32(1))
     return np.where(v == 0, np.uint32(0), np.uint32(32) - clz(lowest)).astype(np.uint32)
 
@@ -166,7 +166,7 @@ def _binary(text: str, function: Callable[[U32, U32], U32], a: Expr, b: Expr) ->
 
 
 def binary(name: str, a: Expr, b: Expr) -> Expr:
-    """`a` and `b` combined by the operation of that name."""
+    """Returns `a` and `b` combined by the operation of that name."""
     return _binary(*_BINARY[name], a, b)
 
 
@@ -183,5 +183,6 @@ def choose(a: Expr, b: Expr, c: Expr, d: Expr) -> Expr:
 
 
 def unsigned(a: Expr) -> str:
-    """The text with the type `unsigned`, where the atom could be an object that converts to it."""
+    """Returns the text cast to `unsigned`, for places in which the expression could be an object that converts to
+    `unsigned`."""
     return f"(unsigned)({a.text})"

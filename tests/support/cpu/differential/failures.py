@@ -9,14 +9,14 @@ from tests.support.cpu.differential.kernels import Kernel
 
 @dataclass
 class Failure:
-    """A kernel that is wrong: what was seen, and what reproduces it."""
+    """A wrong kernel: the observed difference, and the data that reproduces it."""
 
     kernel: Kernel | None
     seed: int
     what: str
 
     def report(self) -> str:
-        """The kernel's source, its headers and both results."""
+        """Returns the kernel's source, its headers and both results as text."""
         if self.kernel is None:
             return f"seed {self.seed}: {self.what}"
         headers = "".join(f"\n// ---- {name}\n{text}" for name, text in self.kernel.headers.items())

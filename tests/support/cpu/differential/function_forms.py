@@ -1,7 +1,7 @@
 """Forms of call around functions, lambdas and templates.
 
-A form draws a body, declares what holds it, and gives the statement that calls it. A body sees `x`, `e` and its
-captures, whichever way these reach it.
+A form draws a body, declares the construct that contains it, and gives the statement that calls it. The body can use
+`x`, `e` and its captures, however the construct passes them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def arguments(captures: Sequence[Capture]) -> str:
 
 
 def function(g: Generator, scope: Scope, steps: int | None = None, qualifier: str = "__device__") -> tuple[str, Step]:
-    """A function without captures: its name and its body."""
+    """Declares a function without captures; returns its name and its body."""
     body, name = g.body(g.inside(scope), steps), g.name("fn")
     g.declare(f"{qualifier} unsigned {name}({SIGNATURE}) {{\n{body.text}\nreturn x;\n}}")
     return name, body
 
 
 def choice(g: Generator, scope: Scope) -> Expr:
-    """0 or 1, with one value among the threads that are here, so that they take the same call."""
+    """Draws 0 or 1, equal in all threads that execute the statement, so that they make the same call."""
     even = scope.level == BLOCK
     if even:
         return expressions.modulo(g.uniform(scope), 2)
@@ -55,7 +55,7 @@ def choice(g: Generator, scope: Scope) -> Expr:
 
 
 def selected(text: str, condition: Expr, one: Step, other: Step) -> Step:
-    """Either of two bodies without captures, by 0 and 1."""
+    """Returns the step that runs one of two bodies without captures, selected by 0 or 1."""
 
     def run(m: Machine, v: Values) -> None:
         branches("", condition.truth, called("", other), called("", one)).run(m, v)
@@ -127,7 +127,7 @@ def by_macro(g: Generator, scope: Scope) -> Step:
 
 @form()
 def default_argument(g: Generator, scope: Scope) -> Step:
-    """A default argument that reads the indices in a separate function."""
+    """A default argument whose expression reads the indices in a separate function."""
     value, name = g.index_expr(), g.name("fn")
     capture = Capture(g.name("k"), value, False)
     body = g.body(g.inside(scope, [capture]))
@@ -140,7 +140,7 @@ def default_argument(g: Generator, scope: Scope) -> Step:
 
 @form()
 def integer_template(g: Generator, scope: Scope) -> Step:
-    """A template over a number, with several instantiations: each has its own shared arrays."""
+    """A function template over a number, with several instantiations: each has its own shared arrays."""
     name, k = g.name("fn"), g.name("k")
     captures = [
         Capture(k, expressions.constant(each), True) for each in g.rng.sample(range(1, 40), g.rng.randint(1, 3))
@@ -160,7 +160,7 @@ def type_template(g: Generator, scope: Scope) -> Step:
 
 @form()
 def conditional_template(g: Generator, scope: Scope) -> Step:
-    """`if constexpr`: one of the branches is not even instantiated."""
+    """`if constexpr`: the other branch is not instantiated."""
     name, body = g.name("fn"), g.body(g.inside(scope))
     g.declare(
         f"template <class T> __device__ unsigned {name}(T x, Env e) {{\nif constexpr (sizeof(T) == 4) {{\n{body.text}\n}} "
@@ -238,7 +238,7 @@ def variadic_functions(g: Generator, scope: Scope) -> Step:
 
 @form()
 def recursive_function(g: Generator, scope: Scope) -> Step:
-    """A function that calls itself; the depth is the same for all threads."""
+    """A function that calls itself, to the same depth in all threads."""
     name, rounds, k = g.name("again"), g.rng.randint(1, 2), g.name("k")
     depths = [Capture(k, expressions.constant(each), True) for each in range(rounds, 0, -1)]
     body = g.body(g.inside(scope, depths[:1]), 1)
@@ -285,7 +285,7 @@ def capturing_lambda(g: Generator, scope: Scope) -> Step:
 
 @form()
 def reference_lambda(g: Generator, scope: Scope) -> Step:
-    """A lambda that changes the variables around it."""
+    """A lambda that changes the variables of the enclosing function."""
     body, name = g.body(scope_inside(scope), 1), g.name("l")
     if g.flip():
         return nested(f"[&] {{\n{body.text}\n}}();", body)
@@ -293,7 +293,7 @@ def reference_lambda(g: Generator, scope: Scope) -> Step:
 
 
 def scope_inside(scope: Scope) -> Scope:
-    """The scope of a body that sees what is around it."""
+    """Returns the scope of a body that can use the variables of the enclosing function."""
     return replace(scope, depth=scope.depth + 1)
 
 
@@ -312,7 +312,7 @@ def nested_lambdas(g: Generator, scope: Scope) -> Step:
 
 @form()
 def recursive_lambda(g: Generator, scope: Scope) -> Step:
-    """A generic lambda that gets itself."""
+    """A generic lambda that receives itself as an argument."""
     name, rounds, k = g.name("l"), g.rng.randint(1, 2), g.name("k")
     depths = [Capture(k, expressions.constant(each), True) for each in range(rounds, 0, -1)]
     body = g.body(g.inside(scope, depths[:1]), 1)
@@ -339,7 +339,7 @@ def returned_lambda(g: Generator, scope: Scope) -> Step:
 
 @form()
 def lambda_argument(g: Generator, scope: Scope) -> Step:
-    """A lambda given to a function template, which calls it between its own statements."""
+    """A lambda passed to a function template, which calls it between its own statements."""
     captures, name = g.captures(scope), g.name("with")
     body, after = g.body(g.inside(scope, captures), 1), g.assign(g.inside(scope), 1)
     held = ", ".join(f"{c.name} = {unsigned(c.value)}" for c in captures)
@@ -359,7 +359,7 @@ def lambda_argument(g: Generator, scope: Scope) -> Step:
 
 @form()
 def erased(g: Generator, scope: Scope) -> Step:
-    """A callable behind `const void*` and a function template that knows its type."""
+    """A callable passed as `const void*`, with a function template that knows its type."""
     captures, name = g.captures(scope), g.name("erased")
     body = g.body(g.inside(scope, captures), 1)
     held = ", ".join(f"{c.name} = {unsigned(c.value)}" for c in captures)

@@ -1,13 +1,14 @@
-"""Generator of one random kernel: scopes, steps, and the choice among what a scope allows.
+"""Generator of one random kernel: scopes, steps, and the choice among the steps that a scope allows.
 
 A step is CUDA text that changes the variable `x` of each thread, together with the function that does the same to the
 reference machine. Every body that a form of call defines has the signature `unsigned (unsigned x, Env e)`.
 
-A scope says which threads are known to execute a statement together, and a step is drawn only where its threads meet:
+A scope says which threads are known to execute a statement together. A step is drawn only if its scope keeps the
+threads together that the step synchronises:
 
 - BLOCK: all threads of the block that have not returned from the kernel; barriers are allowed.
 - WARP: all such threads of a warp, or those of the mask `Scope.mask`; collectives of a warp are allowed.
-- LANE: any thread on its own.
+- LANE: a single thread.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ Item = TypeVar("Item")
 
 LANE, WARP, BLOCK = range(3)
 MAX_THREADS = 128
-"""Threads of a block at most, and the length of the shared arrays."""
+"""Maximum number of threads of a block, and the length of the shared arrays."""
 REGION = 8
-"""Words of global memory that one atomic step has to itself."""
+"""Number of words of global memory that are reserved for one atomic step."""
 
 
 class Step(NamedTuple):
@@ -38,7 +39,7 @@ class Step(NamedTuple):
 
 
 class Capture(NamedTuple):
-    """A value that a body gets from outside under a name: a member, a captured variable, a parameter."""
+    """A value that a body receives from outside under a name: a member, a captured variable, or a parameter."""
 
     name: str
     value: Expr
@@ -51,20 +52,21 @@ class Scope:
 
     level: int = BLOCK
     mask: str = ""
-    """Variable with the mask of the active lanes, at WARP, if these are not all that have not returned."""
+    """Name of the variable with the mask of active lanes, at level WARP, if some lanes that have not returned are
+    inactive."""
     names: tuple[str, ...] = ()
-    """Variables that can be read, besides `x`."""
+    """Variables that can be read in addition to `x`."""
     uniform: frozenset[str] = frozenset()
-    """The variables among `names` with one value in the block."""
+    """Variables among `names` that have the same value in all threads of the block."""
     returned: bool = False
-    """Threads may have returned from the kernel; rank 0 has not."""
+    """True if threads may have returned from the kernel; rank 0 never has."""
     depth: int = 0
-    """Calls around this place."""
+    """Number of calls around this place."""
     loops: int = 0
 
 
 class Bag:
-    """Draws without replacement, and begins again when it is empty: each item comes up before any comes twice."""
+    """Draws without replacement, and refills when it is empty: each item is drawn once before any is drawn again."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -86,15 +88,15 @@ class Kind:
     make: Callable[[Generator, Scope], Step]
     level: int
     shared: int = 0
-    """Shared arrays of MAX_THREADS words that it declares."""
+    """Number of shared arrays of MAX_THREADS words that it declares."""
     after_return: bool = True
-    """True if it may be defined where threads may have returned."""
+    """True if it may be used in a place where threads may already have returned."""
     whole_warps: bool = False
     """True if the block must consist of whole warps."""
     header: str = ""
-    """The header that it needs."""
+    """The header that it includes."""
     bodies: int = 0
-    """Bodies that it draws itself."""
+    """Number of bodies that it draws itself."""
 
 
 STEPS: dict[str, Kind] = {}
@@ -121,28 +123,28 @@ def _register(kinds: dict[str, Kind], level: int, needs: dict[str, object]) -> C
 
 @dataclass
 class Generator:
-    """The kernel being drawn: its declarations, and what it may still use."""
+    """The kernel being drawn: its declarations, and the resources that it may still use."""
 
     rng: random.Random
     bag: Bag
     number: int
-    """The kernel's number in its program."""
+    """Index of the kernel in its program."""
     whole_warps: bool = False
-    """Its blocks consist of whole warps."""
+    """True if its blocks consist of whole warps."""
     fuel: int = 12
-    """Steps that may still be drawn."""
+    """Number of steps that may still be drawn."""
     shared_left: int = 32
     allow_groups: bool = True
     declarations: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
-    """Definitions that follow the kernel."""
+    """Definitions that are placed after the kernel."""
     headers: dict[str, str] = field(default_factory=dict)
     includes: set[str] = field(default_factory=set)
-    """Headers of the toolkit that it needs."""
+    """Headers of the toolkit that the kernel includes."""
     zeroed: list[tuple[int, int]] = field(default_factory=list)
-    """Ranges of global memory that are 0 before the launch."""
+    """Ranges of global memory that must be 0 before the launch."""
     tags: list[str] = field(default_factory=list)
-    """Kinds of steps and calls that were drawn."""
+    """Names of the kinds of steps and calls that were drawn."""
     dynamic_shared: bool = False
     cooperative: bool = False
     _names: int = 0
@@ -154,7 +156,7 @@ class Generator:
     # ---- names and memory ----
 
     def name(self, stem: str) -> str:
-        """A name that no other declaration of the program has."""
+        """Returns a name that no other declaration of the program has."""
         self._names += 1
         return f"{stem}_{self.number}_{self._names}"
 
@@ -162,7 +164,7 @@ class Generator:
         self.declarations.append(text)
 
     def region(self) -> int | None:
-        """The first of REGION words of global memory for one atomic step."""
+        """Reserves REGION words of global memory for one atomic step; returns the index of the first word, or None."""
         if self._cells + REGION > CELLS:
             return None
         self._cells += REGION
@@ -172,14 +174,15 @@ class Generator:
         return self.rng.random() < chance
 
     def pick(self, what: str, items: Sequence[Item]) -> Item:
-        """Picks a variant of a step; all of them come up in turn."""
+        """Picks a variant of a step, so that every variant is picked equally often."""
         names = [f"{what} {at}" for at in range(len(items))]
         return items[names.index(self.bag.draw(names))]
 
     # ---- expressions ----
 
     def expr(self, scope: Scope, depth: int = 2, with_x: bool = True) -> Expr:
-        """An expression of all that can be read in the scope, or of all but `x`."""
+        """Draws an expression over all variables that can be read in the scope, including `x` unless `with_x` is
+        False."""
         names = [expressions.variable(name) for name in scope.names]
         fixed = [expressions.index(name) for name in self.rng.sample(expressions.INDICES, 3)]
         fixed += [expressions.index("threadIdx.x"), expressions.RANK, expressions.LANE, expressions.HERE]
@@ -192,25 +195,25 @@ class Generator:
         return self.expressions.draw(atoms, depth)
 
     def mixed(self, scope: Scope) -> Expr:
-        """An expression that differs from thread to thread, for what threads exchange."""
+        """Draws an expression whose value differs between threads, for values that threads exchange."""
         return expressions.binary(
             self.rng.choice(("xor", "add")), expressions.X, self.expr(scope, self.rng.randint(1, 2), with_x=False)
         )
 
     def index_expr(self, depth: int = 2) -> Expr:
-        """An expression of built-in variables and constants alone."""
+        """Draws an expression of built-in variables and constants only."""
         atoms = [expressions.index(name) for name in self.rng.sample(expressions.INDICES, 4)]
         return self.expressions.draw([*atoms, expressions.index("threadIdx.x"), expressions.RANK], depth)
 
     def uniform(self, scope: Scope, depth: int = 2) -> Expr:
-        """An expression with one value in the block."""
+        """Draws an expression that has the same value in all threads of the block."""
         atoms = [expressions.index(name) for name in self.rng.sample(expressions.UNIFORM, 3)]
         atoms += [expressions.index("blockIdx.x"), expressions.BLOCK_RANK, expressions.THREADS, expressions.SCALAR]
         atoms += [expressions.variable(name) for name in scope.names if name in scope.uniform]
         return self.expressions.draw(atoms, depth)
 
     def table(self, at: Expr) -> Expr:
-        """A read of a constant table."""
+        """Draws a read of a constant table."""
         name, entries = self.name("table"), [self.rng.getrandbits(32) for _ in range(8)]
         words = ", ".join(f"{entry}u" for entry in entries)
         if self.flip(0.03):
@@ -227,14 +230,14 @@ class Generator:
     # ---- steps ----
 
     def assign(self, scope: Scope, depth: int = 2) -> Step:
-        """`x` is combined with an expression, mostly so that no value of it is lost."""
+        """Combines `x` with an expression, usually so that no information in `x` is lost."""
         value = self.expr(scope, depth, with_x=self.flip(0.15))
         name, sign = self.rng.choice((("add", "+="), ("xor", "^="), ("sub", "-=")))
         combined = expressions.binary(name, expressions.X, value)
         return Step(f"x {sign} {value.text};", lambda m, v: m.assign(v, "x", combined.value(m, v)))
 
     def body(self, scope: Scope, steps: int | None = None) -> Step:
-        """Some steps. Begins with one that reads the indices, so that a body that is not executed right shows."""
+        """Draws several steps. The first one reads the indices, so that a wrongly executed body changes the result."""
         drawn = [self.assign(scope)]
         for _ in range(self.rng.randint(1, 3) if steps is None else steps):
             made = self.one(scope)
@@ -242,7 +245,7 @@ class Generator:
         return sequence(drawn)
 
     def one(self, scope: Scope) -> Step:
-        """Generates a step, call or control structure that the scope allows."""
+        """Draws a step, call or control structure that the scope allows."""
         self.fuel -= 1
         if self.fuel <= 0:
             return self.assign(scope)
@@ -252,7 +255,7 @@ class Generator:
         return self._make(STEPS, self.bag.draw(allowed), scope)
 
     def call(self, scope: Scope) -> Step:
-        """A call in one of the forms."""
+        """Draws a call in one of the forms."""
         allowed = [name for name, kind in FORMS.items() if self._allows(scope, kind)]
         return self._make(FORMS, self.bag.draw(allowed), scope)
 
@@ -277,12 +280,13 @@ class Generator:
     # ---- bodies of calls ----
 
     def capture(self, scope: Scope, uniform: bool | None = None) -> Capture:
-        """A value for a body to be called from the scope."""
+        """Draws a value for a body that is called from the scope."""
         even = self.flip() if uniform is None else uniform
         return Capture(self.name("k"), self.uniform(scope) if even else self.expr(scope), even)
 
     def captures(self, scope: Scope, at_most: int = 2) -> list[Capture]:
-        """Values for a body, and the mask of the scope, so that the body can meet the lanes that are here."""
+        """Draws values for a body. They may include the mask of the scope, so that the body can synchronise the active
+        lanes."""
         made = [self.capture(scope) for _ in range(self.rng.randint(1, at_most))]
         if scope.mask and self.flip(0.8):
             made.append(Capture(self.name("mask"), expressions.variable(scope.mask), False))
@@ -290,7 +294,7 @@ class Generator:
 
     @staticmethod
     def inside(scope: Scope, captures: Sequence[Capture] = ()) -> Scope:
-        """The scope of a body that sees nothing but its captures."""
+        """Returns the scope of a body that can use only its captures."""
         mask = next((c.name for c in captures if c.name.startswith("mask")), "")
         level = LANE if scope.mask and not mask else scope.level
         return replace(
@@ -304,7 +308,7 @@ class Generator:
 
 
 def called(text: str, body: Step, captures: Sequence[Capture] = ()) -> Step:
-    """The call of a body that sees nothing but its captures, evaluated before it."""
+    """Returns the call of a body that can use only its captures, which are evaluated before the call."""
 
     def run(m: Machine, v: Values) -> None:
         own = {"x": v["x"], **{c.name: c.value.value(m, v) for c in captures}}
@@ -315,7 +319,7 @@ def called(text: str, body: Step, captures: Sequence[Capture] = ()) -> Step:
 
 
 def nested(text: str, body: Step) -> Step:
-    """A body that sees the variables around it; those that it declares end with it."""
+    """Returns a body that can use the variables of the enclosing function; variables that it declares end with it."""
 
     def run(m: Machine, v: Values) -> None:
         own = dict(v)
@@ -327,7 +331,7 @@ def nested(text: str, body: Step) -> Step:
 
 
 def sequence(steps: Sequence[Step]) -> Step:
-    """Steps one after the other in one block of statements."""
+    """Returns the steps, one after another, as one block of statements."""
 
     def run(m: Machine, v: Values) -> None:
         for each in steps:

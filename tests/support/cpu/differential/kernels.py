@@ -1,4 +1,5 @@
-"""Random kernels: the forms in which a kernel gets what it calls, early returns, and what a grid does at its end."""
+"""Random kernels: the ways in which a kernel receives the code that it calls, early returns, and steps at the end of a
+grid."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ GRIDS: tuple[Shape, ...] = ((1, 1, 1), (3, 1, 1), (2, 2, 1), (2, 1, 3), (5, 1, 1
 
 @dataclass
 class Argument:
-    """A parameter behind the four that all kernels have: a struct or a number, as bytes."""
+    """A parameter after the four parameters of every kernel: a struct or a number, as bytes."""
 
     data: bytes
     align: int
@@ -52,7 +53,7 @@ class Argument:
 
 @dataclass
 class Kernel:
-    """A kernel: its text, how it is launched, and what it does."""
+    """A kernel: its text, its launch parameters, and its reference implementation."""
 
     name: str
     """The name, or the name expression of an instantiation."""
@@ -62,12 +63,12 @@ class Kernel:
     """Headers of the toolkit that it includes."""
     arguments: list[Argument]
     shapes: list[tuple[Shape, Shape]]
-    """The grids and blocks it is launched with."""
+    """(grid, block) of each launch."""
     dynamic_shared: bool
     cooperative: bool
     zeroed: list[tuple[int, int]]
     tags: tuple[str, ...]
-    """Kinds of kernel, steps and calls in it."""
+    """Names of the kinds of kernel, steps and calls in it."""
     run: Callable[[Machine, Values], None]
 
     @property
@@ -76,7 +77,7 @@ class Kernel:
         return 'extern "C" __global__' not in self.text
 
     def reference(self, grid: Shape, block: Shape, data: np.ndarray, cells: np.ndarray, scalar: int) -> Machine:
-        """The reference machine after the launch."""
+        """Returns the state of the reference machine after the launch."""
         m = Machine(grid, block, data, cells, scalar)
         at = m.block_rank * np.uint32(m.threads) + m.rank
         values: Values = {"x": data[at % np.uint32(256)]}
@@ -87,14 +88,14 @@ class Kernel:
 
 @dataclass
 class Call:
-    """The way in which a kernel reaches its body: parts of its text, and the body."""
+    """The way in which a kernel calls its body: parts of the kernel's text, and the body."""
 
     step: Step
     """The statement in the kernel."""
     template: str = ""
     """Template parameters."""
     given: str | None = None
-    """Template arguments in the name expression; None: the kernel is no template."""
+    """Template arguments in the name expression; None if the kernel is not a template."""
     parameter: str = ""
     """A further parameter of the kernel."""
     arguments: Sequence[Argument] = ()
@@ -120,7 +121,7 @@ def type_argument(g: Generator, scope: Scope) -> Call:
 
 
 def default_type_argument(g: Generator, scope: Scope) -> Call:
-    """A default template argument of the kernel."""
+    """A functor as a default template argument of the kernel."""
     name, body = functor(g, scope)
     return Call(called("x = F()(x, e);", body), f"template <class F = {name}>", "")
 
@@ -140,7 +141,7 @@ def alias_argument(g: Generator, scope: Scope) -> Call:
 
 
 def wrapped_argument(g: Generator, scope: Scope) -> Call:
-    """Wrappers of functors, with a default template argument of a class among them."""
+    """A functor that wraps two functors, one of them as a default template argument of the class."""
     (one, first), (two, second) = functor(g, scope, steps=1), functor(g, scope, steps=1)
     name = g.name("Both")
     g.declare(
@@ -165,7 +166,7 @@ def functor_parameter(g: Generator, scope: Scope) -> Call:
 
 
 def empty_functor_parameter(g: Generator, scope: Scope) -> Call:
-    """A functor without members as a parameter: one byte."""
+    """A functor without members as a parameter, which takes one byte."""
     name, body = functor(g, scope)
     return Call(
         called("x = f(x, e);", body), "template <class F>", name, ", F f, unsigned", [Argument(b"\0", 1), _word(7)]
@@ -201,7 +202,7 @@ def pack_argument(g: Generator, scope: Scope) -> Call:
 
 
 def number_argument(g: Generator, scope: Scope) -> Call:
-    """Numbers as template arguments, known in the kernel's own body."""
+    """Numbers as template arguments, used in the kernel's own body."""
     k, number = g.name("K"), g.rng.randrange(1, 50)
     inner = replace(scope, names=(*scope.names, k), uniform=scope.uniform | {k})
     body, flag = g.body(inner), g.flip()
@@ -236,7 +237,7 @@ def parameters_of_operation(g: Generator, scope: Scope) -> Call:
 
 
 def traits_argument(g: Generator, scope: Scope) -> Call:
-    """A specialisation chosen by a tag."""
+    """A template specialisation selected by a tag."""
     body, name = g.body(g.inside(scope)), g.name("Traits")
     g.declare(
         f"template <class T> struct {name};\ntemplate <> struct {name}<double> {{ struct Kernel {{ "
@@ -256,9 +257,9 @@ SHELLS: dict[str, Shell] = {
 
 
 def early_return(g: Generator, scope: Scope) -> Step:
-    """Some threads write their result and leave the kernel; rank 0 stays."""
+    """Some threads write their result and return from the kernel; rank 0 does not."""
     condition, mark = modulo(g.expr(scope), g.rng.choice((2, 3, 5))), g.rng.getrandbits(32)
-    if g.flip(0.3):  # whole warps leave
+    if g.flip(0.3):  # whole warps return
         condition = Expr(
             "(rank() >= (threads() + 1u) / 2u)", lambda m, v: (m.rank >= (m.threads + 1) // 2) * np.uint32(1)
         )
@@ -272,7 +273,7 @@ def early_return(g: Generator, scope: Scope) -> Step:
 
 
 def last_block(g: Generator) -> Step:
-    """The block that comes last sums up what all blocks have written."""
+    """The block that finishes last sums the results of all blocks."""
     counter, partial = g.region(), g.region()
     assert counter is not None and partial is not None
     g.zeroed.append((counter, 8))
@@ -368,7 +369,7 @@ def _finished(g: Generator, call: Call, body: Step) -> Kernel:
         included.append("namespace cg = cooperative_groups;")
     blocks = WHOLE_BLOCKS if g.whole_warps else BLOCKS
     shapes = [(g.rng.choice(GRIDS), g.rng.choice(blocks)) for _ in range(3)]
-    if g.whole_warps:  # a grid's barrier and tiles alike
+    if g.whole_warps:  # for the barrier of a grid as well as for tiles
         g.tags.append("whole_warps")
     return Kernel(
         name=path,

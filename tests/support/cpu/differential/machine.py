@@ -1,7 +1,7 @@
 """Lock-step reference machine: the state of all threads of a launch as NumPy arrays of shape (blocks, threads).
 
-Covers the geometry, the mask of active threads, global memory and the views by warp; not the meaning of any step, which
-each step brings itself.
+Covers the geometry, the mask of active threads, global memory and the views by warp; not the meaning of steps, which
+each step implements itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Values = dict[str, U32]
 """The variables in scope of a body: `x` and the names that it captured or declared."""
 
 CELLS = 1024
-"""Words of global memory for atomics. Scratch memory of one word for each thread follows them."""
+"""Number of words of global memory for atomics. Scratch memory of one word for each thread follows them."""
 
 
 class Machine:
@@ -56,32 +56,32 @@ class Machine:
         }
 
     def full(self, value: int) -> U32:
-        """Returns a word that every thread sees."""
+        """Returns an array with the same word in every thread."""
         return np.full(self.shape, value & 0xFFFFFFFF, np.uint32)
 
     def assign(self, values: Values, name: str, new: U32) -> None:
-        """Stores `new` in the active threads."""
+        """Stores `new` in the variable `name` of the active threads."""
         old = values.get(name)
         values[name] = new if old is None else np.where(self.active, new, old)
 
     def per_block(self, results: list[int]) -> U32:
-        """Returns one word for each block, seen by its threads."""
+        """Returns one word for each block, repeated in all of its threads."""
         column = np.array([result & 0xFFFFFFFF for result in results], np.uint32)[:, None]
         return np.broadcast_to(column, self.shape).copy()
 
     def warps(self, values: np.ndarray) -> np.ndarray:
-        """The array by warp: shape (blocks, warps, 32); lanes that do not exist hold 0."""
+        """Returns the array by warp, with shape (blocks, warps, 32); lanes that do not exist hold 0."""
         count = -(-self.threads // 32)
         padded = np.zeros((self.blocks, count * 32), values.dtype)
         padded[:, : self.threads] = values
         return padded.reshape(self.blocks, count, 32)
 
     def by_thread(self, lanes: np.ndarray) -> np.ndarray:
-        """The inverse of `warps`."""
+        """Returns the array by thread: the inverse of `warps`."""
         return lanes.reshape(self.blocks, -1)[:, : self.threads].copy()
 
     def each_warp(self) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-        """Index of the active threads of each warp that has any: (block, ranks, warp) as index arrays, and its mask."""
+        """Yields the active threads of each warp that has any: (block, ranks, warp) as index arrays, and the mask."""
         for block in range(self.blocks):
             for first in range(0, self.threads, 32):
                 ranks = first + np.flatnonzero(self.active[block, first : first + 32])
@@ -90,16 +90,16 @@ class Machine:
                     yield np.full(len(ranks), block), ranks, mask
 
     def mask(self) -> U32:
-        """The mask of active lanes of each thread's warp."""
+        """Returns for each thread the mask of the active lanes of its warp."""
         return self.ballot(np.ones(self.shape, bool))
 
     def ballot(self, predicate: np.ndarray) -> U32:
-        """The lanes among the active ones where `predicate` holds, as each thread of the warp sees them."""
+        """Returns for each thread the mask of the active lanes of its warp in which `predicate` holds."""
         lanes = self.warps(predicate & self.active).astype(np.uint64)
         masks = (lanes << np.arange(32, dtype=np.uint64)).sum(axis=2).astype(np.uint32)
         return self.by_thread(np.repeat(masks[:, :, None], 32, axis=2))
 
     @property
     def scratch(self) -> U32:
-        """Returns a view of one word of global memory for each thread."""
+        """Returns a view of the scratch memory: one word of global memory for each thread."""
         return self.cells[CELLS : CELLS + self.blocks * self.threads].reshape(self.shape)

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 PACKAGE = "nvidia-cuda-nvrtc"
 GENERIC_LAMBDAS = "-default-device"
-"""The option without which NVRTC 12 takes each generic lambda of a device function for a host function."""
+"""The option without which NVRTC 12 treats each generic lambda of a device function as a host function."""
 
 
 def _places() -> list[Path]:
-    """Folders of the packages with the namespace `nvidia`."""
+    """Returns the folders of the packages in the namespace `nvidia`."""
     spec = importlib.util.find_spec("nvidia")
     return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The newest NVRTC of the installed packages; None where there is none."""
+    """Loads the newest NVRTC of the installed packages; returns None if no package contains one."""
     found = [path for place in _places() for path in place.glob("*/lib/libnvrtc.so.*")]
     for path in sorted(found, key=lambda path: int(path.name.rpartition(".")[2]), reverse=True):
         for part in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
@@ -38,7 +38,7 @@ def library() -> ctypes.CDLL | None:
 
 @functools.cache
 def version() -> tuple[int, int]:
-    """NVRTC's version."""
+    """Returns NVRTC's version as (major, minor)."""
     nvrtc, major, minor = library(), ctypes.c_int(), ctypes.c_int()
     assert nvrtc is not None
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
@@ -47,9 +47,9 @@ def version() -> tuple[int, int]:
 
 @functools.cache
 def toolkit() -> tuple[str, ...]:
-    """Folders of the toolkit's own headers, for the sources that include some; empty where there are none.
+    """Returns the folders of the toolkit's headers, for sources that include them; empty if there are none.
 
-    The headers must be of NVRTC's major version: those of another one need not compile.
+    The headers must have NVRTC's major version: headers of another version need not compile.
     """
     major, _ = version()
     folders = [place / part / "include" for place in _places() for part in (f"cu{major}", "cuda_runtime")]
@@ -72,7 +72,7 @@ def _is_of(folder: Path, major: int) -> bool:
 
 
 def complaint(program: Program, kernels: Collection[Kernel], architecture: str) -> str:
-    """The compiler's complaint about these kernels of a program; empty if they compile."""
+    """Returns the compiler's error message for these kernels of a program; empty if they compile."""
     options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-I{folder}" for folder in toolkit())]
     if version() < (13, 0):
         options.append(GENERIC_LAMBDAS)
@@ -82,7 +82,7 @@ def complaint(program: Program, kernels: Collection[Kernel], architecture: str) 
 def compile_source(
     source: str, options: Sequence[str], names: Sequence[str] = (), headers: Mapping[str, str] | None = None
 ) -> str:
-    """The compiler's complaint about a source; empty if it compiles and has all the names."""
+    """Returns the compiler's error message for a source; empty if it compiles and defines all the names."""
     nvrtc, given = library(), dict(headers or {})
     assert nvrtc is not None
     program, count = ctypes.c_void_p(), len(given)

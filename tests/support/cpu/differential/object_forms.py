@@ -29,7 +29,7 @@ def functor(
     steps: int | None = None,
     call: str = "operator()",
 ) -> tuple[str, Step]:
-    """A class with a call operator, or with a function of another name: its name and the body."""
+    """Declares a class with a call operator, or with a function of another name; returns its name and the body."""
     body, name = g.body(g.inside(scope, captures), steps), g.name("op")
     before = g.rng.choice(("", "__forceinline__ ", "inline ", "__noinline__ "))
     g.declare(
@@ -77,7 +77,7 @@ def functor_argument(g: Generator, scope: Scope) -> Step:
 
 @form()
 def holder(g: Generator, scope: Scope) -> Step:
-    """A class template that holds a functor, given or by default, directly or under an alias."""
+    """A class template that holds a functor, given explicitly or by default, directly or through an alias."""
     name, body = functor(g, scope)
     hold, alias = g.name("Hold"), g.name("Alias")
     default, kind = g.flip(), g.rng.randrange(3)
@@ -202,7 +202,7 @@ def virtual_call(g: Generator, scope: Scope) -> Step:
 
 @form()
 def virtual_in_base(g: Generator, scope: Scope) -> Step:
-    """A virtual function reached from a function of the base class, through a reference."""
+    """A virtual function called through a reference from a function of the base class."""
     base, name, body = g.name("Base"), g.name("Real"), g.body(g.inside(scope), 1)
     g.declare(
         f"struct {base} {{ __device__ unsigned outer({SIGNATURE}) {{ return inner(x, e); }}\n"
@@ -215,7 +215,7 @@ def virtual_in_base(g: Generator, scope: Scope) -> Step:
 
 @form()
 def returned_object(g: Generator, scope: Scope) -> Step:
-    """An object from a function whose type the caller does not name."""
+    """An object returned by a function, whose type the caller does not name."""
     captures, make, local = g.captures(scope), g.name("make"), g.name("f")
     name, body = functor(g, scope, captures)
     given = ", ".join(f"unsigned {c.name}" for c in captures)
@@ -308,7 +308,7 @@ def member_pointer(g: Generator, scope: Scope) -> Step:
 
 @form()
 def global_object(g: Generator, scope: Scope) -> Step:
-    """An object in device or constant memory with functions."""
+    """An object with member functions in device or constant memory."""
     value = g.rng.getrandbits(32)
     capture = Capture(g.name("k"), expressions.constant(value), True)
     name, body = functor(g, scope, [capture], call="run")
@@ -319,7 +319,7 @@ def global_object(g: Generator, scope: Scope) -> Step:
 
 @form(bodies=2)
 def constructor(g: Generator, scope: Scope) -> Step:
-    """A constructor and a destructor that read the indices and meet the other threads."""
+    """A constructor and a destructor that read the indices and synchronise with the other threads."""
     name = g.name("Guard")
     first, last = g.body(g.inside(scope), 1), g.body(g.inside(scope), 1)
     middle = g.body(replace(scope, depth=scope.depth + 1), 1)
@@ -352,7 +352,7 @@ def member_initialiser(g: Generator, scope: Scope) -> Step:
 
 @form()
 def operators(g: Generator, scope: Scope) -> Step:
-    """Overloaded operators and conversions: no function is named where they are called."""
+    """Overloaded operators and conversions: the call does not name a function."""
     captures = g.captures(scope)
     body, name = g.body(g.inside(scope, captures), 1), g.name("Num")
     kind = g.rng.choice(("<<", "+", "[]", "->", "convert", ","))
@@ -388,7 +388,7 @@ def operators(g: Generator, scope: Scope) -> Step:
 
 @form()
 def recursive_functor(g: Generator, scope: Scope) -> Step:
-    """A functor that calls itself, or its next instantiation."""
+    """A functor that calls itself, or the next instantiation of its template."""
     name, rounds, k = g.name("Down"), g.rng.randint(1, 2), g.name("k")
     depths = [Capture(k, expressions.constant(each), True) for each in range(rounds, 0, -1)]
     g.shared_left -= 4
@@ -411,7 +411,7 @@ def recursive_functor(g: Generator, scope: Scope) -> Step:
 
 @form()
 def from_header(g: Generator, scope: Scope) -> Step:
-    """A functor, and all that it calls, from a header that is sent along."""
+    """A functor, with everything that it calls, in a header that is sent with the source."""
     outer, g.declarations = g.declarations, []
     name, body = functor(g, scope)
     text, g.declarations = "\n".join(g.declarations), outer

@@ -1,4 +1,4 @@
-"""Steps of one thread on its own: arithmetic of other types, local memory, atomics on global memory, control flow."""
+"""Steps of single threads: arithmetic of other types, local memory, atomics on global memory, control flow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ U64 = np.uint64
 
 @step(LANE)
 def declare(g: Generator, scope: Scope) -> Step:
-    """A variable, used at once; wrong indices show in it."""
+    """A variable whose value changes `x` at once, so that wrong indices change the result."""
     name, value = g.name("t"), g.expr(scope)
 
     def run(m: Machine, v: Values) -> None:
@@ -55,7 +55,8 @@ def wide(g: Generator, scope: Scope) -> Step:
 
 @step(LANE)
 def floats(g: Generator, scope: Scope) -> Step:
-    """float and double with values that both represent exactly, so that no rounding or contraction shows."""
+    """float and double arithmetic on values that both types represent exactly, so that rounding and contraction have no
+    effect."""
     value, kind, name = g.expr(scope), g.rng.choice(("float", "double")), g.name("f")
     suffix = "f" if kind == "float" else ""
     text = (
@@ -115,14 +116,14 @@ ATOMICS: dict[str, tuple[str, Update]] = {
 
 @step(LANE)
 def global_atomic(g: Generator, scope: Scope) -> Step:
-    """An atomic operation on cells that no other step touches."""
+    """An atomic operation on cells that no other step uses."""
     first = g.region()
     if first is None:
         return g.assign(scope)
     call, update = ATOMICS[g.pick("atomic", tuple(ATOMICS))]
     at, value = modulo(g.expr(scope), REGION), g.expr(scope)
     text = call.format(f"e.cells[{first}u + {at.text}]", unsigned(value))
-    if text.startswith("{"):  # a loop: the cell and the value are computed once
+    if text.startswith("{"):  # a loop: the cell and the value are computed once, before it
         name = g.name("p")
         text = (
             f"{{ unsigned* {name} = e.cells + {first}u + {at.text}; const unsigned {name}_v = {value.text}; "
@@ -169,14 +170,14 @@ def wide_atomic(g: Generator, scope: Scope) -> Step:
 
 @step(LANE)
 def divergent_if(g: Generator, scope: Scope) -> Step:
-    """A condition on which threads of a warp disagree."""
+    """A condition that differs between threads of a warp."""
     condition = modulo(g.expr(scope), g.rng.choice((2, 3)))
     alone = replace(scope, level=LANE, mask="")
     return branches(condition.text, condition.truth, g.body(alone, 1), g.body(alone, 1) if g.flip() else None)
 
 
 def branches(text: str, condition: Callable[[Machine, Values], np.ndarray], yes: Step, no: Step | None = None) -> Step:
-    """`if` and `else` around bodies that see the variables around them."""
+    """Returns `if` and `else` around bodies that can use the variables of the enclosing function."""
     whole = f"if ({text}) {{\n{yes.text}\n}}"
     then, otherwise = nested("", yes), nested("", no) if no else None
     if no:
@@ -194,7 +195,8 @@ def branches(text: str, condition: Callable[[Machine, Values], np.ndarray], yes:
 
 
 def loop(g: Generator, scope: Scope, count: str, rounds: Callable[[Machine, Values], np.ndarray], even: bool) -> Step:
-    """`for` around a body; `count` is evaluated once, before it. `even`: the loop variable is uniform in the block."""
+    """Returns `for` around a body; `count` is evaluated once, before the loop. `even`: the loop variable has the same
+    value in all threads of the block."""
     name = g.name("i")
     inner = replace(
         scope,
@@ -220,7 +222,7 @@ def loop(g: Generator, scope: Scope, count: str, rounds: Callable[[Machine, Valu
 
 @step(LANE)
 def divergent_loop(g: Generator, scope: Scope) -> Step:
-    """A loop of as many rounds as each thread wants."""
+    """A loop whose number of rounds differs between threads."""
     rounds = modulo(g.expr(scope), 3)
     return loop(g, replace(scope, level=LANE, mask=""), rounds.text, rounds.value, False)
 
@@ -247,7 +249,7 @@ def switched(g: Generator, scope: Scope) -> Step:
 
 @step(LANE)
 def short_circuit(g: Generator, scope: Scope) -> Step:
-    """Effects in the operands of `&&`, `||` and the conditional operator."""
+    """Side effects in the operands of `&&`, `||` and the conditional operator."""
     first, second = modulo(g.expr(scope), 2), modulo(g.expr(scope, 1), 3)
     name = g.name("hit")
     text = (
@@ -267,32 +269,34 @@ def short_circuit(g: Generator, scope: Scope) -> Step:
 
 @step(BLOCK)
 def uniform_if(g: Generator, scope: Scope) -> Step:
-    """A condition with one value in the block: barriers within are reached by all threads or by none."""
+    """A condition that has the same value in all threads of a block: barriers inside are reached by all threads or by
+    none."""
     condition = modulo(g.uniform(scope), 2)
     return branches(condition.text, condition.truth, g.body(scope), g.body(scope, 1) if g.flip() else None)
 
 
 @step(BLOCK)
 def always_true(g: Generator, scope: Scope) -> Step:
-    """A condition on the thread that all threads take, as in `if (i < n)` where n covers the grid."""
+    """A condition that depends on the thread but is true in all of them, like `if (i < n)` if n covers the grid."""
     text = g.rng.choice(("threadIdx.x < blockDim.x", "rank() < threads()", "lane() < 32u", "(x | 1u) != 0u"))
     return branches(text, lambda m, v: np.ones(m.shape, bool), g.body(scope))
 
 
 @step(BLOCK)
 def uniform_loop(g: Generator, scope: Scope) -> Step:
-    """A loop whose rounds all threads of the block take."""
+    """A loop with the same number of rounds in all threads of the block."""
     if scope.loops > 1:
         return uniform_if(g, scope)
     rounds = modulo(g.uniform(scope), 3)
-    plus = binary("add", rounds, modulo(X, 1))  # the compiler cannot see that the rounds are uniform
+    # adds 0 in such a way that the compiler cannot see that the number of rounds is uniform
+    plus = binary("add", rounds, modulo(X, 1))
     chosen = plus if g.flip() else rounds
     return loop(g, scope, chosen.text, rounds.value, True)
 
 
 @step(WARP)
 def warp_if(g: Generator, scope: Scope) -> Step:
-    """A condition with one value in the warp."""
+    """A condition that has the same value in all threads of a warp."""
     inner = replace(scope, level=WARP)
     parity = g.rng.randint(0, 1)
     yes, no = g.body(inner, 1), g.body(inner, 1) if g.flip() else None
@@ -303,7 +307,7 @@ def warp_if(g: Generator, scope: Scope) -> Step:
 
 @step(WARP)
 def mask_if(g: Generator, scope: Scope) -> Step:
-    """Branches whose lanes meet under the mask of those that took it."""
+    """Branches in which lanes synchronise under the mask of the lanes that took the branch."""
     predicate, name = modulo(g.expr(scope), 3), g.name("mask")
     names = (*scope.names, name)
     taken = replace(scope, level=WARP, mask=name, names=names)

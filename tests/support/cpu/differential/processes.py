@@ -1,4 +1,5 @@
-"""Runs of a program on the CPU backend, each kernel in a process forked for it, so that none takes others with it."""
+"""Runs a program on the CPU backend, each kernel in a process forked for it, so that a crash affects no other
+kernel."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ from tests.support.cpu.differential.programs import Launch, Program
 from tests.support.cpu.kernels import pack
 
 LIMIT_S = 60
-"""Seconds after which a kernel's process is ended: it hangs."""
+"""Seconds after which the process of a kernel is killed because it hangs."""
 
 
 def check(program: Program) -> list[Failure]:
-    """The program's kernels that are wrong on the CPU backend."""
+    """Returns the program's kernels that are wrong on the CPU backend."""
     names = program.name_expressions()
     try:
         image = compile_source(find_toolchain(), program.source(), (), names, program.headers)
@@ -36,7 +37,7 @@ def check(program: Program) -> list[Failure]:
 
 
 def _one_by_one(program: Program, refusal: Refusal) -> list[Failure]:
-    """Returns the failures of the kernels, each compiled in a separate source, for the one that does not compile."""
+    """Compiles each kernel in a separate source, to find the kernel that does not compile; returns the failures."""
     failures = []
     for kernel in program.kernels:
         names = program.name_expressions([kernel])
@@ -83,7 +84,7 @@ def _checked(program: Program, kernel: Kernel, image: bytes) -> Iterator[Failure
 
 
 def _forked(image: bytes, launches: list[Launch], results: list[tuple[np.ndarray, np.ndarray]]) -> str:
-    """Runs the launches in a process of their own. Returns how that ended, if not well."""
+    """Runs the launches in a forked process. Returns a description of how the process failed; empty if it succeeded."""
     with tempfile.TemporaryFile() as said:
         sys.stdout.flush()
         child = os.fork()
@@ -111,7 +112,7 @@ def _forked(image: bytes, launches: list[Launch], results: list[tuple[np.ndarray
 
 
 def run(module: CpuModule, launch: Launch, out: np.ndarray, cells: np.ndarray) -> None:
-    """Launches on the CPU backend, without a daemon."""
+    """Runs a launch on the CPU backend, without a daemon."""
     further = [(argument.data, argument.align) for argument in launch.kernel.arguments]
     parameters = pack(launch.data, out, cells, np.uint32(launch.scalar), *further)
     function = module.function(launch.kernel.name)

@@ -1,4 +1,4 @@
-"""Random programs: the source of several kernels, and what each launch must leave in memory."""
+"""Random programs: the source of several kernels, and the memory contents expected after each launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# The modules of steps and forms register what they define.
+# The modules of steps and forms register their functions when they are imported.
 from tests.support.cpu.differential import block_steps, function_forms, object_forms, tile_steps, warp_steps
 from tests.support.cpu.differential.generator import MAX_THREADS, Bag, Generator
 from tests.support.cpu.differential.kernels import Kernel, Shape, draw
@@ -17,7 +17,7 @@ from tests.support.cpu.differential.machine import CELLS
 REGISTERED = (block_steps, function_forms, object_forms, tile_steps, warp_steps)
 
 SCRATCH = 1024
-"""Threads of a grid at most."""
+"""Maximum number of threads of a grid."""
 
 PRELUDE = f"""\
 struct Env {{ const unsigned* in; unsigned* cells; unsigned n; }};
@@ -39,7 +39,7 @@ struct Here {{ __device__ operator unsigned() const {{ return threadIdx.x * 3u +
 
 @dataclass
 class Launch:
-    """A launch of a kernel: its geometry, the memory before it, and the memory that it must leave."""
+    """A launch of a kernel: its geometry, the memory before it, and the memory expected after it."""
 
     kernel: Kernel
     grid: Shape
@@ -54,16 +54,17 @@ class Launch:
 
     @property
     def shared(self) -> int:
-        """Bytes of dynamic shared memory."""
+        """Size of the dynamic shared memory in bytes."""
         return 4 * int(np.prod(self.block)) if self.kernel.dynamic_shared else 0
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
-        """The results of the threads, and the cells, after the launch."""
+        """Returns the expected results of the threads, and the expected cells."""
         m = self.kernel.reference(self.grid, self.block, self.data, self.cells, self.scalar)
         return m.out.reshape(-1), m.cells
 
     def compare(self, out: np.ndarray, cells: np.ndarray) -> str:
-        """The first differences between this memory and the expected one; empty if there are none."""
+        """Returns a description of the first differences between this memory and the expected memory; empty if they are
+        equal."""
         lines = []
         expected_out, expected_cells = self.expected()
         wrong = np.flatnonzero(out != expected_out)
@@ -85,19 +86,20 @@ class Launch:
 
 @dataclass
 class Program:
-    """The kernels that one seed gives, in one source."""
+    """The kernels drawn from one seed, in one source."""
 
     seed: int
     kernels: list[Kernel]
     launches: list[Launch]
 
     def source(self, kernels: Collection[Kernel] | None = None) -> str:
-        """The source, with all kernels or with some of them."""
+        """Returns the source, with all kernels or only the given ones."""
         chosen = self.kernels if kernels is None else kernels
         return "\n".join([PRELUDE, *(f"// ---- {each.name}\n{each.text}" for each in chosen), ""])
 
     def name_expressions(self, kernels: Collection[Kernel] | None = None) -> list[str]:
-        """The names of all kernels, or of some, that a compiler has to be asked for."""
+        """Returns the C++ name expressions, of all kernels or only the given ones, that have to be passed to the
+        compiler."""
         return [each.name for each in (self.kernels if kernels is None else kernels) if each.is_expression]
 
     @property
@@ -105,12 +107,12 @@ class Program:
         return {name: text for kernel in self.kernels for name, text in kernel.headers.items()}
 
     def of(self, kernel: Kernel) -> list[Launch]:
-        """The launches of a kernel."""
+        """Returns the launches of a kernel."""
         return [launch for launch in self.launches if launch.kernel is kernel]
 
 
 def program(seed: int, count: int = 24, choose: Callable[[Kernel], bool] = lambda kernel: True) -> Program:
-    """The program of a seed. `choose`: leaves out kernels, which does not change the others."""
+    """Returns the program of a seed. `choose` selects kernels; leaving out a kernel does not change the others."""
     rng = random.Random(f"program {seed}")
     kinds, shells = Bag(rng), Bag(rng)
     kernels, launches = [], []

@@ -1,6 +1,6 @@
 """Steps of cooperative groups: nested tiles, partitions of tiles, the block as a group.
 
-They need blocks of whole warps, since a group is made of all threads of its parent.
+They require blocks of whole warps, because every lane of a tile must exist.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ REDUCE = "cooperative_groups/reduce.h"
 SCAN = "cooperative_groups/scan.h"
 
 Groups = Callable[[Machine, Values], Iterator[tuple[int, np.ndarray]]]
-"""The groups at a place: block and ranks of the members, in the order of their ranks within the group."""
+"""The groups at a place: the block and the ranks in it of the members of each group, in the order of their ranks within
+the group."""
 
 
 @dataclass
 class Group:
-    """A group as a variable: its name in the text, and who belongs to it."""
+    """A group in a variable: its name in the text, and its members."""
 
     name: str
     members: Groups
     size: int = 0
-    """The number of members where it is a constant."""
+    """The number of members if it is a constant, otherwise 0."""
 
     def each(self, function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
-        """A function of a group's values, and of its members' ranks within it, applied to all groups."""
+        """Applies a function of a group's values and of its members' ranks within it to all groups."""
 
         def run(m: Machine, v: Values, values: np.ndarray) -> np.ndarray:
             result = m.full(0)
@@ -58,7 +59,7 @@ def tile(name: str, size: int) -> Group:
 
 @step(BLOCK, after_return=False, whole_warps=True, header=HEADER)
 def nested_tiles(g: Generator, scope: Scope) -> Step:
-    """Tiles of tiles, each with its place in its parent, and an operation in the innermost."""
+    """Tiles of tiles, each with its index in its parent, and an operation in the innermost tile."""
     sizes = sorted(g.rng.sample((1, 2, 4, 8, 16, 32), g.rng.randint(1, 3)), reverse=True)
     names, lines = [g.name("tile") for _ in sizes], []
     parent = "cg::this_thread_block()"
@@ -89,7 +90,7 @@ def nested_tiles(g: Generator, scope: Scope) -> Step:
 
 
 def operations(g: Generator, scope: Scope, group: Group) -> Step:
-    """Two operations of a group, directly or in a function template that takes any group."""
+    """Two operations of a group, executed directly or in a function template that accepts any group."""
     made = [g.pick("tile operation", _OPERATIONS)(g, scope, group) for _ in range(2)]
     if g.flip(0.4) and not scope.names:
         name = g.name("with")
@@ -216,7 +217,7 @@ _OPERATIONS: tuple[Callable[[Generator, Scope, Group], Step], ...] = (_shuffle, 
 
 @step(BLOCK, after_return=False, whole_warps=True, header=HEADER)
 def partition(g: Generator, scope: Scope) -> Step:
-    """`binary_partition` and `labeled_partition` of a tile, and what the parts compute."""
+    """`binary_partition` and `labeled_partition` of a tile, and the results that the parts compute."""
     size, labels = g.rng.choice((4, 8, 16, 32)), g.rng.choice((2, 2, 3, 4))
     label, value, name = modulo(g.expr(scope), labels), g.mixed(scope), g.name("part")
     tag = Expr(f"{name}_l", label.value)
@@ -250,7 +251,7 @@ def partition(g: Generator, scope: Scope) -> Step:
     def counted(m: Machine, v: Values) -> np.ndarray:
         result, tags = m.full(0), v["tags"]
         for block, ranks in tile("", size).members(m, v):
-            order = list(dict.fromkeys(tags[block, ranks].tolist()))  # by the first lane that has it
+            order = list(dict.fromkeys(tags[block, ranks].tolist()))  # ordered by the first lane that has the label
             for each in order:
                 place = int(each != 0 and len(order) == 2) if binary else order.index(each)
                 result[block, ranks[tags[block, ranks] == each]] = np.uint32(4096 * place + 65536 * len(order))
@@ -274,7 +275,7 @@ def partition(g: Generator, scope: Scope) -> Step:
 
 @step(BLOCK, after_return=False, whole_warps=True, header=HEADER, shared=1)
 def block_group(g: Generator, scope: Scope) -> Step:
-    """The block as a group, taken by a function that takes any group."""
+    """The block as a group, passed to a function that accepts any group."""
     name, value = g.name("meet"), g.mixed(scope)
     g.declare(
         f"template <class G> __device__ unsigned {name}(const G& group, unsigned mine) {{\n"

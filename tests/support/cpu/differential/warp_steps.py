@@ -1,4 +1,4 @@
-"""Steps in which the lanes of a warp meet: shuffles, votes, matches, reductions, exchange under `__syncwarp`."""
+"""Steps in which the lanes of a warp synchronise: shuffles, votes, matches, reductions, exchange under `__syncwarp`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FULL = "0xffffffffu"
 
 
 def exact_mask(g: Generator, scope: Scope) -> tuple[str, str]:
-    """A declaration, and the name of exactly the lanes that are here."""
+    """Returns a declaration, and the name of a mask of exactly the active lanes."""
     if scope.mask:
         return "", scope.mask
     name = g.name("m")
@@ -25,12 +25,12 @@ def exact_mask(g: Generator, scope: Scope) -> tuple[str, str]:
 
 
 def loose_mask(g: Generator, scope: Scope, exact: str) -> str:
-    """A mask that may name lanes that have returned or do not exist: such lanes do not count."""
+    """Returns a mask that may include lanes that have returned or do not exist: such lanes are ignored."""
     return exact if scope.mask or g.flip() else FULL
 
 
 def shuffled(m: Machine, values: np.ndarray, source: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
-    """The value of lane `source` of each thread's warp, where that lane is active, else `otherwise`."""
+    """Returns for each thread the value of lane `source` of its warp if that lane is active, else `otherwise`."""
     lanes, active = m.warps(values), m.warps(m.active)
     places = m.warps(source).astype(int)
     got = np.take_along_axis(lanes, places, axis=2)
@@ -55,7 +55,8 @@ def shuffle(g: Generator, scope: Scope) -> Step:
 
 
 def _shuffle(g: Generator, scope: Scope) -> Step:
-    """The four shuffles, in tiles of 2 to 32 lanes. A source that is not here is undefined, so its value is dropped."""
+    """The four shuffles, in tiles of 2 to 32 lanes. The value from an inactive source lane is undefined, so it is
+    dropped."""
     declared, mask = exact_mask(g, scope)
     width = g.pick("width", (2, 4, 8, 16, 32, 32))
     value, name = g.mixed(scope), g.name("y")
@@ -84,7 +85,7 @@ Source = Callable[[Machine, Values, np.ndarray], np.ndarray]
 
 
 def _source(g: Generator, scope: Scope, width: int) -> tuple[tuple[str, str], str, Source]:
-    """A shuffle's name and argument, and the lane that it reads, by the definition of PTX."""
+    """Returns a shuffle's name and argument, and the lane that it reads according to the PTX definition."""
     kind = g.pick("shuffle", ("", "_up", "_down", "_xor"))
     name, last = f"__shfl{kind}_sync", width - 1
     if kind == "":
@@ -108,7 +109,7 @@ def _source(g: Generator, scope: Scope, width: int) -> tuple[tuple[str, str], st
             f"(lane() & {last}u) + {delta}u <= {last}u ? lane() + {delta}u : lane()",
             lambda m, v, lane: np.where((lane & np.uint32(last)) + delta <= last, lane + np.uint32(delta), lane),
         )
-    delta = g.rng.randint(1, 31)  # above the width, only lanes of earlier tiles can be read
+    delta = g.rng.randint(1, 31)  # with a delta above the width, a lane could only read lanes of earlier tiles
     return (
         (name, str(delta)),
         f"(lane() ^ {delta}u) <= (lane() | {last}u) ? lane() ^ {delta}u : lane()",
@@ -192,7 +193,7 @@ _REDUCTIONS: dict[str, tuple[str, Callable[[int, int], int]]] = {
 
 
 def by_warp(m: Machine, values: np.ndarray, combine: Callable[[int, int], int]) -> np.ndarray:
-    """The values of the active lanes of each warp, combined."""
+    """Returns for each thread the values of the active lanes of its warp, combined by `combine`."""
     result = m.full(0)
     for block, ranks, _ in m.each_warp():
         result[block, ranks] = np.uint32(functools.reduce(combine, values[block, ranks].tolist()) & 0xFFFFFFFF)
@@ -225,7 +226,7 @@ def _reduce_sync(g: Generator, scope: Scope) -> Step:
 
 @step(WARP)
 def butterfly(g: Generator, scope: Scope) -> Step:
-    """The usual loop over `__shfl_xor_sync` or `__shfl_down_sync`, with lanes that are not here left out."""
+    """The usual loop over `__shfl_xor_sync` or `__shfl_down_sync`, in which inactive lanes are left out."""
     declared, mask = exact_mask(g, scope)
     value, name = g.mixed(scope), g.name("s")
     text = (
@@ -247,7 +248,7 @@ def butterfly(g: Generator, scope: Scope) -> Step:
 
 @step(WARP)
 def warp_scan(g: Generator, scope: Scope) -> Step:
-    """An inclusive sum over the lanes that are here, with `__shfl_up_sync`."""
+    """An inclusive sum over the active lanes with `__shfl_up_sync`."""
     declared, mask = exact_mask(g, scope)
     value, name = g.mixed(scope), g.name("s")
     text = (
@@ -271,7 +272,7 @@ def warp_scan(g: Generator, scope: Scope) -> Step:
 
 @step(WARP, shared=1)
 def warp_exchange(g: Generator, scope: Scope) -> Step:
-    """Exchange through shared memory between lanes that meet at `__syncwarp`."""
+    """Exchange through shared memory between lanes that synchronise at `__syncwarp`."""
     declared, mask = exact_mask(g, scope)
     value, other, name = g.mixed(scope), modulo(g.expr(scope, 1), 32), g.name("line")
     meeting = f"__syncwarp({loose_mask(g, scope, mask)});"
@@ -291,7 +292,7 @@ def warp_exchange(g: Generator, scope: Scope) -> Step:
 
 @step(WARP)
 def aggregated_atomic(g: Generator, scope: Scope) -> Step:
-    """An atomic for all lanes with the same key, done by the first of them."""
+    """A single atomic operation for all lanes with the same key, executed by the first of them."""
     first = g.region()
     if first is None:
         return vote(g, scope)
@@ -316,13 +317,13 @@ def aggregated_atomic(g: Generator, scope: Scope) -> Step:
 
 
 def first_lane(mask: str) -> str:
-    """The lowest lane of a mask."""
+    """Returns the expression for the lowest lane of a mask."""
     return f"((unsigned)__ffs((int){mask}) - 1u)"
 
 
 @step(WARP)
 def broadcast(g: Generator, scope: Scope) -> Step:
-    """The value of the first lane that is here, as after an election."""
+    """The value of the first active lane, as after an election."""
     declared, mask = exact_mask(g, scope)
     value: Expr = g.mixed(scope)
     text = f"{{ {declared}x ^= __shfl_sync({mask}, {unsigned(value)}, (int){first_lane(mask)}); }}"

@@ -1,6 +1,6 @@
-"""Has the CPU backend load code as CUDA does: only while no kernel of the process runs.
+"""Makes the CPU backend load code as CUDA does: only while no kernel of the process runs.
 
-For a daemon that is started with this folder in PYTHONPATH. Nothing is imported before its time.
+Used by a daemon that is started with this folder in PYTHONPATH. No module is imported earlier than without it.
 """
 
 from __future__ import annotations

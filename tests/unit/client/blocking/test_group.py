@@ -278,22 +278,22 @@ def test_a_batch_that_fails_presents_nothing(daemon: GroupDaemon, node: hearth.N
     with pytest.raises(KeyError), turned.batch():
         turned.all_reduce(arrays)
         raise KeyError
-    refused("rank 0 sends to rank 1 1 times", lambda: turned.send(arrays[0], to=1))
-    refused("rank 2 sends to rank 1 0 times", lambda: turned.recv(arrays[1], source=2))
+    refused("1 sends from rank 0 to rank 1, but 0 matching", lambda: turned.send(arrays[0], to=1))
+    refused("0 sends from rank 2 to rank 1, but 1 matching", lambda: turned.recv(arrays[1], source=2))
     refused(
-        "sends to rank 1 12 of float32, which receives 6",
+        "to rank 1 in the batch has 12 elements of float32, but the matching receive has 6",
         lambda: (turned.send(arrays[0], to=1), turned.recv(arrays[1][:3], source=0)),
     )
     refused("same memory", lambda: (turned.all_reduce(arrays), turned.all_reduce(arrays)))
-    refused("timeout is 3 s inside a batch", lambda: turned.all_reduce(arrays, timeout=3))
-    refused("open here already", turned.batch)
+    refused("timeout is 3 s for an operation inside a batch", lambda: turned.all_reduce(arrays, timeout=3))
+    refused("already open here", turned.batch)
 
     def other_stream() -> None:
         turned.all_reduce(arrays)
         with node.device(0).stream():
             turned.all_reduce(ones(turned))
 
-    refused("rank 1 is on", other_stream)
+    refused("rank 1 uses", other_stream)
     freed = ones(turned)
 
     def free() -> None:
@@ -367,7 +367,7 @@ def test_what_does_not_fit(daemon: GroupDaemon, node: hearth.Node) -> None:
             ("rank 1 of the group is device 1", lambda: group.broadcast(x, root=1)),
             ("out is .*rank 1 of the group", lambda: group.reduce([x, y], root=1, out=x)),
             (
-                r"outs\[0\] is float32 \(4, 2\); it has to be float32 \(2, 4, 2\)",
+                r"outs\[0\] is float32 \(4, 2\); it must be float32 \(2, 4, 2\)",
                 lambda: group.all_gather([x, y], [x, y]),
             ),
             ("first dimension", lambda: group.reduce_scatter([x[:3], y[:3]])),
@@ -389,14 +389,14 @@ def test_what_does_not_fit(daemon: GroupDaemon, node: hearth.Node) -> None:
             ("read-only", lambda: group.recv(attached, source=0)),
             ("rank is 2", lambda: group.subgroup([0, 2])),
             ("twice", lambda: group.subgroup([0, 0])),
-            ("needs a device", lambda: group.subgroup([])),
-            ("no device of", lambda: group.rebuild(without=[0, 1])),
+            ("at least one device", lambda: group.subgroup([])),
+            ("are excluded", lambda: group.rebuild(without=[0, 1])),
             ("without is 5", lambda: group.rebuild(without=5)),
-            ("has no part", lambda: group.rebuild(without=node.device(2))),
-            ("has no part", lambda: group.rebuild(without=[other])),
+            ("not a device of the group", lambda: group.rebuild(without=node.device(2))),
+            ("not a device of the group", lambda: group.rebuild(without=[other])),
             ("twice", lambda: hearth.Group([node.device(0), node.device(0)])),
-            ("needs a device", lambda: hearth.Group([])),
-            ("no device", lambda: hearth.Group([0, 1])),  # type: ignore[list-item]
+            ("at least one device", lambda: hearth.Group([])),
+            ("not a device", lambda: hearth.Group([0, 1])),  # type: ignore[list-item]
             ("timeout", lambda: hearth.Group([node.device(0)], timeout=-1)),
         ]
         for words, call in cases:
@@ -434,7 +434,7 @@ def test_freed_arrays_and_closed_groups(daemon: GroupDaemon, node: hearth.Node) 
         lambda: group.all_reduce(ones(group)), lambda: group.send(x, 1), group.barrier, group.synchronize, group.batch,
         lambda: group.subgroup([0]),
     ):  # fmt: skip
-        with pytest.raises(hearth.ClosedError, match="cannot be used"):
+        with pytest.raises(hearth.ClosedError, match="is closed"):
             call()
     assert hearth.Group(node.devices[:2]).all_reduce(ones(group))
     assert len(sent(daemon, node)) == 2
@@ -494,8 +494,8 @@ def test_the_flight_recorder(daemon: GroupDaemon, node: hearth.Node, turned: hea
     assert (second.ranks, second.presented, second.missing, second.error) == ((0, 1, 2), (1,), (0, 2), "late")
     assert (third.ranks, third.sequence, third.state) == ((1, 0), 3, "launched")
     assert (last.ranks, last.presented, last.missing) == ((1, 2, 0), (1, 0), (2,))
-    assert str(last) == "#2 barrier presented, without rank 2"
-    assert str(second) == "#1 all_gather 4 int8 failed, without rank 0, 2: late"
+    assert str(last) == "#2 barrier presented, missing rank 2"
+    assert str(second) == "#1 all_gather 4 int8 failed, missing rank 0, 2: late"
 
 
 # ---- errors ----

@@ -18,7 +18,7 @@ from hearth.cli.doctor.check import Check, Findings, bounded
 from hearth.endpoint.target import resolve
 from hearth.errors import ConnectError
 from hearth.types import DeviceInfo, DeviceProperties, NodeInfo
-from hearth.version import __version__
+from hearth_proto import VERSION
 from hearth_proto.v1 import node_pb2
 from tests.support.folders import ROOT
 
@@ -61,7 +61,7 @@ def test_findings_are_printed_as_they_come_and_counted() -> None:
     assert findings.add(Check("a", "ok", "")) and findings.healthy
     assert findings.add(Check("b", "warning", "", "do")) and findings.healthy
     assert not findings.look("c", 5, lambda: Check("c", "failed", "", "do")) and not findings.healthy
-    findings.skip(("d", "e"), "c comes first")
+    findings.skip(("d", "e"), "the check 'c' did not pass")
     assert [len(each) for each in told] == [1, 1, 1, 2]
     assert list(findings.count()) == [(1, "failed"), (1, "warning"), (1, "ok"), (2, "skipped")]
 
@@ -127,9 +127,9 @@ def test_the_environment(tmp_path: Path) -> None:
 def test_sockets(tmp_path: Path) -> None:
     path = tmp_path / "h.sock"
     found = network.unix_socket
-    assert "is not there" in found(str(path))[0].detail
+    assert "does not exist" in found(str(path))[0].detail
     path.write_text("")
-    assert "is no socket" in found(str(path))[0].detail
+    assert "is not a socket" in found(str(path))[0].detail
     path.unlink()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -140,16 +140,16 @@ def test_sockets(tmp_path: Path) -> None:
         assert of(found(str(path))) == [("socket", "ok")]
         if os.getuid():
             path.chmod(0)
-            assert "you may not use" in found(str(path))[0].detail
+            assert "no permission to use" in found(str(path))[0].detail
     assert found("a\0b")[0].status == "failed" and found(str(tmp_path / ("x" * 300)))[0].status == "failed"
 
 
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "plain HTTP is spoken at port"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "it begins with b'SSH-2.0-OpenSSH_'"),
-        (b"", "it hangs up at once"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "speaks plain HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "its answer begins with b'SSH-2.0-OpenSSH_'"),
+        (b"", "it closes connections immediately"),
         (b"\0\0\0\4\0\0\0\0\0", "HTTP/2 without TLS"),
     ],
 )
@@ -191,7 +191,7 @@ def test_certificates_that_end_soon() -> None:
 # ---- the daemon ----
 
 DEVICE = DeviceInfo(0, "serving", 1, DeviceProperties.of(node_pb2.DeviceProperties(name="x", backend="cuda")), 1, "")
-NODE = NodeInfo("box", __version__, (1, 1), (DEVICE,), frozenset(), False)
+NODE = NodeInfo("box", VERSION, (1, 1), (DEVICE,), frozenset(), False)
 
 
 def test_versions_of_the_daemon() -> None:
@@ -225,7 +225,7 @@ def test_descriptors() -> None:
     shares = {"grpc": 220, "call": 147}
     assert daemon.descriptors({"descriptors": None}).status == daemon.descriptors({}).status == "skipped"
     enough = daemon.descriptors({"descriptors": {"limit": 1024, "needed": 1024, "shares": shares}})
-    assert enough.status == "ok" and "220 connections to gRPC" in enough.detail
+    assert enough.status == "ok" and "220 connections for gRPC" in enough.detail
     few = daemon.descriptors({"descriptors": {"limit": 1023, "needed": 1024, "shares": shares}})
     assert few.status == "warning" and "needs 1024" in few.detail and "LimitNOFILE" in few.fix
 

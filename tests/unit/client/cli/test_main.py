@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Callable
@@ -72,14 +71,12 @@ def test_the_version(capsys: Any) -> None:
     assert ended.value.code == 0 and capsys.readouterr().out == f"hearth {hearth.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "version"), [("hearth", hearth.__version__), ("hearthd", importlib.metadata.version("hearth-gpu"))]
-)
-def test_the_commands_run_as_modules(name: str, version: str) -> None:
+@pytest.mark.parametrize("name", ["hearth", "hearthd"])
+def test_the_commands_run_as_modules(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", name, "--version"], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} {version}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} {hearth.__version__}\n", "")
 
 
 def test_sizes_grow_to_the_largest() -> None:
@@ -116,7 +113,7 @@ def test_arguments_in_any_order(line: str, expected: dict[str, Any]) -> None:
         ("status a b", "unrecognized arguments: b"),
         ("status --fast a", "unrecognized arguments: --fast"),
         ("restart-device", "the following arguments are required: N"),
-        ("restart-device x", "no number of a device"),
+        ("restart-device x", "not a device number"),
         ("drain --wait", "expected one argument"),
     ],
 )
@@ -131,5 +128,5 @@ def test_help_says_how_it_ends(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         main.main(["--help"])
     out = capsys.readouterr().out
-    for status in ("0    fine", "1    it did not work", "2    wrong use", "130  Ctrl-C"):
+    for status in ("0    success", "1    failure", "2    usage error", "130  interrupted"):
         assert f"\n  {status}" in out

@@ -58,8 +58,8 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:200])
     np.save(tmp_path / "strings.npy", np.array([""], dtype="U0"))
     for name, says in {
-        "object": "it holds Python objects", "zip": "is an .npz archive", "text": "is no .npy file",
-        "empty": "is no .npy file", "short": "cannot be loaded", "none": "No such file",
+        "object": "it contains Python objects", "zip": "is an .npz archive", "text": "is not an .npy file",
+        "empty": "is not an .npy file", "short": "cannot be loaded", "none": "No such file",
     }.items():  # fmt: skip
         with pytest.raises(ArgumentError) as refused:
             made(f"in:{tmp_path}/{name}.npy")
@@ -85,7 +85,7 @@ def test_results_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_results_that_cannot_be_written_are_refused_before(tmp_path: Path) -> None:
     (tmp_path / "there.npy").touch()
     (tmp_path / "folder.npy").mkdir()
-    for name, says in {"there": "exists", "none/y": "is no folder", "folder": "is a folder"}.items():
+    for name, says in {"there": "exists", "none/y": "does not exist", "folder": "is a directory"}.items():
         with pytest.raises(ArgumentError, match=says):
             arrays.refuse_existing([parse(f"out:f32[1]={tmp_path}/{name}.npy")], force=False)
     arrays.refuse_existing([parse(f"out:f32[1]={tmp_path}/there.npy")], force=True)
@@ -117,7 +117,8 @@ def test_headers_travel_by_the_names_they_are_included_by(tmp_path: Path) -> Non
 def test_sources_that_cannot_be_had(tmp_path: Path) -> None:
     (tmp_path / "empty.cu").write_text(" \n")
     for path, says in {
-        str(tmp_path / "none.cu"): "No such file", str(tmp_path): "is a folder", str(tmp_path / "empty.cu"): "is empty",
+        str(tmp_path / "none.cu"): "No such file", str(tmp_path): "is a directory",
+        str(tmp_path / "empty.cu"): "is empty",
         "a\0b": "cannot be read",
     }.items():  # fmt: skip
         with pytest.raises(ArgumentError, match=says):
@@ -128,5 +129,5 @@ def test_sources_that_cannot_be_had(tmp_path: Path) -> None:
     ):
         with pytest.raises(ArgumentError, match=says):
             sources.given_headers(texts)
-    with pytest.raises(ArgumentError, match="is no folder"):
+    with pytest.raises(ArgumentError, match="is not a directory"):
         sources.headers_of("k.cu", b"", [str(tmp_path / "none")], {})

@@ -91,30 +91,30 @@ def test_anything_else_is_refused_at_a_place_in_it(text: str) -> None:
     ("text", "at", "says"),
     [
         ("", 0, "neither TYPE=VALUE nor an array"),
-        ("f33=2", 0, "'f33' is no type (did you mean 'f32'?)"),
-        ("i8=128", 3, "128 is not between -128 and 127, which int8 holds"),
+        ("f33=2", 0, "'f33' is not a type (did you mean 'f32'?)"),
+        ("i8=128", 3, "128 is not between -128 and 127, the range of int8"),
         ("u8=-1", 3, "not between 0 and 255"),
-        ("i32=1.5", 4, "'1.5' is no int32: write a whole number"),
+        ("i32=1.5", 4, "'1.5' is not a valid int32: use an integer"),
         ("f32=1e39", 4, "beyond 3.4028234663852886e+38"),
-        ("f32=two", 4, "'two' is no float32: write a number"),
+        ("f32=two", 4, "'two' is not a valid float32: use a number"),
         ("bool=maybe", 5, "true or false"),
-        ("data.npy", 0, "say whether the file is read (in:)"),
-        ("in:data.txt", 3, "is no .npy file"),
-        ("in:", 3, "the file's name is missing"),
-        ("in:a.npy=b.npy", 8, "write inout:a.npy=b.npy"),
-        ("inout:a.npy=b", 12, "'b' is no .npy file"),
-        ("zeros:float3[4]", 6, "'float3' is no type"),
+        ("data.npy", 0, "specify whether the file is read (in:)"),
+        ("in:data.txt", 3, "is not an .npy file"),
+        ("in:", 3, "the file name is missing"),
+        ("in:a.npy=b.npy", 8, "use inout:a.npy=b.npy"),
+        ("inout:a.npy=b", 12, "'b' is not an .npy file"),
+        ("zeros:float3[4]", 6, "'float3' is not a type"),
         ("zeros:float32", 13, "the shape is missing"),
-        ("zeros:float32[4,x]", 16, "'x' is no whole number"),
-        ("zeros:float32[-4]", 14, "an axis of -4 elements"),
-        ("zeros:float32[4]4", 16, "'4' should not be there"),
-        ("zeros:float32[1<<60]", 13, "more than any device holds"),
-        ("zeros:f32[4]=y.npy", 12, "write inout:zeros:f32[4]=y.npy"),
+        ("zeros:float32[4,x]", 16, "'x' is not a number"),
+        ("zeros:float32[-4]", 14, "an axis cannot have -4 elements"),
+        ("zeros:float32[4]4", 16, "'4' is unexpected here"),
+        ("zeros:float32[1<<60]", 13, "exceed the memory of any device"),
+        ("zeros:f32[4]=y.npy", 12, "use inout:zeros:f32[4]=y.npy"),
         ("full:f32[4]", 11, "add :value=3"),
-        ("random:f32[4]:sed=1", 14, "'sed' is no option of random: its options are seed, low, high"),
-        ("random:f32[4]:seed=1:seed=2", 21, "given twice"),
-        ("random:f32[4]:seed", 14, "wants a value"),
-        ("out:zeros:f32[4]", 4, "write inout:zeros:f32[4]"),
+        ("random:f32[4]:sed=1", 14, "'sed' is not an option of random: its options are seed, low, high"),
+        ("random:f32[4]:seed=1:seed=2", 21, "specified twice"),
+        ("random:f32[4]:seed", 14, "requires a value"),
+        ("out:zeros:f32[4]", 4, "use inout:zeros:f32[4]"),
         ("outs:f32[4]", 0, "did you mean 'out'?"),
     ],
 )
@@ -127,7 +127,7 @@ def test_mistakes(text: str, at: int, says: str) -> None:
 def test_which_argument_it_is() -> None:
     with pytest.raises(SpecError, match=r"argument 2, 'i32=x', character 5: .*; e.g. f32=2.5"):
         parse_all(["f32=1", "i32=x"])
-    with pytest.raises(SpecError, match="arguments 1 and 3 both go to"):
+    with pytest.raises(SpecError, match="arguments 1 and 3 both write to"):
         parse_all(["out:f32[1]=y.npy", "f32=1", "out:f32[1]=y.npy"])
 
 
@@ -152,5 +152,5 @@ def test_floats_that_are_no_numbers_are_allowed() -> None:
 def test_dimensions() -> None:
     assert dimensions("4") == (4, 1, 1) and dimensions("4,2") == dimensions("4x2x1") == (4, 2, 1)
     for text in ("", "0", "1,2,3,4", "a", "-1", "1<<40", "4,"):
-        with pytest.raises(ValueError, match="one to three numbers"):
+        with pytest.raises(ValueError, match="one to three integers"):
             dimensions(text)

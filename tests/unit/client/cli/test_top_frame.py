@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hearth.cli.format import output
-from hearth.cli.format.printable import width
+from hearth.cli.format.printable import printable, width
 from hearth.cli.status import status_text
-from hearth.cli.top import rates
+from hearth.cli.top import lines, rates
 from hearth.cli.top.command import View
 from hearth.cli.top.frame import Gone, frame
 from hearth.cli.top.lines import ScreenLine
@@ -51,6 +51,10 @@ def document(uptime: float, devices: list[Any], sessions: list[Any], **more: Any
 
 
 BEFORE = document(100.0, [device(0), device(1, 5.0, 10)], [session("aaaa", 1.0), session("bbbb", 2.0)])
+BUSY = {
+    "busy_ratio": 1.0, "launches_per_second": 123456.0, "commands_per_second": 234567.0,
+    "received_bytes_per_second": 1023.9 * GIB, "sent_bytes_per_second": 1023.9 * GIB,
+}  # fmt: skip
 NOW = document(
     102.0,
     [device(0, 0.2, 40), device(1, 6.5, 10)],
@@ -129,7 +133,28 @@ def test_it_fits_any_terminal(columns: int, rows: int) -> None:
 def test_a_long_name_gives_way_where_columns_are_few() -> None:
     named = document(9, [device(0, name="NVIDIA H200 with a very long name", detail="")], [])
     assert "..." not in shown(frame(None, named, at=0.0, columns=200), 200)[4].split("serving")[1]
-    assert "NVIDI..." in shown(frame(None, named, at=0.0, columns=80), 80)[4]
+    assert "NVIDIA H200 with a very l..." in shown(frame(None, named, at=0.0, columns=72), 72)[5]
+    assert "NVIDIA H200 w..." in shown(frame(None, named, at=0.0, columns=60), 60)[5]
+    assert "NVIDI..." in shown(frame(None, named, at=0.0, columns=40), 40)[5]
+
+
+@pytest.mark.parametrize("columns", [72, 80, 100])
+def test_every_column_is_shown_on_a_narrow_terminal(columns: int) -> None:
+    """A device has two lines if one does not fit; no name and no figure is cut."""
+    reading = {"temperature": 41.6, "power": 312.4}
+    many = [device(n, name="AMD EPYC 9654", gpu=reading, counters={}, throughput=BUSY) for n in range(2)]
+    wide = shown(frame(None, document(9, many, []), at=0.0, columns=200), 200)[3:6]
+    narrow = shown(frame(None, document(9, many, []), at=0.0, columns=columns), columns)[3:9]
+    assert "..." not in "".join(narrow)
+    assert [*narrow[0].split(), *narrow[1].split()] == [
+        "DEVICE", "NAME", "STATE", "GEN", "MEMORY", "BUSY", "QUEUED", "LAUNCH/S", "CMD/S", "IN", "OUT", "TEMP", "POWER",
+    ] == wide[0].split()  # fmt: skip
+    for line in (wide[1], *narrow[2:4]):
+        assert set(line.split()) <= {*wide[1].split()}
+    assert len(narrow[2].split()) + len(narrow[3].split()) in (len(wide[1].split()), len(wide[1].split()) - 1), (
+        "the bar"
+    )
+    assert narrow[4].split()[0] == "1"
 
 
 def test_a_hostile_client_breaks_nothing() -> None:
@@ -151,16 +176,30 @@ def test_loads_that_wait_have_a_line() -> None:
         return frame(None, document(9, [device(0, gauges=gauges), device(1)], []), at=0.0, columns=200)
 
     (line,) = (each for each in waiting(2, 65.0) if "kernels to end" in each.text)
-    assert line.text.strip() == "2 loads wait for kernels to end, the longest for 1 min 5 s"
+    assert line.text.strip() == "2 module loads are waiting for kernels to end, the longest for 1 min 5 s"
     assert line.codes == (output.YELLOW,)
-    assert any("1 load waits for" in each.text for each in waiting(1, 3.0))
+    assert any("1 module load is waiting for" in each.text for each in waiting(1, 3.0))
     for count, seconds in ((1, 0.1), (0, 0.0)):
         assert not any("kernels to end" in each.text for each in waiting(count, seconds))
 
 
+def test_clients_of_one_name_are_shown_with_host_and_pid() -> None:
+    assert lines.client("worker", False, "box:7") == "worker (box:7)"
+    assert lines.client("worker", True, "box:8") == "worker (box:8) (dedicated)"
+    assert lines.client("box:7 train.py", False, "box:7") == "box:7 train.py", "the name begins with them"
+    assert lines.client("", False, "box:7") == "- (box:7)" and lines.client("old", False) == "old"
+    assert lines.client("worker", False, "box\x1b:7") == "worker (" + printable("box\x1b:7") + ")"
+    of_pid = document(9.0, [], [session("a", 1, client="w", process="box:7")])
+    assert "w (box:7)" in lines.sessions(of_pid, {})[1].text
+
+
 def test_a_daemon_that_is_gone_is_said_to_be() -> None:
     lines = frame(None, NOW, gone=Gone("no daemon\x1b answers: " + "word " * 30, 1000.0), at=1065.5, columns=60)
-    assert "box: gone since" in lines[0].text and lines[0].text.endswith("(1 min 5 s)") and output.RED in lines[0].codes
+    assert (
+        "box: unreachable since" in lines[0].text
+        and lines[0].text.endswith("(1 min 5 s)")
+        and output.RED in lines[0].codes
+    )
     assert lines[1].text.startswith("no daemon? answers: word") and lines[3].text.startswith("word")
     assert all(len(line.text) <= 60 for line in lines[:4])
 

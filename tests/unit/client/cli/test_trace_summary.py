@@ -93,7 +93,7 @@ def test_text_and_document() -> None:
     assert "t.json: 5 commands with work for a device, in 1.10 ms" in text
     assert "and 1 more (--top 2)" in text and "after mul, before read" in text
     assert json.loads(json.dumps(report.to_json("t.json", found)))["kernels"][0]["name"] == "add"
-    assert "No device had anything to do" in report.to_text("t.json", summarize({"traceEvents": []}), 5)
+    assert "No device had any work" in report.to_text("t.json", summarize({"traceEvents": []}), 5)
 
 
 @pytest.mark.parametrize("wrong", [3, {}, {"traceEvents": 3}, [1], {"traceEvents": [None]}])
@@ -115,10 +115,10 @@ def test_invalid_arguments_are_reported(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "program.py").write_text("print()")
     for arguments, says in (
         (["show", str(tmp_path / "none.json")], "cannot be read: No such file"),
-        (["show", str(tmp_path / "text.json")], "is no trace: it is no JSON"),
-        (["show", str(tmp_path / "other.json")], "it has no list of traceEvents"),
-        (["record", "-o", str(tmp_path / "program.py"), "--", "true"], "exists and is no trace"),
-        (["record", "-o", str(tmp_path), "--", "true"], "is a folder"),
+        (["show", str(tmp_path / "text.json")], "is not a trace: the file is not valid JSON"),
+        (["show", str(tmp_path / "other.json")], "the document has no list traceEvents"),
+        (["record", "-o", str(tmp_path / "program.py"), "--", "true"], "exists and is not a trace"),
+        (["record", "-o", str(tmp_path), "--", "true"], "is a directory"),
         (["record", "-o", str(tmp_path / "x.json"), "--", "/no/program"], "'/no/program' cannot be run"),
     ):
         assert main.main(["trace", *arguments]) == 2

@@ -79,15 +79,18 @@ def test_what_no_field_holds_is_refused(value: int) -> None:
         encode.open_session((1, 1), "", "", 0, value)
 
 
-@given(U32, U32, st.text(), st.text(), st.sampled_from([None, False, True]), U64)
-def test_requests_of_sessions(least: int, most: int, version: str, name: str, own: bool | None, limit: int) -> None:
-    made = encode.open_session((least, most), version, name, encode.ISOLATION[own], limit)
+@given(U32, U32, st.text(), st.text(), st.sampled_from([None, False, True]), U64, st.text())
+def test_requests_of_sessions(
+    least: int, most: int, version: str, name: str, own: bool | None, limit: int, process: str
+) -> None:
+    made = encode.open_session((least, most), version, name, encode.ISOLATION[own], limit, process)
     assert node_pb2.OpenSessionRequest.FromString(made.SerializeToString()) == node_pb2.OpenSessionRequest(
         protocol=node_pb2.VersionRange(min=least, max=most),
         client_version=version,
         client_name=name,
         isolation=encode.ISOLATION[own],  # type: ignore[arg-type]
         launch_timeout_ns=limit,
+        client_process=process,
     )
     token = encode.of_token(name).SerializeToString()
     assert node_pb2.CloseSessionRequest.FromString(token).session_token == name

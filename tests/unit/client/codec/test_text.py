@@ -32,7 +32,7 @@ def test_a_source() -> None:
 @pytest.mark.parametrize("name", ["", HALF, 5, None])
 def test_a_kernel_s_name(name: Any) -> None:
     module = RawModule.__new__(RawModule)
-    with pytest.raises(hearth.ArgumentError, match="no kernel's name"):
+    with pytest.raises(hearth.ArgumentError, match="not a kernel name"):
         module.get_function(name)
 
 

@@ -58,7 +58,10 @@ def test_every_call_shows_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_daemon_that_is_too_old(daemon: FakeDaemon) -> None:
     """The daemon has no GetStatus."""
-    with asker(daemon) as asking, pytest.raises(errors.UnsupportedError, match="is hearthd 0, which has no GetStatus"):
+    with (
+        asker(daemon) as asking,
+        pytest.raises(errors.UnsupportedError, match="is hearthd 0, which does not support GetStatus"),
+    ):
         asking.status()
 
 
@@ -81,7 +84,7 @@ def test_a_document_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> 
     with (
         answering(monkeypatch, GetStatus=lambda request, context: node_pb2.GetStatusResponse(json=text)) as daemon,
         asker(daemon) as asking,
-        pytest.raises(errors.HearthError, match="no status document"),
+        pytest.raises(errors.HearthError, match="did not return a status document"),
     ):
         asking.status()
 

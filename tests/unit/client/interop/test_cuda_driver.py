@@ -154,7 +154,7 @@ def test_a_driver_that_is_too_old() -> None:
         Driver(Library(lacks="cuMemImportFromShareableHandle"))
 
 
-@pytest.mark.parametrize(("status", "fix"), [(100, "CUDA_VISIBLE_DEVICES, or have it name"), (803, "nvidia-smi")])
+@pytest.mark.parametrize(("status", "fix"), [(100, "CUDA_VISIBLE_DEVICES, or set it"), (803, "nvidia-smi")])
 def test_a_process_that_can_use_no_gpu(monkeypatch: pytest.MonkeyPatch, status: int, fix: str) -> None:
     """cuInit returns CUDA_ERROR_NO_DEVICE if CUDA_VISIBLE_DEVICES is empty."""
     library = Library("cuInit", status)

@@ -146,5 +146,5 @@ def test_of_another_device_it_is_refused(daemon: FakeDaemon) -> None:
     with hearth.connect(daemon.target) as node:
         one, other = node.devices
         tile = one.zeros((8, 32), np.float32).tensor_map((8, 32))
-        with pytest.raises(hearth.LaunchError, match="of another device or session"):
+        with pytest.raises(hearth.LaunchError, match="belongs to another device or session"):
             other.RawModule(code="source").get_function("f")((1,), (1,), (tile,))

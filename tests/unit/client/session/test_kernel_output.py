@@ -67,7 +67,7 @@ def test_unawaited_output_is_bounded() -> None:
     for index in range(50):
         output.add(f"{index:010d}")
     output.deliver()
-    assert seen[0].startswith("[400 characters of output were given up") and seen[0].endswith("0000000040")
+    assert seen[0].startswith("[400 characters of output were discarded") and seen[0].endswith("0000000040")
     assert seen[1:] == [f"{index:010d}" for index in range(41, 50)]
     output.add("x" * 1000)
     output.deliver()

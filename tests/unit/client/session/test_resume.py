@@ -1,6 +1,6 @@
 """Resumption without a network: the client's session and the daemon's records, over streams that are cut anywhere.
 
-The daemon's side consists of its own `InFlightBatches` and `ResumeBuffer`, with the rules of `front/rpc/execute.py`.
+The daemon's side consists of the real `InFlightBatches` and `ResumeBuffer`, with the rules of `front/rpc/execute.py`.
 Both directions of a stream are lists, and a cut loses any tail of either.
 """
 

@@ -35,9 +35,9 @@ def status(**fields: Any) -> device_pb2.AttachmentStatusResponse:
         ({"last_seq": 6}, ""),
         ({"responses": 6}, ""),  # the client has received more than the front has counted
         ({"known": False}, "no stream"),
-        ({"lane": True}, "by a lane"),
-        ({"responses": 8}, "8 answers, and 7"),
-        ({"last_seq": 4}, "batch 5 was sent, and 4"),
+        ({"lane": True}, "uses a lane"),
+        ({"responses": 8}, "8 responses, but only 7"),
+        ({"last_seq": 4}, "batch 5 was sent, but batch 4"),
     ],
 )
 def test_what_is_missing(fields: dict[str, Any], why: str) -> None:

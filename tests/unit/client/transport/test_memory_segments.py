@@ -96,9 +96,9 @@ def test_ordinary_memory_where_the_system_gives_no_other(monkeypatch: pytest.Mon
     ("arguments", "error", "says"),
     [
         ((-1,), hearth.ArgumentError, "negative"),
-        ((2.5,), hearth.DtypeError, "whole numbers"),
+        ((2.5,), hearth.DtypeError, "not integers"),
         ((3, object), hearth.DtypeError, "Python objects"),
-        ((3, "no such"), hearth.DtypeError, "no dtype"),
+        ((3, "no such"), hearth.DtypeError, "not a dtype"),
         ((1 << 62, np.float64), hearth.ArgumentError, "63 bits"),
         ((3, np.uint8, "K"), hearth.ArgumentError, "order is 'K'"),
         ((3, np.uint8, "CF"), hearth.ArgumentError, "order is 'CF'"),

@@ -26,10 +26,10 @@ def test_boundary_values_pass(grid: tuple[int, int, int], block: tuple[int, int,
     [
         ((0, 1, 1), (1, 1, 1), 0, "grid.x is 0"),
         ((1, 1, 1), (1, 0, 1), 0, "block.y is 0"),
-        ((2**31, 1, 1), (1, 1, 1), 0, "grid.x is 2147483648; the device's most is 2147483647"),
+        ((2**31, 1, 1), (1, 1, 1), 0, "grid.x is 2147483648; the device's maximum is 2147483647"),
         ((1, 65536, 1), (1, 1, 1), 0, "grid.y is 65536"),
-        ((1, 1, 1), (1, 1, 65), 0, "block.z is 65; the device's most is 64"),
-        ((1, 1, 1), (1024, 2, 1), 0, "the block has 2048 threads; the device's most is 1024"),
+        ((1, 1, 1), (1, 1, 65), 0, "block.z is 65; the device's maximum is 64"),
+        ((1, 1, 1), (1024, 2, 1), 0, "the block has 2048 threads; the device's maximum is 1024"),
         ((1, 1, 1), (2**31, 2**31, 4), 0, "the block has 18446744073709551616 threads"),
         ((1, 1, 1), (1, 1, 1), (227 << 10) + 1, "232449 bytes of shared memory"),
     ],
@@ -47,7 +47,7 @@ def test_all_failures_of_one_launch_in_one_message() -> None:
 
 
 def test_the_kernels_own_bound() -> None:
-    assert "this kernel's most is 256" in check(LIMITS, KernelLimits(256, 0), (1, 1, 1), (512, 1, 1), 0)[0]
+    assert "this kernel's maximum is 256" in check(LIMITS, KernelLimits(256, 0), (1, 1, 1), (512, 1, 1), 0)[0]
 
 
 def test_static_and_dynamic_shared_memory_add_up() -> None:

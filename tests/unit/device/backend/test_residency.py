@@ -44,13 +44,13 @@ def test_products_do_not_wrap() -> None:
 def test_the_boundary_of_the_thread_bound() -> None:
     assert check_cooperative(LIMITS, (6 * 170, 1, 1), (256, 1, 1), None) == []
     (wrong,) = check_cooperative(LIMITS, (6 * 170 + 1, 1, 1), (256, 1, 1), None)
-    assert "1021 blocks" in wrong and "1020 fit" in wrong and "6 on each of 170" in wrong
+    assert "1021 blocks" in wrong and "1020 blocks fit" in wrong and "6 on each of 170" in wrong
 
 
 def test_the_functions_own_occupancy_bounds_further() -> None:
     assert check_cooperative(LIMITS, (340, 1, 1), (256, 1, 1), 2) == []
     (wrong,) = check_cooperative(LIMITS, (341, 1, 1), (256, 1, 1), 2)
-    assert "340 fit by this kernel's registers and shared memory" in wrong
+    assert "340 blocks fit, limited by this kernel's registers and shared memory" in wrong
 
 
 def test_devices_without_them_say_so() -> None:
@@ -64,8 +64,8 @@ def test_clusters() -> None:
     assert check_cluster(LIMITS, (16, 1, 1), (16, 1, 1)) == []
     assert "cluster.y is 0" in check_cluster(LIMITS, (4, 2, 1), (2, 0, 1))[0]
     wrong = check_cluster(LIMITS, (33, 2, 1), (32, 1, 1))
-    assert "a cluster of 32 blocks; the most is 16" in wrong[0]
-    assert "grid.x is 33; it is no multiple of cluster.x, which is 32" in wrong[1]
+    assert "a cluster of 32 blocks; the maximum is 16" in wrong[0]
+    assert "grid.x is 33; it is not a multiple of cluster.x, which is 32" in wrong[1]
 
 
 @given(st.integers(1, 1024), st.integers(1, 4096))

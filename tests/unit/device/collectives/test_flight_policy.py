@@ -201,7 +201,7 @@ def test_kinds_that_there_are_not() -> None:
 def test_operations_are_bounded() -> None:
     barrier = one("barrier")
     assert len(parts(*[barrier] * MAX_OPERATIONS)) == MAX_OPERATIONS
-    assert "the most is" in refused(*[barrier] * (MAX_OPERATIONS + 1)).message
+    assert "the maximum is" in refused(*[barrier] * (MAX_OPERATIONS + 1)).message
     assert parts() == []
 
 

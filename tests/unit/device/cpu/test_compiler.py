@@ -42,7 +42,8 @@ k(int* out,
     assert error.reason is Reason.COMPILE_FAILED
     assert "kernel.cu(12): error:" in error.details["log"] and "'undefined_name'" in error.details["log"]
     assert "out[0] = undefined_name;" in error.details["log"]
-    assert "kernel.cu(12)" in error.message
+    assert "kernel.cu(12)" in error.message and error.message.endswith(", in `out[0] = undefined_name;`")
+    assert error.fix == "correct the source; error.log has all messages of the compiler."
     assert "hearth_here" not in error.details["log"] and "/tmp" not in error.details["log"]
 
 

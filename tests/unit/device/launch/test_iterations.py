@@ -1,4 +1,5 @@
-"""Launches with many iterations: the device is given a bounded number of them, and other sessions run in between."""
+"""Launches with many iterations: a limited number of them is submitted to the device at a time, and other sessions run
+in between."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ TIMES = 3 * WHOLE_WINDOW
 
 
 class Gated(CpuServer):
-    """Counts the launches of each stream; kernels wait for `gate`."""
+    """A CPU device that counts the launches of each stream; kernels wait for `gate`."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         super().__init__(spec)

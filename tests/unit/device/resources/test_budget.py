@@ -67,6 +67,8 @@ def test_a_refusal_has_all_the_numbers() -> None:
     never = out_of_memory(801, info(1000, 1000), 800)
     assert never.details["fits"] == "never" and "can never fit" in never.message and "801" in never.message
     assert "wait" not in never.fix
+    large = out_of_memory(3 << 40, info(1 << 30, 1 << 31), 0).message
+    assert "3 TiB (3298534883328 bytes) can never fit: the maximum is 2 GiB (2147483648 bytes)" in large
 
 
 @given(

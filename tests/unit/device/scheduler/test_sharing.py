@@ -490,7 +490,7 @@ def test_invalid_batches_are_reported_in_their_turn(crowd: Crowd) -> None:
     crowd.post(member, Command(launches=records), Command(request=1, flush=c.Flush()))
     answers = [response(crowd, member) for _ in range(2)]
     assert answers[0].event.HasField("protocol_error")
-    assert "no launch record" in answers[1].result.error.message, answers[1]
+    assert "not a valid launch record" in answers[1].result.error.message, answers[1]
     assert crowd.count(member) == member.launches + 1
 
 

@@ -88,7 +88,7 @@ def test_a_log_that_was_written_anew_is_found(place: Place, tmp_path: Path) -> N
     forged.daemon("a", "x", "c")
     place.log.write_bytes(forged.log.read_bytes())  # signed with another key
     found = place.verify().problems
-    assert any("none of those given" in each for each in found) and any("anchored" in each for each in found)
+    assert any("not among the given keys" in each for each in found) and any("anchored" in each for each in found)
     unsigned = Place(tmp_path / "forger", key="")
     unsigned.log.unlink()
     unsigned.anchor.unlink()
@@ -117,7 +117,7 @@ def test_no_line_can_be_made_up(place: Place, data: st.DataObject) -> None:
     plain = verify(rewritten)
     assert not plain.problems, "the chain alone shows nothing of it"
     found = verify(rewritten, keys.load(str(place.key)))
-    assert len(found.problems) >= len(lines) - which and "changed or made up" in found.problems[0]
+    assert len(found.problems) >= len(lines) - which and "changed or forged" in found.problems[0]
 
 
 def test_the_daemon_itself_finds_that_entries_are_gone(place: Place) -> None:
@@ -132,7 +132,7 @@ def test_the_daemon_itself_finds_that_entries_are_gone(place: Place) -> None:
     ]
     entry = json.loads(place.log.read_bytes().splitlines()[-1])
     assert (entry["seq"], entry["gap"], entry["event"]) == (4, 3, "d")
-    assert any("shorter or other than anchored: 3" in each for each in place.verify().problems)
+    assert any("shorter than, or different from, its anchor: 3" in each for each in place.verify().problems)
 
 
 def test_files_that_were_moved_away(place: Place, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_new_key(place: Place) -> None:
     stolen = old.seal(json.dumps(body, separators=(",", ":")).encode())
     with place.log.open("ab") as file:
         file.write(stolen + b"\n")
-    assert any("a newer one had replaced" in each for each in place.verify().problems)
+    assert any("a newer key had replaced" in each for each in place.verify().problems)
 
 
 def test_keys_that_cannot_be_used(place: Place, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_keys_that_cannot_be_used(place: Place, tmp_path: Path) -> None:
         place.daemon("b")
     place.key.chmod(0o600)
     place.key.write_text("no key\n")
-    with pytest.raises(AuditError, match="holds no keys"):
+    with pytest.raises(AuditError, match="contains no audit log keys"):
         place.daemon("b")
     assert [each.name for each in (tmp_path / "logs").iterdir()] == ["audit.log"], "and nothing else is left"
     for name in ("key", "anchor"):

@@ -56,7 +56,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     early, early_key = issue(tmp_path, "early", since=-9)
     nothing = tmp_path / "nothing.pem"
     nothing.write_text("nothing\n")
-    assert "not that of the certificate" in refused(certificate, other_key)
+    assert "does not belong to the certificate" in refused(certificate, other_key)
     assert "expired" in refused(old, old_key) and str(old) in refused(old, old_key)
     assert "not yet valid" in refused(early, early_key)
     assert "missing.key" in refused(certificate, tmp_path / "missing.key")
@@ -64,7 +64,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     assert "tls.client_ca" in refused(certificate, key, nothing)
     for mode in (0o604, 0o602, 0o666):
         other_key.chmod(mode)
-        assert "everybody" in refused(other, other_key) and f"chmod 600 {other_key}" in refused(other, other_key)
+        assert "every user" in refused(other, other_key) and f"chmod 600 {other_key}" in refused(other, other_key)
     other_key.chmod(0o640)  # read access of a group is allowed
     ServerCertificates(str(other), str(other_key))
 

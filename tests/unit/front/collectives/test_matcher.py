@@ -92,7 +92,7 @@ def test_a_send_that_does_not_meet_its_receive_names_both() -> None:
     refusal = refusal_in(sends[0])
     assert refusal.reason == Reason.COLLECTIVE_MISMATCH and refusal.details["odd_rank"] == "0, 3"
     assert refusal.details["requested"] == "8" and refusal.details["expected"] == "9"
-    assert "device 0 sends, 8" in refusal.message and "device 3 receives of it, 9" in refusal.message
+    assert "device 0 sends, 8" in refusal.message and "device 3 receives from it, 9" in refusal.message
 
 
 def test_missing_ranks_at_the_timeout() -> None:

@@ -101,7 +101,7 @@ def test_crossed_operations_fail_at_once_on_all_ranks() -> None:
     assert sorted(ops(sends)) == [(0, "go"), (1, "go"), (0, "fail"), (0, "fail"), (1, "fail"), (1, "fail")][2:]
     refusal = refusal_in(sends[0])
     assert refusal.reason == Reason.COLLECTIVE_MISMATCH and refusal.details["field"] == "order"
-    assert "the other way round" in refusal.message
+    assert "in the opposite order" in refusal.message
     late = key(0, 1, sequence=3)
     assert ranks.present(0, late) == []
     assert ops(ranks.present(1, late)) == [(0, "go"), (1, "go")]
@@ -126,7 +126,7 @@ def test_a_rank_that_withdraws_fails_the_others_whenever_they_come() -> None:
     (told,) = ranks.withdraw(1, key(0, 1, 2), REFUSED)
     refusal = refusal_in(told)
     assert told.place.device == 0 and refusal.reason == Reason.COMMUNICATOR_FAILED
-    assert "device 1 has no part in it: bytes [0..68)" in refusal.message
+    assert "device 1 cannot take part in it: bytes [0..68)" in refusal.message
     assert refusal.details["failed"] == "1" and refusal.details["cause"] == "OUT_OF_BOUNDS"
     assert reason_of(ranks.present(2, key(0, 1, 2))[0].body) == Reason.COMMUNICATOR_FAILED
     assert ranks.withdraw(1, key(0, 1, sequence=9), REFUSED) == []
@@ -176,7 +176,7 @@ operations = st.lists(st.tuples(st.sampled_from(GROUPS), st.integers(0, 1)), min
 def test_all_operations_can_be_launched_in_the_order_of_the_messages(
     program: list[tuple[Any, int]], random: Any
 ) -> None:
-    """Every device has two streams of its own, and presents a sequence of operations as far as it was submitted on that
+    """Every device has two separate streams, and presents a sequence of operations as far as it was submitted on that
     device."""
     ranks = Ranks()
     rows = [(key(*members, sequence=number), stream) for number, (members, stream) in enumerate(program, 1)]

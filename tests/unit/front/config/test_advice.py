@@ -72,28 +72,28 @@ SOCKET_ALONE = {"listen": {"grpc": "", "lanes": ""}}
 def test_the_defaults_are_warned_of_for_being_open_to_every_login() -> None:
     assert warnings(**SOCKET_ALONE) == {}
     found = warnings()
-    assert list(found) == ["tenants"] and "every login of this host" in found["tenants"]
-    assert "every login" not in str(warnings(tenants=[tenant()], audit={"path": "/tmp/audit.log"}))
+    assert list(found) == ["tenants"] and "every user of this host" in found["tenants"]
+    assert "every user" not in str(warnings(tenants=[tenant()], audit={"path": "/tmp/audit.log"}))
 
 
 @pytest.mark.parametrize(
     ("sections", "setting", "told"),
     [
         (OPEN, "insecure", "no TLS"),
-        ({"insecure": True}, "insecure", "leave it out"),
+        ({"insecure": True}, "insecure", "remove it"),
         (OPEN, "listen.lanes", ":7423"),
         (OPEN,
-         "collectives.listen", "this node alone"),
+         "collectives.listen", "only this node"),
         (OPEN,
          "devices.cpu_on_network", "native code"),
         ({"insecure": True, "collectives": {"listen": "0.0.0.0:7424"}}, "collectives.advertise", "look up"),
         ({"listen": {"grpc": "", "unix": ""}}, "listen", "no client"),
         ({"devices": {**CPU, "visible": [99]}}, "devices", "would not start"),
         ({"tenants": [tenant(devices=[0, 7])]}, "tenants.a.devices", "[7]"),
-        ({"tenants": [tenant(tokens=dated(NOW - 1))]}, "tenants.a.tokens", "has expired"),
+        ({"tenants": [tenant(tokens=dated(NOW - 1))]}, "tenants.a.tokens", "expired"),
         ({"tenants": [tenant(tokens=dated(NOW + 86400))]}, "tenants.a.tokens", "expires 20"),
         ({"tenants": [tenant(rights=["read"])]}, "tenants", "admin"),
-        ({"tenants": [tenant()]}, "audit.path", "nothing is kept"),
+        ({"tenants": [tenant()]}, "audit.path", "no record is kept"),
         ({"audit": {"path": "/nowhere/audit.log"}}, "audit.path", "cannot append"),
     ],
 )  # fmt: skip
@@ -131,7 +131,7 @@ def test_files(tmp_path: Path, pems: dict[str, str]) -> None:
     Path(pems["key"]).chmod(0o640)
     assert "chmod 600" in warnings(tls=pems)["tls.key"]
     Path(pems["key"]).chmod(0o644)
-    with pytest.raises(ConfigError, match="everybody may read"):
+    with pytest.raises(ConfigError, match="every user may read"):
         warnings(tls=pems)
     Path(pems["key"]).unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -140,7 +140,7 @@ def test_files(tmp_path: Path, pems: dict[str, str]) -> None:
     file.touch()
     file.chmod(0o646)
     (found,) = advise(Config.model_validate({"devices": CPU, **SOCKET_ALONE}), file)
-    assert found.setting == str(file) and "everybody may write it" in found.text
+    assert found.setting == str(file) and "every user may write it" in found.text
 
 
 def test_a_certificate_that_is_about_to_expire(tmp_path: Path) -> None:
@@ -219,4 +219,4 @@ def test_the_reference_marks_what_can_be_reloaded() -> None:
 
 def test_a_socket_for_all_without_tenants_is_warned_of() -> None:
     sections = {"listen": {**SOCKET_ALONE["listen"], "unix": "/run/x.sock", "unix_access": "all"}}
-    assert "every login of this host" in warnings(**sections)["tenants"]
+    assert "every user of this host" in warnings(**sections)["tenants"]

@@ -77,9 +77,9 @@ def test_the_environment_names_the_file(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("[devices]\nbackends = 'cpu'\n", ["devices.backends", "devices.backend"]),
-        ("[device]\nbackend = 'cpu'\n", ["device is no setting", "[devices]"]),
-        ("[auth]\nhttp_on_loopback = true\n", ["auth.http_on_loopback is gone", "observe", "metrics_on_loopback"]),
-        ("[http]\nhosts = ['a:7422']\n", ["http.hosts", "a:7422", "no port"]),
+        ("[device]\nbackend = 'cpu'\n", ["device is not a setting", "[devices]"]),
+        ("[auth]\nhttp_on_loopback = true\n", ["auth.http_on_loopback was removed", "observe", "metrics_on_loopback"]),
+        ("[http]\nhosts = ['a:7422']\n", ["http.hosts", "a:7422", "without a port"]),
         ("[sessions]\nbackend = 'cpu'\n", ["sessions.backend", "devices.backend"]),
         ("drain_timout = '1s'\n", ["drain_timout", "drain_timeout"]),
         ("[devices]\nbackend = 'rocm'\n", ["devices.backend", "rocm", "'cuda'"]),
@@ -95,7 +95,7 @@ def test_the_environment_names_the_file(tmp_path: Path) -> None:
         ("insecure = true\n[listen]\nlanes = ':1'\n[devices]\nbackend = 'cpu'\n", ["listen.lanes", "native code"]),
         ("insecure = true\n[listen]\ngrpc = ':1'\n[devices]\nbackend = 'cpu'\n", ["cpu_on_network", "native code"]),
         ("devices = 3\n", ["devices", "section"]),
-        ("this is not toml", ["is no TOML"]),
+        ("this is not toml", ["is not valid TOML"]),
     ],
 )
 def test_errors_name_file_key_and_remedy(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -110,7 +110,9 @@ def test_errors_name_file_key_and_remedy(tmp_path: Path, text: str, words: list[
 
 
 def test_errors_of_environment_and_flags() -> None:
-    with pytest.raises(ConfigError, match="HEARTH_DEVICE_BACKEND is no setting; the nearest is HEARTH_DEVICES_BACKEND"):
+    with pytest.raises(
+        ConfigError, match="HEARTH_DEVICE_BACKEND is not a setting; the nearest is HEARTH_DEVICES_BACKEND"
+    ):
         load(environ={"HEARTH_DEVICE_BACKEND": "cpu"})
     with pytest.raises(ConfigError, match=r"HEARTH_SESSIONS_MAX: sessions.max"):
         load(environ={"HEARTH_SESSIONS_MAX": "many"})
@@ -162,7 +164,7 @@ def test_addresses() -> None:
     assert parse_address("localhost:0").loopback and parse_address("127.9.9.9:1").loopback
     assert not parse_address(":5").loopback and not parse_address("gpu.example:5").loopback
     for wrong in ("", "x", "1.2.3.4", "::1:5", "h:70000", "h:-1", "h:+1"):
-        with pytest.raises(ValueError, match="is no address"):
+        with pytest.raises(ValueError, match="is not an address"):
             parse_address(wrong)
 
 
@@ -232,7 +234,7 @@ def test_the_front_imports_no_cuda_and_no_device() -> None:
 
 
 def test_a_setting_that_is_gone_is_named_in_the_environment_too() -> None:
-    with pytest.raises(ConfigError, match=r"HEARTH_AUTH_HTTP_ON_LOOPBACK is gone: .*metrics_on_loopback"):
+    with pytest.raises(ConfigError, match=r"HEARTH_AUTH_HTTP_ON_LOOPBACK was removed: .*metrics_on_loopback"):
         load(environ={"HEARTH_AUTH_HTTP_ON_LOOPBACK": "true"})
     config, _ = load(environ={"HEARTH_HTTP_HOSTS": "hearthd, *.Example.org."})
     assert config.http.hosts == ("hearthd", "*.example.org")

@@ -37,14 +37,14 @@ def test_what_can_be_set(tmp_path: Path) -> None:
     ("section", "told"),
     [
         ({"listen": "x"}, "collectives.listen"),
-        ({"listen": "127.0.0.1:99999"}, "is no address"),
+        ({"listen": "127.0.0.1:99999"}, "is not an address"),
         ({"advertise": ["gpu1:7424"]}, "no fixed port"),
         ({"listen": "", "advertise": ["gpu1:7424"]}, "no fixed port"),
         ({"listen": "127.0.0.1:5", "advertise": ["gpu1:0"]}, "cannot be connected to"),
         ({"listen": "127.0.0.1:5", "advertise": [":5"]}, "cannot be connected to"),
         ({"listen": "127.0.0.1:5", "advertise": ["[::]:5"]}, "cannot be connected to"),
-        ({"listen": "127.0.0.1:5", "advertise": ["gpu1"]}, "is no address"),
-        ({"listen": "127.0.0.1:5", "advertise": ["gpu1:1"] * 17}, "the most is 16"),
+        ({"listen": "127.0.0.1:5", "advertise": ["gpu1"]}, "is not an address"),
+        ({"listen": "127.0.0.1:5", "advertise": ["gpu1:1"] * 17}, "the maximum is 16"),
         ({"advertised": []}, "collectives.advertise"),
     ],
     ids=str,
@@ -57,7 +57,7 @@ def test_mistakes(tmp_path: Path, section: dict[str, Any], told: str) -> None:
 
 def test_further_than_loopback_takes_tls_or_insecure() -> None:
     listen = {("collectives", "listen"): "0.0.0.0:7424"}
-    with pytest.raises(ConfigError, match=r"tickets of groups would travel in clear.*insecure"):
+    with pytest.raises(ConfigError, match=r"tickets of groups would be sent unencrypted.*insecure"):
         load(environ={}, flags=listen)
     tls: dict[tuple[str, ...], Any] = {("tls", "certificate"): "/c.pem", ("tls", "key"): "/k.pem"}
     assert load(environ={}, flags={**listen, **tls})[0].collectives.listen == "0.0.0.0:7424"

@@ -148,9 +148,9 @@ def test_what_can_be_set() -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ("10.0.0.1/8", "has host bits set"), ("10.0.0.0/99", "is no network"), ("10.0.0.0/8:7424", "is no network"),
-        ("gpu1:0", "nowhere to connect to"), (":7424", "nowhere to connect to"), ("gpu1:x", "is no address"),
-        ("127.1", "is no peer"), ("", "is no peer"), ("a b", "is no peer"), ("gpu*", "is no peer"), ("*", "is no peer"),
+        ("10.0.0.1/8", "has host bits set"), ("10.0.0.0/99", "not a network"), ("10.0.0.0/8:7424", "not a network"),
+        ("gpu1:0", "cannot be connected to"), (":7424", "cannot be connected to"), ("gpu1:x", "is not an address"),
+        ("127.1", "not a peer"), ("", "not a peer"), ("a b", "not a peer"), ("gpu*", "not a peer"), ("*", "not a peer"),
     ],
 )  # fmt: skip
 def test_mistakes(wrong: str, told: str) -> None:
@@ -160,5 +160,5 @@ def test_mistakes(wrong: str, told: str) -> None:
 
 
 def test_too_many() -> None:
-    with pytest.raises(ConfigError, match="the most is 256"):
+    with pytest.raises(ConfigError, match="the maximum is 256"):
         load(environ={}, flags={("collectives", "peers"): ["gpu1"] * 257})

@@ -157,7 +157,7 @@ def test_tenants() -> None:
 def test_what_cannot_be_used_without_what_needs_a_restart() -> None:
     tls = {"certificate": "/c", "key": "/k", "client_ca": "/a", "require_client_certificate": True}
     wanted = config(tenants=[{"name": "alice", "certificates": ["ci"]}], tls=tls)
-    with pytest.raises(ReloadError, match=r"client_ca.*needs a restart.*tls\.certificate"):
+    with pytest.raises(ReloadError, match=r"client_ca.*unchanged until a restart.*tls\.certificate"):
         plan(config(tenants=[ALICE]), wanted)
 
 
@@ -335,7 +335,7 @@ def test_reload_messages_to_device_processes(tmp_path: Path) -> None:
             request = node_pb2.RenewSessionRequest(session_token=opened.session_token)
             for _ in range(2):
                 refusal = await refused(served.node.RenewSession(request))
-                assert refusal.reason == Reason.SESSION_EXPIRED and "is good no more" in refusal.message
+                assert refusal.reason == Reason.SESSION_EXPIRED and "is no longer valid" in refusal.message
             await until(lambda: worker.ending)
 
     run(scenario())

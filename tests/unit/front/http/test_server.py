@@ -244,7 +244,7 @@ def test_a_stale_socket_is_replaced_and_other_files_are_not(tmp_path: Path) -> N
     again.release()
     path.parent.mkdir(exist_ok=True)
     path.write_text("precious")
-    with pytest.raises(ListenError, match="no socket"):
+    with pytest.raises(ListenError, match="not a socket"):
         UnixSocket(str(path)).claim()
     assert path.read_text() == "precious"
     claimed.release()

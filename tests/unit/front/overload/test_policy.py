@@ -207,7 +207,7 @@ def test_changed_thresholds_count_for_the_last_readings() -> None:
 
 
 def test_thresholds_are_in_order() -> None:
-    with pytest.raises(ValueError, match="second is the higher"):
+    with pytest.raises(ValueError, match="must not exceed"):
         OverloadSettings(loop_lag="3s")
     assert OverloadManager(OverloadSettings(memory=7)).triggers["memory"].thresholds[OverloadLevel.CRITICAL] == 14
 

@@ -59,7 +59,7 @@ def test_sizes() -> None:
     with pytest.raises(PeerFrameError):
         PeerFrameReader().feed(b"GET / HTTP/1.1\r\n\r\n")
     small = PeerFrameReader(10)
-    with pytest.raises(PeerFrameError, match="the most is 10"):
+    with pytest.raises(PeerFrameError, match="the maximum is 10"):
         small.feed(encode({"a": "x" * 20}))
     small = PeerFrameReader(10)
     small.most = 100

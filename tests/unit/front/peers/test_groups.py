@@ -200,7 +200,7 @@ def test_a_daemon_that_hangs_is_noticed_by_its_silence() -> None:
             await both.form()
             both.ranks[0].present(both.sessions[0], both.group)
             refusal = refusal_in(await both.ranks[0].hears("fail"))
-            assert refusal.reason == Reason.COMMUNICATOR_FAILED and "nothing was heard" in refusal.message
+            assert refusal.reason == Reason.COMMUNICATOR_FAILED and "no message arrived" in refusal.message
 
     run(work())
 
@@ -435,7 +435,7 @@ def test_number_of_groups_of_a_session_is_bounded() -> None:
         async with fronts(front):
             session = front.session(0)
             groups = [(await front.groups.create(session, (GroupMember(0, 0),), 5.0))[0] for _ in range(MAX_GROUPS)]
-            with pytest.raises(Refusal, match=f"the most is {MAX_GROUPS}") as error:
+            with pytest.raises(Refusal, match=f"the maximum is {MAX_GROUPS}") as error:
                 await front.groups.create(session, (GroupMember(0, 0),), 5.0)
             assert error.value.reason == Reason.QUOTA_EXCEEDED
             front.groups.leave(session, groups[0])

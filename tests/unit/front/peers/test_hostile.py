@@ -141,7 +141,7 @@ def test_operations_without_end_are_not_kept() -> None:
                 peer.say({**GOOD, "sequence": sequence})
             async with asyncio.timeout(PATIENCE):
                 await peer.lost
-            assert "not waited for an answer" in both.first.groups.of(peer.session)[0].info().detail
+            assert "without waiting for an answer" in both.first.groups.of(peer.session)[0].info().detail
             assert len(both.first.router.coordinator.matcher) == 0
             await both.run(1)
 

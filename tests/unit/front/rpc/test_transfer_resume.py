@@ -312,7 +312,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
             while len(taken) < chunk * sent:
                 taken += (await call.read()).data
             await device_settles(f)
-            assert f.launcher.chunks_sent == sent
+            assert f.launcher.chunks_sent <= most
             while len(taken) < len(data):
                 call.cancel()
                 call = download(f, len(taken))

@@ -19,6 +19,7 @@ from hearthd.front.sessions.publications import (
     Publication,
     PublicationRegistry,
 )
+from hearthd.front.tenancy.tenants import Right, Tenant
 
 
 class Process:
@@ -48,6 +49,34 @@ def test_name_is_taken_while_its_buffer_is_being_published() -> None:
     assert registry.visible("a", 0) == []
     registry.end(pending)  # the buffer could not be published
     registry.reserve("a", 0, "weights", Process(), None)
+
+
+def test_status_shows_own_and_granted_publications() -> None:
+    registry = PublicationRegistry()
+    own = published(registry, "x")
+    shared = published(registry, "y", tenant="b", grants=["a"])
+    hidden = published(registry, "z", tenant="b")
+    registry.reserve("a", 0, "pending", Process(), None)
+    assert registry.shown_to(Tenant("a", rights=frozenset({Right.ATTACH}))) == [own, shared]
+    assert registry.shown_to(Tenant("a", rights=frozenset({Right.READ}))) == [own]
+    assert registry.shown_to(Tenant("a", rights=frozenset({Right.OBSERVE}))) == [own, shared, hidden]
+
+
+@pytest.mark.parametrize(
+    ("description", "array"),
+    [
+        (b'{"dtype":"<f4","shape":[2,3]}', ([2, 3], "<f4")),
+        (b'{"dtype":"<f4","shape":[true]}', None),
+        (b'{"dtype":"<f4","shape":%s}' % str([1] * 65).encode(), None),
+        (b'{"dtype":"%s","shape":[]}' % (b"x" * 41), None),
+        (b'{"dtype":4,"shape":[]}', None),
+        (b"[]", None),
+        (b"\xff", None),
+        (b"", None),
+    ],
+)
+def test_description_is_read_only_if_it_describes_an_array(description: bytes, array: object) -> None:
+    assert published(PublicationRegistry(), description=description).array == array
 
 
 def test_names_are_a_tenants_and_a_devices_own() -> None:
@@ -94,6 +123,7 @@ def test_what_is_not_granted_cannot_be_told_from_what_is_not_there() -> None:
     there = reason(registry.find, "a", "b", 0, "theirs")
     absent = reason(registry.find, "a", "b", 0, "absent")
     assert there.reason is absent.reason is Reason.NOT_PUBLISHED
+    assert "gpu.published()" in absent.fix and "ListPublished" not in absent.fix
     assert there.message.replace("theirs", "absent") == absent.message
     assert there.fix == absent.fix
     assert {key: value.replace("theirs", "absent") for key, value in there.details.items()} == absent.details

@@ -78,11 +78,12 @@ def lost(
 
 def test_faults_are_those_of_ones_own_processes_and_of_shared_ones() -> None:
     faults = RecentFaults(0)
-    faults.add(lost(text="device 0 was lost: kernel secret ran too long"), 1, WorkerKey("alice"), {"alice"})
+    faults.add(lost(text="device 0 was lost: kernel secret ran too long"), 1, WorkerKey("alice"), {"s1": "alice"})
     [mine] = seen_by(ALICE, [faults])
     assert mine.pop("time_unix") > 1e9
     assert mine == {
         "device": 0, "generation": 1, "reason": "fault", "detail": "kernel secret ran too long", "kernels": ["secret"],
+        "tenant": "alice", "sessions": [{"id": "s1", "tenant": "alice"}],
     }  # fmt: skip
     assert seen_by(BOB, [faults]) == [] and len(seen_by(OPERATOR, [faults])) == 1
 
@@ -91,18 +92,20 @@ def test_faults_are_those_of_ones_own_processes_and_of_shared_ones() -> None:
                                                 ({"bob", ""}, False), (set(), False)])  # fmt: skip
 def test_kernels_of_others_in_a_shared_process_are_not_readable(involved: set[str], told: bool) -> None:
     faults = RecentFaults(0)
-    faults.add(lost(), 3, EVERYBODY, involved)
+    faults.add(lost(), 3, EVERYBODY, {f"of {tenant}": tenant for tenant in involved})
     [seen] = seen_by(BOB, [faults])
+    assert seen["sessions"] == [{"id": "of bob", "tenant": "bob"}][: "bob" in involved]
+    assert len(seen_by(OPERATOR, [faults])[0]["sessions"]) == len(involved)
     assert ("secret" in str(seen)) is told and seen["generation"] == 3
     assert "secret" in str(seen_by(OPERATOR, [faults]))
-    faults.add(lost("signal", "its process was killed by SIGSEGV", ()), 4, None, involved)
+    faults.add(lost("signal", "its process was killed by SIGSEGV", ()), 4, None, {})
     assert "SIGSEGV" in seen_by(BOB, [faults])[0]["detail"], "that says nothing of anybody"
 
 
 def test_faults_are_bounded_and_the_newest_comes_first() -> None:
     one, other = RecentFaults(0), RecentFaults(1)
     for number in range(100):
-        (one if number % 2 else other).add(lost(text="x" * 10_000, kernels=("k" * 999,) * 99), number, EVERYBODY, set())
+        (one if number % 2 else other).add(lost(text="x" * 10_000, kernels=("k" * 999,) * 99), number, EVERYBODY, {})
     seen = seen_by(OPERATOR, [one, other])
     assert len(seen) == MOST and len(list(one)) == MOST
     assert seen[0]["generation"] in (98, 99)

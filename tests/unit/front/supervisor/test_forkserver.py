@@ -70,7 +70,7 @@ main.serve(Config.model_validate({"devices": {"backend": "cpu"}}))
         (("--config=FILE",), {}, '[devices]\nbackend = "auto"\n', False, "cpu"),
         (("--config", "FILE"), {}, "[devices]\nbackend = 7\n", True, "cuda"),
         (("--config", "FILE"), {}, "devices = 7", True, "cuda"),
-        (("--config", "FILE"), {}, "no TOML", True, "cuda"),
+        (("--config", "FILE"), {}, "not valid TOML", True, "cuda"),
         (("--config", "FILE.absent"), {}, "", False, "cpu"),
         (("--backend",), {}, "", False, "cpu"),
         (("--backend", "tpu"), {}, "", False, "cpu"),

@@ -51,7 +51,7 @@ def test_a_lost_device_fails_what_waits_and_comes_back(tmp_path: Path, how: str)
                 "signal": "killed by SIGSEGV",
                 "exit": "exit code 3",
                 "fault": "kernel boom wrote to 0x8",
-                "garbage": "no frames",
+                "garbage": "not valid frames",
                 "end of file": "vanished",
             }[how]
             assert text in refusals[0].message

@@ -146,7 +146,7 @@ def test_dates(tmp_path: Path, expires: str, until: float) -> None:
 @pytest.mark.parametrize("expires", ["1", "true", '"soon"', "12:00:00", '"2027-13-01"', "-1.0"])
 def test_what_is_no_date(tmp_path: Path, expires: str) -> None:
     text = f'[[tenants]]\nname = "a"\ntokens = [{{ hash = "{HASH}0", expires = {expires} }}]\n'
-    with pytest.raises(ConfigError, match=r"tenants\[0\].tokens\[0\].expires: .* is no date"):
+    with pytest.raises(ConfigError, match=r"tenants\[0\].tokens\[0\].expires: .* is not a date"):
         load(write(tmp_path, text), {})
 
 

@@ -91,7 +91,8 @@ class CpuCommunicators:
 
     def _begin(self, dtype: str) -> None:
         """Starts to compile the arithmetic of a dtype that an operation will need, concurrently with the work before
-        the operation."""
+        the operation.
+        """
         if dtype not in self._asked:
             self._asked.add(dtype)
             threading.Thread(target=self._build, args=(dtype,), name="exchange build", daemon=True).start()

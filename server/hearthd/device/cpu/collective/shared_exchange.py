@@ -83,13 +83,15 @@ class SharedExchange:
     def attach(cls, descriptor: bytes, rank: int, ranks: int, toolchain: LibraryMaker | None = None) -> SharedExchange:
         """Joins the segment as `rank` of `ranks`. Raises `Refusal` as `shared_segment.attach` does."""
         if not 0 <= rank < ranks:
-            raise Refusal(Reason.INVALID_ARGUMENT, f"Rank {rank} of {ranks} ranks was asked for.")
+            raise Refusal(Reason.INVALID_ARGUMENT, f"Rank {rank} of {ranks} ranks was requested.")
         memory = shared_segment.attach(descriptor, ranks, toolchain)
         return cls(memory, rank, ranks, descriptor, toolchain)
 
     def prepare(self, operations: Sequence[CollectiveExchange]) -> ExchangeCall:
-        """Checks operations for `run`. Raises `Refusal` (INVALID_ARGUMENT) for operations that no segment with this
-        number of ranks supports."""
+        """Checks operations for `run`.
+
+        Raises `Refusal` (INVALID_ARGUMENT) for operations that no segment with this number of ranks supports.
+        """
         for each in operations:
             size = NUMBERS.get(each.dtype, -1)
             rank = each.root if each.kind in ROOTED else each.peer if each.kind in PEERED else 0
@@ -103,7 +105,7 @@ class SharedExchange:
             ):
                 raise Refusal(
                     Reason.INVALID_ARGUMENT,
-                    f"{_asked(each)} was asked for in a group of {self.ranks} ranks.",
+                    f"{_asked(each)} was requested in a group of {self.ranks} ranks.",
                     fix=f"Operations: {', '.join(KINDS)}. Types: {', '.join(DTYPES)}. Reductions: {', '.join(OPS)}.",
                     details={"kind": each.kind, "dtype": each.dtype, "op": each.op, "count": each.count},
                 )
@@ -142,7 +144,9 @@ class SharedExchange:
             raise self._timed_out(call.operations[report.operation], report.missing, timeout_s or 0)
         if status == _MISMATCH:
             raise self._mismatch(call.operations[report.operation], report)
-        raise self._failed("was aborted" if status == _ABORTED else "has another size than this rank knows")
+        raise self._failed(
+            "was aborted" if status == _ABORTED else "has a different size from the one that this rank expects"
+        )
 
     def _load(self, call: ExchangeCall) -> None:
         """Loads the arithmetic of the call, compiled first if this machine has not used it before."""
@@ -164,8 +168,11 @@ class SharedExchange:
                 self._code.hearth_segment_abort(self._base)
 
     def close(self) -> None:
-        """Leaves the segment. A waiting call of this rank fails; the other ranks continue to wait for this rank, as
-        ranks on GPUs do, and learn the reason from the front."""
+        """Leaves the segment.
+
+        A waiting call of this rank fails; the other ranks continue to wait for this rank, as ranks on GPUs do, and
+        learn the reason from the front.
+        """
         if not self._busy.acquire(blocking=False):
             with self._state:
                 if not self._closed:
@@ -197,7 +204,7 @@ class SharedExchange:
         theirs = CollectiveExchange(KINDS[report.kind], 0, 0, report.count, DTYPES[report.dtype], op, root, self.rank)
         return Refusal(
             Reason.COLLECTIVE_MISMATCH,
-            f"Rank {self.rank} asked for {_asked(mine)}, rank {report.rank} for {_asked(theirs)}.",
+            f"Rank {self.rank} called {_asked(mine)}, rank {report.rank} for {_asked(theirs)}.",
             fix="Call the collective with the same kind, count, dtype, reduction and root on every rank.",
             details={"rank": self.rank, "odd_rank": report.rank, "mine": _asked(mine), "theirs": _asked(theirs)},
         )
@@ -212,8 +219,10 @@ class SharedExchange:
 
 
 def _operation(each: CollectiveExchange) -> _Operation:
-    """Returns the C structure of an operation. Fields that its kind does not use are 0, so that ranks need not agree on
-    them."""
+    """Returns the C structure of an operation.
+
+    Fields that its kind does not use are 0, so that ranks need not agree on them.
+    """
     kind = each.kind
     return _Operation(
         each.source,

@@ -29,7 +29,8 @@ _OTHER_BUILD = 1
 
 class HandOver(Protocol):
     """Passes segments between processes: `hearthd.device.platform.segment_exchange.SegmentExchange`, or the client of a
-    broker."""
+    broker.
+    """
 
     def keep(self, nonce: bytes, file: int) -> None:
         """Keeps the segment for other processes. Raises OSError."""
@@ -60,7 +61,9 @@ _created_lock = threading.Lock()
 
 def library(toolchain: LibraryMaker | None) -> ctypes.CDLL:
     """Loads the library of groups, with the signatures of the functions that this module and `shared_exchange` call.
-    Calls release the GIL."""
+
+    Calls release the GIL.
+    """
     code = libraries.exchange(toolchain)
     code.hearth_segment_bytes.restype = ctypes.c_uint64
     code.hearth_segment_bytes.argtypes = [ctypes.c_uint]
@@ -78,8 +81,9 @@ def library(toolchain: LibraryMaker | None) -> ctypes.CDLL:
 
 
 def create(ranks: int, toolchain: LibraryMaker | None = None) -> bytes:
-    """Creates a segment for `ranks` ranks. Returns a descriptor for `attach`, in this process or any other process of
-    the user.
+    """Creates a segment for `ranks` ranks.
+
+    Returns a descriptor for `attach`, in this process or any other process of the user.
 
     This process must keep the segment until all ranks have attached, and then call `release`. Raises `Refusal`
     (INVALID_ARGUMENT) for an impossible number of ranks.
@@ -87,7 +91,7 @@ def create(ranks: int, toolchain: LibraryMaker | None = None) -> bytes:
     if not 1 <= ranks <= MAX_RANKS:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
-            f"{ranks} ranks were asked for; a communicator has 1 to {MAX_RANKS}.",
+            f"{ranks} ranks were requested; a communicator has 1 to {MAX_RANKS}.",
             details={"ranks": ranks, "max_ranks": MAX_RANKS},
         )
     code = library(toolchain)
@@ -127,8 +131,11 @@ def release(descriptor: bytes) -> None:
 
 
 def attach(descriptor: bytes, ranks: int, toolchain: LibraryMaker | None = None) -> mmap.mmap:
-    """Maps the segment. Raises `Refusal`: UNSUPPORTED on another machine; COMMUNICATOR_FAILED if the segment is gone or
-    does not match the descriptor; INVALID_ARGUMENT for an invalid descriptor."""
+    """Maps the segment.
+
+    Raises `Refusal`: UNSUPPORTED on another machine; COMMUNICATOR_FAILED if the segment is gone or does not match the
+    descriptor; INVALID_ARGUMENT for an invalid descriptor.
+    """
     code = library(toolchain)
     machine, pid, _, nonce = _parsed(descriptor)
     if machine != _machine():
@@ -205,8 +212,10 @@ def _parsed(descriptor: bytes) -> tuple[str, int, int, bytes]:
 
 
 def _machine() -> str:
-    """Returns the scope in which process IDs are valid: this boot of this machine, and the PID namespace. Raises
-    `Refusal`."""
+    """Returns the scope in which process IDs are valid: this boot of this machine, and the PID namespace.
+
+    Raises `Refusal`.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"

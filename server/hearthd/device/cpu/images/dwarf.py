@@ -112,7 +112,8 @@ class Lines:
 
     def frames(self, address: int) -> list[Frame]:
         """Returns the places of an address, innermost first: the instruction's own place, then the calls through which
-        it was inlined."""
+        it was inlined.
+        """
         for unit in self._units:
             at = bisect_right(unit.rows, (address, _BASE_ADDRESS, 0)) - 1
             if at < 0 or unit.rows[at][1] == 0:

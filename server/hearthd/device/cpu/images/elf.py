@@ -45,8 +45,7 @@ class _Symbol:
 
 
 def static_shared_bytes(code: bytes) -> list[int]:
-    """Returns the bytes of static shared memory of each kernel of an object file, in the order of its table of
-    kernels."""
+    """Returns the bytes of static shared memory of each kernel of an object file, in its table's order."""
     references = _Object(code)
     return [references.shared_by(kernel) for kernel in references.kernels()]
 
@@ -56,7 +55,7 @@ class _Object:
 
     def __init__(self, code: bytes) -> None:
         if code[:6] != MAGIC + b"\x02\x01":  # 64 bits, little-endian
-            raise ValueError("the compiler's output is no little-endian ELF-64 object")
+            raise ValueError("the compiler's output is not a little-endian ELF-64 object")
         self._code = code
         (machine,) = struct.unpack_from("<H", code, 18)
         self._field_bytes = _TO_THE_END_OF_THE_FIELD if machine == _EM_X86_64 else {}

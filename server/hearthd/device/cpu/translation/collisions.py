@@ -142,7 +142,8 @@ def hidden_macros(names: PreludeNames, sources: Sequence[str], headers: Mapping[
 
 def foreign_includes(names: PreludeNames, texts: Sequence[str], headers: Mapping[str, str]) -> bool:
     """True if `texts` include a header that neither the program nor the backend provides, that is, one of the C or C++
-    library."""
+    library.
+    """
     given = {name.rsplit("/", 1)[-1] for name in headers} | names.own_headers
     included = (name for text in texts for name in _INCLUDE.findall(text))
     return any(name not in given and name.rsplit("/", 1)[-1] not in given for name in included)
@@ -189,8 +190,10 @@ class Separation:
         self.own_std = False  # True after `_injected` has opened the renamed namespace
 
     def edits(self) -> Iterator[tuple[int, int, str]]:
-        """Yields replacements of ranges of the text. Replacements at the same offset are in the order in which they
-        apply."""
+        """Yields replacements of ranges of the text.
+
+        Replacements at the same offset are in the order in which they apply.
+        """
         yield from self._namespaces()
         c_linkage: set[int] = set()
         has_body = {f.name for f in self.found.functions if f.body is not None and f.owner is None}
@@ -229,7 +232,8 @@ class Separation:
 
     def _language_templates(self) -> Iterator[tuple[int, int]]:
         """Yields declarations such as `template <class T> struct tuple_size;`, which the library has, possibly under
-        another scope."""
+        another scope.
+        """
         for index, token in enumerate(self.tokens[:-1]):
             if token.text in _LANGUAGE_NAMES and self.tokens[index + 1].text == ";":
                 at = index
@@ -238,13 +242,13 @@ class Separation:
                 yield self.tokens[at].start, self.tokens[index + 1].end
 
     def aliases(self) -> str:
-        """Returns the declaration with which the table of kernels and variables can use the names as the program
-        does."""
+        """Returns the declaration that lets the table of kernels and variables use the program's names."""
         return f"namespace std = {OWN_STD};" if self.own_std else ""
 
     def _namespaces(self) -> Iterator[tuple[int, int, str]]:
         """Yields edits that open the program's namespace before its text, and close it around text of libraries'
-        headers and statements that must be outside."""
+        headers and statements that must be outside.
+        """
         outside = dict(self._outside())
         depth = 0
         leave_at = -1
@@ -266,7 +270,8 @@ class Separation:
 
     def _injected(self, offset: int) -> str:
         """Returns `using` declarations for CUDA's functions before `offset` that the program overloads and, for a
-        program with its own `std`, the declarations that NVRTC has in that namespace."""
+        program with its own `std`, the declarations that NVRTC has in that namespace.
+        """
         first = self.injected_at < 0
         known = {name for name in self.overloads if self.injected_at < self.later.get(name, -1) < offset}
         if first:
@@ -321,7 +326,8 @@ class Separation:
 
     def _library_specialisation(self, index: int) -> int | None:
         """Returns the end of `template <...> struct std::name<...> {...};` at `index`; None if the tokens are something
-        else."""
+        else.
+        """
         tokens, at = self.tokens, index
         while at + 1 < len(tokens) and tokens[at].text == "template" and tokens[at + 1].text == "<":
             closing = matching_angle(tokens, at + 1, len(tokens))

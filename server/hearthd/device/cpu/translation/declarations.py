@@ -78,7 +78,8 @@ def scan(tokens: Sequence[Token]) -> Declarations:
 
 def declarator_names(tokens: Sequence[Token], start: int, end: int) -> list[int]:  # noqa: PLR0912 - a case a shape
     """Returns the indices of the names that the variable declaration in `[start, end)` declares (`int a, *b[2],
-    (*f)(int);`)."""
+    (*f)(int);`).
+    """
     names: list[int] = []
     candidate: int | None = None
     at = start
@@ -222,7 +223,8 @@ class _Scanner:
 
     def _after_template(self, at: int, end: int) -> int:
         """Returns the index after `template <...>` headers, so that commas, classes and defaults in them are not
-        misread."""
+        misread.
+        """
         tokens = self.tokens
         while at + 1 < end and tokens[at].text == "template" and tokens[at + 1].text == "<":
             closing = matching_angle(tokens, at + 1, end)
@@ -233,7 +235,8 @@ class _Scanner:
 
     def _function_name(self, start: int, opening: int) -> tuple[int, int] | None:
         """Returns the indices of the name and of the parenthesis at `opening`; skips the arguments of an explicit
-        specialisation. None if there is no name."""
+        specialisation. None if there is no name.
+        """
         at = opening - 1
         if at > start and self.tokens[at].text == ">":
             depth = 0

@@ -186,6 +186,7 @@ class Messages:
 
     def _own(self, message: Message) -> Line | None:
         """Returns the user's line that a message is about: the message's own line, or the nearest one that led to it.
+
         None if there is none.
 
         gcc prints the lines that required a template before the message, clang after it.
@@ -196,8 +197,10 @@ class Messages:
         return min(led, key=lambda line: line.text == _INCLUDES, default=None)
 
     def show(self, message: Message, place: tuple[str, int] | None = None) -> list[str]:
-        """Returns the lines of a message as the user sees it, with the source line that it is about. `place` is used if
-        the message has no line of the user."""
+        """Returns the lines of a message as the user sees it, with the source line that it is about.
+
+        `place` is used if the message has no line of the user.
+        """
         main = message.main
         own = self._own(message)
         if main.file.startswith(EXPRESSION):
@@ -227,8 +230,7 @@ class Messages:
         return shown
 
     def _ended(self, file: str, number: int, text: str) -> int:
-        """Returns the line that lacks its semicolon if gcc named the first word of the next line; otherwise
-        `number`."""
+        """Returns the line that lacks its semicolon if gcc named the next line's first word; otherwise `number`."""
         match = _UNENDED.search(text)
         lines = self._texts.get(file, ())
         if match is None or not 0 < number <= len(lines) or not lines[number - 1].lstrip().startswith(match[1]):
@@ -239,14 +241,14 @@ class Messages:
         return number if line.startswith(ends[0]) or line.endswith(ends[1]) else before
 
     def quoted(self, file: str, number: int) -> list[str]:
-        """Returns the user's source line, to be shown below a message about it; an empty list if the line is not
-        known."""
+        """Returns the user's source line, to be shown below a message; an empty list if it is not known."""
         lines = self._texts.get(file, ())
         return [f"    {lines[number - 1].rstrip()}"] if 0 < number <= len(lines) else []
 
     def unsupported(self, mark: str) -> tuple[str, str, int] | None:
         """Returns the feature that a message with `mark` names, with the file and line of the user's that use it; None
-        if there is no such message."""
+        if there is no such message.
+        """
         at = next((i for i, raw in enumerate(self.raw) if mark in raw and _LOCATION.match(raw)), None)
         if at is None:
             return None

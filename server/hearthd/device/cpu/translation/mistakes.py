@@ -60,7 +60,8 @@ def explain(expanded: str) -> list[Mistake]:
 
 def place(expanded: str, message: str) -> tuple[str, int] | None:
     """Returns the file and line where the user's source first uses a name that the message quotes; None if there is
-    none."""
+    none.
+    """
     source = SourceMap(expanded)
     names = set(_QUOTED.findall(message))
     token = next((each for each in tokenize(source) if each.text in names), None)

@@ -117,7 +117,8 @@ def pointer_parameters(
     shared: Mapping[tuple[int, int] | None, Arrays],
 ) -> dict[str, bool]:
     """Returns the pointer parameters of `function` that are volatile, or that get a shared array in a call within the
-    source."""
+    source.
+    """
     pointers: dict[int, tuple[str, bool]] = {}
     for place, (start, end) in enumerate(_parts(tokens, function.parameters[0] + 1, function.parameters[1] - 1)):
         texts = [token.text for token in tokens[start:end]]

@@ -224,7 +224,8 @@ class _Rewriter:
 
     def _replace_uses(self, name: str, value: str, after: int) -> None:
         """Replaces the uses of a dynamic array declared outside functions: every mention in a function, unless the
-        function declares the name itself."""
+        function declares the name itself.
+        """
         for function in self.found.functions:
             if function.body is None or function.body[0] < after:
                 continue

@@ -74,8 +74,10 @@ class ModuleTable:
         return f"::hearth::describe_kernel<{value}>({_quoted(name)}, {bounds}),"
 
     def _bounds(self, kernel: FunctionDeclaration) -> str:
-        """Returns the arguments of `__launch_bounds__`. For a template they are empty if they may depend on its
-        parameters."""
+        """Returns the arguments of `__launch_bounds__`.
+
+        For a template they are empty if they may depend on its parameters.
+        """
         at = kernel.statement[0]
         while at < kernel.parameters[0]:
             if self.tokens[at].text == "__launch_bounds__":

@@ -168,8 +168,10 @@ class _State:
         self.met = True
 
     def joined(self, branches: Sequence[_State]) -> None:
-        """Merges the states after alternatives. A meeting point in one of them counts for all, so that correct code is
-        not reported."""
+        """Merges the states after alternatives.
+
+        A meeting point in one of them counts for all, so that correct code is not reported.
+        """
         if any(branch.met for branch in branches):
             self.meet()
             return
@@ -256,7 +258,8 @@ class _Walk:
 
     def _single(self, start: int, end: int) -> _Guard | None:
         """Returns the guard of a condition such as `lane == 0`, `!lane`, `threadIdx.x == 0 && n > 1`; None if there is
-        none."""
+        none.
+        """
         texts = [token.text for token in self.tokens[start:end]]
         if "|" in texts or not texts:
             return None
@@ -345,7 +348,8 @@ class _Walk:
 
     def _chained(self, accesses: Sequence[_Access]) -> None:
         """Records `s[x] += s[x + c]` on shared memory that is not volatile: a race if several such statements follow
-        each other, or in a loop that halves c."""
+        each other, or in a loop that halves c.
+        """
         written = next((access for access in accesses if access.writes), None)
         if written is None or self._is_volatile(written) or self._guard is not None:
             return

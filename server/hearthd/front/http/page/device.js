@@ -1,40 +1,63 @@
-// One device's card: state, figures with their last minutes, memory by tenant.
+// One device's card: state, running kernels, figures with their last minutes, memory by tenant.
 
 import { el, setBadge, setChildren, setText, setTitle, svg } from "./dom.js";
 import * as units from "./units.js";
 
-const KEPT = 120; // samples of a sparkline
+const WINDOW = 300; // seconds of a sparkline
+const GAP = 10; // seconds without a sample after which a line is interrupted
+const KERNELS = 4; // running kernels that are shown for each device
 const COLOURS = 7;
 const STATES = {
   serving: ["●", "serving", "good"], starting: ["◌", "starting", "warn"], lost: ["▲", "lost", "bad"],
   fenced: ["■", "fenced", "bad"], stalled: ["▲", "stalled", "warn"],
 };
 
+/** A figure with its sparkline. Samples are pairs of a time in seconds and a value. */
 class Figure {
   constructor(label, title) {
     this.value = el("dd", { class: "number" });
-    this.history = [];
+    this.samples = [];
     this.under = svg("path", { class: "under" });
     this.over = svg("path", { class: "over" });
-    const spark = svg("svg", { class: "spark", viewBox: `0 0 ${KEPT - 1} 26`, preserveAspectRatio: "none", "aria-hidden": "true" },
+    const spark = svg("svg", { class: "spark", viewBox: `0 0 ${WINDOW} 26`, preserveAspectRatio: "none", "aria-hidden": "true" },
       this.under, this.over);
-    this.node = el("div", { class: "figure", title }, el("dt", {}, label), this.value, spark);
+    this.node = el("div", { class: "figure", title: `${title}; the line shows the last five minutes` }, el("dt", {}, label),
+      this.value, spark);
   }
 
-  show(text, value, top) {
+  show(text, now, value) {
     setText(this.value, text);
-    this.history.push(value);
-    if (this.history.length > KEPT) this.history.shift();
-    const most = top ?? Math.max(...this.history, 1e-9);
-    const from = KEPT - this.history.length;
-    const points = this.history.map((each, index) => `${from + index} ${(25 - 23 * Math.min(1, each / most)).toFixed(1)}`);
-    const line = `M${points.join("L")}`;
-    this.over.setAttribute("d", line);
-    this.under.setAttribute("d", `${line}L${KEPT - 1} 26L${from} 26Z`);
+    if (now > (this.samples.at(-1)?.[0] ?? -Infinity)) this.samples.push([now, value]);
+    while (this.samples[0][0] < now - WINDOW) this.samples.shift();
+  }
+
+  /** Puts the daemon's samples before those that were seen since. */
+  recall(samples) {
+    const last = samples.at(-1)?.[0] ?? -Infinity;
+    this.samples = [...samples, ...this.samples.filter(([time]) => time > last)];
+  }
+
+  get most() {
+    return this.samples.reduce((most, [, value]) => Math.max(most, value), 0);
+  }
+
+  /** Draws the line; its height at `top` is full. */
+  draw(now, top) {
+    const lines = [];
+    let before = -Infinity;
+    for (const [time, value] of this.samples) {
+      if (time - before > GAP) lines.push([]);
+      const x = (WINDOW - (now - time)).toFixed(1);
+      lines.at(-1).push([x, (25 - 23 * Math.min(1, value / (top || 1))).toFixed(1)]);
+      before = time;
+    }
+    const paths = lines.map((points) => `M${points.map((point) => point.join(" ")).join("L")}`);
+    this.over.setAttribute("d", paths.join(""));
+    this.under.setAttribute("d", paths.map((path, index) => `${path}L${lines[index].at(-1)[0]} 26L${lines[index][0][0]} 26Z`).join(""));
   }
 
   forget() {
-    this.history.length = 0;
+    this.samples = [];
   }
 }
 
@@ -99,6 +122,37 @@ class Memory {
   }
 }
 
+/** The kernels that run now, with their sessions. */
+class Running {
+  constructor() {
+    this.list = el("ul");
+    this.node = el("div", { class: "running" }, el("h4", {}, "Running now"), this.list);
+  }
+
+  show(device) {
+    const all = device.running ?? [];
+    const shown = all.slice(0, KERNELS).map((each) => [each.kernel, who(each), each.seconds < 0.1 ? "< 0.1 s" : units.span(each.seconds)]);
+    if (all.length > KERNELS) shown.push(["", `${all.length - KERNELS} more`, ""]);
+    if (!shown.length) shown.push(["", "no kernel", ""]);
+    while (this.list.children.length < shown.length) {
+      this.list.append(el("li", {}, el("code"), el("span", { class: "quiet" }), el("b", { class: "number" })));
+    }
+    while (this.list.children.length > shown.length) this.list.lastElementChild.remove();
+    shown.forEach(([kernel, session, time], index) => {
+      const [name, owner, seconds] = this.list.children[index].children;
+      setText(name, kernel);
+      setTitle(name, kernel);
+      setText(owner, session);
+      setText(seconds, time);
+    });
+  }
+}
+
+function who({ client, session, tenant, queued }) {
+  const parts = [client || session, client ? session : "", tenant, queued ? `${queued} queued` : ""];
+  return parts.filter(Boolean).join(" · ");
+}
+
 export class DeviceCard {
   constructor() {
     this.name = el("h3");
@@ -110,14 +164,16 @@ export class DeviceCard {
     this.received = new Figure("Upload", "Bytes copied to the device, over the last ten seconds");
     this.sent = new Figure("Download", "Bytes copied from the device, over the last ten seconds");
     this.figures = [this.busy, this.launches, this.received, this.sent];
+    this.running = new Running();
     this.memory = new Memory();
     this.facts = el("div", { class: "facts quiet number" });
     this.node = el("article", { class: "card" },
       el("header", {}, el("div", {}, this.name, this.about), this.badge), this.why,
-      el("dl", { class: "figures" }, ...this.figures.map((each) => each.node)), this.memory.node, this.facts);
+      el("dl", { class: "figures" }, ...this.figures.map((each) => each.node)), this.running.node,
+      this.memory.node, this.facts);
   }
 
-  show(device) {
+  show(device, now) {
     const state = STATES[device.state] ?? ["?", device.state, "warn"];
     setBadge(this.badge, state);
     this.node.classList.toggle("trouble", state[2] === "bad");
@@ -131,7 +187,8 @@ export class DeviceCard {
     this.why.hidden = !device.detail;
     this.why.classList.toggle("mild", state[2] !== "bad");
     setText(this.why, device.detail ?? "");
-    this.rates(device.throughput ?? {});
+    this.rates(device.throughput ?? {}, now);
+    this.running.show(device);
     this.memory.show(device);
     const facts = this.said(device);
     while (this.facts.children.length < facts.length) this.facts.append(el("span"));
@@ -139,14 +196,30 @@ export class DeviceCard {
     facts.forEach((text, index) => setText(this.facts.children[index], text));
   }
 
-  rates(rates) {
+  rates(rates, now) {
     const busy = rates.busy_ratio ?? null;
-    this.busy.show(busy === null ? "–" : units.percent(busy), busy ?? 0, 1);
+    this.busy.show(busy === null ? "–" : units.percent(busy), now, busy ?? 0);
     // Null: totals of a device are for observers.
-    const show = (figure, text, rate) => figure.show(rate == null ? "–" : text(rate), rate ?? 0);
+    const show = (figure, text, rate) => figure.show(rate == null ? "–" : text(rate), now, rate ?? 0);
     show(this.launches, units.perSecond, rates.launches_per_second);
     show(this.received, units.bytesPerSecond, rates.received_bytes_per_second);
     show(this.sent, units.bytesPerSecond, rates.sent_bytes_per_second);
+  }
+
+  recall(history, now) {
+    const times = history.age_seconds.map((age) => now - age);
+    const samples = (values) => times.map((time, index) => [time, values[index] ?? 0]);
+    this.busy.recall(samples(history.busy_ratio));
+    this.launches.recall(samples(history.launches_per_second));
+    this.received.recall(samples(history.received_bytes_per_second));
+    this.sent.recall(samples(history.sent_bytes_per_second));
+  }
+
+  draw(now, launches, bytes) {
+    this.busy.draw(now, 1);
+    this.launches.draw(now, launches);
+    this.received.draw(now, bytes);
+    this.sent.draw(now, bytes);
   }
 
   said(device) {
@@ -174,14 +247,33 @@ export class Devices {
     this.cards = new Map();
   }
 
-  show(devices) {
+  show(devices, now) {
     const nodes = devices.map((device) => {
-      if (!this.cards.has(device.ordinal)) this.cards.set(device.ordinal, new DeviceCard());
-      const card = this.cards.get(device.ordinal);
-      card.show(device);
+      const card = this.card(device.ordinal);
+      card.show(device, now);
       return card.node;
     });
     setChildren(this.place, nodes);
+    this.draw(now);
+  }
+
+  /** Takes the daemon's history. */
+  recall(history, now) {
+    for (const device of history.devices) this.card(device.ordinal).recall(device, now);
+    this.draw(now);
+  }
+
+  card(ordinal) {
+    if (!this.cards.has(ordinal)) this.cards.set(ordinal, new DeviceCard());
+    return this.cards.get(ordinal);
+  }
+
+  /** Equal rates have equal heights: all devices share a scale for launches, and one for both directions of copies. */
+  draw(now) {
+    const cards = [...this.cards.values()];
+    const launches = Math.max(...cards.map((card) => card.launches.most));
+    const bytes = Math.max(...cards.map((card) => Math.max(card.received.most, card.sent.most)));
+    cards.forEach((card) => card.draw(now, launches, bytes));
   }
 
   forget() {

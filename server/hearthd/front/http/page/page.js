@@ -1,6 +1,6 @@
 // The page: what the daemon says goes where it is shown; who may not look is asked for a token.
 
-import { Poll, Refused, token } from "./daemon.js";
+import { Poll, Refused, get, token } from "./daemon.js";
 import { Devices } from "./device.js";
 import { byId, setBadge, setText } from "./dom.js";
 import * as tables from "./tables.js";
@@ -10,24 +10,29 @@ const guarded = document.documentElement.hasAttribute("data-guarded");
 const devices = new Devices(byId("devices"));
 const sessions = tables.sessions(byId("sessions"));
 const tenants = tables.tenants(byId("tenants"));
+const published = tables.published(byId("published"));
 const faults = tables.faults(byId("faults"));
 const traces = tables.traces(byId("traces"), (text) => setText(byId("trace-note"), text));
 const poll = new Poll(found, failed);
 
+const AWAY = 5000; // milliseconds without an answer after which the history is asked for again
 const STATES = { ready: ["●", "ready", "good"], draining: ["◑", "draining", "warn"], not: ["▲", "not ready", "bad"] };
 
 let last = null; // the document that is shown
 let when = 0; // and when it came
 let paused = false;
+let recalled = 0; // when the history was asked for
 
 // ---- what came ----
 
 function found(status) {
   if (last && last.started_unix !== status.started_unix) {
     devices.forget();
+    recalled = 0;
     news("The daemon was restarted.");
   }
   announce(status);
+  if (Date.now() - Math.max(when, recalled) > AWAY) recall();
   last = status;
   when = Date.now();
   units.setNow(status.started_unix + status.uptime_seconds);
@@ -40,6 +45,19 @@ function found(status) {
   show();
 }
 
+/** Asks for the daemon's history: when the page opens, and after a time without answers, e.g. in a hidden tab. */
+async function recall() {
+  recalled = Date.now();
+  try {
+    const history = await (await get("history")).json();
+    if (last) devices.recall(history, now());
+  } catch {
+    // the lines then begin when the page was opened
+  }
+}
+
+const now = () => performance.now() / 1000;
+
 function show() {
   setText(byId("node"), last.node);
   setText(byId("about"), `hearthd ${last.version} · up ${units.span(last.uptime_seconds)}`);
@@ -47,9 +65,10 @@ function show() {
   setBadge(byId("ready"), state);
   byId("ready").hidden = false;
   document.title = `${state === STATES.ready ? "" : `${state[1]}: `}${last.node} · Hearth`;
-  devices.show(last.devices);
+  devices.show(last.devices, now());
   sessions.show(matching(last.sessions));
   tenants.show(last.tenants);
+  published.show(last.published ?? []);
   faults.show(last.faults ?? []);
   traces.show(last.traces ?? []);
   tick();
@@ -57,7 +76,7 @@ function show() {
 
 function matching(all) {
   const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const has = (s) => `${s.client} ${s.id} ${s.tenant}`.toLowerCase();
+  const has = (s) => `${s.client} ${s.process ?? ""} ${s.id} ${s.tenant}`.toLowerCase();
   return words.length ? all.filter((session) => words.every((word) => has(session).includes(word))) : all;
 }
 

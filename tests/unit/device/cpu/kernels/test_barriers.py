@@ -1,4 +1,4 @@
-"""Barriers, copies and pipelines of libcu++ and their C forms, against what their documentation defines."""
+"""Barriers, copies and pipelines of libcu++ and their C forms, compared with their documentation."""
 
 from __future__ import annotations
 

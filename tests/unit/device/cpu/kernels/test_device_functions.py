@@ -1,4 +1,4 @@
-"""Math, bits, atomics, vector types, half precision: each against NumPy or against its definition."""
+"""Math, bits, atomics, vector types, half precision: each compared with NumPy or with its definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared memory, barriers, warp functions and cooperative groups, against what the CUDA documentation defines."""
+"""Shared memory, barriers, warp functions and cooperative groups, compared with the CUDA documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiler's log as the user sees it: own lines, quoted, and no internal name; and its warnings."""
+"""The compiler's log as shown to the user: the user's own lines, quoted, without internal names; and warnings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hearthd.device.cpu.translation.messages import MAX_WARNINGS, Messages, boun
 K = 'extern "C" __global__ void k(int* p) {\n'
 INTERNAL = re.compile(r"hearth|<kernels>|always_inline|/tmp|/usr|thread_local|\./")
 
-# Name, source, the line that the message names, and a part of the message.
+# Name: source, the line that the message names, and a part of the message.
 MISTAKES = {
     "missing brace": (K + "    if (p[0]) {\n        p[1] = 2;\n}\n", 1, "this '{' is never closed"),
     "brace of a function": (K + "p[0] = 1;\n\n__device__ int g() { return 1; }\n", 1, "'{' is never closed"),

@@ -1,0 +1,85 @@
+"""`hearth published`: lists the published arrays of the node."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hearth.cli import connect_options
+from hearth.cli.format import output, units
+from hearth.cli.format.printable import printable
+from hearth.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from hearth.cli.top.rates import Document
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command and its arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "published",
+        help="published arrays: shape, dtype, size, owner, and how many sessions use them",
+        description="Lists the published arrays that this caller may see or attach, on all devices. Of arrays of other "
+        "tenants, session and number of attachments are shown to observers only. Opens no session.",
+        allow_abbrev=False,
+    )
+    output.add_arguments(parser)
+    connect_options.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the arrays. Raises `HearthError`."""
+    with connect_options.ask(arguments) as asker:
+        status = asker.status()
+        where = connect_options.where(asker.target)
+    if "published" not in status:
+        raise UnsupportedError(
+            f"hearthd {printable(status.get('version', '?'))} at {where} does not list its published arrays.",
+            reason="UNSUPPORTED",
+            fix="install the same version on both sides.",
+        )
+    found = [_document(each) for each in status["published"]]
+    output.emit({"target": where, "published": found}, arguments.json, "" if arguments.json else _text(found, status))
+    return 0
+
+
+def _document(each: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the array's JSON object. Shape and dtype are None if the publisher gave none, or invalid ones."""
+    from hearth import shapes
+    from hearth.arrays import described
+
+    array = described.valid(each.get("shape"), each.get("dtype"))
+    if array is not None and shapes.bytes_of(*array) != each["bytes"]:
+        array = None
+    return {
+        **each,
+        "shape": None if array is None else list(array[0]),
+        "dtype": None if array is None else str(array[1]),
+    }
+
+
+def _text(found: list[dict[str, Any]], status: Document) -> str:
+    from hearth.cli.format.table import table
+    from hearth.cli.top import lines
+
+    if not found:
+        return "no published arrays"
+    now = lines.clock(status)
+    header = ["NAME", "TENANT", "SESSION", "DEVICE", "SHAPE", "DTYPE", "SIZE", "ATTACHED", "SINCE"]
+    rows = [
+        [
+            printable(array["name"]),
+            printable(array["tenant"]),
+            printable(array["session"] or units.NONE),
+            str(array["device"]),
+            units.NONE if array["shape"] is None else "x".join(map(str, array["shape"])) or "1",
+            printable(array["dtype"] or units.NONE),
+            units.size(array["bytes"]),
+            units.NONE if array["attached"] is None else str(array["attached"]),
+            f"{units.duration(now - array['since_unix'])} ago",
+        ]
+        for array in found
+    ]
+    return table(header, rows, frozenset({3, 6, 7}))

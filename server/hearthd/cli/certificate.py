@@ -1,0 +1,165 @@
+"""`hearthd make-certificate`: a private authority, and a certificate of the daemon that it has signed."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509 import Certificate, CertificateBuilder, GeneralName
+
+AUTHORITY, CERTIFICATE, KEY = "ca.pem", "tls.pem", "tls.key"
+"""Names of the files that are written."""
+_CLOCK_SKEW = datetime.timedelta(hours=1)
+"""The certificate is valid this long before now, for hosts whose clocks are behind."""
+_FAILED, _WRONG_USE = 1, 2
+"""Exit status."""
+
+
+class CannotWriteError(Exception):
+    """A file exists already, or its directory cannot be written."""
+
+
+def make(names: Sequence[str], folder: Path, days: int) -> None:
+    """Writes `AUTHORITY`, `CERTIFICATE` and `KEY` (mode 0600) into `folder`. The authority's key is not kept.
+
+    Args:
+        names: Host names and IP addresses at which clients reach the daemon.
+        folder: Directory of the files; created if it does not exist.
+        days: Days that authority and certificate are valid.
+
+    Raises:
+        CannotWriteError: One of the files exists, or cannot be written. None is written then.
+        ValueError: A name is no host name.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    existing = [str(folder / name) for name in (AUTHORITY, CERTIFICATE, KEY) if (folder / name).exists()]
+    if existing:
+        raise CannotWriteError(f"{', '.join(existing)} exists already")
+    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority = (
+        _builder(f"Hearth authority of {names[0]}", authority_key, days)
+        .issuer_name(_name(f"Hearth authority of {names[0]}"))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    issuer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    certificate = (
+        _builder(names[0], key, days)
+        .issuer_name(authority.subject)
+        .add_extension(x509.SubjectAlternativeName([_host(name) for name in names]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(authority=False), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / KEY, private, 0o600)
+        _write(folder / CERTIFICATE, _pem(certificate) + _pem(authority), 0o644)
+        _write(folder / AUTHORITY, _pem(authority), 0o644)
+    except OSError as error:
+        raise CannotWriteError(f"{error.filename}: {error.strerror}") from None
+
+
+def _name(common: str) -> Any:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+def _builder(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> CertificateBuilder:
+    from cryptography import x509
+
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(subject))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _usage(*, authority: bool) -> Any:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _host(name: str) -> GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    if not name or not name.isascii() or any(character.isspace() or character in "/:" for character in name):
+        raise ValueError(f"{name!r} is no host name and no IP address")
+    return x509.DNSName(name)
+
+
+def _pem(certificate: Certificate) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command `hearthd make-certificate`."""
+
+    @app.command("make-certificate")
+    def make_certificate(
+        names: Annotated[
+            list[str], typer.Argument(metavar="NAME...", help="Host names and IP addresses of the daemon.")
+        ],
+        directory: Annotated[Path, typer.Option(help="Where the files are written.")] = Path(),
+        days: Annotated[int, typer.Option(min=1, max=3650, help="Days that the certificate is valid.")] = 365,
+    ) -> None:
+        """Make a private authority and a certificate for the daemon: ca.pem for clients, tls.pem and tls.key for [tls].
+
+        The key of the authority is not kept: a new certificate has a new authority.
+        """
+        try:
+            make(names, directory, days)
+        except CannotWriteError as error:
+            print(f"hearthd: {error}. Fix: name another --directory", file=sys.stderr)
+            raise typer.Exit(_FAILED) from None
+        except ValueError as error:
+            print(f"hearthd: {error}. Fix: pass names such as gpu-box.example.com or 10.1.0.17", file=sys.stderr)
+            raise typer.Exit(_WRONG_USE) from None
+        folder = directory.absolute()
+        print(f'# For the daemon:\n[tls]\ncertificate = "{folder / CERTIFICATE}"\nkey = "{folder / KEY}"')
+        print(f"# For clients, which need a copy of {folder / AUTHORITY}:")
+        print(f"#   HEARTH_CA={AUTHORITY} HEARTH_TARGET=https://{names[0]}:7421")

@@ -1,0 +1,60 @@
+"""Instances: several daemons with one configuration on one machine (`hearthd serve --instance NAME`). Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hearthd.front.addresses import parse_address
+
+if TYPE_CHECKING:
+    from hearthd.front.config.loader import Config
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+_HTTP = "-http"
+"""End of the name of the socket for HTTP, which stands beside that for gRPC (`Config.http_path`)."""
+
+
+def overrides(config: Config, name: str, given: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
+    """Returns the settings that give an instance its free ports and its sockets.
+
+    Hosts stay as configured, and a listener that is off stays off.
+
+    Args:
+        config: The configuration without these settings.
+        name: Name of the instance.
+        given: The flags of the command line, by path; a flag whose value is not None has precedence.
+
+    Raises:
+        ValueError: The name is invalid.
+    """
+    if _NAME.fullmatch(name) is None or name.endswith(_HTTP):
+        raise ValueError(
+            f"--instance {name!r} is no name of an instance. Fix: use at most 32 lower-case letters, digits and "
+            f'hyphens, without "{_HTTP}" at the end'
+        )
+    listen = config.listen
+    found: dict[tuple[str, ...], Any] = {("lanes", "path"): "auto"}
+    for key in ("grpc", "http", "lanes"):
+        value = getattr(listen, key)
+        if value:
+            found["listen", key] = str(parse_address(value)._replace(port=0))
+    if config.unix_path:
+        path = Path(config.unix_path)
+        found["listen", "unix"] = str(path.with_name(f"{path.stem}.{name}{path.suffix}"))
+        if listen.http_unix:
+            found["listen", "http_unix"] = "auto"
+    peers = config.collectives.listen
+    if peers and parse_address(peers).port:
+        found["collectives", "listen"] = str(parse_address(peers)._replace(port=0))
+        found["collectives", "advertise"] = ()  # names the fixed port
+    return {key: value for key, value in found.items() if given.get(key) is None}
+
+
+def announcement(config: Config, name: str) -> str:
+    """Returns the line that `hearthd serve` prints at the start of an instance: the target for its clients."""
+    if config.unix_path:
+        return f"hearthd instance {name}: HEARTH_TARGET=unix:{config.unix_path}"
+    return f'hearthd instance {name}: its addresses are in the line "hearthd ready"'

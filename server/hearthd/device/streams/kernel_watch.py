@@ -1,0 +1,58 @@
+"""Kernel watch: the kernels that run now, and for how long, for the status page. Device-handle thread only.
+
+A launch records no time, because that would cost every launch. The watch compares each report with the one before, so a
+duration is a lower bound, except for launches that are timed anyway (`hearthd.device.streams.launch_timing`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from hearthd.device.streams.track import PooledStream
+
+MOST = 32
+"""Maximum number of kernels in a report."""
+_NAME = 200
+
+
+class KernelWatch:
+    """The kernels in flight on the tracks of a process."""
+
+    def __init__(self) -> None:
+        self._seen: dict[PooledStream, tuple[tuple[int, str, str], float]] = {}
+        """By track: completed position, kernel and session at the last report, and the time from which the kernel is
+        known to run."""
+
+    def report(self, tracks: Iterable[PooledStream]) -> list[dict[str, Any]]:
+        """Returns an entry for each track that has a kernel in flight, longest first: the oldest kernel, its session,
+        the seconds for which it has been running at least, and the number of launches known to be queued behind it.
+        """
+        now = time.perf_counter()
+        seen: dict[PooledStream, tuple[tuple[int, str, str], float]] = {}
+        found: list[dict[str, Any]] = []
+        for track in tracks:
+            flying = [each for each in track.launched if each[0] > track.done_position]
+            if not flying:
+                continue
+            position, kernel, session = flying[0]
+            same = (track.done_position, kernel, session)
+            before, since = self._seen.get(track, (None, now))
+            if before != same:
+                since = now
+            probe = track.probe
+            if probe is not None and probe.position == position:
+                since = min(since, probe.begun_ns / 1e9)
+            seen[track] = (same, since)
+            found.append(
+                {
+                    "kernel": kernel[:_NAME],
+                    "session": session,
+                    "seconds": round(now - since, 3),
+                    "queued": len(flying) - 1,
+                }
+            )
+        self._seen = seen
+        found.sort(key=lambda each: -float(each["seconds"]))
+        return found[:MOST]

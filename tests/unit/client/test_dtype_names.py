@@ -1,0 +1,33 @@
+"""Names that are no dtype: the fix names the package that has them, or NumPy's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import hearth
+from hearth import shapes
+
+MISSING = """
+import sys
+sys.modules["ml_dtypes"] = None  # as if it were not installed; once imported, NumPy knows its names
+import hearth
+from hearth import shapes
+try:
+    shapes.dtype_of("bfloat16")
+except hearth.DtypeError as error:
+    print(error.fix)
+"""
+
+
+def test_dtype_of_ml_dtypes_names_the_package_where_it_is_missing() -> None:
+    done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "install the package that has it: pip install ml-dtypes.\n"
+
+
+def test_other_names_have_a_dtype_of_numpy_as_the_fix() -> None:
+    with pytest.raises(hearth.DtypeError, match="'flota32' is not a dtype") as caught:
+        shapes.dtype_of("flota32")
+    assert caught.value.fix == "use a dtype of NumPy, e.g. np.float32."
