@@ -8,7 +8,7 @@ argument                                             passed as                  
 NumPy or ml_dtypes scalar, 0-d array                 the same C type                         its size; `long double`:
                                                                                              the dtype's
 complex64, complex128                                `cuComplex`, `thrust::complex`          8, 16
-NumPy array of one element                           the same C type, as in CuPy             as a scalar's
+NumPy array of one element, not of 8 bytes           the same C type, as in CuPy             as a scalar's
 bool, float, complex                                 `bool`, `double`, `complex<double>`,    1, 8, 16
                                                      as in CuPy
 int                                                  the parameter's integer type            8
@@ -37,7 +37,8 @@ from hearth_proto import launches
 
 _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q",
              ("u", 1): "B", ("u", 2): "H", ("u", 4): "I", ("u", 8): "Q"}  # fmt: skip
-_NULL_BYTES = bytes(8)
+_ADDRESS_BYTES = 8
+_NULL_BYTES = bytes(_ADDRESS_BYTES)
 _DIM_MAX = 2**32 - 1
 _AXES = "xyz"
 
@@ -243,19 +244,6 @@ def typed(types: tuple[type, ...], known: Signature) -> record_packer.Packer | N
     return found
 
 
-def widened(args: Sequence[Any]) -> Sequence[Any] | None:
-    """Replaces the Python ints from 2**63 to 2**64 - 1 by their bytes, which only a parameter of 8 bytes takes.
-
-    Args:
-        args: The kernel's arguments.
-
-    Returns:
-        The arguments with the replacements; None if there is no such int.
-    """
-    found = tuple(arg.to_bytes(8, "little") if isinstance(arg, int) and 2**63 <= arg < 2**64 else arg for arg in args)
-    return None if all(one is other for one, other in zip(found, args, strict=True)) else found
-
-
 def fixed(types: Sequence[type]) -> bool:
     """Returns True if the types alone determine the encoding; the encoding of bytes, structs and 0-d arrays depends on
     the value.
@@ -300,7 +288,7 @@ def parameter(index: int, arg: Any) -> Parameter:
 
 def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
     """Returns the encoding of a NumPy scalar or an array of one element."""
-    if arg.size != 1 or arg.dtype.kind in "OSU":
+    if arg.size != 1 or arg.dtype.kind in "OSU" or (arg.shape and arg.nbytes == _ADDRESS_BYTES):
         raise _refused(index, arg)
     passed = _scalar(arg.dtype)
     if isinstance(arg, np.generic) and not isinstance(arg, np.void):

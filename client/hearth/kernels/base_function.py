@@ -243,11 +243,6 @@ class BaseFunction:
             tail = signature.pack_checked(args, space)
         except struct.error:
             self._check_memory(signature, args, space)
-            wide = arguments.widened(args)
-            if wide is not None:
-                return self._pack(
-                    attachment, grid, block, wide, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
-                )
             tail = signature.tail(args)  # raises the error that names the argument
         if tail is None:
             self._check_memory(signature, args, space)

@@ -197,7 +197,7 @@ def binding_of(index: int, argument: Any, function: BaseFunction, attachment: At
             value.pointer.offset = argument._offset
             value.pointer.read_only = passed.read_only
     elif passed.read_only and -(2**63) <= argument < 2**63:
-        value.int64 = argument
+        value.int64 = argument  # the daemon converts it to the parameter's type
     else:
         value.raw = _value_bytes(index, argument, passed)
     return Binding(role=Binding.ROLE_VALUE, value=value)
@@ -207,7 +207,7 @@ def _value_bytes(index: int, argument: Any, passed: arguments.Parameter) -> byte
     if not passed.code:
         return arguments.raw_bytes(argument)
     try:
-        return struct.pack("<Q" if passed.read_only else f"<{passed.code}", argument)
+        return struct.pack(f"<{passed.code}", argument)
     except struct.error:
         raise unpassable.too_large(index, argument) from None
 

@@ -24,6 +24,12 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
         fix = (
             "upload it with gpu.asarray(...) and pass the result; for a single value pass a scalar, e.g. np.float32(x)."
         )
+        if arg.size == 1 and arg.dtype.kind not in "OSU":
+            what = (
+                f"a NumPy array of one element of 8 bytes ({arg.dtype}), and a pointer parameter would take its value "
+                "for an address"
+            )
+            fix = "pass x.flat[0] for the value, or gpu.asarray(x) for a pointer."
     elif isinstance(arg, list | tuple):
         what, fix = f"a {type(arg).__name__}", "upload it with gpu.asarray(...)."
     elif isinstance(arg, str):
@@ -53,7 +59,7 @@ def _is_buffer(arg: Any) -> bool:
 
 
 def too_large(index: int, arg: int) -> LaunchError:
-    """Builds the error of a Python int that no integer parameter holds.
+    """Builds the error of a Python int that does not fit in 64 bits with a sign.
 
     Args:
         index: Number of the argument.
@@ -63,9 +69,9 @@ def too_large(index: int, arg: int) -> LaunchError:
         The error.
     """
     return LaunchError(
-        f"argument {index} is {arg}; an integer of a kernel lies between -2**63 and 2**64 - 1.",
+        f"argument {index} is {arg}; a Python int is passed as a 64-bit signed integer at most.",
         reason="LAUNCH_INVALID",
-        fix="pass a number in this range; np.int64(...) and np.uint64(...) take the largest ones.",
+        fix="pass np.uint64(x) for an unsigned parameter of 8 bytes.",
         details={"argument": str(index)},
     )
 
@@ -73,6 +79,10 @@ def too_large(index: int, arg: int) -> LaunchError:
 def out_of_range(args: Sequence[Any]) -> LaunchError:
     """Builds the error of a number that does not fit in its C type; the error names the argument of `args`."""
     for index, arg in enumerate(args):
-        if isinstance(arg, int) and not -(2**63) <= arg < 2**64:
+        if isinstance(arg, int) and not -(2**63) <= arg < 2**63:
             return too_large(index, arg)
-    return LaunchError("the arguments do not fit their types.", reason="LAUNCH_INVALID")
+    return LaunchError(
+        "the values of the arguments are out of the range of their types.",
+        reason="LAUNCH_INVALID",
+        fix="wrap each value in the type that the kernel declares, e.g. np.uint64(...).",
+    )

@@ -13,6 +13,8 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import Dim
 
 AXES = "xyz"
+INTEGER_KINDS = {"i": "a signed integer", "u": "an unsigned integer", "n": "an integer of unknown sign", "b": "a bool"}
+"""Kinds of parameters, as in `Function`, that take an integer, and their names in messages."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]], ki
                 f"argument {index} is an integer; the kernel's parameter has a floating-point type of {real_size} bytes"
             )
             wrong.append(text + _scalar(kind, real_size))
-        elif place.size != real_size and not (converted(place) and kind == "i"):
+        elif place.size != real_size and not (converted(place) and kind in INTEGER_KINDS):
             text = f"argument {index} has {place.size} bytes{_kind(place)}; the kernel's parameter has {real_size}"
             wrong.append(text if place.pointer else text + _scalar(kind, real_size))
     return wrong
@@ -99,10 +101,30 @@ def converted(place: Place) -> bool:
     return place.read_only and not place.pointer
 
 
+def integer_range(kind: str, size: int) -> tuple[int, int]:
+    """Returns the lowest and the highest integer that a parameter takes.
+
+    A parameter of unknown sign takes the numbers of a signed one: a higher number is wrong for a signed parameter.
+
+    Args:
+        kind: A key of `INTEGER_KINDS`.
+        size: Size of the parameter in bytes.
+
+    Returns:
+        The limits, both included.
+    """
+    if kind == "b":
+        return 0, 1
+    values = 1 << 8 * size
+    return (0, values - 1) if kind == "u" else (-values // 2, values // 2 - 1)
+
+
 def _scalar(kind: str, size: int) -> str:
     """Returns a hint that names NumPy's scalar type for a parameter; empty if the type of the parameter is unknown."""
-    if kind == "i":
-        return f" (an integer: pass np.int{8 * size}(x) or a Python int)"
+    if kind == "b":
+        return " (a bool: pass np.bool_(x) or a Python bool)"
+    if kind in INTEGER_KINDS:
+        return f" (an integer: pass np.{'u' if kind == 'u' else ''}int{8 * size}(x) or a Python int)"
     return f" (pass np.float{8 * size}(x))" if kind == "f" else ""
 
 

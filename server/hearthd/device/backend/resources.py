@@ -83,7 +83,8 @@ class Function(Protocol):
     """A kernel of a loaded module.
 
     `parameters` has the (offset, size) of each parameter in bytes, in order. `kinds` has a letter for each: ``i`` for
-    an integer, ``f`` for a floating-point number, ``?`` for another type.
+    a signed integer, ``u`` for an unsigned one, ``n`` for an integer of unknown sign, ``b`` for a bool, ``f`` for a
+    floating-point number, ``?`` for another type and if the type is unknown.
     """
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hearth_proto.launches import EXTENSION, HEADER, INTEGER_BYTES, TENSOR_MAP_BYTES, LaunchFlag, Place, Record, padded
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import LaunchAttributes
-from hearthd.device.backend.launch_limits import converted
+from hearthd.device.backend.launch_limits import INTEGER_KINDS, converted, integer_range
 from hearthd.device.backend.resources import Function
 from hearthd.device.platform.tally import weigh
 
@@ -59,12 +59,12 @@ class LaunchPlan:
         in_place = self.params_size == self.real_size and all(mine[:2] == theirs for mine, theirs in pairs)
         self.moves = () if in_place else tuple((mine.offset, *theirs) for mine, theirs in pairs)
         self.integers = tuple(
-            (index, mine.offset, theirs[1])
+            (mine.offset, *integer_range(function.kinds[index], theirs[1]), index)
             for index, (mine, theirs) in enumerate(pairs)
             if converted(mine) and theirs[1] < mine.size
         )
-        """(argument index, offset in the client's block, size of the kernel's parameter) of each integer that is
-        converted to fewer bytes."""
+        """(offset in the client's block, lowest value, highest value, argument index) of each integer that is converted
+        to fewer bytes."""
         self.pointers = tuple((theirs[0], mine.size == TENSOR_MAP_BYTES) for mine, theirs in pairs if mine.pointer)
         """(offset in the kernel's block, True for a tensor map) of each address or tensor map."""
         self.patches = tuple(offset for offset, _ in self.pointers)
@@ -88,37 +88,44 @@ class LaunchPlan:
         start = record_at + self.params_at
         return self.params_of(data[start : start + self.params_size])
 
-    def too_large(self, given: bytes | bytearray, at: int = 0) -> list[str]:
-        """Returns the integers that do not fit in their parameters, one sentence each.
+    def integers_fit(self, given: bytes | bytearray, at: int = 0) -> bool:
+        """Returns True if every integer fits in its parameter.
 
         Args:
             given: Bytes that contain the client's block.
             at: Offset of the block in `given`.
 
         Returns:
-            The sentences.
+            The answer.
         """
-        wrong = []
-        for index, offset, size in self.integers:
-            value = _INTEGER.unpack_from(given, at + offset)[0]
-            low, high = -(1 << (8 * size - 1)), (1 << (8 * size)) - 1
-            if not low <= value <= high:
-                wrong.append(
-                    f"argument {index} is {value}; the kernel's parameter is an integer of {size} bytes, which holds "
-                    f"{low} to {high}"
-                )
-        return wrong
+        for offset, low, high, _ in self.integers:  # noqa: SIM110 (a generator takes longer)
+            if not low <= _INTEGER.unpack_from(given, at + offset)[0] <= high:
+                return False
+        return True
 
     def check_integers(self, given: bytes | bytearray) -> None:
         """Raises Refusal(LAUNCH_INVALID) if an integer in the client's block does not fit in its parameter."""
-        wrong = self.too_large(given) if self.integers else None
-        if wrong:
-            raise Refusal(
-                Reason.LAUNCH_INVALID,
-                f"launch of {self.name}: " + "; ".join(wrong),
-                fix="pass a number in this range, or declare the parameter long long and pass np.int64(x)",
-                details={"kernel": self.name, "failures": len(wrong)},
-            )
+        if self.integers_fit(given):
+            return
+        wrong, fix = [], ""
+        for offset, low, high, index in self.integers:
+            (value,) = _INTEGER.unpack_from(given, offset)
+            if not low <= value <= high:
+                kind, size = self.function.kinds[index], self.function.parameters[index][1]
+                wrong.append(
+                    f"argument {index} is {value}; the kernel's parameter is {INTEGER_KINDS[kind]} of {size} bytes, "
+                    f"which takes a Python int from {low} to {high}"
+                )
+                fix = fix or (
+                    f"pass np.uint{8 * size}(x) if the parameter is unsigned; for larger numbers declare it long long "
+                    "and pass np.int64(x)"
+                )
+        raise Refusal(
+            Reason.LAUNCH_INVALID,
+            f"launch of {self.name}: " + "; ".join(wrong),
+            fix=fix,
+            details={"kernel": self.name, "failures": len(wrong)},
+        )
 
     def params_of(self, given: bytes) -> bytearray:
         """Returns the kernel's parameter block from the client's block."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from hearthd.device.compiler.parameter_kinds import parameter_kinds
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearthd.device.compiler.parameter_kinds import mangled_kinds, parameter_kinds
 
 PTX = b"""
 //
@@ -34,15 +38,69 @@ PTX = b"""
 )
 .maxntid 256
 { ret; }
+.visible .entry _Z6cornerjiPj(
+\t.param .u32 _Z6cornerjiPj_param_0,
+\t.param .u32 _Z6cornerjiPj_param_1,
+\t.param .u64 _Z6cornerjiPj_param_2
+)
+{ ret; }
+.visible .entry _Z6signedjiPfhb(
+\t.param .u32 _Z6signedjiPfhb_param_0,
+\t.param .u32 _Z6signedjiPfhb_param_1,
+\t.param .u64 .ptr .align 1 _Z6signedjiPfhb_param_2,
+\t.param .u8 _Z6signedjiPfhb_param_3,
+\t.param .u8 _Z6signedjiPfhb_param_4
+)
+{ ret; }
+.visible .entry _Z5emptyv() { ret; }
 .visible .entry none() { ret; }
 .func (.param .b32 result) helper(.param .b32 a) { ret; }
 """
 
 
 def test_each_kernel_has_the_kinds_of_its_parameters() -> None:
-    assert parameter_kinds(PTX) == {"k": "iiiiiff???", "_Z1tIfEvT_PS0_": "fi", "none": ""}
+    assert parameter_kinds(PTX) == {
+        "k": "nnnnnff???",
+        "_Z1tIfEvT_PS0_": "fn",
+        "_Z6cornerjiPj": "uin",
+        "_Z6signedjiPfhb": "ui?ub",
+        "_Z5emptyv": "",
+        "none": "",
+    }
 
 
 def test_other_code_has_none() -> None:
     for code in (b"", b"\x7fELF.entry k()", PTX[:20], b"\xff" * 100):
         assert parameter_kinds(code) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("_Z2k0v", "?"),
+        ("_Z2k1jPf", "u?"),
+        ("_Z2k2ijlmxystahcbfd", "iuiuiuiuiu?b??"),
+        ("_Z2k3PKfS0_iPVjj", "??i?u"),
+        ("_Z2k42St2E1PS_RKS_j", "????u"),
+        ("_Z2k5PPfPKPKfj", "??u"),
+        ("_Z1tI2StEvT_PS1_j", "??u"),
+        ("_Z1tIjEvT_PS0_j", "u?u"),
+        ("_Z2t2IjLin3ELb1EaEvT2_T_", "iu"),
+        ("_Z1tI3BoxIiEEvT_PS2_j", ""),  # a template among the types, a namespace, a pointer to a function or an array
+        ("_Z2k7N2ns1XEj", ""),
+        ("_ZN2ns5innerEjPf", ""),
+        ("_Z2k8PFviEj", ""),
+        ("_Z2k9PA4_ij", ""),
+        ("_Z1vIJijEEvDpT_", ""),
+        ("_Z2bfu6__bf16j", ""),
+        ("plain", ""),
+    ],
+)
+def test_kinds_from_mangled_names(name: str, kinds: str) -> None:
+    """The names are those that GCC gives to such functions."""
+    assert mangled_kinds(name) == kinds
+
+
+@given(st.text("_ZINESTKPR0123456789LDFjivfb", max_size=30))
+def test_any_name_is_read(rest: str) -> None:
+    assert set(mangled_kinds("_Z1k" + rest)) <= set("iub?")

@@ -5,8 +5,14 @@
 namespace hearth {
 
 template <class T>
-constexpr uint32_t kind_of =
-    (std::is_integral<T>::value || std::is_enum<T>::value) && sizeof(T) <= 8 ? 'i' : std::is_floating_point<T>::value ? 'f' : '?';
+constexpr uint32_t kind_of() {
+    if constexpr (std::is_enum<T>::value)
+        return kind_of<typename std::underlying_type<T>::type>();
+    else if constexpr (std::is_integral<T>::value && sizeof(T) <= 8)
+        return std::is_same<T, bool>::value ? 'b' : std::is_signed<T>::value ? 'i' : 'u';
+    else
+        return std::is_floating_point<T>::value ? 'f' : '?';
+}
 
 template <class... A>
 struct Layout {
@@ -18,7 +24,7 @@ struct Layout {
     // C's rules for the members of a struct, which are also cuFuncGetParamInfo's.
     static constexpr Table compute() {
         constexpr uint32_t sizes[] = {uint32_t(sizeof(A))..., 0}, aligns[] = {uint32_t(alignof(A))..., 1};
-        constexpr uint32_t kinds[] = {kind_of<A>..., 0};
+        constexpr uint32_t kinds[] = {kind_of<A>()..., 0};
         Table table;
         for (uint32_t i = 0; i < count; ++i) {
             const uint32_t offset = (table.bytes + aligns[i] - 1) / aligns[i] * aligns[i];
