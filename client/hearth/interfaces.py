@@ -160,11 +160,12 @@ class ArrayLike(Connected, Protocol):
 
     def reshape(self, *shape: Any) -> Self: ...
 
-    def astype(self, dtype: Any) -> Self:
+    def astype(self, dtype: Any, stream: BaseStream | None = ...) -> Self:
         """Copies the array with its elements converted; see `hearth.arrays.base_array.BaseArray.astype`.
 
         Args:
             dtype: Type of the new elements.
+            stream: Stream of the conversion; None: the current one.
 
         Returns:
             The converted array.

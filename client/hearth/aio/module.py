@@ -10,6 +10,8 @@ from hearth.kernels.base_function import ATTRIBUTES, BaseFunction
 from hearth.kernels.base_module import BaseModule, logged
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hearth import shapes
     from hearth.aio.connection import LoopConnection
     from hearth.kernels.base_function import Occupancy
@@ -72,6 +74,33 @@ class Function(BaseFunction):
         """
         await self._connection.opened()
         return await self._connection.home.asked(self._occupying(block, shared_mem, cluster))
+
+    async def forall(self, n: int, block: int = 0, stream: Any = None, shared_mem: int = 0) -> Callable[..., None]:
+        """Binds a launch of at least `n` threads, in blocks of the size with the highest occupancy, as in Numba.
+
+        The grid may have more than `n` threads: the kernel has to compare its index with the number of elements. Waits
+        for the compile if `block` is 0.
+
+        Args:
+            n: Number of threads; 0: the launch does nothing.
+            block: Threads of a block; 0: the size with the highest occupancy.
+            stream: Stream of the launch; None or 0: the current one.
+            shared_mem: Dynamic shared memory of a block in bytes.
+
+        Returns:
+            A function that takes the kernel's arguments and launches it: ``(await f.forall(n))(args...)``.
+
+        Raises:
+            ArgumentError: `n` or `block` is negative.
+            CompileError: The kernel does not compile.
+        """
+        if not block:
+            block = self._blocks.get(shared_mem, 0)
+        if not block:
+            await self._connection.opened()
+            found = await self._connection.home.asked(self._suggesting(shared_mem))
+            block = self._blocks[shared_mem] = found.suggested_block
+        return self._covering(n, block, stream, shared_mem)
 
     async def _describe(self) -> commands_pb2.FunctionResult:
         described = self._described

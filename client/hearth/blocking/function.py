@@ -8,6 +8,8 @@ from hearth import progress
 from hearth.kernels.base_function import ATTRIBUTES, BaseFunction
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hearth.kernels.base_function import Occupancy
     from hearth_proto.v1 import commands_pb2
 
@@ -77,6 +79,31 @@ class Function(BaseFunction):
             LaunchError: No multiprocessor can run such a block.
         """
         return self._occupying(block, shared_mem, cluster).wait()
+
+    def forall(self, n: int, block: int = 0, stream: Any = None, shared_mem: int = 0) -> Callable[..., None]:
+        """Binds a launch of at least `n` threads, in blocks of the size with the highest occupancy, as in Numba.
+
+        The grid may have more than `n` threads: the kernel has to compare its index with the number of elements. Waits
+        for the compile if `block` is 0.
+
+        Args:
+            n: Number of threads; 0: the launch does nothing.
+            block: Threads of a block; 0: the size with the highest occupancy.
+            stream: Stream of the launch; None or 0: the current one.
+            shared_mem: Dynamic shared memory of a block in bytes.
+
+        Returns:
+            A function that takes the kernel's arguments and launches it: ``f.forall(n)(args...)``.
+
+        Raises:
+            ArgumentError: `n` or `block` is negative.
+            CompileError: The kernel does not compile.
+        """
+        if not block:
+            block = self._blocks.get(shared_mem, 0)
+        if not block:
+            block = self._blocks[shared_mem] = self._suggesting(shared_mem).wait().suggested_block
+        return self._covering(n, block, stream, shared_mem)
 
     def _describe(self) -> commands_pb2.FunctionResult:
         if self._described is None:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hearth import base_stream as streams
 from hearth.base_stream import current_streams
 from hearth.codec import encode
-from hearth.errors import HearthError, LaunchError, LaunchTypeError
+from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
 from hearth.session.memory import DeviceOperand
+from hearth.shapes import cdiv
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class BaseFunction:
         """Head and signature of the last launch that `_recent` did not match."""
         self._recent: _Recent = _NEVER
         self._described: commands_pb2.FunctionResult | None = None
+        self._blocks: dict[int, int] = {}
+        """Block sizes of the highest occupancy, by dynamic shared memory in bytes."""
         self._bind(self._connection.attachment())
 
     def __call__(
@@ -303,7 +306,25 @@ class BaseFunction:
 
         return launch
 
+    def _covering(self, n: int, block: int, stream: Any, shared_mem: int) -> Callable[..., None]:
+        """Returns the launch of `n` threads in blocks of `block` threads; a launch of 0 threads does nothing.
+
+        Raises:
+            ArgumentError: `n` or `block` is negative.
+        """
+        blocks = cdiv(n, block)
+        if n < 0 or block < 0:
+            raise ArgumentError(
+                f"forall has {n} threads in blocks of {block}; a number is negative.",
+                reason="INVALID_ARGUMENT",
+                fix="pass 0 or more.",
+            )
+        return self[blocks, block, stream, shared_mem] if blocks else _launch_nothing
+
     # ---- requests whose answers the subclass waits for ----
+
+    def _suggesting(self, shared_mem: int) -> PendingResult[Occupancy]:
+        return self._occupying(1, shared_mem, None)
 
     def _occupying(self, block: Any, shared_mem: int, cluster: Any) -> PendingResult[Occupancy]:
         attachment = self._connection.attachment()
@@ -385,6 +406,10 @@ class BaseFunction:
             fix="launch the kernel again.",
             details=details,
         )
+
+
+def _launch_nothing(*args: Any) -> None:
+    """Launches nothing."""
 
 
 def _occupancy(answer: commands_pb2.Result) -> Occupancy:
