@@ -465,13 +465,14 @@ class BaseDevice(ABC, Generic[A, S]):
         """
 
     @abstractmethod
-    def publish(self, name: str, array: A, tenants: Sequence[str] = ()) -> Any:
+    def publish(self, name: str, array: A, tenants: Sequence[str] = (), *, replace: bool = False) -> Any:
         """Publishes an array under a name; see `hearth.Device.publish`.
 
         Args:
             name: Name within this tenant.
             array: An array of this device.
             tenants: Other tenants that may attach it; ``"*"``: all.
+            replace: Ends an earlier publication under the name.
         """
 
     @abstractmethod

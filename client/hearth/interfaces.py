@@ -98,13 +98,14 @@ class DeviceContext(Connected, Protocol[A_co]):
         """
         ...
 
-    def publish(self, name: str, array: Any, tenants: Sequence[str] = ...) -> Any:
+    def publish(self, name: str, array: Any, tenants: Sequence[str] = ..., *, replace: bool = ...) -> Any:
         """Publishes an array under a name; see `hearth.Device.publish`.
 
         Args:
             name: Name within this tenant.
             array: An array of this device.
             tenants: Other tenants that may attach it; ``"*"``: all.
+            replace: Ends an earlier publication under the name.
         """
         ...
 

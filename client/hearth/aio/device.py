@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -15,8 +16,9 @@ from hearth.aio.module import Function, RawModule
 from hearth.aio.stream import Event, Stream
 from hearth.arrays import host_copy
 from hearth.arrays.allocation import allocate
+from hearth.arrays.published import pauses_within
 from hearth.base_device import BaseDevice
-from hearth.errors import LaunchTypeError, UnsupportedError
+from hearth.errors import HearthError, LaunchTypeError, UnsupportedError
 from hearth.kernels.dispatch import How, job_of
 
 if TYPE_CHECKING:
@@ -139,7 +141,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return prepared
 
     @telemetry.traced("hearth.publish", telemetry.of_name)
-    async def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
+    async def publish(
+        self, name: str, array: DeviceArray, tenants: Sequence[str] = (), *, replace: bool = False
+    ) -> None:
         """Lets other sessions attach an array under a name, after the earlier work is done; see
         `hearth.Device.publish`.
 
@@ -149,14 +153,16 @@ class Device(BaseDevice[DeviceArray, Stream]):
             name: Name within this tenant.
             array: An array of this device.
             tenants: Other tenants that may attach it; ``"*"``: all.
+            replace: Ends an earlier publication under the name, by any session of this tenant, at the moment at which
+                the array is published. Arrays that are attached already remain usable.
 
         Raises:
-            InvalidHandleError: The name is in use (``NAME_IN_USE``).
+            InvalidHandleError: The name is in use (``NAME_IN_USE``); the message names the session that published it.
             ArgumentError: The array cannot be published, e.g. because it is part of a buffer, or the name is invalid.
             UnsupportedError: The daemon does not publish arrays, or the array belongs to another device or session.
         """
         await self._connection.opened()
-        await self._connection.home.call(partial(self._publications.publish, name, array, tenants))
+        await self._connection.home.call(partial(self._publications.publish, name, array, tenants, replace))
 
     async def unpublish(self, name: str) -> None:
         """Ends a publication under a name of this tenant, by any of its sessions. Attached arrays remain usable.
@@ -171,7 +177,13 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.attach", telemetry.of_name)
     async def attach(
-        self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
+        self,
+        name: str,
+        tenant: str | None = None,
+        *,
+        shape: shapes.Shape | None = None,
+        dtype: Any = None,
+        wait: float = 0.0,
     ) -> DeviceArray:
         """Attaches a published array, read-only.
 
@@ -182,18 +194,27 @@ class Device(BaseDevice[DeviceArray, Stream]):
             tenant: Tenant that published it; None: this session's own.
             shape: Shape to view the memory with; None: the publisher's.
             dtype: Element type to view the memory with; None: the publisher's.
+            wait: Seconds to wait until the name is published; 0: it has to be published already.
 
         Returns:
             The array.
 
         Raises:
             InvalidHandleError: There is no such name, or it is not published to this tenant (``NOT_PUBLISHED``).
-            ArgumentError: The memory does not have the size of an array of that shape and dtype.
+            ArgumentError: The memory does not have the size of an array of that shape and dtype, or `wait` is negative.
             BufferLostError: The device process was lost during the call.
         """
-        await self._connection.until_attached()  # the generation of the array is that of the attached process
+        pauses = pauses_within(wait)
         attach = partial(self._publications.attach, self, name, tenant, shape, dtype)
-        return await self._connection.home.call(attach, undo=lambda array: array.free())
+        while True:
+            await self._connection.until_attached()  # the generation of the array is that of the attached process
+            try:
+                return await self._connection.home.call(attach, undo=lambda array: array.free())
+            except HearthError as error:
+                pause = next(pauses, None) if error.reason == "NOT_PUBLISHED" else None
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
 
     async def published(self) -> list[PublishedArray]:
         """Lists the arrays that this session may attach, beginning with those of the session's tenant.

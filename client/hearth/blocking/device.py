@@ -388,7 +388,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
     # ---- published arrays ----
 
     @telemetry.traced("hearth.publish", telemetry.of_name)
-    def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
+    def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = (), *, replace: bool = False) -> None:
         """Lets other sessions attach an array under a name, after the earlier work is done.
 
         Blocks until the array is published.
@@ -401,13 +401,15 @@ class Device(BaseDevice[DeviceArray, Stream]):
             name: Name within this tenant.
             array: An array of this device.
             tenants: Other tenants that may attach it; ``"*"``: all.
+            replace: Ends an earlier publication under the name, by any session of this tenant, at the moment at which
+                the array is published. Arrays that are attached already remain usable.
 
         Raises:
-            InvalidHandleError: The name is in use (``NAME_IN_USE``).
+            InvalidHandleError: The name is in use (``NAME_IN_USE``); the message names the session that published it.
             ArgumentError: The array cannot be published, e.g. because it is part of a buffer, or the name is invalid.
             UnsupportedError: The daemon does not publish arrays, or the array belongs to another device or session.
         """
-        self._publications.publish(name, array, tenants)
+        self._publications.publish(name, array, tenants, replace)
 
     def unpublish(self, name: str) -> None:
         """Ends a publication under a name of this tenant, by any of its sessions.
@@ -424,7 +426,13 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.attach", telemetry.of_name)
     def attach(
-        self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
+        self,
+        name: str,
+        tenant: str | None = None,
+        *,
+        shape: shapes.Shape | None = None,
+        dtype: Any = None,
+        wait: float = 0.0,
     ) -> DeviceArray:
         """Attaches a published array, read-only. Blocks until the array is attached.
 
@@ -433,16 +441,17 @@ class Device(BaseDevice[DeviceArray, Stream]):
             tenant: Tenant that published it; None: this session's own.
             shape: Shape to view the memory with; None: the publisher's.
             dtype: Element type to view the memory with; None: the publisher's.
+            wait: Seconds to wait until the name is published; 0: it has to be published already.
 
         Returns:
             The array.
 
         Raises:
             InvalidHandleError: There is no such name, or it is not published to this tenant (``NOT_PUBLISHED``).
-            ArgumentError: The memory does not have the size of an array of that shape and dtype.
+            ArgumentError: The memory does not have the size of an array of that shape and dtype, or `wait` is negative.
             BufferLostError: The device process was lost during the call.
         """
-        return self._publications.attach(self, name, tenant, shape, dtype)
+        return self._publications.attach_within(wait, self, name, tenant, shape, dtype)
 
     def published(self) -> list[PublishedArray]:
         """Lists the arrays that this session may attach, beginning with those of the session's tenant.
