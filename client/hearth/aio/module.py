@@ -27,7 +27,7 @@ class Function(BaseFunction):
     _connection: LoopConnection
 
     async def attributes(self) -> dict[str, int]:
-        """Returns registers, shared, local and constant memory, and the largest block, by CuPy's name."""
+        """Returns the attributes below except `parameters`, by CuPy's ten names."""
         return {name: await getattr(self, name)() for name in ATTRIBUTES}
 
     async def num_regs(self) -> int:
@@ -53,6 +53,24 @@ class Function(BaseFunction):
     async def max_dynamic_shared_size_bytes(self) -> int:
         """Returns the maximum dynamic shared memory of a launch, in bytes."""
         return (await self._describe()).max_dynamic_shared_bytes
+
+    async def preferred_shared_memory_carveout(self) -> int:
+        """Returns the preferred shared memory of a multiprocessor in percent of the maximum; -1: the driver's
+        default.
+        """
+        return (await self._describe()).preferred_shared_memory_carveout
+
+    async def ptx_version(self) -> int:
+        """Returns the version of the PTX of the kernel, 10 * major + minor; 0 on the CPU backend."""
+        return (await self._describe()).ptx_version
+
+    async def binary_version(self) -> int:
+        """Returns the compute capability of the compiled kernel, 10 * major + minor; 0 on the CPU backend."""
+        return (await self._describe()).binary_version
+
+    async def cache_mode_ca(self) -> int:
+        """Returns 1 if the kernel was compiled with ``-Xptxas --dlcm=ca``, otherwise 0."""
+        return int((await self._describe()).cache_mode_ca)
 
     async def parameters(self) -> list[tuple[int, int]]:
         """Returns (offset, size) in bytes of each parameter in the parameter block."""

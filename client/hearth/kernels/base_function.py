@@ -56,7 +56,10 @@ rest. Replaced as a whole. A plain tuple, because reading it is most of a launch
 _NEVER: _Recent = (None, None, _LISTS, None, 0, "", b"", lambda args, space: None)
 
 
-ATTRIBUTES = ("num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes", "max_threads_per_block")
+ATTRIBUTES = (
+    "max_threads_per_block", "shared_size_bytes", "const_size_bytes", "local_size_bytes", "num_regs", "ptx_version",
+    "binary_version", "cache_mode_ca", "max_dynamic_shared_size_bytes", "preferred_shared_memory_carveout",
+)  # fmt: skip
 """The keys of `Function.attributes`, which are CuPy's names."""
 
 
@@ -97,6 +100,8 @@ class BaseFunction:
         """Head and signature of the last launch that `_recent` did not match."""
         self._recent: _Recent = _NEVER
         self._described: commands_pb2.FunctionResult | None = None
+        self._carveout: int | None = None
+        """Preferred shared memory in percent, which later attachments set again; None: never set."""
         self._blocks: dict[int, int] = {}
         """Block sizes of the highest occupancy, by dynamic shared memory in bytes."""
         self._bind(self._connection.attachment())
@@ -337,10 +342,9 @@ class BaseFunction:
             asked.cluster.x, asked.cluster.y, asked.cluster.z = arguments.dimensions("cluster", cluster)
         return self._connection.asking(command, _occupancy, attachment)
 
-    def _describing(self) -> PendingResult[commands_pb2.FunctionResult]:
+    def _describing(self, carveout: int | None = None) -> PendingResult[commands_pb2.FunctionResult]:
         attachment = self._connection.attachment()
-        command = commands_pb2.Command()
-        command.describe_function.function = self._handle_on(attachment)
+        command = _description(self._handle_on(attachment), carveout)
         return self._connection.asking(command, lambda result: result.function, attachment)
 
     def _repr_html_(self) -> str:
@@ -381,6 +385,8 @@ class BaseFunction:
                 handle = connection.mint()
                 on = streams.resolve(None, connection, attachment, work=False)
                 attachment.submit(encode.get_function(on, handle, module, self.name))
+                if self._carveout is not None:
+                    attachment.submit(_description(handle, self._carveout))
                 self._bound = _Bound(attachment, handle, {})
             return self._bound
 
@@ -406,6 +412,15 @@ class BaseFunction:
             fix="launch the kernel again.",
             details=details,
         )
+
+
+def _description(function: int, carveout: int | None) -> commands_pb2.Command:
+    """Returns the command that describes a function, after setting its preferred shared memory if that is given."""
+    command = commands_pb2.Command()
+    command.describe_function.function = function
+    if carveout is not None:
+        command.describe_function.preferred_shared_memory_carveout = carveout
+    return command
 
 
 def _launch_nothing(*args: Any) -> None:

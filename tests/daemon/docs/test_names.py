@@ -94,8 +94,8 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[hearth.Device], Any]]] = {
     "file of the host": (hearth.CompileError, lambda gpu: compiled(gpu, "--pre-include=a.h")),
     "write to a published array": (hearth.ArgumentError, written),
     "forked child": (hearth.ClosedError, forked),
-    "limit of shared memory": (AttributeError, lambda gpu: setattr(
-        gpu.RawKernel(SOURCE, "f"), "max_dynamic_shared_size_bytes", 1
+    "limit of shared memory": (hearth.ArgumentError, lambda gpu: setattr(
+        gpu.RawKernel(SOURCE, "f"), "max_dynamic_shared_size_bytes", 1 << 30
     )),
     "address": (AttributeError, lambda gpu: gpu.zeros(4).data),  # type: ignore[attr-defined]
 }  # fmt: skip

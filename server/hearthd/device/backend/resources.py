@@ -77,6 +77,11 @@ class FunctionAttributes:
     local_bytes: int = 0
     constant_bytes: int = 0
     max_threads_per_block: int = 1024
+    ptx_version: int = 0
+    binary_version: int = 0
+    cache_mode_ca: int = 0
+    carveout: int = -1
+    """Preferred shared memory in percent of the maximum; -1: the driver's default."""
 
 
 class Function(Protocol):
@@ -95,6 +100,9 @@ class Function(Protocol):
     def kinds(self) -> str: ...
     @property
     def attributes(self) -> FunctionAttributes: ...
+
+    def prefer_shared(self, percent: int) -> None:
+        """Sets the attribute `carveout`, which is a hint."""
 
 
 class Module(Protocol):

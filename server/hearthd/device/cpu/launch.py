@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
@@ -36,6 +37,10 @@ class LoadedFunction:
         self.attributes = FunctionAttributes(
             static_shared_bytes=function.static_shared_bytes, max_threads_per_block=function.max_threads_per_block
         )
+
+    def prefer_shared(self, percent: int) -> None:
+        """Sets the attribute, which has no effect on this backend."""
+        self.attributes = replace(self.attributes, carveout=percent)
 
 
 class LoadedModule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from cuda.bindings import driver
@@ -58,9 +59,24 @@ class CudaFunction:
             local_bytes=_attribute(cu.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, pointer),
             constant_bytes=_attribute(cu.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES, pointer),
             max_threads_per_block=_attribute(cu.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, pointer),
+            ptx_version=_attribute(cu.CU_FUNC_ATTRIBUTE_PTX_VERSION, pointer),
+            binary_version=_attribute(cu.CU_FUNC_ATTRIBUTE_BINARY_VERSION, pointer),
+            cache_mode_ca=_attribute(cu.CU_FUNC_ATTRIBUTE_CACHE_MODE_CA, pointer),
+            carveout=_attribute(cu.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, pointer),
         )
         self.dynamic_limit = DEFAULT_SHARED - self.attributes.static_shared_bytes
         """Dynamic shared memory in bytes that a launch may use without a further opt-in."""
+
+    def prefer_shared(self, percent: int) -> None:
+        """Sets the preferred shared memory, in percent of the device's maximum; -1: the driver's default."""
+        kind = cu.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        try:
+            cu.funcSetAttribute(self.pointer, kind, percent)
+        except CudaError as error:
+            raise translate(
+                error, f"setting the preferred shared memory of {self.name} to {percent} %", Reason.LAUNCH_INVALID
+            ) from error
+        self.attributes = replace(self.attributes, carveout=_attribute(kind, self.pointer))
 
     def allow_shared(self, size: int) -> None:
         """Opts in to `size` bytes of dynamic shared memory, which is required above 48 KiB (CUDA C++ Programming Guide,

@@ -28,6 +28,7 @@ WAITS: dict[str, set[str]] = {
     "Function": {
         "attributes", "num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes",
         "max_threads_per_block", "max_dynamic_shared_size_bytes", "parameters", "occupancy", "forall",
+        "ptx_version", "binary_version", "cache_mode_ca", "preferred_shared_memory_carveout",
     },
     "Stream": {"synchronize", "done"},
     "Event": {"synchronize", "done", "elapsed"},
