@@ -19,6 +19,7 @@ SERVICES = {"device.proto", "node.proto"}
 
 
 def generate(destination: Path) -> None:
+    """Generates the stubs of all .proto files in the folder `destination`. Raises `SystemExit` if protoc fails."""
     include = str(resources.files("grpc_tools") / "_proto")
     for source in SOURCES:
         arguments = ["protoc", f"-I{ROOT}", f"-I{include}", f"--python_out={destination}", f"--pyi_out={destination}"]
@@ -29,7 +30,7 @@ def generate(destination: Path) -> None:
 
 
 def stale() -> list[str]:
-    """Names of stubs that differ from what their .proto generates, or that no .proto generates."""
+    """Returns the names of stubs that differ from what their .proto generates, or that no .proto generates."""
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
         fresh = {path.name: path.read_bytes() for path in Path(folder).rglob("*_pb2*.py*")}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from hearth import dtypes, shapes
 from hearth import lazy_numpy as np
-from hearth.arrays import host_copy
+from hearth.arrays import host_copy, ranges
 from hearth.arrays.allocation import allocate, allocate_many, persistent_memory
 from hearth.arrays.base_array import BaseArray
 from hearth.arrays.published import Publications
@@ -119,9 +119,10 @@ class BaseDevice(ABC, Generic[A, S]):
     ) -> A:
         """Returns `a` as an array on this device: `a` itself if it is on this device already and has that dtype.
 
-        Host arrays are uploaded. An array of another device of the session is copied, as by `DeviceArray.copy_from`; an
-        array of this session with another dtype is converted, as by `DeviceArray.astype`. An array in GPU memory of
-        this process (CuPy, PyTorch) is copied on the GPU, if the daemon serves that GPU on this host.
+        Host arrays are uploaded as by `DeviceArray.set`, which says when that blocks. An array of another device of the
+        session is copied, as by `DeviceArray.copy_from`; an array of this session with another dtype is converted, as
+        by `DeviceArray.astype`. An array in GPU memory of this process (CuPy, PyTorch) is copied on the GPU, if the
+        daemon serves that GPU on this host; `hearth` blocks until that copy is complete.
 
         Args:
             a: Any object that `np.asarray` accepts or that supports DLPack; an array in this process's GPU memory; a
@@ -163,6 +164,9 @@ class BaseDevice(ABC, Generic[A, S]):
         progress: bool | Progress | None = None,
     ) -> A:
         """Copies `obj` to new memory on this device; otherwise like `asarray`.
+
+        An array of another session, or of a dtype that the device does not convert, is copied through the host:
+        `hearth` blocks for that, and `hearth.aio` raises `UnsupportedError`.
 
         Args:
             obj: Any object that `asarray` accepts.
@@ -229,11 +233,10 @@ class BaseDevice(ABC, Generic[A, S]):
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream)
 
     def empty_pitched(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
-        """Makes an array with arbitrary contents and padded rows: rows (along the last axis) start `x.pitch` bytes
-        apart.
+        """Makes an array with arbitrary contents whose rows, along the last axis, are padded to start aligned.
 
-        The pitch follows CubeCL: the size of a row is rounded up to a multiple of a power of two from 16 to 512 bytes,
-        which grows with the row, so that every row is aligned for vector loads.
+        Rows start `x.pitch` bytes apart. The pitch follows CubeCL: the size of a row is rounded up to a multiple of a
+        power of two from 16 to 512 bytes, which grows with the row, so that every row is aligned for vector loads.
 
         Args:
             shape: Elements along each axis: an int or a sequence.
@@ -269,12 +272,11 @@ class BaseDevice(ABC, Generic[A, S]):
 
     @contextmanager
     def persistent_memory(self) -> Iterator[None]:
-        """Keeps memory that is allocated in the ``with`` block reserved for this session after it is freed, for later
-        allocations of the same size by this session.
+        """Keeps memory that is allocated in the ``with`` block reserved for this session after it is freed.
 
-        No other session gets that memory, even if the device runs out of memory, until `memory_cleanup` or the end of
-        the session. The block applies to all of the session's work on the device, from every thread; blocks may be
-        nested.
+        The session's later allocations of the same size use it. No other session gets it, even if the device runs out
+        of memory, until `memory_cleanup` or the end of the session. The block applies to all of the session's work on
+        the device, from every thread; blocks may be nested.
         """
         with persistent_memory(self._connection):
             yield
@@ -354,8 +356,6 @@ class BaseDevice(ABC, Generic[A, S]):
             ArgumentError: There are no such numbers.
             DtypeError: No device has elements of that type.
         """
-        from hearth.arrays import ranges
-
         return self.array(ranges.arange(start, stop, step, dtype), stream=stream)
 
     def linspace(
@@ -379,8 +379,6 @@ class BaseDevice(ABC, Generic[A, S]):
             ArgumentError: There are no such numbers.
             DtypeError: No device has elements of that type.
         """
-        from hearth.arrays import ranges
-
         return self.array(ranges.linspace(start, stop, num, endpoint, dtype), stream=stream)
 
     def empty_like(self, a: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
@@ -510,6 +508,9 @@ class BaseDevice(ABC, Generic[A, S]):
             The array, or a list of the arrays.
 
         Raises:
+            ArgumentError: There is no array.
+            DtypeError: An argument is no device array.
+            UnsupportedError: An array belongs to another device or session.
             QuotaExceededError: The copies exceed a limit. Like every failure of a copy, it is raised by the next
                 `synchronize`, `flush` or `get`.
         """

@@ -206,11 +206,10 @@ class BaseNode(ABC, Generic[D]):
 
     @property
     def draining(self) -> bool:
-        """True once the daemon has announced that it will stop: it accepts no new sessions, and will end this session
-        soon.
+        """True once the daemon has announced that it will stop.
 
-        The announcement arrives over the connection to a device, so the property is False before a device has been
-        used. Unlike `describe`, it sends no request.
+        It then accepts no new sessions, and will end this session soon. The announcement arrives over the connection to
+        a device, so the property is False before a device has been used. Unlike `describe`, it sends no request.
         """
         return any(connection.draining for connection in self._session.connections.values())
 

@@ -42,8 +42,9 @@ current_streams: ContextVar[_Scope | None] = ContextVar("hearth_current_streams"
 
 
 def current(connection: Connection) -> BaseStream | None:
-    """Returns the stream that a ``with`` block made current in this thread or task for the connection's device; None:
-    the default stream.
+    """Returns the current stream of this thread or task on the connection's device; None: the default stream.
+
+    A ``with`` block on a stream makes the stream current.
     """
     scope = current_streams.get()
     return None if scope is None else scope.streams.get(id(connection))
@@ -191,9 +192,7 @@ class BaseStream:
             self._handle_on(connection.attachment())
 
     def _handle_on(self, attachment: Attachment) -> int:
-        """Returns the stream's handle on the attachment that is about to be used; creates the stream again after a
-        loss.
-        """
+        """Returns the stream's handle on `attachment`; creates the stream there if it was created on an earlier one."""
         if self._default or self._attachment is attachment:
             return self._handle
         if self._recorder is not None:

@@ -76,8 +76,9 @@ _KINDS = {"?": "b", **dict.fromkeys("bhilq", "i"), **dict.fromkeys("BHILQ", "u")
 
 
 def named(value: object) -> Element | None:
-    """Returns the element that `np.dtype(value)` is, if `value` is an element, an element's name or a Python number
-    type; otherwise None.
+    """Returns the element that `np.dtype(value)` is; None if it is no element.
+
+    `value` may be an element, an element's name or a Python number type; for other objects, returns None.
     """
     if isinstance(value, Element):
         return value

@@ -35,9 +35,10 @@ class HearthError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """True if no part of the request has run and a retry after `retry_after` seconds may succeed, because the
-        failure was temporary: no memory, no quota, or no running daemon at that time. `hearth_proto.retries` has the
-        table of reasons. See `hearth.retrying`.
+        """True if no part of the request has run, and a retry after `retry_after` seconds may succeed.
+
+        Such a failure is temporary: no memory, no quota, or no running daemon at that time. `hearth_proto.retries` has
+        the table of reasons. See `hearth.retrying`.
         """
         return retryable(self.reason, self.retry_after) and not self.failures and not self.broken
 
@@ -115,10 +116,11 @@ class QuotaExceededError(HearthError):
 
 
 class CommunicatorError(HearthError):
-    """A collective operation failed: the ranks' operations did not match (``COLLECTIVE_MISMATCH``), a rank was late
-    (``COLLECTIVE_TIMEOUT``), or the communicator failed (``COMMUNICATOR_FAILED``), for example because a rank was
-    lost. The group remains usable for its next operation; if a rank or a daemon is lost permanently, see
-    `Group.rebuild`.
+    """A collective operation failed.
+
+    The ranks' operations did not match (``COLLECTIVE_MISMATCH``), a rank was late (``COLLECTIVE_TIMEOUT``), or the
+    communicator failed (``COMMUNICATOR_FAILED``), for example because a rank was lost. The group remains usable for its
+    next operation; if a rank or a daemon is lost permanently, see `Group.rebuild`.
     """
 
     @property
@@ -128,8 +130,9 @@ class CommunicatorError(HearthError):
 
     @property
     def missing(self) -> list[int]:
-        """Participants that did not arrive or did not finish: ordinals of devices in a group of one session, otherwise
-        ranks.
+        """Participants that did not arrive or did not finish.
+
+        Ordinals of devices in a group of one session, otherwise ranks.
         """
         return [int(each) for each in self.details.get("missing", "").split(",") if each.strip().isdecimal()]
 

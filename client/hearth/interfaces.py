@@ -49,7 +49,9 @@ class NodeContext(Protocol):
     _session: NodeSession
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the node's host."""
+        ...
 
     def _describe(self) -> NodeInfo: ...
 
@@ -68,10 +70,14 @@ class DeviceContext(Connected, Protocol[A_co]):
         """
 
     @property
-    def ordinal(self) -> int: ...
+    def ordinal(self) -> int:
+        """Number of the device on its node, from 0."""
+        ...
 
     @property
-    def properties(self) -> DeviceProperties: ...
+    def properties(self) -> DeviceProperties:
+        """Name, backend, memory and limits of the device, as they were when the session was opened."""
+        ...
 
     def empty(self, shape: Shape, dtype: Any = ..., stream: BaseStream | None = ...) -> A_co:
         """Makes an array with arbitrary contents; see `hearth.base_device.BaseDevice.empty`.
@@ -135,31 +141,55 @@ class ArrayLike(Connected, Protocol):
     def _strides(self) -> tuple[int, ...] | None: ...
 
     @property
-    def dtype(self) -> np.dtype[Any]: ...
+    def dtype(self) -> np.dtype[Any]:
+        """The type of an element; imports NumPy."""
+        ...
 
     @property
-    def itemsize(self) -> int: ...
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        ...
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        ...
 
     @property
-    def ndim(self) -> int: ...
+    def ndim(self) -> int:
+        """Number of axes."""
+        ...
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+        ...
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of elements."""
+        ...
 
     @property
-    def strides(self) -> tuple[int, ...]: ...
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis, also if the array is in C order."""
+        ...
 
     def __getitem__(self, index: Any) -> Self: ...
 
     def __len__(self) -> int: ...
 
-    def reshape(self, *shape: Any) -> Self: ...
+    def reshape(self, *shape: Any) -> Self:
+        """Returns a view of another shape.
+
+        Args:
+            *shape: Elements along each axis, as one tuple or several ints; one may be -1.
+
+        Raises:
+            ArgumentError: The shape does not have `size` elements.
+            UnsupportedError: The shape would need a copy.
+        """
+        ...
 
     def astype(self, dtype: Any, stream: BaseStream | None = ...) -> Self:
         """Copies the array with its elements converted; see `hearth.arrays.base_array.BaseArray.astype`.

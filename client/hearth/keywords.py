@@ -39,7 +39,7 @@ def unknown_keyword(
 
 
 def names(function: Callable[..., Any]) -> list[str]:
-    """The optional parameters of a function, in its order."""
+    """Returns the names of a function's optional parameters, in the order of its signature."""
     import inspect
 
     parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
@@ -47,13 +47,23 @@ def names(function: Callable[..., Any]) -> list[str]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of the sentence that names an unknown keyword: a question with the closest one, or a full stop."""
+    """Returns the end of the sentence that names an unknown keyword: a question with the closest one, or a full stop.
+
+    Args:
+        name: The unknown keyword.
+        known: The keywords that are accepted.
+    """
     close = closest(name, known)
     return f"; did you mean {close}?" if close else "."
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Returns the known name that is most similar to `name`; empty: none is similar."""
+    """Returns the most similar of the known names; an empty string if no name is similar.
+
+    Args:
+        name: The name to compare.
+        known: The known names.
+    """
     import difflib
 
     return next(iter(difflib.get_close_matches(name, list(known), 1)), "")

@@ -36,9 +36,10 @@ class _Asked:
 
 
 class show_progress:
-    """Shows the progress of transfers of at least 16 MiB, and the duration of waits for a compile, if they take longer
-    than half a second. Draws one line on stderr if stderr is a terminal, or in a notebook's output; otherwise shows
-    nothing.
+    """Shows the progress of transfers of at least 16 MiB, and the duration of waits for a compile.
+
+    Shows those that take longer than half a second. Draws one line on stderr if stderr is a terminal, or in a
+    notebook's output; otherwise shows nothing.
 
     ``hearth.show_progress()`` applies from now on, in all threads, until ``hearth.show_progress(False)``. ``with
     hearth.show_progress(): ...`` applies to the block. The ``progress=`` argument of a call takes precedence.
@@ -137,11 +138,21 @@ class _Terminal:
         self._drawn = ""
 
     def draw(self, text: str) -> None:
+        """Draws over the previous text, which spaces erase where the new text is shorter.
+
+        Args:
+            text: The text, one line.
+        """
         if text != self._drawn:
             self._write(f"\r{text.ljust(len(self._drawn))}")
             self._drawn = text
 
     def end(self, text: str) -> None:
+        """Draws the final text and begins a new line; does nothing if no text was drawn before.
+
+        Args:
+            text: The text, one line.
+        """
         if self._drawn:
             self.draw(text)
             self._write("\n")
@@ -160,6 +171,11 @@ class _Notebook:
         self._handle: Any = None
 
     def draw(self, text: str) -> None:
+        """Adds an output to the cell the first time, and replaces that output afterwards.
+
+        Args:
+            text: The text, one line.
+        """
         said = {"text/plain": text}
         if self._handle is None:
             self._handle = self._display(said, raw=True, display_id=True)
@@ -167,6 +183,11 @@ class _Notebook:
             self._handle.update(said, raw=True)
 
     def end(self, text: str) -> None:
+        """Draws the final text, which stays in the cell; does nothing if no text was drawn before.
+
+        Args:
+            text: The text, one line.
+        """
         if self._handle is not None:
             self.draw(text)
 

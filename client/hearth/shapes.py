@@ -41,8 +41,9 @@ def shape_of(value: Shape) -> tuple[int, ...]:
 
 
 def type_of(value: Any) -> Dtype:
-    """Returns the type that `value` names: an `Element` if NumPy is not imported and a matching one exists, otherwise
-    the result of `dtype_of`.
+    """Returns the type that `value` names, without an import of NumPy if possible.
+
+    It is an `Element` if NumPy is not imported and a matching one exists, otherwise the result of `dtype_of`.
     """
     return (None if np.here() else dtypes.named(value)) or dtype_of(value)
 
@@ -111,8 +112,9 @@ def reinterpreted(value: Any) -> Dtype:
 
 
 def named(name: str) -> np.dtype[Any] | None:
-    """Returns a dtype of `ml_dtypes` (bfloat16, float8_e4m3fn, ...) by its name; None if there is none or the package
-    is not installed.
+    """Returns a dtype of `ml_dtypes` (bfloat16, float8_e4m3fn, ...) by its name; None if it is not available.
+
+    It is not available if that package has no such dtype, or is not installed.
     """
     import re  # imported here: rarely needed, and the import takes as long as a dozen modules
 
@@ -130,9 +132,17 @@ def named(name: str) -> np.dtype[Any] | None:
 
 
 def check_range(least: int, most: int, dtype: np.dtype[Any]) -> None:
-    """Raises `OverflowError` if the integer `dtype` cannot hold the integers from `least` to `most`.
+    """Checks that a dtype can hold a range of integers; other dtypes than integers are not checked.
 
-    NumPy 2 raises it for Python ints, NumPy 1 keeps the low bits of the value.
+    NumPy 2 raises the same error for Python ints, NumPy 1 keeps the low bits of the value.
+
+    Args:
+        least: The lowest of the integers.
+        most: The highest of the integers.
+        dtype: The dtype.
+
+    Raises:
+        OverflowError: `least` or `most` is outside of the range of the integer `dtype`.
     """
     if dtype.kind not in "iu":
         return

@@ -64,8 +64,22 @@ class _Nothing:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def set_attribute(self, name: str, value: Any) -> None: ...
-    def set_attributes(self, attributes: Attributes) -> None: ...
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Ignores the attribute.
+
+        Args:
+            name: Name of the attribute.
+            value: Its value.
+        """
+        ...
+
+    def set_attributes(self, attributes: Attributes) -> None:
+        """Ignores the attributes.
+
+        Args:
+            attributes: Values by name.
+        """
+        ...
 
 
 _NOTHING: Final = _Nothing()
@@ -147,8 +161,9 @@ def _awaiting(
 
 
 def context() -> tuple[tuple[str, str], ...]:
-    """Returns the metadata that carries the current span with a call: ``traceparent`` and ``tracestate``; empty without
-    a span.
+    """Returns the metadata that carries the current span with a call; empty without a span.
+
+    Its keys are ``traceparent`` and ``tracestate``.
     """
     if _API not in _modules:
         return ()
@@ -167,9 +182,7 @@ def context() -> tuple[tuple[str, str], ...]:
 
 
 def made() -> bool:
-    """Returns True if spans are made, which means that the application has configured a tracer provider of
-    OpenTelemetry.
-    """
+    """Returns True if spans are made: the application has configured a tracer provider of OpenTelemetry."""
     return _API in _modules and _find_tracer() is not None
 
 
@@ -234,8 +247,9 @@ def of_node(node: _Node, /) -> Attributes:
 
 
 def _of_transport(transport: Any) -> dict[str, Any]:
-    """Returns session and address of a transport as attributes; by OpenTelemetry's conventions, the address of a Unix
-    socket is its path.
+    """Returns session and address of a transport as attributes.
+
+    By OpenTelemetry's conventions, the address of a Unix socket is its path.
     """
     found: dict[str, Any] = {"hearth.session": transport.session_id}
     target: str = transport.target
@@ -250,8 +264,9 @@ def _of_transport(transport: Any) -> dict[str, Any]:
 
 
 def _said(describe: Callable[..., Attributes | None], args: Any, keywords: Any) -> Attributes | None:
-    """Returns the attributes that `describe` returns; no attributes if it fails, because the called function itself
-    reports wrong arguments.
+    """Returns the attributes that `describe` returns; no attributes if it fails.
+
+    It fails for wrong arguments, which the called function itself reports.
     """
     try:
         return describe(*args, **keywords)
@@ -260,8 +275,9 @@ def _said(describe: Callable[..., Attributes | None], args: Any, keywords: Any) 
 
 
 def _find_tracer() -> Any:
-    """Returns the tracer of the application's provider; None if there is no provider, or OpenTelemetry is not
-    completely imported.
+    """Returns the tracer of the application's provider; None if there is no active provider.
+
+    While OpenTelemetry is not completely imported, no provider is active.
     """
     global _tracer  # noqa: PLW0603 - replaced as a whole
     try:

@@ -113,7 +113,8 @@ class DeviceInfo:
 
     ordinal: int
     state: str
-    """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``."""
+    """``"starting"``, ``"serving"``, ``"lost"``, ``"fenced"`` or ``"stalled"``; ``"unknown"``: another
+    state, of a newer daemon."""
     generation: int
     """Number of the device's present process; arrays of an earlier generation are lost."""
     properties: DeviceProperties

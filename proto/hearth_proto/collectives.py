@@ -29,8 +29,9 @@ NUMBERS = {name: size for name, size in ITEM_SIZES.items() if name != "bool" and
 
 
 class Shape(NamedTuple):
-    """Amount of data that one rank reads and writes: nothing, one count, or one count per rank; at the root only, or at
-    every rank.
+    """Amount of data that one rank reads and writes.
+
+    The amount is nothing, one count, or one count per rank; at the root only, or at every rank.
     """
 
     source: int = 0

@@ -9,8 +9,9 @@ import os
 
 @functools.cache
 def cores() -> int:
-    """Returns the number of cores on which the scheduler may run this process, limited by its control groups (for
-    example a container's limit), rounded up; at least 1. Computed once, at the first call.
+    """Returns the number of cores on which the scheduler may run this process; at least 1.
+
+    It is limited by the control groups (for example a container's limit), rounded up. Computed once, at the first call.
     """
     given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(given, quota("/sys/fs/cgroup", "/proc/self/cgroup"))))

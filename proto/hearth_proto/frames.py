@@ -111,6 +111,8 @@ class Kind(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
+    """Flags of UPLOAD, CHUNK, RESPONSE and ACK frames. Other kinds use the field differently: see `Kind`."""
+
     LAST = 1  # the last UPLOAD or CHUNK of its transfer
     LANED = 2  # a RESPONSE or ACK that was sent over the lane: for the front to keep, not to forward
     # a CHUNK whose data lies in memory that the device process shares with the front: its payload is `SLOT`, then the
@@ -132,6 +134,8 @@ class FrameTooLarge(FrameError):
 
 
 class Frame(NamedTuple):
+    """A decoded frame; `Kind` describes the meaning of the fields for each `kind`."""
+
     kind: int
     flags: int
     channel: int

@@ -61,6 +61,8 @@ assert HEADER.size == 64
 
 
 class LaunchFlag(enum.IntFlag):
+    """Flags in the header of a launch record."""
+
     VALIDATE = 1  # red zones around the session's buffers
     UNCHECKED = 2  # grid, block and arguments are not checked
     COOPERATIVE = 4
@@ -97,6 +99,11 @@ class Place(NamedTuple):
 
 
 class Record(NamedTuple):
+    """A launch: one packed record of a batch.
+
+    `function` and `stream` are handles, `shared_mem` is in bytes, and `timeout_ns` 0 means the device's default.
+    """
+
     function: int
     stream: int
     grid: tuple[int, int, int]

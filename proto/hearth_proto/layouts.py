@@ -82,10 +82,10 @@ def pitch_of(last: int, itemsize: int) -> int:
 
 
 def pitched(shape: Sequence[int], itemsize: int) -> Layout:
-    """Returns the layout of C order with padded rows: only the second-last stride is padded, and the outer strides
-    follow from it.
+    """Returns the layout of C order with padded rows.
 
-    An array without axes is contiguous; an array with a single axis is one padded row.
+    Only the second-last stride is padded, and the outer strides follow from it. An array without axes is contiguous; an
+    array with a single axis is one padded row.
     """
     if not shape:
         return contiguous(shape, itemsize)
@@ -95,11 +95,10 @@ def pitched(shape: Sequence[int], itemsize: int) -> Layout:
 
 
 def rows_of(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> RowLayout | None:
-    """Returns the fewest rows, from offset 0, that an array of these strides consists of, in C order; None: there are
-    none.
+    """Returns the fewest rows, from offset 0, that an array of these strides consists of, in C order.
 
-    Copies take such arrays: the inner axes have no gaps, and the outer axes have one common distance. Strides that are
-    negative, zero or less than a row are not supported.
+    Returns None if the array does not consist of such rows. Copies take such arrays: the inner axes have no gaps, and
+    the outer axes have one common distance. Strides that are negative, zero or less than a row are not supported.
     """
     if 0 in shape:
         return RowLayout(0, 0)

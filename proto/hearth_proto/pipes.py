@@ -131,4 +131,5 @@ def _behind(parts: Sequence[Part], sent: int) -> list[Part]:
 
 
 def stalled(seconds: float) -> PipeStalled:
+    """Returns the error to raise if the peer made no progress for `seconds`."""
     return PipeStalled(f"the peer made no progress for {seconds:g} s")

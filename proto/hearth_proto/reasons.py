@@ -190,6 +190,7 @@ class Refusal(Exception):
 
     @property
     def code(self) -> Code:
+        """The gRPC status code of the reason."""
         return CODES[self.reason]
 
     @property

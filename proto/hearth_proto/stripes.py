@@ -43,6 +43,7 @@ class StripeCut:
 
     @property
     def count(self) -> int:
+        """Number of chunks."""
         return -(-self.size // self.chunk)
 
     def span(self, index: int) -> tuple[int, int]:
@@ -95,10 +96,15 @@ def chunk_head(transfer: int, offset: int, length: int) -> bytes:
 
 
 def taken(transfer: int, offset: int) -> bytes:
+    """Returns the frame by which a receiver acknowledges the chunk at `offset`.
+
+    The total size as `offset` acknowledges a whole upload.
+    """
     return HEADER.pack(OFFSET, Kind.TAKEN, 0, 0, transfer) + STRIPE_OFFSET.pack(offset)
 
 
 def credit(transfer: int, chunks: int) -> bytes:
+    """Returns the frame by which the device process allows `chunks` further chunks of an upload on this stripe."""
     return HEADER.pack(0, Kind.CREDIT, chunks, 0, transfer)
 
 

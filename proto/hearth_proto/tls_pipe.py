@@ -29,6 +29,10 @@ class TlsPipe(Pipe):
         self._connection.setblocking(False)
 
     def receive(self, into: memoryview, patient: Patient | None = None) -> None:
+        """Fills `into`, and blocks until then; another thread may call `send` meanwhile.
+
+        Raises like `Pipe.receive`, and `ssl.SSLError`, which is an `OSError`.
+        """
         got, size = 0, len(into)
         while got < size:
             try:
@@ -42,6 +46,10 @@ class TlsPipe(Pipe):
             got += count
 
     def send(self, parts: Sequence[Part]) -> None:
+        """Sends all parts in order, and blocks until then; another thread may call `receive` meanwhile.
+
+        Raises like `Pipe.send`, and `ssl.SSLError`, which is an `OSError`.
+        """
         for part in parts:
             with memoryview(part) as view:
                 at = 0

@@ -82,8 +82,9 @@ def kernels_of(result: commands_pb2.TraceResult) -> Iterator[KernelActivity]:
 def chrome_trace(
     name: str, events: Iterable[TraceEvent], kernels: Iterable[KernelActivity], *, epoch_ns: int, dropped: int
 ) -> dict[str, Any]:
-    """Returns the trace of a device in the Trace Event Format, for `json.dumps`: the entries of `chart_of` and the
-    values of `facts`.
+    """Returns the trace of a device in the Trace Event Format, for `json.dumps`.
+
+    It contains the entries of `chart_of` and the values of `facts`.
     """
     return {"traceEvents": list(chart_of(name, events, kernels)), **facts(name, epoch_ns=epoch_ns, dropped=dropped)}
 

@@ -80,7 +80,7 @@ def test_the_daemon_understands_its_settings(service: str) -> None:
     assert f"sockets:{Path(config.unix_path).parent}" in settings["volumes"]
 
 
-def test_one_has_the_gpus() -> None:
+def test_only_cuda_service_reserves_gpus() -> None:
     (device,) = SERVICES["hearthd"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
     assert config_of("hearthd").devices.backend == "cuda" and SERVICES["hearthd"]["build"]["args"]["EXTRA"] == "cuda12"

@@ -48,7 +48,9 @@ class DeviceArray(BaseArray):
     if TYPE_CHECKING:
 
         @property
-        def device(self) -> Device: ...
+        def device(self) -> Device:
+            """The device whose memory holds the array."""
+            ...
 
     @telemetry.traced("hearth.get", telemetry.of_array)
     async def get(
@@ -220,8 +222,9 @@ class DeviceArray(BaseArray):
         raise TypeError("an array of hearth.aio is not copied to the host implicitly: use await x.get()")
 
     async def ipc(self) -> Exported:
-        """Maps the array's memory into this process, for CuPy, PyTorch and other libraries: see
-        `hearth.DeviceArray.ipc`.
+        """Maps the array's memory into this process, for CuPy, PyTorch and other libraries.
+
+        See `hearth.DeviceArray.ipc`.
 
         Returns:
             The mapped memory, which the caller closes. If the await is cancelled, the memory is unmapped.
@@ -278,8 +281,9 @@ class DeviceArray(BaseArray):
 
 
 def _beside(connection: LoopConnection, attachment: Attachment, size: int) -> bool:
-    """Returns True if a read that would fit in a batch is to use shared memory instead: the connection has read such
-    sizes repeatedly, and memory can probably be shared with the device.
+    """Returns True if a read that would fit in a batch is to use shared memory instead.
+
+    This is so if the connection has read such sizes repeatedly, and memory can probably be shared with the device.
     """
     return plan.worth_a_ring(connection, size) and size >= _MIDDLING and registered.likely(connection, attachment)
 

@@ -144,8 +144,9 @@ class LoopAttachment(Attachment):
 
 
 class LoopConnection(Connection):
-    """The connection to one device for the event loop of `home`; in other threads its calls block like those of
-    `hearth`.
+    """The connection to one device for the event loop of `home`.
+
+    In threads without an event loop, its calls block like those of `hearth`.
     """
 
     def __init__(
@@ -166,6 +167,10 @@ class LoopConnection(Connection):
     # ---- attachments ----
 
     def attachment(self) -> Attachment:
+        """Returns the current attachment. In the event loop, never blocks: attaching continues in a thread.
+
+        Raises `UnsupportedError` in another event loop, and `UnavailableError` while arrays are being restored.
+        """
         self.home.check()
         return super().attachment()
 
@@ -250,7 +255,7 @@ class LoopConnection(Connection):
         opening.result()
 
     async def ready(self) -> None:
-        """Returns when the device is attached, the queue has room at most `UPLOADS_SOFT` bytes are uploading."""
+        """Returns when the device is attached, the queue has room and at most `UPLOADS_SOFT` bytes are uploading."""
         await self.until_attached()
         while self.uploading > self.uploads_soft or not self._roomy():  # noqa: ASYNC110 - there is no notification of room
             await asyncio.sleep(_POLL_S)

@@ -50,7 +50,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
     if TYPE_CHECKING:
 
         @property
-        def node(self) -> Node: ...
+        def node(self) -> Node:
+            """The node that the device belongs to."""
+            ...
 
     async def ready(self) -> None:
         """Returns when plain calls succeed: the device is attached, also after a loss, and its queue has room.
@@ -144,10 +146,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
     async def publish(
         self, name: str, array: DeviceArray, tenants: Sequence[str] = (), *, replace: bool = False
     ) -> None:
-        """Lets other sessions attach an array under a name, after the earlier work is done; see
-        `hearth.Device.publish`.
+        """Lets other sessions attach an array under a name, after the earlier work is done.
 
-        If the await is cancelled, the array may be published nevertheless.
+        See `hearth.Device.publish`. If the await is cancelled, the array may be published nevertheless.
 
         Args:
             name: Name within this tenant.
@@ -159,7 +160,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         Raises:
             InvalidHandleError: The name is in use (``NAME_IN_USE``); the message names the session that published it.
             ArgumentError: The array cannot be published, e.g. because it is part of a buffer, or the name is invalid.
-            UnsupportedError: The daemon does not publish arrays, or the array belongs to another device or session.
+            DtypeError: `array` is no device array.
+            UnsupportedError: The daemon does not publish arrays, the array belongs to another device or session, or its
+                dtype cannot be described by a name.
         """
         await self._connection.opened()
         await self._connection.home.call(partial(self._publications.publish, name, array, tenants, replace))
@@ -374,6 +377,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             ArgumentError: Neither or both of `code` and `path` are given, or the code is larger than the daemon
                 accepts.
             DtypeError: `code` or `options` has a wrong type.
+            OSError: The file `path` cannot be read.
             UnsupportedError: There is no such keyword, or it has a value that CuPy does not have.
         """
         return RawModule(
@@ -428,8 +432,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Event(self._connection)
 
     def graph(self) -> Graph:
-        """Makes a graph: an ``async with gpu.graph() as g:`` block records launches, copies and fills; ``g.launch(n)``
-        then runs them.
+        """Makes a graph, which records launches, copies and fills: ``async with gpu.graph() as g:``.
+
+        After the block, ``g.launch(n)`` runs them.
 
         Returns:
             The graph, to be entered by ``async with``.
@@ -439,8 +444,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
-        """Makes prepared launches: an ``async with gpu.prepared() as p:`` block collects and checks them;
-        ``p.launch(n)`` then runs them.
+        """Makes prepared launches, which the block collects and checks: ``async with gpu.prepared() as p:``.
+
+        After the block, ``p.launch(n)`` runs them.
 
         Returns:
             The prepared launches, to be entered by ``async with``.

@@ -75,9 +75,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
     async def pair(self, rank: int, peer: int) -> None:
         """Prepares two ranks on different daemons to send to each other outside of a batch.
 
-        One call for each pair is enough.
-
-        Ranks of one session need no preparation.
+        One call for each pair is enough. Ranks of one session need no preparation.
 
         Args:
             rank: One of the two ranks.

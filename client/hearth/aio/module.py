@@ -55,9 +55,7 @@ class Function(BaseFunction):
         return (await self._describe()).max_dynamic_shared_bytes
 
     async def preferred_shared_memory_carveout(self) -> int:
-        """Returns the preferred shared memory of a multiprocessor in percent of the maximum; -1: the driver's
-        default.
-        """
+        """Returns the preferred shared memory of a multiprocessor in percent; -1: the driver's default."""
         return (await self._describe()).preferred_shared_memory_carveout
 
     async def ptx_version(self) -> int:

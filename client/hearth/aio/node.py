@@ -45,11 +45,11 @@ def connect(
     wait_for_ready: bool = False,
     **unknown: Never,
 ) -> Connecting:
-    """Opens a session on a node's daemon: ``async with hearth.aio.connect(...) as node:``, or ``node = await
-    hearth.aio.connect(...)`` and later ``await node.close()``.
+    """Opens a session on a node's daemon: ``async with hearth.aio.connect(...) as node:``.
 
-    The node belongs to the event loop in which the result is awaited. If the await is cancelled, no session remains: a
-    session that was being opened is closed as soon as it is open.
+    Alternatively, ``node = await hearth.aio.connect(...)``, and later ``await node.close()``. The node belongs to the
+    event loop in which the result is awaited. If the await is cancelled, no session remains: a session that was being
+    opened is closed as soon as it is open.
 
     Args:
         target: Address of the daemon; see `hearth.connect`.
@@ -64,7 +64,7 @@ def connect(
         launch_timeout: Time limit in seconds of launches that have no timeout; 0: the daemon's default.
         lanes: Uses direct connections to the device processes if the daemon offers them.
         wait_for_ready: Tries again for `timeout` seconds in total while no daemon is ready. By default the first
-            failure is raised at once.
+            failure is raised at once, except that of an overloaded daemon, which says when to try again.
         **unknown: No other keyword is accepted.
 
     Returns:
@@ -127,11 +127,10 @@ def _import_parts() -> None:
 
 
 class Node(AsyncWith, BaseNode["Device"]):
-    """The asyncio counterpart of `hearth.Node`, for the event loop in which it was made: requests to the daemon are
-    awaited.
+    """The asyncio counterpart of `hearth.Node`: requests to the daemon are awaited.
 
-    The session is closed by `close`, at the end of ``async with``, when the object is garbage-collected, or when Python
-    exits.
+    A node belongs to the event loop in which it was made. The session is closed by `close`, at the end of ``async
+    with``, when the object is garbage-collected, or when Python exits.
     """
 
     def __init__(self, home: Home, session: NodeSession) -> None:

@@ -88,6 +88,7 @@ class Event(BaseEvent):
 
         Raises:
             ArgumentError: The event was never recorded.
+            InvalidHandleError: The event was lost with its connection or device process.
             TimeoutError: The work is not done in time; it continues.
         """
         await self._connection.opened()
@@ -104,6 +105,7 @@ class Event(BaseEvent):
 
         Raises:
             ArgumentError: One of the events was never recorded, or they belong to different devices.
+            InvalidHandleError: An event was lost with its connection or device process.
         """
         await self._connection.opened()
         return await self._connection.home.asked(self._measuring(start))
@@ -118,5 +120,9 @@ async def get_elapsed_time(start_event: Event, end_event: Event) -> float:
 
     Returns:
         Milliseconds.
+
+    Raises:
+        ArgumentError: One of the events was never recorded, or they belong to different devices.
+        InvalidHandleError: An event was lost with its connection or device process.
     """
     return await end_event.elapsed(start_event)

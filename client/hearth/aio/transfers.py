@@ -1,8 +1,8 @@
-"""Transfers of large arrays for asyncio: the command that writes or reads an array is ordered on its stream, and the
-bytes are transferred separately.
+"""Transfers of large arrays for asyncio.
 
-On the daemon's host, bytes are transferred through shared memory (`hearth.transfer.registered`): a thread only tells
-the device where the bytes are, which does not wait for the device, and copies downloads to their destination. On other
+The command that writes or reads an array is ordered on its stream, and the bytes are transferred separately. On the
+daemon's host, bytes are transferred through shared memory (`hearth.transfer.registered`): a thread only tells the
+device where the bytes are, which does not wait for the device, and copies downloads to their destination. On other
 hosts, a thread carries out the transfer.
 """
 

@@ -67,11 +67,24 @@ def _refusing(symbol: str) -> Callable[..., NoReturn]:
 
 
 def _comparing(symbol: str) -> Callable[[object, object], Any]:
-    """Makes a comparison that raises an error for numbers and arrays, with which NumPy would compare each element;
-    objects of other types compare as unequal.
+    """Makes a comparison that raises an error for numbers and arrays, with which NumPy would compare each element.
+
+    Objects of other types compare as unequal.
     """
 
     def compare(self: object, other: object) -> Any:
+        """Raises an error for numbers and arrays.
+
+        Args:
+            self: The left operand, a device array.
+            other: The right operand.
+
+        Returns:
+            NotImplemented for other objects, which therefore compare as unequal.
+
+        Raises:
+            UnsupportedTypeError: `other` is a number or an array.
+        """
         if isinstance(other, int | float | complex) or hasattr(other, "__array__"):
             raise refusal(f"`{symbol}`")
         return NotImplemented

@@ -1,5 +1,7 @@
-"""Conversion of other libraries' arrays for ``gpu.asarray``: host memory, accessed by any protocol, and GPU memory of
-this process (CuPy, PyTorch, JAX, Numba), which is copied on the GPU if the daemon serves the same GPU of this host.
+"""Conversion of other libraries' arrays for ``gpu.asarray``.
+
+Accepts host memory, accessed by any protocol, and GPU memory of this process (CuPy, PyTorch, JAX, Numba), which is
+copied on the GPU if the daemon serves the same GPU of this host.
 """
 
 from __future__ import annotations

@@ -53,9 +53,7 @@ _NUMPYS = frozenset({
 class BaseArray(DeviceOperand):
     """Abstract array in a device's memory: shape, dtype, views and the commands that do not wait.
 
-    Views (slices, `reshape`, `view`) share one buffer, which is freed when neither the array nor any view of it exists
-    any more. A kernel receives the address of an array's first element, whatever its strides: pass `x.pitch` or
-    `x.strides` as a further argument. Commands are ordered on a stream and sent one way.
+    See `hearth.DeviceArray` for the buffer that views share, and for arrays as arguments of kernels.
     """
 
     __slots__ = (
@@ -205,10 +203,9 @@ class BaseArray(DeviceOperand):
     def __getitem__(self, index: Any) -> Self:
         """Returns a view of the selected elements.
 
-        Integers, slices, `...` and None work as in NumPy, if the selected elements lie in rows at a constant distance.
-
-        This holds for contiguous memory and for one cut axis: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]``. A
-        single element is a view without axes: ``x[3].item()`` reads it.
+        Integers, slices, `...` and None work as in NumPy, if the selected elements lie in rows at a constant distance,
+        as in contiguous memory and with one cut axis: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]``. A single
+        element is a view without axes: ``x[3].item()`` reads it.
 
         Raises:
             IndexError: The index is out of range.
@@ -276,8 +273,7 @@ class BaseArray(DeviceOperand):
     def transpose(self, *axes: int | Sequence[int] | None) -> Self:
         """Returns a view with the axes in another order.
 
-        This is possible if the elements still lie in rows at a constant distance: for an array with one axis, or if
-        only axes of length 1 change places.
+        The elements must still lie in rows at a constant distance: one axis, or only axes of length 1 change places.
 
         Args:
             *axes: The order, as one tuple or several ints; none: reverse order.
@@ -325,7 +321,10 @@ class BaseArray(DeviceOperand):
         blocking: bool = False,
         progress: bool | Progress | None = None,
     ) -> None:
-        """Overwrites the array with a host array. Sent one way: does not block, unless `blocking` is True.
+        """Overwrites the array with a host array.
+
+        Sent one way. Above the daemon's `max_inline_bytes` (1 MiB by default), `hearth` blocks until the bytes are
+        transferred, possibly after earlier work, and raises errors of the transfer; `hearth.aio` never blocks.
 
         Args:
             a: An array of the same shape and dtype.
@@ -372,7 +371,7 @@ class BaseArray(DeviceOperand):
     def __setitem__(self, index: Any, value: Any) -> None:
         """Sets ``x[index]`` to a number, a host array or a device array, converted and broadcast as in NumPy.
 
-        Sent one way; a device array is copied on the device and not through the host.
+        Sent one way, a host array as by `set`; a device array is copied on the device and not through the host.
 
         Raises:
             IndexError: The index is out of range.
@@ -421,10 +420,10 @@ class BaseArray(DeviceOperand):
             attachment.submit(device_copy.command(handle, self, self, move))
 
     def copy_from(self, other: BaseArray, stream: BaseStream | None = None) -> None:
-        """Overwrites the array with a device array of the same shape and dtype, on this device or another device of the
-        session. Sent one way: does not block.
+        """Overwrites the array with a device array of the same shape and dtype. Sent one way: does not block.
 
-        A copy from another device consists of a send and a receive, so the caller needs the right to use collectives.
+        `other` may be on another device of the session: such a copy consists of a send and a receive, so the caller
+        needs the right to use collectives.
 
         Args:
             other: The source.
@@ -526,8 +525,7 @@ class BaseArray(DeviceOperand):
 
         Raises:
             ArgumentError: Both or neither of `box` and `im2col` are given, or a number of an option is out of range.
-            DtypeError: The elements of `dtype` have another size than those of the array, or a number is not a whole
-                number.
+            DtypeError: Elements of the option `dtype` have another size than the array's, or a number is not whole.
         """
         from hearth.arrays.tensor_map import TensorMap
 
@@ -580,10 +578,7 @@ class BaseArray(DeviceOperand):
         blocking: bool,
         shared: bool,
     ) -> PinnedCopy | None:
-        """Writes host memory to the device; returns the copy if it can be repeated, otherwise None.
-
-        `shared`: the device may read the memory itself.
-        """
+        """Writes host memory, which the device may read itself if `shared`; returns the copy if it can be repeated."""
 
     # ---- refused ----
 

@@ -73,7 +73,12 @@ def parse(description: bytes) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
 
 
 def valid(shape: object, name: object) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """Returns shape and dtype for a shape and the name of a dtype from a document; None if they are invalid."""
+    """Returns shape and dtype as a document describes them; None if they are invalid.
+
+    Args:
+        shape: The document's value for the shape; valid: a list of ints from 0.
+        name: The document's value for the dtype; valid: a name by which this process finds the dtype.
+    """
     if not isinstance(shape, list) or len(shape) > _MAX_AXES or not isinstance(name, str):
         return None
     if not all(type(axis) is int and 0 <= axis < 2**63 for axis in shape):

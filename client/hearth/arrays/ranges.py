@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
+from hearth import lazy_numpy as np
 from hearth import shapes
 from hearth.errors import ArgumentError
 

@@ -112,8 +112,9 @@ def _range(array: ArrayLike) -> layouts.RowLayout:
 
 
 def _spread(target: ArrayLike, ahead: int, write: Callable[[ArrayLike], None]) -> None:
-    """Fills `target`: `write` fills the first block behind the first `ahead` axes, and copies on the device repeat it,
-    doubling the filled part each time.
+    """Fills the first block behind the first `ahead` axes of `target` by `write`, and repeats it in all other blocks.
+
+    Copies on the device repeat it; each copy doubles the part that is filled.
     """
     if not target.size:
         return

@@ -175,9 +175,7 @@ def moves(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
 
 
 def _fine(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:
-    """Generates the copies into rows that are shorter than those of the source: `each` of them make one row of the
-    source.
-    """
+    """Generates the copies into rows that are shorter than those of the source, by a whole factor (`each`)."""
     width = to.width
     each = since.width // width
     if since.rows <= each:

@@ -1,9 +1,8 @@
-"""Tensor maps: descriptors of arrays for the tensor memory accelerator (TMA) of NVIDIA GPUs from compute capability
-9.0.
+"""Tensor maps: descriptors of arrays for the tensor memory accelerator (TMA).
 
-A kernel declares such an argument as ``const __grid_constant__ CUtensorMap map``. Here, shapes, boxes and strides are
-in NumPy's order, with the innermost axis last; in the kernel, the coordinates of a copy are given innermost first, as
-always with TMA.
+NVIDIA GPUs have TMA from compute capability 9.0. A kernel declares such an argument as ``const __grid_constant__
+CUtensorMap map``. Here, shapes, boxes and strides are in NumPy's order, with the innermost axis last; in the kernel,
+the coordinates of a copy are given innermost first, as always with TMA.
 """
 
 from __future__ import annotations
@@ -90,8 +89,9 @@ class Options(TypedDict, total=False):
 
 
 class _Handle(Memory):
-    """The handle of a tensor map, which keeps the array's memory; the map is destroyed when nothing refers to it any
-    more.
+    """The handle of a tensor map, which keeps the array's memory.
+
+    The map is destroyed when nothing refers to the handle any more.
     """
 
     __slots__ = ()
@@ -208,8 +208,9 @@ class TensorMap(DeviceOperand, Generic[A]):
 def _region(
     array: ArrayLike, shape: Sequence[int] | None, strides: Sequence[int] | None, dtype: Any
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Returns the type's name (the driver's or NumPy's), the size of each axis in elements and the strides in bytes, in
-    NumPy's order.
+    """Returns the type's name, the size of each axis in elements and the strides in bytes, in NumPy's order.
+
+    The name is the driver's or NumPy's.
     """
     name = array.dtype.name if dtype is None else dtype if isinstance(dtype, str) else np.dtype(dtype).name
     size = array.itemsize
@@ -244,8 +245,9 @@ def _region(
 
 
 def _size_of(name: str, otherwise: int) -> int:
-    """Returns the bytes of an element of a type; 1 for packed types, whose arrays have elements of one byte;
-    `otherwise` for an unknown type.
+    """Returns the bytes of an element of a type; `otherwise` for an unknown type.
+
+    Packed types have 1, because their arrays have elements of one byte.
     """
     if name in _PER_BYTE:
         return 1

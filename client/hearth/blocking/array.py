@@ -38,7 +38,9 @@ class DeviceArray(BaseArray):
     if TYPE_CHECKING:
 
         @property
-        def device(self) -> Device: ...
+        def device(self) -> Device:
+            """The device whose memory holds the array."""
+            ...
 
     # ---- contents ----
 
@@ -219,9 +221,10 @@ class DeviceArray(BaseArray):
     # ---- sharing ----
 
     def ipc(self) -> Exported:
-        """Maps the array's memory into this process, for CuPy, PyTorch and other libraries that use the GPU of this
-        host themselves (for NumPy if the device is of the CPU backend). See `hearth.interop.ipc.Exported`. Blocks as
-        `get` does.
+        """Maps the array's memory into this process, for CuPy, PyTorch and other libraries. Blocks as `get` does.
+
+        It is for libraries that use the GPU of this host themselves; for NumPy if the device is of the CPU backend. See
+        `hearth.interop.ipc.Exported`.
 
         Returns:
             The mapped memory, which the caller closes.

@@ -35,8 +35,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
     Returned by `Node.device` and `Node.devices`; keeps its node open.
 
     The client checks the sizes of new arrays, but the daemon allocates the memory: `OutOfMemoryError` is raised by the
-    next sync, read or flush. Calls are asynchronous unless their documentation says that they block. Safe from any
-    thread.
+    next sync, read or flush. Calls are asynchronous unless their documentation says that they block. An asynchronous
+    call waits only while the device is being attached, at its first use and after a loss, and while the queue of
+    commands is full. Safe from any thread.
     """
 
     _array_type = DeviceArray
@@ -45,7 +46,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
     if TYPE_CHECKING:
 
         @property
-        def node(self) -> Node: ...
+        def node(self) -> Node:
+            """The node that the device belongs to."""
+            ...
 
     @property
     def state(self) -> str:
@@ -93,6 +96,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
             ArgumentError: Neither or both of `code` and `path` are given, or the code is larger than the daemon
                 accepts.
             DtypeError: `code` or `options` has a wrong type.
+            OSError: The file `path` cannot be read.
             UnsupportedError: There is no such keyword, or it has a value that CuPy does not have.
         """
         # Imported late: the lane of an attached device is opened during the import.
@@ -144,8 +148,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Stream(self._connection, priority)
 
     def graph(self) -> Graph:
-        """Makes a graph: a ``with gpu.graph() as g:`` block records launches, copies and fills; ``g.launch(n)`` then
-        runs them.
+        """Makes a graph, which records launches, copies and fills: ``with gpu.graph() as g:``.
+
+        After the block, ``g.launch(n)`` runs them.
 
         Returns:
             The graph, to be entered by ``with``.
@@ -155,8 +160,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return Graph(self._connection)
 
     def prepared(self) -> Prepared:
-        """Makes prepared launches: a ``with gpu.prepared() as p:`` block collects and checks them; ``p.launch(n)`` then
-        runs them.
+        """Makes prepared launches, which the block collects and checks: ``with gpu.prepared() as p:``.
+
+        After the block, ``p.launch(n)`` runs them.
 
         Returns:
             The prepared launches, to be entered by ``with``.
@@ -407,7 +413,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         Raises:
             InvalidHandleError: The name is in use (``NAME_IN_USE``); the message names the session that published it.
             ArgumentError: The array cannot be published, e.g. because it is part of a buffer, or the name is invalid.
-            UnsupportedError: The daemon does not publish arrays, or the array belongs to another device or session.
+            DtypeError: `array` is no device array.
+            UnsupportedError: The daemon does not publish arrays, the array belongs to another device or session, or its
+                dtype cannot be described by a name.
         """
         self._publications.publish(name, array, tenants, replace)
 

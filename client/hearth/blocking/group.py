@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 
 class Group(BaseGroup[Device, DeviceArray]):
-    """Devices that compute collectives together: ``Group(node.devices)``, or ``Group([a.device(0), b.device(0)])`` with
-    `a` and `b` connected to two daemons, or to one. A group may consist of a single device.
+    """Devices that compute collectives together: ``Group(node.devices)``.
+
+    The devices may belong to several sessions, on one daemon or on several: ``Group([a.device(0), b.device(0)])`` with
+    nodes `a` and `b`. A group may consist of a single device.
 
     A device's rank is its position in the list. A group of devices of one session is made without any request. A group
     over several sessions is formed in the constructor by all their daemons, of which the first device's daemon
@@ -28,15 +30,17 @@ class Group(BaseGroup[Device, DeviceArray]):
     Operations are sent one way, each device's part on its current stream. A part starts after the earlier work on the
     stream is done and all ranks have reached the operation; later work on the arrays waits for it. Errors of an
     operation (`CommunicatorError`, `BufferLostError`) are raised by the next sync, and by reading an array that the
-    operation was to write.
+    operation was to write. Only the first `send` or `recv` between two ranks of different sessions outside of a batch
+    blocks, while their daemons connect.
 
     `arrays` has one array for each device, in the group's order, all contiguous and of one shape and dtype; the same
     applies to `outs`, which may be the same arrays if the operation's documentation says so. Operations return the
-    arrays that they write. `timeout`, in seconds, limits the time until all ranks have arrived and finished; None: the
-    daemon's default. Reductions support NCCL's dtypes (integers, float16 to float64, and of ml_dtypes bfloat16 and the
-    float8 types that the device has), other operations every dtype. All operations raise `ArgumentError` or
-    `DtypeError` if shapes, dtypes, ranks or devices do not match, and `ClosedError` after the group is closed; in these
-    cases no command is sent.
+    arrays that they write. `timeout`, in seconds above 0, limits the time until all ranks have arrived and finished;
+    None: the daemon's default; a batch has one `timeout` for all its operations. Reductions support NCCL's dtypes
+    (integers, float16 to float64, and of ml_dtypes bfloat16 and the float8 types that the device has), other operations
+    every dtype. All operations raise `ArgumentError` or `DtypeError` if shapes, dtypes, ranks or devices do not match,
+    `LaunchError` if a stream is being recorded in a graph, and `ClosedError` after the group is closed; in these cases
+    no command is sent.
 
     Args:
         devices: Devices of one or several sessions, in rank order.
@@ -87,21 +91,21 @@ class Group(BaseGroup[Device, DeviceArray]):
         return fresh
 
     def flight_recorder(self) -> list[FlightRecord]:
-        """Returns the group's last operations, oldest first, as recorded by the daemon of its first device; the number
-        is bounded. Blocks for one request to that daemon.
+        """Returns the group's last operations, oldest first, as its daemons recorded them.
 
-        Groups of one session that have the same devices share one record.
+        Blocks for one request to each daemon that coordinates the group or a send between two of its ranks, or that
+        has several of its devices. The number of operations is bounded. Groups of one session that have the same
+        devices share one record.
 
         Raises:
-            ConnectError: That daemon is unreachable.
+            ConnectError: One of these daemons is unreachable.
         """
         return self._flight_records()
 
     def close(self) -> None:
-        """Closes the group: no more operations can be submitted, and operations in progress fail if the group is over
-        several sessions.
+        """Closes the group, to which no more operations can be submitted then. Blocks for a few seconds at most.
 
-        Blocks for a few seconds at most. A second call does nothing.
+        Operations in progress fail if the group is over several sessions. A second call does nothing.
         """
         self._close()
 

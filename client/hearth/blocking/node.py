@@ -57,7 +57,8 @@ def connect(
         lanes: Uses direct connections to the device processes if the daemon offers them: for commands on the daemon's
             host, and for large arrays over TCP.
         wait_for_ready: As in gRPC: while no daemon answers, or the daemon is starting, draining or full, tries again
-            for `timeout` seconds in total. By default the first failure is raised at once.
+            for `timeout` seconds in total. By default the first failure is raised at once, except that of an overloaded
+            daemon, which says when to try again.
         **unknown: No other keyword is accepted.
 
     Returns:
@@ -67,6 +68,7 @@ def connect(
         ConnectError: No daemon answers at `target`.
         AuthenticationError: The daemon does not accept the caller.
         QuotaExceededError: There are too many sessions.
+        UnavailableError: The daemon is draining or overloaded.
         UnsupportedError: The daemon does not support this client's protocol version.
         ArgumentError: An argument is out of its range.
     """

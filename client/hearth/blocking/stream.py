@@ -72,6 +72,7 @@ class Event(BaseEvent):
 
         Raises:
             ArgumentError: The event was never recorded.
+            InvalidHandleError: The event was lost with its connection or device process.
             TimeoutError: The work is not done in time; it continues.
         """
         self._querying(True).wait(timeout)
@@ -88,6 +89,7 @@ class Event(BaseEvent):
 
         Raises:
             ArgumentError: One of the events was never recorded, or they belong to different devices.
+            InvalidHandleError: An event was lost with its connection or device process.
         """
         return self._measuring(start).wait()
 
@@ -101,5 +103,9 @@ def get_elapsed_time(start_event: Event, end_event: Event) -> float:
 
     Returns:
         Milliseconds.
+
+    Raises:
+        ArgumentError: One of the events was never recorded, or they belong to different devices.
+        InvalidHandleError: An event was lost with its connection or device process.
     """
     return end_event.elapsed(start_event)

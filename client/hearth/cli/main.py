@@ -48,8 +48,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Command(_Parser):
-    """Parser that accepts options and positional arguments in any order. argparse alone treats an optional TARGET as
-    omitted if an option precedes it.
+    """Parser that accepts options and positional arguments in any order.
+
+    argparse alone treats an optional TARGET as omitted if an option precedes it.
     """
 
     _within = False

@@ -18,8 +18,9 @@ _LONGEST = 2**64
 
 
 class PartlyRead:
-    """A message of which some fields have been decoded; an access to another field decodes the whole message with
-    protobuf.
+    """A message of which some fields have been decoded.
+
+    An access to another field decodes the whole message with protobuf.
     """
 
     def __init__(self, kind: tuple[Any, str], data: bytes | memoryview, known: dict[str, Any]) -> None:
@@ -141,7 +142,11 @@ class _AttachedResponse:
         self.attached = attached
 
     def WhichOneof(self, _: str) -> str:
-        """Returns the set field, like the generated class."""
+        """Returns the set field, like the generated class.
+
+        Args:
+            _: Name of the group of fields; there is only one.
+        """
         return "attached"
 
 
@@ -179,11 +184,19 @@ class ReadAnswer:
         return self
 
     def WhichOneof(self, _: str) -> str:
-        """Returns the set field, like the generated class."""
+        """Returns the set field, like the generated class.
+
+        Args:
+            _: Name of the group of fields; there is only one.
+        """
         return "read"
 
     def HasField(self, _: str) -> bool:
-        """Returns False: the answer has no error."""
+        """Returns False: the answer has no error.
+
+        Args:
+            _: Name of the field.
+        """
         return False
 
 

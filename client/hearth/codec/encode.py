@@ -1,8 +1,8 @@
-"""Encoding of the messages that precede a first result, without protobuf, whose import takes as long as everything else
-until then.
+"""Encoding of the messages that precede a first result, without protobuf.
 
-Encoded by hand, they also take less time than as objects, and large messages are copied only once. The encoding is that
-of protobuf (https://protobuf.dev/programming-guides/encoding/); the tests compare it with the generated classes.
+The import of protobuf takes as long as everything else until the first result. Encoded by hand, the messages also take
+less time than as objects, and large messages are copied only once. The encoding is that of protobuf
+(https://protobuf.dev/programming-guides/encoding/); the tests compare it with the generated classes.
 `hearth.codec.decode` decodes the answers.
 """
 

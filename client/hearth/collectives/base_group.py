@@ -57,11 +57,12 @@ class BaseGroup(Generic[D, A]):
 
     `arrays` has one array for each device, in the group's order, all contiguous and of one shape and dtype; the same
     applies to `outs`, which may be the same arrays if the operation's documentation says so. Operations return the
-    arrays that they write. `timeout`, in seconds, limits the time until all ranks have arrived and finished; None: the
-    daemon's default. Reductions support NCCL's dtypes (integers, float16 to float64, and of ml_dtypes bfloat16 and the
-    float8 types that the device has), other operations every dtype. All operations raise `ArgumentError` or
-    `DtypeError` if shapes, dtypes, ranks or devices do not match, and `ClosedError` after the group is closed; in these
-    cases no command is sent.
+    arrays that they write. `timeout`, in seconds above 0, limits the time until all ranks have arrived and finished;
+    None: the daemon's default; a batch has one `timeout` for all its operations. Reductions support NCCL's dtypes
+    (integers, float16 to float64, and of ml_dtypes bfloat16 and the float8 types that the device has), other operations
+    every dtype. All operations raise `ArgumentError` or `DtypeError` if shapes, dtypes, ranks or devices do not match,
+    `LaunchError` if a stream is being recorded in a graph, and `ClosedError` after the group is closed; in these cases
+    no command is sent.
     """
 
     def __init__(self, devices: Sequence[D], *, timeout: float | None = None) -> None:
@@ -218,10 +219,9 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Stores all arrays on every device, stacked in the group's order: n arrays of a shape become one of (n,
-        *shape).
+        """Stores all arrays on every device, stacked in the group's order.
 
-        The operation is in place if rank r passes ``outs[r][r]`` as its array.
+        n arrays of a shape become one of (n, *shape). In place if rank r passes ``outs[r][r]`` as its array.
 
         Args:
             arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
@@ -251,10 +251,10 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Reduces the arrays elementwise, and stores on each device its share of the result along the first dimension,
-        which must be divisible by the number of ranks n: shape (n * k, ...) becomes (k, ...).
+        """Reduces the arrays elementwise, and stores on each device its share of the result.
 
-        The operation is in place if ``outs[r]`` is ``arrays[r][r * k : (r + 1) * k]``.
+        The result is divided along the first dimension, which must be divisible by the number of ranks n: shape
+        (n * k, ...) becomes (k, ...). In place if ``outs[r]`` is ``arrays[r][r * k : (r + 1) * k]``.
 
         Args:
             arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
@@ -319,10 +319,9 @@ class BaseGroup(Generic[D, A]):
         out: A | None = None,
         timeout: float | None = None,
     ) -> A:
-        """Stores all arrays on the root's device, stacked in the group's order: n arrays of a shape become one of (n,
-        *shape).
+        """Stores all arrays on the root's device, stacked in the group's order.
 
-        The operation is in place if the root passes ``out[root]`` as its array.
+        n arrays of a shape become one of (n, *shape). In place if the root passes ``out[root]`` as its array.
 
         Args:
             arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
@@ -354,11 +353,11 @@ class BaseGroup(Generic[D, A]):
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
-        """Stores on each device its share of the root's array along the first dimension, which must be divisible by the
-        number of ranks n: shape (n * k, ...) becomes (k, ...).
+        """Stores on each device its share of the root's array along the first dimension.
 
-        Also the reverse of `gather`: an array of shape (n, *shape) can be scattered to `outs` of `shape`. The operation
-        is in place if ``outs[root]`` is ``array[root * k : (root + 1) * k]``.
+        That dimension must be divisible by the number of ranks n: shape (n * k, ...) becomes (k, ...). Also the reverse
+        of `gather`: an array of shape (n, *shape) can be scattered to `outs` of `shape`. In place if ``outs[root]`` is
+        ``array[root * k : (root + 1) * k]``.
 
         Args:
             array: The root's array, contiguous.
@@ -387,10 +386,9 @@ class BaseGroup(Generic[D, A]):
         return targets
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Makes later work on each device's current stream wait, on the device, until all ranks have reached the
-        barrier.
+        """Makes later work on each device's current stream wait until all ranks have reached the barrier.
 
-        Sent one way; a later synchronize waits for the barrier.
+        Sent one way: the work waits on the device. A later synchronize waits for the barrier.
 
         Args:
             timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
@@ -582,9 +580,7 @@ class BaseGroup(Generic[D, A]):
         return order
 
     def _ranks_of(self, session: NodeSession, info: node_pb2.GroupInfo) -> tuple[int, ...] | None:
-        """Returns this group's ranks in the order of `info`, a group of a session; None if it is not part of this
-        group.
-        """
+        """Returns the ranks here of the members of `info`, a group of a session; None if it is unrelated."""
         if info.group:
             return self._formations.members(info.group, session)
         name = tuple(member.device for member in info.members)

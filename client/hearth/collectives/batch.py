@@ -41,8 +41,9 @@ def check_none_open(owner: object) -> None:
 
 
 class Batch:
-    """Operations of a ``with`` block, submitted at its end as one NCCL group: no operation waits for another one, so
-    each rank may send and receive in any order. See `Group.batch`.
+    """Operations of a ``with`` block, submitted at its end as one NCCL group. See `Group.batch`.
+
+    No operation waits for another one, so each rank may send and receive in any order.
     """
 
     def __init__(self, owner: object, connections: Mapping[int, Connection], timeout_ns: int, present: Present) -> None:

@@ -33,7 +33,17 @@ class Formations:
 
     @telemetry.traced("hearth.group", telemetry.of_group)
     def form(self, ranks: tuple[int, ...]) -> RankOrder:
-        """Forms a group of `ranks` over their daemons. Blocks."""
+        """Forms a group of several ranks over their daemons. Blocks.
+
+        Args:
+            ranks: The ranks, in the order that the group is to have.
+
+        Returns:
+            The group's rank order.
+
+        Raises:
+            HearthError: An error that `hearth.collectives.rendezvous.form` raises.
+        """
         formed = form([(self._sessions[rank], self._ordinals[rank]) for rank in ranks], self._timeout)
         self.formed.append(formed)
         self._orders[ranks] = order = RankOrder(formed.id, ranks)
@@ -45,6 +55,13 @@ class Formations:
         """Returns the rank order of a send between two ranks.
 
         Blocks while it forms a group of the two, if `paired` is False.
+
+        Args:
+            rank: One of the ranks.
+            peer: The other rank.
+
+        Raises:
+            HearthError: An error that `form` raises.
         """
         if self._sessions[rank] is self._sessions[peer]:
             return sorted_order(self._ordinals, (rank, peer))
@@ -53,11 +70,21 @@ class Formations:
             return self._orders.get(pair) or self.form(pair)
 
     def paired(self, rank: int, peer: int) -> bool:
-        """True if two ranks can send to each other without forming a group first."""
+        """Returns True if two ranks can send to each other without forming a group first.
+
+        Args:
+            rank: One of the ranks.
+            peer: The other rank.
+        """
         return self._sessions[rank] is self._sessions[peer] or _pair(rank, peer) in self._orders
 
     def members(self, id: bytes, coordinator: NodeSession) -> tuple[int, ...] | None:
-        """Returns the ranks of the group of this id and coordinator; None if it is none of these groups."""
+        """Returns the ranks of one of these groups; None if there is no such group.
+
+        Args:
+            id: The group's id, which the coordinator's daemon chose.
+            coordinator: The session of the group's first rank.
+        """
         if not any(each.id == id and each.coordinator is coordinator for each in self.formed):
             return None
         return next((order.members for order in self._orders.values() if order.name == id), None)

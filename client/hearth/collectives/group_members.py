@@ -84,9 +84,15 @@ def _named(devices: Sequence[D], without: Iterable[Named] | Named) -> set[int]:
 
 
 def remaining(group: object, devices: Sequence[D], without: Iterable[Named] | Named) -> list[D]:
-    """Returns the devices of `group` that remain without the named members.
+    """Returns the devices of a group that remain without the named members.
 
-    Raises `ArgumentError` if none remains, or if a named member is not in the group.
+    Args:
+        group: The group, for errors.
+        devices: The devices of the group.
+        without: Ranks, devices or whole nodes.
+
+    Raises:
+        ArgumentError: No device remains, or a named member is not in the group.
     """
     gone = _named(devices, without)
     left = [device for rank, device in enumerate(devices) if rank not in gone]
@@ -100,7 +106,16 @@ def remaining(group: object, devices: Sequence[D], without: Iterable[Named] | Na
 
 
 def rank_of(group: object, devices: Sequence[D], array: BaseArray) -> int:
-    """Returns the rank on whose device `array` is. Raises `ArgumentError` if it is on no device of `group`."""
+    """Returns the rank on whose device an array is.
+
+    Args:
+        group: The group, for the error.
+        devices: The devices of the group, in rank order.
+        array: The array.
+
+    Raises:
+        ArgumentError: The array is on no device of the group.
+    """
     for rank, device in enumerate(devices):
         if array._connection is device._connection:
             return rank

@@ -24,9 +24,7 @@ A = TypeVar("A", bound=BaseArray)
 
 
 class Operands(Generic[A]):
-    """Checks the arrays of a group's operation, one for each device, and allocates arrays that the caller does not
-    give.
-    """
+    """Checks the arrays of a group's operation, one for each device, and allocates those that the caller omits."""
 
     def __init__(self, devices: Sequence[BaseDevice[A, Any]]) -> None:
         self._devices = devices

@@ -42,7 +42,9 @@ def span(array: BaseArray) -> Span:
 
 
 def check(parts: Sequence[RankPart]) -> None:
-    """Raises `ArgumentError` if the source and destination of a part overlap in another way than NCCL's in-place
+    """Checks that the parts of one rank that run concurrently use memory without conflicts.
+
+    Raises `ArgumentError` if the source and destination of a part overlap in another way than NCCL's in-place
     operations allow, or if a part writes memory that a concurrent part reads or writes.
     """
     if len(parts) == 1:

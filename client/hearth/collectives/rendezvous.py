@@ -1,7 +1,7 @@
-"""Groups over several daemons: the first daemon makes a ticket, the others join with it, and all are notified at the
-end.
+"""Groups over several daemons: the first daemon makes a ticket, and the others join with it.
 
-Every call has a deadline, so that an unreachable daemon delays no caller for long; each call runs in a separate thread.
+All daemons are notified at the end of the group. Every call has a deadline, so that an unreachable daemon delays no
+caller for long; each call runs in a separate thread.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def form(members: Sequence[tuple[NodeSession, int]], timeout: float, slack: floa
     Args:
         members: (session, ordinal of the device) of each rank.
         timeout: Seconds for forming the group.
+        slack: Seconds by which the deadline of a call to a daemon exceeds `timeout`, the daemon's own limit.
 
     Returns:
         The group.

@@ -72,8 +72,9 @@ def _unreached(error: HearthError, target: Target, credentials: Credentials) -> 
 
 
 def _misunderstood(target: Target, where: str, credentials: Credentials) -> HearthError | None:
-    """Returns the error for a peer that uses another protocol than the client tried; None if the peer uses the same
-    protocol or does not answer.
+    """Returns the error for a peer that uses another protocol than the client tried.
+
+    Returns None if the peer uses the same protocol or does not answer.
     """
     spoken = _probe(target)
     if spoken == PLAIN and _speaks_http(target):

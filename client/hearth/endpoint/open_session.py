@@ -1,7 +1,7 @@
-"""Opening of a session: the request is sent before the modules that use its answer are imported, because the imports
-take about as long as the answer.
+"""Opening of a session: the request is sent before the modules that use its answer are imported.
 
-Therefore this module imports only what the request needs; `meanwhile` imports the rest.
+The imports take about as long as the answer. Therefore this module imports only what the request needs; `meanwhile`
+imports the rest.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Repetition of calls for which the daemon says that a repetition may succeed, by gRPC's rules as far as they suit
-users.
+"""Repetition of calls for which the daemon says that a repetition may succeed.
 
-The pause before the next attempt is at least the time that the daemon gave (`HearthError.retry_after`, gRPC's
-RetryInfo), and at least a backoff that grows from attempt to attempt. Both have jitter, so that clients that were
-refused together do not return together. All attempts share one deadline; if the next attempt would be too late, the
-error is raised at once.
+The rules are those of gRPC as far as they suit users. The pause before the next attempt is at least the time that the
+daemon gave (`HearthError.retry_after`, gRPC's RetryInfo), and at least a backoff that grows from attempt to attempt.
+Both have jitter, so that clients that were refused together do not return together. All attempts share one deadline; if
+the next attempt would be too late, the error is raised at once.
 """
 
 from __future__ import annotations
@@ -58,6 +57,12 @@ def retrying(
         )
 
     def next_pause(error: HearthError, pauses: Pauses) -> float | None:
+        """Returns the seconds until the next attempt, after `on_retry` was called; None: there is no further attempt.
+
+        Args:
+            error: Error of the last attempt.
+            pauses: Pauses of this call.
+        """
         pause = pauses.after(error) if may_repeat(error, idempotent) else None
         if pause is not None and on_retry is not None:
             on_retry(error, pause)

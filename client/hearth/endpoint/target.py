@@ -38,6 +38,7 @@ def resolve(
         target: The address; `LOCAL`: this machine's daemon, which is a Unix socket that exists, otherwise the default
             port; None: HEARTH_TARGET, otherwise `LOCAL`.
         origin: Source of `target`, for error messages.
+        system_socket: Path of the socket of a daemon that is a system service.
 
     Returns:
         The address.

@@ -226,6 +226,10 @@ class CudaMapping:
         self._lock = threading.Lock()
 
     def close(self) -> None:
+        """Unmaps the memory after all work of this process on the GPU is done. Blocks.
+
+        A second call does nothing. Raises `DriverError`.
+        """
         with self._lock:
             size, self._size = self._size, 0
         if size:

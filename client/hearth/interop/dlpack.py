@@ -183,8 +183,9 @@ _NAME_USED = b"used_dltensor"  # must stay alive, because a capsule stores only 
 
 
 class Taken:
-    """A tensor taken from a producer's capsule, for the duration of a ``with`` block: its end calls the producer's
-    deleter.
+    """A tensor taken from a producer's capsule, for the duration of a ``with`` block.
+
+    The end of the block calls the producer's deleter.
     """
 
     def __init__(self, made: Any) -> None:

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 
 class Exported:
-    """An array's memory, mapped into this process until `close`, until the end of ``with``, or until nothing refers to
-    this object any more.
+    """An array's memory, mapped into this process.
+
+    It stays mapped until `close`, until the end of ``with``, or until nothing refers to this object any more.
 
     On CUDA, the object has ``__cuda_array_interface__`` and DLPack: ``cupy.asarray(view)``, ``torch.as_tensor(view,
     device="cuda")``, ``torch.from_dlpack(view)``; on the CPU backend, ``np.asarray(view)`` and DLPack. Arrays made of

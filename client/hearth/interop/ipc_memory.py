@@ -1,5 +1,6 @@
-"""Mappings of exported memory in this process: GPU memory by calls of the CUDA driver, memory of the CPU backend as a
-shared file.
+"""Mappings of exported memory in this process.
+
+GPU memory is mapped by calls of the CUDA driver, memory of the CPU backend as a shared file.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ class HostDevice:
 
 
 class HostMapping:
-    """Host memory that stays mapped until nothing refers to it, because an access through a NumPy array to unmapped
-    memory would end the process.
+    """Host memory that stays mapped until nothing refers to it.
+
+    An access through a NumPy array to unmapped memory would end the process.
     """
 
     cuda = False

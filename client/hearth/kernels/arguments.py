@@ -44,8 +44,9 @@ _AXES = "xyz"
 
 
 class ByValue:
-    """Base class of `Struct`, which has a separate module because few programs need it and creating a dataclass takes
-    long.
+    """Base class of `Struct`, a kernel argument passed by value.
+
+    `Struct` has a separate module because few programs need it and creating a dataclass takes long.
     """
 
     __slots__ = ()
@@ -245,8 +246,9 @@ def typed(types: tuple[type, ...], known: Signature) -> record_packer.Packer | N
 
 
 def fixed(types: Sequence[type]) -> bool:
-    """Returns True if the types alone determine the encoding; the encoding of bytes, structs and 0-d arrays depends on
-    the value.
+    """Returns True if the types alone determine the encoding.
+
+    The encoding of bytes, structs and 0-d arrays depends on the value.
     """
     varying = bytes | ByValue | np.void | np.ndarray if np.here() else bytes | ByValue
     return not any(issubclass(kind, varying) for kind in types)

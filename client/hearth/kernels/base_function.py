@@ -20,6 +20,7 @@ from hearth.base_stream import current_streams
 from hearth.codec import encode
 from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
+from hearth.kernels.pointer_types import PointerTypes
 from hearth.session.memory import DeviceOperand
 from hearth.shapes import cdiv
 from hearth_proto.later import commands_pb2
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         """The module of a kernel: `hearth.kernels.base_module.BaseModule`."""
 
         _connection: Connection
+        _source: str
 
         _cooperative: bool
 
@@ -104,6 +106,7 @@ class BaseFunction:
         """Preferred shared memory in percent, which later attachments set again; None: never set."""
         self._blocks: dict[int, int] = {}
         """Block sizes of the highest occupancy, by dynamic shared memory in bytes."""
+        self._pointers: PointerTypes | None = None
         self._bind(self._connection.attachment())
 
     def __call__(
@@ -146,6 +149,7 @@ class BaseFunction:
                 flush.
             LaunchTypeError: `args` is no tuple or list, an argument has a type that no kernel takes, or a keyword is
                 unknown.
+            ArgumentError: `timeout` or `mode` is invalid, or `stream` belongs to another device or session.
         """
         if unknown:
             from hearth.keywords import unknown_keyword
@@ -237,6 +241,7 @@ class BaseFunction:
                 bound.handle, on, grid, block, args, shared_mem, timeout, mode, cooperative, cluster, iterations,
                 connection.limits.converts_integers,
             )  # fmt: skip
+            self._check_pointers(args)
             if key and arguments.fixed(key[9:]):
                 if len(heads) >= _CACHE_LIMIT:
                     heads.clear()
@@ -267,13 +272,20 @@ class BaseFunction:
         entry: tuple[bytes, arguments.Signature],
         types: tuple[type, ...],
     ) -> None:
-        """Caches a launch that occurred twice in this form: a repetition with the identical grid and block objects
-        needs only its arguments packed.
+        """Caches a launch that occurred twice in this form.
+
+        A repetition with the identical grid and block objects needs only its arguments packed.
         """
         if type(grid) in _CONSTANTS and type(block) in _CONSTANTS and attachment.space is not None:
             pack = arguments.typed(types, entry[1])
             if pack is not None:
                 self._recent = attachment, attachment.space, grid, block, shared_mem, mode, entry[0], pack
+
+    def _check_pointers(self, args: Sequence[Any]) -> None:
+        """Warns about arrays whose dtype is not what the source declares, at the first launch of each form."""
+        if self._pointers is None:
+            self._pointers = PointerTypes(self._module._source, self.name)
+        self._pointers.check(args)
 
     def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:
         for index in signature.pointers:
@@ -281,8 +293,10 @@ class BaseFunction:
                 self._refuse(f"argument {index}", args[index], index)
 
     def __getitem__(self, geometry: Any) -> Callable[..., None]:
-        """Binds a launch geometry, in Numba's form: ``f[grid, block]``, ``f[grid, block, stream]`` or ``f[grid, block,
-        stream, shared_mem]``.
+        """Binds a launch geometry, in Numba's form: ``f[grid, block](x, n)``.
+
+        ``f[grid, block, stream]`` and ``f[grid, block, stream, shared_mem]`` also give the stream, and the dynamic
+        shared memory in bytes.
 
         Raises:
             LaunchError: The index is not such a tuple.

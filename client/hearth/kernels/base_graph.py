@@ -59,6 +59,7 @@ class GraphNode:
         Raises:
             LaunchError: The node is not a launch, or the client has found the new launch invalid. Other failures are
                 reported by the next sync, read or flush of the current stream.
+            InvalidHandleError: The graph is closed, or was lost with its device process.
         """
         call = self._call
         if call is None:
@@ -161,7 +162,8 @@ class BaseGraph(Program):
                 limit.
 
         Raises:
-            ArgumentError: `n` is out of range, or the graph has not been recorded.
+            ArgumentError: `n` or `timeout` is out of range, the graph has not been recorded, or `stream` belongs to
+                another device or session.
             InvalidHandleError: The graph is closed, or was lost with its device process.
             LaunchError: The stream is being recorded.
         """
@@ -204,8 +206,9 @@ class BaseGraph(Program):
 
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
-        """The recorded launches, copies and fills, in order; a launch with `iterations` makes one node for each
-        iteration.
+        """The recorded launches, copies and fills, in order.
+
+        A launch with `iterations` makes one node for each iteration.
         """
         return self._nodes
 

@@ -89,6 +89,7 @@ class BaseModule(Generic[F, G]):
                 fix="read the file as UTF-8, or pass bytes.",
             )
         data = code.encode() if isinstance(code, str) else bytes(code)
+        self._source = code if isinstance(code, str) and code_kind(data) == encode.CUDA_CPP else ""
         if isinstance(options, str):
             raise DtypeError(
                 "options is a str; it must be a sequence of str.",
@@ -210,8 +211,9 @@ def as_bytes(variable: ArrayLike, a: Any) -> np.ndarray[Any, Any]:
 
 @contextmanager
 def logged(log_stream: TextIO | None) -> Iterator[list[str]]:
-    """Context manager that writes the compiler's messages to `log_stream`: those that the block adds to the list, or
-    those of the error that the block raises.
+    """Context manager that writes the compiler's messages to `log_stream` at the end of the block.
+
+    It writes the messages that the block adds to the list, or those of the error that the block raises.
     """
     log: list[str] = []
     try:
@@ -236,8 +238,10 @@ def _serialized(code: bytes, options: list[str], names: list[str], headers: dict
 
 
 def code_kind(code: bytes) -> int:
-    """Returns the kind of code, determined by its first bytes: ELF (CUBIN), fatbin, PTX (begins with ``.version``),
-    otherwise CUDA C++.
+    """Returns the kind of code, a constant of `hearth.codec.encode`, determined by the first bytes.
+
+    ELF is a CUBIN, and a fatbin has a magic number. PTX begins with ``.version``, after blank lines and ``//``
+    comments. All other code is CUDA C++.
     """
     if code.startswith(_ELF):
         return encode.CUBIN
@@ -251,7 +255,15 @@ def code_kind(code: bytes) -> int:
 
 
 def check_order(code: object, name: object) -> None:
-    """Raises `ArgumentError` if the source and the kernel's name are given in the wrong order."""
+    """Checks that the source and the kernel's name are given in the right order.
+
+    Args:
+        code: The first argument, which must not be a name.
+        name: The second argument, which must not be source text.
+
+    Raises:
+        ArgumentError: They are in the wrong order.
+    """
     if isinstance(code, str) and code.isidentifier() and isinstance(name, str) and "{" in name:
         raise ArgumentError(
             f"code is {code!r} and name is source text of {len(name)} characters: they are in the wrong order.",

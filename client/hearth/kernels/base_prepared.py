@@ -84,8 +84,10 @@ class BasePrepared(Program):
                 are recorded.
 
         Raises:
-            ArgumentError: `n` is out of range, or nothing has been collected.
+            ArgumentError: `n` is out of range, nothing has been collected, or `stream` belongs to another device or
+                session.
             InvalidHandleError: The list is closed, or was lost with its device process.
+            LaunchError: Launches are being collected from the stream in another ``gpu.prepared()`` block.
         """
         attachment, times = self._usable(), count(n)
         target = self._target(stream)

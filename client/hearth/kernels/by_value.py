@@ -10,7 +10,11 @@ from hearth.kernels.arguments import ByValue
 
 @dataclass(frozen=True)
 class Struct(ByValue):
-    """A struct passed by value: its bytes, and its alignment in C (a power of two; 8 by default)."""
+    """A struct passed by value: its bytes, and its alignment in C (a power of two; 8 by default).
+
+    Raises:
+        LaunchError: The alignment is not a power of two.
+    """
 
     data: bytes
     align: int = 8

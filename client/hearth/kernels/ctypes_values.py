@@ -11,8 +11,9 @@ pointers."""
 
 
 def size_and_alignment(arg: object) -> tuple[int, int] | None:
-    """Returns size and alignment in bytes of a number, a structure or a union in this machine's byte order; None for
-    other objects.
+    """Returns size and alignment of a ctypes object in bytes; None if it cannot be passed by value.
+
+    Numbers, structures and unions in this machine's byte order can be passed.
     """
     kind: Any = type(arg)
     if isinstance(arg, ctypes._SimpleCData):

@@ -165,8 +165,9 @@ class DispatchBytes:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Releases memory that the device no longer uses, because the reply, which refers to this object, may exist
-        longer than the dispatch.
+        """Releases memory that the device no longer uses.
+
+        The reply, which refers to this object, may exist longer than the dispatch.
         """
         if self._reply.answered:
             self._read.clear()

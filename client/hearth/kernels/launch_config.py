@@ -115,8 +115,9 @@ def nanoseconds(timeout: float | None) -> int:
 
 
 def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
-    """Packs the fields that few launches have (cluster, iterations, grid in device memory); returns None for other
-    launches.
+    """Packs the fields that few launches have; returns None for a launch without any of them.
+
+    They are the cluster, the iterations and a grid in device memory.
     """
     check_iterations(iterations)
     blocks = (0, 0, 0) if cluster is None else arguments.dimensions("cluster", cluster)
@@ -129,7 +130,7 @@ def _extension(grid: Any, cluster: Any, iterations: int) -> Extension | None:
 
 
 def _check_grid(grid: DeviceOperand) -> None:
-    """Raises `LaunchTypeError` for an array that is not a grid of three uint32."""
+    """Raises `LaunchTypeError` for an array that is not a grid: three uint32, or int32."""
     dtype, size = getattr(grid, "dtype", None), getattr(grid, "size", None)
     if str(dtype) not in ("uint32", "int32") or size != 3:
         raise LaunchTypeError(

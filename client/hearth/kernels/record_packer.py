@@ -71,6 +71,15 @@ def _looping(
     pointers: Sequence[int], raw: Sequence[int], pack: Callable[..., bytes], raw_bytes: Callable[[Any], bytes]
 ) -> Packer:
     def looping(args: Sequence[Any], space: Space) -> bytes | None:
+        """Packs the arguments one by one; see `Packer`.
+
+        Args:
+            args: The arguments of the launch.
+            space: The space that the memory of arrays must be in.
+
+        Returns:
+            The part of the record; None if the memory of an array is not in `space`.
+        """
         values, handles = list(args), []
         for index in pointers:
             array = values[index]

@@ -1,5 +1,4 @@
-"""Automatic tracing (HEARTH_TRACE): traces every device that a program uses, and saves the traces in one file for
-Perfetto.
+"""Automatic tracing (HEARTH_TRACE): traces every device that a program uses, into one file for Perfetto.
 
 A trace begins with the first use of a device and ends when its node is closed or Python exits; the file is then
 rewritten with all traces that have ended so far. ``%p`` in the file name is replaced by the process id, so that several
@@ -55,8 +54,9 @@ class SessionTraces:
             connection.recorder = self
 
     def attached(self, connection: Connection, attachment: Attachment) -> None:
-        """Starts the trace of a device that is used for the first time, or again after its process and its trace were
-        lost.
+        """Starts the trace of a device that is used for the first time, or again after its process was lost.
+
+        In the latter case, the trace before was lost with the process.
 
         Args:
             connection: The connection to the device.
@@ -67,8 +67,9 @@ class SessionTraces:
         self._start(connection, attachment)
 
     def pause(self, connection: Connection) -> None:
-        """Ends the automatic trace of a device when the program begins a trace, because a device has one trace at a
-        time. Blocks.
+        """Ends the automatic trace of a device when the program begins a trace. Blocks.
+
+        A device has one trace at a time.
 
         Args:
             connection: The connection to the device.
@@ -247,8 +248,9 @@ def check(file: Path, path: str) -> None:
 
 
 class _Exit:
-    """Closes sessions and writes files when Python exits, or when a process of `multiprocessing` ends, which does not
-    run Python's exit functions.
+    """Closes sessions and writes files when Python exits, or when a process of `multiprocessing` ends.
+
+    A process of `multiprocessing` does not run Python's exit functions.
     """
 
     process = 0

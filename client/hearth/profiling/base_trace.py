@@ -1,7 +1,7 @@
-"""Abstract traces: the commands of a section of work with their times, as a list and as a file for Perfetto or
-chrome://tracing.
+"""Abstract traces: the commands of a section of work with their times.
 
-`BaseTrace` has everything that `hearth.Trace` and `hearth.aio.Trace` have in common.
+A trace is available as a list, and as a file for Perfetto or chrome://tracing. `BaseTrace` has everything that
+`hearth.Trace` and `hearth.aio.Trace` have in common.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class BaseTrace:
         return self._done().epoch_ns
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the trace in Chrome's Trace Event Format, which Perfetto reads; see
-        `hearth_proto.traces.chrome_trace`.
+        """Returns the trace in Chrome's Trace Event Format, which Perfetto reads.
+
+        See `hearth_proto.traces.chart_of` for the entries.
         """
         return document(self._name, self._done())
 

@@ -93,8 +93,9 @@ class _Tracks:
                 self._titles[entry.get("pid"), *thread] = entry["args"]["name"]
 
     def of(self, entry: Mapping[str, Any]) -> tuple[int, int, bool]:
-        """Returns the numbers of an entry's process and track, and True if an earlier entry gave this track the same
-        metadata.
+        """Returns the numbers of an entry's process and track, and True if the entry is redundant metadata.
+
+        An earlier entry has then given the same track metadata of the same name.
 
         Args:
             entry: The event.

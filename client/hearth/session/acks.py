@@ -46,13 +46,22 @@ class Receipts:
             self.due = True
 
     def size(self, size: int) -> None:
-        """Adds the size, in bytes, of the response received last."""
+        """Adds the size of the response received last.
+
+        Args:
+            size: Size in bytes of the response's payload.
+        """
         self._bytes += size
         if self._bytes - self._told_bytes >= BYTES:
             self.due = True
 
     def arrived(self, transfer: int, size: int) -> None:
-        """Records that the first `size` bytes of the download `transfer` have been received."""
+        """Records that the first `size` bytes of the download `transfer` have been received.
+
+        Args:
+            transfer: Number of the transfer.
+            size: Number of bytes received so far, from the beginning of the download.
+        """
         self._untold_bytes += size - self._arrived.get(transfer, 0)
         self._arrived[transfer] = self._untold[transfer] = size
         self._arrived.move_to_end(transfer)

@@ -45,8 +45,10 @@ _AWAY_S = 1.0
 
 
 class Attachment:
-    """Abstract attachment: a session's work on one device, from the first attach to the loss of the device or the close
-    of the session. If the connection breaks, the attachment continues over the next one. A subclass opens it.
+    """Abstract attachment: a session's work on one device; a subclass opens it.
+
+    The attachment lasts from the first attach to the loss of the device or the close of the session. If the connection
+    breaks, the attachment continues over the next one.
     """
 
     def __init__(
@@ -113,7 +115,11 @@ class Attachment:
     # ---- life ----
 
     def adopt(self, space: Space) -> None:
-        """Makes `space` the attachment's space, whose freed handles it gives back from now on."""
+        """Makes `space` the attachment's space, whose freed handles it gives back from now on.
+
+        Args:
+            space: Device memory of the attachment's generation.
+        """
         self.space = space
         self._freed = space.deferred_frees.handles
         space.deferred_frees.nudge = self._nudge
@@ -130,7 +136,11 @@ class Attachment:
                 self._lock.release()
 
     def end(self, error: HearthError) -> None:
-        """Ends the attachment: fails everything outstanding with `error` and drops the stream."""
+        """Ends the attachment: fails everything outstanding with `error` and drops the stream.
+
+        Args:
+            error: Error that pending replies and all later uses raise.
+        """
         with self._lock:
             was_alive = self.session.error is None
             self.alive = False
@@ -145,8 +155,12 @@ class Attachment:
             self._on_end(self, error, report)
 
     def settle(self, timeout: float) -> None:
-        """Waits until everything queued was sent and acknowledged, at most `timeout` seconds, and at most `_AWAY_S` for
-        a broken connection.
+        """Waits until everything queued was sent and acknowledged, at most `timeout` seconds.
+
+        Waits at most `_AWAY_S` for a broken connection.
+
+        Args:
+            timeout: Longest wait in seconds.
         """
         session, deadline = self.session, time.monotonic() + timeout
         with self._lock:
@@ -161,7 +175,12 @@ class Attachment:
                         return
 
     def arrived(self, transfer: int, size: int) -> None:
-        """Records for the receipts that the first `size` bytes of a download have arrived."""
+        """Records for the receipts that the first `size` bytes of a download have arrived.
+
+        Args:
+            transfer: Number of the transfer.
+            size: Number of bytes received so far, from the beginning of the download.
+        """
         with self._lock:
             self.session.receipts.arrived(transfer, size)
             self._wake_sender()
@@ -169,7 +188,14 @@ class Attachment:
     # ---- threads that submit ----
 
     def launch(self, record: bytes) -> None:
-        """Queues one packed launch. Blocks while the queue is full."""
+        """Queues one packed launch. Blocks while the queue is full.
+
+        Args:
+            record: Launch as `hearth_proto.launches` packs it.
+
+        Raises:
+            HearthError: The attachment has ended, or the launch does not fit into a batch.
+        """
         queue, session = self.queue, self.session
         with self._lock:
             if (
@@ -186,18 +212,35 @@ class Attachment:
                 self._call_sender()
 
     def submit(self, command: commands_pb2.Command | Plain, worth: int = 1) -> None:
-        """Queues a one-way command of relative cost `worth`; see `SendQueue.put`."""
+        """Queues a one-way command. Blocks while the queue is full; raises like `launch`.
+
+        Args:
+            command: Command without a request number.
+            worth: Relative cost of the command; see `SendQueue.put`.
+        """
         self._add(command.SerializeToString(), 0, None, False, worth)
 
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
-        """Queues a one-way command that does something `n` times; see `SendQueue.count_up`."""
+        """Queues a one-way command that does something `n` times. Blocks while the queue is full.
+
+        Args:
+            key: Identifies the action: consecutive calls with equal keys share one command.
+            n: Number of repetitions to add.
+            command: Returns the serialized command for a given number of repetitions.
+        """
         with self._lock:
             self._make_ready()
             self.queue.count_up(key, n, command)
             self._wake_sender(False)
 
     def request(self, command: commands_pb2.Command | Plain, *, reports: bool = False, barrier: bool = False) -> Reply:
-        """Queues a command and returns its reply; see `Session.add` for `barrier` and `Reply` for `reports`."""
+        """Queues a command and returns its reply. Blocks while the queue is full; raises like `launch`.
+
+        Args:
+            command: Command without a request number.
+            reports: True if the command reports the errors of earlier commands; see `Reply`.
+            barrier: True if its success covers all earlier work; see `Session.add`.
+        """
         return self.ask(command.SerializeToString(), reports=reports, barrier=barrier)
 
     def ask(
@@ -208,7 +251,14 @@ class Attachment:
         barrier: bool = False,
         on_error: Callable[[], None] | None = None,
     ) -> Reply:
-        """Queues a serialized command without a request number, like `request`. `on_error` becomes the reply's."""
+        """Queues a serialized command without a request number, like `request`.
+
+        Args:
+            command: Serialized command without a request number.
+            reports: True if the command reports the errors of earlier commands; see `Reply`.
+            barrier: True if its success covers all earlier work; see `Session.add`.
+            on_error: The reply's `on_error`; None: nothing is called.
+        """
         request = next(self._requests_minted)
         reply = Reply(reports=reports, waiting=self.waiters)
         reply.before = self._before
@@ -241,8 +291,9 @@ class Attachment:
             raise
 
     def _make_ready(self) -> None:
-        """Waits for room in the queue, and first queues the frees of released handles, so that their memory is
-        available to new allocations.
+        """Waits for room in the queue, and first queues the frees of released handles.
+
+        So the memory of those handles is available to new allocations.
         """
         if self.queue.full or self.session.error is not None:
             self._await_room()
@@ -250,14 +301,23 @@ class Attachment:
             self.queue_frees()
 
     def hear(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
-        """Queues a command whose `reply` no thread has to wait for.
+        """Queues a command whose `reply` no thread has to wait for. Blocks while the queue is full.
 
-        `one_way`: if the attachment ends before the answer, the command counts as lost one-way work.
+        Args:
+            command: Command without a request number.
+            reply: Receives the answer in the receiving thread.
+            one_way: True if the command counts as lost one-way work when the attachment ends before the answer.
         """
         self.tell(command.SerializeToString(), reply, one_way=one_way)
 
     def tell(self, command: bytes, reply: ReplyLike, *, one_way: bool) -> None:
-        """Queues a serialized command without a request number, like `hear`."""
+        """Queues a serialized command without a request number, like `hear`.
+
+        Args:
+            command: Serialized command without a request number.
+            reply: Receives the answer in the receiving thread.
+            one_way: True if the command counts as lost one-way work when the attachment ends before the answer.
+        """
         request = next(self._requests_minted)
         data, session = batch.asking(request, command), self.session
         with self._lock:
@@ -335,6 +395,7 @@ class Attachment:
     # ---- called by the sending and the receiving thread ----
 
     def begin(self) -> int:
+        """Begins another stream, and wakes the sender of the previous one, which ends."""
         with self._lock:
             self._stream += 1
             self._call_sender()  # of the stream before, which ends
@@ -342,6 +403,13 @@ class Attachment:
             return self._stream
 
     def take(self, stream: int) -> bytes | None:
+        """Returns the next request for gRPC's sending thread, which also drives the watchdog while it is idle.
+
+        While a lane is in use or awaited, only a receipt that the opening lane waits for is returned.
+
+        Args:
+            stream: Number of the stream, as `begin` returned it.
+        """
         session, idle = self.session, False
         while True:
             with self._lock:
@@ -370,6 +438,11 @@ class Attachment:
                     self._watchdog.tick()
 
     def deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
+        """Processes a response, and wakes the sender and the threads that wait for a change of the attachment.
+
+        Args:
+            response: Response of the daemon, received on the Execute stream.
+        """
         with self._lock:
             self.session.receive(response)
             if self.session.fail_later is None:
@@ -378,6 +451,14 @@ class Attachment:
             return self.session.fail_later
 
     def early(self, response: bytes) -> bool:
+        """Processes an empty or an expected result without decoding it.
+
+        Args:
+            response: Serialized response.
+
+        Returns:
+            False, with nothing done, for any other response.
+        """
         session = self.session
         with self._lock:
             if not session.receive_done(response):
@@ -411,6 +492,13 @@ class Attachment:
             self.execute.reopen()
 
     def suspend(self, error: HearthError) -> None:
+        """Leaves the lane and stops output until another stream is attached.
+
+        Batches that were not acknowledged are kept.
+
+        Args:
+            error: Error with which the stream broke.
+        """
         with self._lock:
             self._leave_lane()
             self.session.suspend(error)
@@ -419,10 +507,16 @@ class Attachment:
     # ---- lanes ----
 
     def hold(self) -> None:
+        """Holds work back for `Timing.held` seconds, because a lane is offered."""
         with self._lock:
             self._held_until = time.monotonic() + self._timing.held
 
     def quiet(self) -> bool:
+        """True if a lane may be opened now, while work is held back for it.
+
+        The daemon has then answered all commands that it had received before a break. If True, work is held back
+        without a limit until `carry`, and the sender is woken to send the receipt that the daemon waits for.
+        """
         with self._lock:
             if not (self._held and self.session.attached and self.session.quiet):
                 return False
@@ -431,11 +525,24 @@ class Attachment:
             return True
 
     def at_rest(self) -> bool:
+        """True if an attached stream has nothing queued, unacknowledged or unanswered."""
         with self._lock:
             session = self.session
             return session.attached and session.idle and not session.outstanding
 
     def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
+        """Starts a channel over `lane`, which carries the work from now on.
+
+        Releases the lane if the attachment has ended.
+
+        Args:
+            lane: Connected lane; None: the stream carries the work that was held back.
+            on_end: Called by the lane's receiving thread as its last step.
+            name: Prefix of the names of the lane's threads.
+
+        Returns:
+            The channel, or None if the stream carries the work.
+        """
         with self._lock:
             self._held_until = 0.0
             if lane is not None and self.session.error is None:

@@ -33,7 +33,11 @@ class RankOrder(NamedTuple):
     """The group's members, in the daemon's rank order."""
 
     def rank(self, member: int) -> int:
-        """Returns the daemon's rank of the group's member `member`."""
+        """Returns the daemon's rank of the group's member `member`.
+
+        Args:
+            member: Rank in the group.
+        """
         return self.members.index(member)
 
 
@@ -46,6 +50,10 @@ def sorted_order(ordinals: Sequence[int], among: Iterable[int] | None = None) ->
     """Returns a rank order of the devices sorted by ordinal, or of the members `among` them.
 
     Groups that differ only in the order of their devices share it.
+
+    Args:
+        ordinals: Ordinals of the group's devices, by rank in the group.
+        among: Ranks in the group that take part; None: all.
     """
     ranks = range(len(ordinals)) if among is None else among
     members = tuple(sorted(ranks, key=ordinals.__getitem__))
@@ -56,8 +64,9 @@ _places = itertools.count()
 
 
 class CollectiveSequence:
-    """Numbering of one device's collective operations within a session: the count under each name, and the lock held by
-    the thread that presents an operation.
+    """Numbering of one device's collective operations within a session.
+
+    Holds the count under each name, and the lock that a thread holds while it presents an operation.
     """
 
     __slots__ = ("_counts", "lock", "place")
@@ -72,15 +81,27 @@ class CollectiveSequence:
         """Returns the number of operations under `name`, including those in which this device did not take part.
 
         The caller holds `lock`.
+
+        Args:
+            name: Name of a group of ranks.
         """
         return self._counts.get(name, 0)
 
     def take(self, name: Name, number: int) -> None:
-        """Records `number` as the device's latest operation under `name`. The caller holds `lock`."""
+        """Records `number` as the device's latest operation under `name`. The caller holds `lock`.
+
+        Args:
+            name: Name of a group of ranks.
+            number: Number of the operation; the first is 1.
+        """
         self._counts[name] = number
 
     def forget(self, name: Name) -> None:
-        """Drops the count of `name`, under which nothing more is presented. Acquires `lock`."""
+        """Drops the count of `name`, under which nothing more is presented. Acquires `lock`.
+
+        Args:
+            name: Name of a group of ranks.
+        """
         with self.lock:
             self._counts.pop(name, None)
 
@@ -107,6 +128,10 @@ def submit_in_order(
     All devices take their number before anything is submitted, so that a device whose submission fails has used its
     number as well. The number is one more than the largest count among the devices: a send that no rank received leaves
     its rank ahead of the others, and their next common operation has to match nonetheless.
+
+    Args:
+        commands: Each device's numbering, attachment and command, whose `collective.sequence` is set here.
+        order: Ranks that take part in the operation.
     """
     with taken(sequence for sequence, _, _ in commands):
         number = 1 + max((sequence.count(order.name) for sequence, _, _ in commands), default=0)

@@ -47,15 +47,29 @@ if TYPE_CHECKING:
         """Recorder of a trace of all devices of a session: `hearth.profiling.auto_trace.SessionTraces`."""
 
         def attached(self, connection: Connection, attachment: Attachment) -> None:
-            """Notes that `connection` was attached, for the first time or after a loss."""
+            """Notes that `connection` was attached, for the first time or after a loss.
+
+            Args:
+                connection: Connection to the device.
+                attachment: New attachment of the connection.
+            """
 
         def pause(self, connection: Connection) -> None:
-            """Pauses the recording, because another trace of the device begins, and a device allows only one trace at a
-            time.
+            """Pauses the recording, because another trace of the device begins.
+
+            A device allows only one trace at a time.
+
+            Args:
+                connection: Connection to the device.
             """
 
         def resume(self, connection: Connection, result: commands_pb2.TraceResult | None) -> None:
-            """Notes that the trace has ended, with `result` if any."""
+            """Notes that the other trace has ended, and records again.
+
+            Args:
+                connection: Connection to the device.
+                result: Result of the other trace, which is added to the recording; None: it was lost.
+            """
 
         def finish(self) -> None:
             """Finishes the trace before the session closes. Blocks; never raises."""
@@ -175,6 +189,10 @@ class Connection(ABC):
         """Reports to the daemon that the first `size` bytes of a download have arrived.
 
         The daemon keeps the bytes until then, in case the stream breaks.
+
+        Args:
+            transfer: Number of the transfer.
+            size: Number of bytes received so far, from the beginning of the download.
         """
         attachment = self._attachment
         if attachment is not None:
@@ -185,7 +203,11 @@ class Connection(ABC):
 
         The part is closed and forked with the connection.
 
-        Raises `ClosedError` if the part would have to be created and the connection is closed.
+        Args:
+            kind: Class of the part, called with this connection to create it.
+
+        Raises:
+            ClosedError: The part would have to be created, and the connection is closed.
         """
         found = self.parts.get(kind)
         if found is None:
@@ -200,7 +222,11 @@ class Connection(ABC):
     # ---- commands ----
 
     def submit(self, command: commands_pb2.Command | Plain) -> None:
-        """Sends a command one way. A failure is raised by the stream's next sync, read, flush or end of a profile."""
+        """Sends a command one way. A failure is raised by the stream's next sync, read, flush or end of a profile.
+
+        Args:
+            command: Command without a request number.
+        """
         self.attachment().submit(command)
 
     def call(
@@ -212,7 +238,14 @@ class Connection(ABC):
     ) -> commands_pb2.Result:
         """Sends a command and waits for its answer.
 
-        Raises the command's error, or `TimeoutError` after `timeout` seconds (None: without a limit).
+        Args:
+            command: Command without a request number.
+            attachment: Attachment over which the command is sent; None: the current one.
+            timeout: Longest wait in seconds; None: without a limit.
+
+        Raises:
+            HearthError: The command failed.
+            TimeoutError: The answer has not arrived in time.
         """
         return (attachment or self.attachment()).request(command).wait(timeout)
 
@@ -226,7 +259,11 @@ class Connection(ABC):
     ) -> PendingResult[T]:
         """Sends a command, and returns its pending result, which `read` converts from the answer.
 
-        `reports`: see `report`.
+        Args:
+            command: Command without a request number.
+            read: Converts the answer to the result.
+            attachment: Attachment over which the command is sent; None: the current one.
+            reports: True if the command reports earlier failures; see `report`.
         """
         if reports:
             return PendingResult(self.reporting(command, attachment=attachment), read)
@@ -242,23 +279,45 @@ class Connection(ABC):
     ) -> commands_pb2.Result:
         """Sends a command that reports earlier failures, and waits for its answer like `call`.
 
-        A loss that is not yet reported is raised first. With `barrier`, the command covers all streams.
+        A loss that is not yet reported is raised first.
+
+        Args:
+            command: Command without a request number.
+            attachment: Attachment over which the command is sent; None: the current one.
+            barrier: True if the command covers all streams; otherwise it covers the stream that it names.
+            timeout: Longest wait in seconds; None: without a limit.
         """
         return self.reporting(command, attachment=attachment, barrier=barrier).wait(timeout)
 
     def reporting(
         self, command: commands_pb2.Command | Plain, *, attachment: Attachment | None = None, barrier: bool = False
     ) -> Reply:
-        """Sends a command like `report`, and returns its reply without waiting."""
+        """Sends a command like `report`, and returns its reply without waiting.
+
+        Args:
+            command: Command without a request number.
+            attachment: Attachment over which the command is sent; None: the current one.
+            barrier: True if the command covers all streams; otherwise it covers the stream that it names.
+        """
         self.raise_deferred(None if barrier else command.stream)
         return (attachment or self.attachment()).request(command, reports=True, barrier=barrier)
 
     def defer(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
-        """Keeps an error that arrived when no thread waited for it. Takes no lock."""
+        """Keeps an error that arrived when no thread waited for it. Takes no lock.
+
+        Args:
+            error: Error that a later wait raises.
+            origin: Copy that failed; None: any wait may raise the error.
+        """
         self._deferred.keep(error, origin)
 
     def raise_deferred(self, stream: int | None = None, buffer: int = 0) -> None:
-        """Raises, once, a deferred error that concerns this thread, `stream` (None: all) or `buffer`."""
+        """Raises, once, a deferred error that concerns this thread, `stream` or `buffer`.
+
+        Args:
+            stream: Number of the stream that the caller waits for; None: all; `NO_STREAM`: no particular one.
+            buffer: Handle of the buffer that the caller waits for; 0: none.
+        """
         if self._deferred:
             error = self._deferred.take(stream, buffer)
             if error is not None:
@@ -267,7 +326,14 @@ class Connection(ABC):
     def check(self, memory: Memory, what: object) -> Attachment:
         """Returns the attachment on which `memory` can be used.
 
-        Otherwise raises the reason, in which `what` names the object.
+        Args:
+            memory: Buffer of this connection's device.
+            what: Names the object in error messages.
+
+        Raises:
+            BufferLostError: The memory was lost with its device process.
+            InvalidHandleError: The memory was freed.
+            HearthError: The connection is closed, or belongs to the parent process of a fork.
         """
         if self.refusal is not None:
             raise self.refusal.again()
@@ -293,7 +359,11 @@ class Connection(ABC):
     # ---- end ----
 
     def close(self, settle: float) -> None:
-        """Sends queued commands, waits at most `settle` seconds for them, and refuses all further use."""
+        """Sends queued commands, waits for them, and refuses all further use.
+
+        Args:
+            settle: Longest wait in seconds.
+        """
         refusal = closed()
         attachment = self._attachment
         self.refusal = self.refusal or refusal

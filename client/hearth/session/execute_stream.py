@@ -48,19 +48,39 @@ class StreamDriver(Protocol):
         """Begins another stream, and returns its number. Earlier streams send nothing more."""
 
     def take(self, stream: int) -> bytes | None:
-        """Blocks until there is a request for this stream, and returns it; None: the stream has ended."""
+        """Blocks until there is a request for this stream, and returns it; None: the stream has ended.
+
+        Args:
+            stream: Number of the stream, as `begin` returned it.
+        """
 
     def deliver(self, response: device_pb2.ExecuteResponse) -> HearthError | None:
-        """Processes a response. Returns the error with which the response ends the attachment, if any."""
+        """Processes a response. Returns the error with which the response ends the attachment, if any.
+
+        Args:
+            response: Response of the daemon, received on the stream.
+        """
 
     def early(self, response: bytes) -> bool:
-        """Processes a serialized response that completes a request. Returns False, with nothing done, for any other."""
+        """Processes a serialized response that completes a request. Returns False, with nothing done, for any other.
+
+        Args:
+            response: Serialized `ExecuteResponse`.
+        """
 
     def suspend(self, error: HearthError) -> None:
-        """Called when the stream broke with `error`."""
+        """Called when the stream broke.
+
+        Args:
+            error: Error with which the stream broke.
+        """
 
     def end(self, error: HearthError) -> None:
-        """Called when the attachment has ended with `error`."""
+        """Called when the attachment has ended.
+
+        Args:
+            error: Error with which the attachment has ended.
+        """
 
     def hold(self) -> None:
         """Called when a lane is offered: nothing is sent for a while."""
@@ -77,7 +97,13 @@ class StreamDriver(Protocol):
     def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
         """Continues over `lane`, or over the stream if it is None.
 
-        The lane's thread calls `on_end` as its last step.
+        Args:
+            lane: Connected lane; None: none could be opened.
+            on_end: Called by the lane's thread as its last step.
+            name: Prefix of the names of the lane's threads.
+
+        Returns:
+            The channel over the lane; None: the stream carries the work.
         """
 
 

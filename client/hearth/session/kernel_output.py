@@ -32,7 +32,11 @@ class KernelOutput:
         self._lost = 0
 
     def add(self, text: str) -> None:
-        """Queues `text` for `deliver`. Never blocks, never raises."""
+        """Queues `text` for `deliver`. Never blocks, never raises.
+
+        Args:
+            text: Text that kernels printed; the oldest text is discarded beyond the limit of characters.
+        """
         self._kept.append(text)
         self._size += len(text)
         while self._size > self._most and len(self._kept) > 1:
@@ -41,8 +45,9 @@ class KernelOutput:
             self._lost += gone
 
     def deliver(self) -> None:
-        """Writes all queued text to the callback or to ``sys.stdout``, preceded by a note of the number of characters
-        that were discarded, if any. May block.
+        """Writes all queued text to the callback or to ``sys.stdout``. May block.
+
+        If text was discarded, a note of the number of its characters precedes the text.
         """
         while self._kept:
             try:

@@ -94,7 +94,11 @@ class LaneChannel:
         """Number of threads that use the socket's descriptor."""
 
     def start(self, name: str) -> None:
-        """Sends queued commands, and starts the receiving and the sending thread."""
+        """Sends queued commands, and starts the receiving and the sending thread.
+
+        Args:
+            name: Prefix of the threads' names.
+        """
         self.push()  # now: threads take a while to start
         for run, suffix in ((self._receive, "receive"), (self._send, "send")):
             threading.Thread(target=self._use, args=(run,), name=f"{name}-{suffix}", daemon=True).start()
@@ -147,6 +151,12 @@ class LaneChannel:
 
         The cost of this method dominates the cost of a lone command, so the usual case, in which the whole queue fits
         one message, is handled separately.
+
+        Args:
+            command: Serialized command that carries `request`.
+            request: Number of the request.
+            reply: Receives the answer.
+            barrier: True if the command's success covers all earlier work; see `Session.add`.
         """
         session, lane = self._session, self.lane
         try:
@@ -186,7 +196,11 @@ class LaneChannel:
             self._awaited = self._awaited and queue.queued > 0
 
     def push(self, idle: bool = False) -> None:
-        """Sends as much as the window and the lane accept. Never blocks."""
+        """Sends as much as the window and the lane accept. Never blocks.
+
+        Args:
+            idle: True if nothing was sent for a while, so that a receipt that is not urgent may go out too.
+        """
         session, queue, lane = self._session, self._queue, self.lane
         try:
             while not (self.over or lane.blocked):
@@ -213,7 +227,11 @@ class LaneChannel:
         self._left.notify()
 
     def give_up(self, error: HearthError) -> None:
-        """Ends the lane with `error`; the attachment continues over another stream."""
+        """Ends the lane with `error`; the attachment continues over another stream.
+
+        Args:
+            error: Error with which the lane ends, unless it has ended before.
+        """
         self._break(error)
 
     def _break(self, error: HearthError) -> None:
@@ -239,7 +257,11 @@ class LaneChannel:
     def take_role(self, thread: int) -> bool:
         """Makes `thread`, which waits for an answer and then calls `receive_for`, the receiver.
 
-        Returns False if another thread receives or the lane has ended.
+        Args:
+            thread: Identifier of the calling thread.
+
+        Returns:
+            False if another thread receives or the lane has ended.
         """
         if self.over:
             return False
@@ -254,9 +276,14 @@ class LaneChannel:
         return True
 
     def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
-        """Receives until `reply` is answered, `deadline` (monotonic time) has passed, or the lane has ended.
+        """Receives until `reply` is answered, `deadline` has passed, or the lane has ended.
 
         Called without the lock by the thread that holds the role; leaves the role.
+
+        Args:
+            reply: Reply for which the calling thread waits.
+            deadline: Monotonic time in seconds; None: without a limit.
+            thread: Identifier of the calling thread.
         """
         lane, lock = self.lane, self._lock
         signals = self._owner.signals if reply.foretold is not None else None
@@ -311,8 +338,12 @@ class LaneChannel:
             self._leave_role(thread)
 
     def interrupted(self, thread: int) -> None:
-        """Gives back the role after the thread left `receive_for` by an exception such as KeyboardInterrupt, or never
-        entered it.
+        """Gives back the role of a thread that left `receive_for` by an exception, or never entered it.
+
+        The exception is, for example, KeyboardInterrupt.
+
+        Args:
+            thread: Identifier of the calling thread.
         """
         if self.role.holder == thread:
             if self._taking:

@@ -22,12 +22,23 @@ class ErrorOrigin(NamedTuple):
     thread: int
 
     def concerns(self, stream: int, buffer: int, thread: int) -> bool:
-        """True if a failure of this origin is reported to `thread`, which waits for `stream` and `buffer`."""
+        """True if a failure of this origin is reported to `thread`, which waits for `stream` and `buffer`.
+
+        Args:
+            stream: Number of the stream that the thread waits for.
+            buffer: Handle of the buffer that the thread waits for; 0: none.
+            thread: Identifier of the thread.
+        """
         return stream == self.stream or thread == self.thread or buffer == self.buffer
 
 
 def origin_here(stream: int, buffer: int) -> ErrorOrigin:
-    """Returns the origin of a copy that the calling thread sends."""
+    """Returns the origin of a copy that the calling thread sends.
+
+    Args:
+        stream: Number of the copy's stream.
+        buffer: Handle of the buffer that the copy uses.
+    """
     return ErrorOrigin(stream, buffer, threading.get_ident())
 
 
@@ -45,13 +56,23 @@ class DeferredErrors(deque[tuple[HearthError, "ErrorOrigin | None"]]):
         super().__init__(maxlen=_MOST)
 
     def keep(self, error: HearthError, origin: ErrorOrigin | None = None) -> None:
-        """Queues `error`. Without `origin`, any caller may receive it. Evicts the oldest error if the queue is full."""
+        """Queues `error`. Evicts the oldest error if the queue is full.
+
+        Args:
+            error: Error that a later wait raises.
+            origin: Copy that failed; None: any caller may receive the error.
+        """
         self.append((error, origin))
 
     def take(self, stream: int | None = None, buffer: int = 0) -> HearthError | None:
-        """Removes and returns the oldest error that concerns the calling thread, `stream` (None: any) or `buffer`.
+        """Removes and returns the oldest error that concerns the calling thread, `stream` or `buffer`.
 
-        Returns None if there is none.
+        Args:
+            stream: Number of the stream that the caller waits for; None: any.
+            buffer: Handle of the buffer that the caller waits for; 0: none.
+
+        Returns:
+            The error, or None if there is none.
         """
         thread = threading.get_ident()
         for each in tuple(self):

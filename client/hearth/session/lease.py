@@ -74,7 +74,14 @@ class NodeSession:
     def call(self, method: str, request: Any, response_type: Any, timeout: float | None = None) -> Any:
         """Makes a unary call of NodeService.
 
-        `timeout` in seconds; None: the timeout of `connect`. Raises `HearthError`.
+        Args:
+            method: Name of the method.
+            request: Request message.
+            response_type: Class of the answer.
+            timeout: Longest wait in seconds; None: the timeout of `connect`.
+
+        Raises:
+            HearthError: The call failed, or the session is closed or belongs to the parent of a fork.
         """
         self.check()
         return self.transport.call(method, request, response_type, self.timeout if timeout is None else timeout)
@@ -114,6 +121,9 @@ class NodeSession:
         """Runs the short function `work` in the keeper thread, or not at all if the session is closed.
 
         May be called by the garbage collector, like `abandon`.
+
+        Args:
+            work: Function without arguments, whose result is ignored.
         """
         self._keeper.put(work)
 
@@ -147,8 +157,9 @@ def _keep(
     orders: SimpleQueue[NodeSession | Callable[[], object] | None],
     interval: float | None,
 ) -> None:
-    """Runs the keeper thread: renews the lease every `interval` seconds, and runs the functions in `orders`, until the
-    session is closed, abandoned (then it closes the session) or garbage-collected.
+    """Runs the keeper thread: renews the lease every `interval` seconds, and runs the functions in `orders`.
+
+    Ends when the session is closed, abandoned (then it closes the session) or garbage-collected.
     """
     while True:
         try:

@@ -34,7 +34,12 @@ class DeferredFrees:
         self.nudge: Callable[[], None] | None = None
 
     def add(self, kind: Kind, handle: int) -> None:
-        """Queues `handle` and calls `nudge`. Takes no lock and never fails: see the module's docstring."""
+        """Queues `handle` and calls `nudge`. Takes no lock and never fails: see the module's docstring.
+
+        Args:
+            kind: Type of the object.
+            handle: Handle of the object.
+        """
         self.handles.append((kind, handle))
         nudge = self.nudge
         if nudge is not None:
@@ -125,18 +130,33 @@ class DurableBuffers:
         return self._memories.get(memory.handle) is memory
 
     def any(self) -> bool:
+        """True if arrays still refer to durable buffers, which a loss of the device would revert."""
         return bool(self._memories)
 
     def add(self, memory: Memory) -> None:
+        """Tracks the buffer without keeping it from being garbage-collected.
+
+        Args:
+            memory: Durable buffer.
+        """
         self._memories[memory.handle] = memory
 
     def discard(self, memory: Memory) -> None:
+        """Stops tracking the buffer, which is no longer durable. Ignores a buffer that is not tracked.
+
+        Args:
+            memory: Buffer of an array.
+        """
         self._memories.pop(memory.handle, None)
 
     def move(self, returned: Iterable[int], space: Space) -> None:
         """Moves the memories of the handles `returned`, which the daemon has restored, to `space`.
 
         Frees restored buffers that no array refers to.
+
+        Args:
+            returned: Handles of the restored buffers; all others are no longer tracked.
+            space: Device memory of the new generation.
         """
         returned = set(returned)
         for handle in returned:

@@ -17,11 +17,10 @@ End = Callable[["commands_pb2.Result | None", "HearthError | None"], None]
 
 
 class CompletionHandler:
-    """Receives the completion of a command, once, in the receiving thread, which holds the attachment's lock: the
-    callback must not block.
+    """Receives the completion of a command, once, in the receiving thread.
 
-    The handler refers to the memory that the command uses; the session refers to the handler until the answer has
-    arrived.
+    That thread holds the attachment's lock: the callback must not block. The handler refers to the memory that the
+    command uses; the session refers to the handler until the answer has arrived.
     """
 
     __slots__ = ("_end", "abandoned", "keep", "reports")
@@ -35,11 +34,19 @@ class CompletionHandler:
         self._end = end
 
     def set_result(self, result: commands_pb2.Result) -> None:
-        """Passes on the result of the completed command."""
+        """Passes on the result of the completed command.
+
+        Args:
+            result: Result that the daemon sent for the command.
+        """
         self._end(result, None)
 
     def set_error(self, error: HearthError) -> None:
-        """Passes on the error of a command that failed or will never be answered."""
+        """Passes on the error of a command that failed or will never be answered.
+
+        Args:
+            error: Error of the command, or of the attachment that ended before the answer arrived.
+        """
         self._end(None, error)
 
 
@@ -48,13 +55,18 @@ def heard_otherwise(attachment: Attachment, error: HearthError) -> bool:
 
     A loss of the attachment is reported once for all work in flight, and the cause of a skipped command is kept by its
     stream.
+
+    Args:
+        attachment: Attachment over which the command was sent.
+        error: Error of the command.
     """
     return attachment.session.error is error or bool(error.failures)
 
 
 def lost_on_the_way(error: HearthError) -> HearthError:
-    """Returns the error of a command whose segment no longer existed when the command arrived, because the connection
-    over which the memory was shared had ended.
+    """Returns the error of a command whose segment no longer existed when the command arrived.
+
+    The connection over which the memory was shared had ended.
     """
     return TransferError(
         f"a copy was lost with the connection over which its memory was shared ({error.message})",

@@ -92,10 +92,15 @@ class Session:
         barrier: bool = False,
         worth: int = 1,
     ) -> None:
-        """Queues one serialized command. With a `request` number, `reply` receives its answer.
+        """Queues one serialized command.
 
-        `barrier`: the success of the command proves that everything added before it is done (a sync of all streams).
-        `worth`: see `SendQueue.put`.
+        Args:
+            command: Serialized command, which carries `request` if it has a reply.
+            request: Number of the request; 0 without a reply.
+            reply: Receives the answer; None: the command is one-way.
+            barrier: True if the success of the command proves that everything added before it is done (a sync of all
+                streams).
+            worth: Relative cost of the command; see `SendQueue.put`.
         """
         queue = self.queue
         if reply is None:
@@ -153,7 +158,12 @@ class Session:
         return self.receipts.due
 
     def attach(self, token: str, device: int) -> bytes:
-        """Returns the first request of a stream, which begins or resumes the attachment."""
+        """Returns the first request of a stream, which begins or resumes the attachment.
+
+        Args:
+            token: Token of the session.
+            device: Ordinal of the device.
+        """
         begun = self.generation > 0
         self.receipts.attached()
         return encode.attach(
@@ -168,13 +178,20 @@ class Session:
     def next_request(self, idle: bool = False) -> bytes | None:
         """Returns the next serialized request: a receipt if one is due, otherwise a batch.
 
-        Returns None if there is nothing to send or the window is full. With `idle` (nothing was sent for a while), a
-        receipt that is not urgent may be returned too.
+        Args:
+            idle: True if nothing was sent for a while, so that a receipt that is not urgent may be returned too.
+
+        Returns:
+            The request, or None if there is nothing to send or the window is full.
         """
         return None if (numbered := self.next_numbered(idle)) is None else numbered[1]
 
     def next_numbered(self, idle: bool = False) -> tuple[int, bytes] | None:
-        """Returns `next_request` together with the sequence number of its batch, or 0 if it is not a batch."""
+        """Returns `next_request` together with the sequence number of its batch, or 0 if it is not a batch.
+
+        Args:
+            idle: True if nothing was sent for a while, so that a receipt that is not urgent may be returned too.
+        """
         if not self.attached or self.error is not None:
             return None
         receipts = self.receipts
@@ -183,8 +200,18 @@ class Session:
         return self._next()
 
     def next_with(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> tuple[int, bytes] | None:
-        """Combines `add` and `next_numbered` for the usual case: only launches are queued, they fit one batch together
-        with `command`, and the window is open. Otherwise changes nothing and returns None.
+        """Combines `add` and `next_numbered` for the usual case.
+
+        In that case, only launches are queued, they fit one batch together with `command`, and the window is open.
+
+        Args:
+            command: Serialized command that carries `request`.
+            request: Number of the request.
+            reply: Receives the answer.
+            barrier: True if the command's success covers all earlier work; see `add`.
+
+        Returns:
+            Sequence number and batch, or None, with nothing changed, in any other case.
         """
         queue, unacked_bytes, limits = self.queue, self._unacked_bytes, self.limits
         run, size = queue.run, queue.run_bytes
@@ -217,8 +244,16 @@ class Session:
         return numbered
 
     def add_ready(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> bool:
-        """Adds a command like `add`, and builds its batch immediately if `next_with` can, so that the sender only has
-        to take it. Returns False, with nothing added, if other work has to be sent first.
+        """Adds a command like `add`, and builds its batch immediately, so that the sender only has to take it.
+
+        Args:
+            command: Serialized command that carries `request`.
+            request: Number of the request.
+            reply: Receives the answer.
+            barrier: True if the command's success covers all earlier work; see `add`.
+
+        Returns:
+            False, with nothing added, if `next_with` cannot build the batch, because other work has to be sent first.
         """
         before = self.next_seq
         try:
@@ -274,7 +309,11 @@ class Session:
     # ---- input: responses ----
 
     def receive(self, response: device_pb2.ExecuteResponse) -> None:
-        """Processes one response. A response that violates the protocol sets `fail_later`."""
+        """Processes one response. A response that violates the protocol sets `fail_later`.
+
+        Args:
+            response: Response of the daemon.
+        """
         if self.error is not None:
             return
         kind = response.WhichOneof("kind")
@@ -290,7 +329,11 @@ class Session:
             self.receipts.response()
 
     def suspend(self, error: HearthError) -> None:
-        """Stops output after the stream broke with `error`, until another stream is attached."""
+        """Stops output until another stream is attached.
+
+        Args:
+            error: Error with which the stream broke.
+        """
         self.attached = False
         self._broken_by = error
         self.again.clear()
@@ -298,8 +341,12 @@ class Session:
     def fail(self, error: HearthError) -> bool:
         """Ends the attachment: every pending reply gets `error`, and the queue is dropped. A second call does nothing.
 
-        Returns True if the caller still has to report the error: one-way work is lost or some state is reverted, and no
-        pending reply reports the loss.
+        Args:
+            error: Error that the attachment's uses raise from now on.
+
+        Returns:
+            True if the caller still has to report the error: one-way work is lost or some state is reverted, and no
+            pending reply reports the loss.
         """
         if self.error is not None:
             return False
@@ -358,7 +405,11 @@ class Session:
         return {command.request for command in itertools.chain(*(each.commands for each in batches), queued)}
 
     def acknowledge(self, seq: int) -> None:
-        """Records that every batch up to `seq` has been executed."""
+        """Records that every batch up to `seq` has been executed.
+
+        Args:
+            seq: Sequence number of a batch.
+        """
         if seq >= self.next_seq:
             self._broken(f"batch {seq} is acknowledged, but batch {self.next_seq - 1} was the last one sent")
         elif seq > self.acked:
@@ -373,12 +424,19 @@ class Session:
         """Processes one serialized response.
 
         The most frequent ones, an empty or an expected result, are read without building a protobuf message.
+
+        Args:
+            data: Serialized `ExecuteResponse`.
         """
         if not self.receive_done(data):
             self.receive_other(data)
 
     def receive_other(self, data: bytes) -> None:
-        """Processes a serialized response for which `receive_done` returned False."""
+        """Processes a serialized response for which `receive_done` returned False.
+
+        Args:
+            data: Serialized `ExecuteResponse`.
+        """
         # Protobuf decodes small responses faster, once it is imported.
         answer = decode.read_answer(data) if len(data) > _LARGE or not later.are_here() else None
         if answer is None:
@@ -389,7 +447,11 @@ class Session:
     def receive_done(self, data: bytes) -> bool:
         """Processes an empty or an expected result of a pending request.
 
-        Returns False, with nothing done, for any other response.
+        Args:
+            data: Serialized `ExecuteResponse`.
+
+        Returns:
+            False, with nothing done, for any other response.
         """
         request, rest = batch.answered(data)
         reply = self._replies.get(request)

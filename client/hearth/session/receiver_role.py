@@ -60,7 +60,7 @@ class ReceiverRole:
 
     @property
     def ticking(self) -> bool:
-        """True if the parked background thread checks again within `TICK_S`."""
+        """True if the parked background thread checks again within `Timing.tick` seconds."""
         return self.parked and self._pause == self._tick_s
 
     def tick_soon(self) -> bool:
@@ -76,8 +76,9 @@ class ReceiverRole:
 
     @property
     def watching(self) -> bool:
-        """True if the background thread is parked without a timeout: another thread has received for long, and wakes
-        the background thread on leaving.
+        """True if the background thread is parked without a timeout.
+
+        Another thread has received for long, and wakes the background thread on leaving.
         """
         return self.parked and self._pause < 0
 
@@ -85,6 +86,9 @@ class ReceiverRole:
         """Releases the role if `thread` holds it.
 
         Wakes a waiting thread, or the background thread if it is needed, to take the role.
+
+        Args:
+            thread: Identifier of the calling thread.
         """
         if self.holder != thread:
             return

@@ -30,20 +30,49 @@ class ReplyLike(Protocol):
     """
 
     @property
-    def reports(self) -> bool: ...
+    def reports(self) -> bool:
+        """True if the command reports the errors of earlier commands."""
+        ...
+
     @property
-    def abandoned(self) -> bool: ...
+    def abandoned(self) -> bool:
+        """True if no thread or event loop takes the answer, so that it reports nothing."""
+        ...
+
     @property
-    def expected(self) -> Expected | None: ...
-    def set_result(self, result: commands_pb2.Result) -> None: ...
-    def set_error(self, error: HearthError) -> None: ...
+    def expected(self) -> Expected | None:
+        """The most likely answer, which the receiving thread does not decode; None: there is none."""
+        ...
+
+    def set_result(self, result: commands_pb2.Result) -> None:
+        """Completes the reply with `result`. Called by the receiving thread, with the attachment's lock held.
+
+        Must not block.
+
+        Args:
+            result: Result that the daemon sent for the command.
+        """
+        ...
+
+    def set_error(self, error: HearthError) -> None:
+        """Completes the command with `error`. Called with the attachment's lock held; must not block.
+
+        Args:
+            error: Error of the command, or of the attachment that ended before the answer arrived.
+        """
+        ...
 
 
 class ReplyWaiters(Protocol):
     """The threads and event loops that wait for replies: `hearth.session.waiters.Waiters`."""
 
     def attend(self, reply: Reply, timeout: float | None) -> bool:
-        """Waits up to `timeout` seconds; returns True if the reply is answered."""
+        """Waits up to `timeout` seconds; returns True if the reply is answered.
+
+        Args:
+            reply: Reply for which the calling thread waits.
+            timeout: Longest wait in seconds; None: without a limit.
+        """
 
     def expect(self) -> None:
         """Called by a thread that polls for an answer instead of waiting for it."""
@@ -52,6 +81,9 @@ class ReplyWaiters(Protocol):
         """Adds `more`, which may be negative, to the number of answers that event loops expect.
 
         No thread waits for those.
+
+        Args:
+            more: Number of further answers; negative if event loops no longer expect them.
         """
 
 
@@ -97,7 +129,11 @@ class Reply:
         return self.answered
 
     def set_result(self, result: commands_pb2.Result) -> None:
-        """Completes the reply with the result of the command."""
+        """Completes the reply with the result of the command.
+
+        Args:
+            result: Result that the daemon sent for the command.
+        """
         self._result = result
         self.answered = True
         if self._gate is not None:
@@ -116,7 +152,11 @@ class Reply:
             self.abandon()
 
     def set_error(self, error: HearthError) -> None:
-        """Completes the reply with the error of a command that failed or will never be answered."""
+        """Completes the reply with the error of a command that failed or will never be answered.
+
+        Args:
+            error: Error that `wait` raises. The error of an abandoned reply goes to `on_late_error`.
+        """
         if self._told:
             return
         with self._mutex:
@@ -134,7 +174,15 @@ class Reply:
         self._told = True
 
     def wait(self, timeout: float | None = None) -> commands_pb2.Result:
-        """Returns the result. Raises the error of the command, or `TimeoutError` after `timeout` seconds."""
+        """Returns the result of the command, once it has arrived.
+
+        Args:
+            timeout: Longest wait in seconds; None: without a limit.
+
+        Raises:
+            HearthError: The command failed, or will never be answered.
+            TimeoutError: The answer has not arrived in time. The reply is abandoned; the work continues.
+        """
         if not self.answered:
             waiting = self._waiting
             try:
@@ -152,7 +200,11 @@ class Reply:
         return self._result
 
     def given_up(self, timeout: float | None) -> TimeoutError:
-        """Abandons the reply after `timeout` seconds, and returns the error to raise."""
+        """Abandons the reply after `timeout` seconds, and returns the error to raise.
+
+        Args:
+            timeout: Length of the wait in seconds, for the error's message; not None.
+        """
         self.abandon()
         return TimeoutError(
             f"no answer within {timeout:g} s; the work continues.",
@@ -164,6 +216,9 @@ class Reply:
         """Makes `on_answer` call `tell`, for an event loop, which cannot block here.
 
         Until `unlisten`, another thread receives.
+
+        Args:
+            tell: Called by the receiving thread once the reply is answered, or at once if it is; must not block.
         """
         if self._waiting is not None:
             self._waiting.listen(1)
@@ -181,11 +236,18 @@ class Reply:
         """Waits up to `seconds`; returns True if the answer has arrived.
 
         The caller can still wait for the reply afterwards.
+
+        Args:
+            seconds: Longest wait in seconds.
         """
         return self.answered or self._wait(seconds)
 
     def outlast(self, timeout: float | None) -> None:
-        """Waits like `wait`, but leaves an error to `on_late_error`."""
+        """Waits like `wait`, but leaves an error to `on_late_error`.
+
+        Args:
+            timeout: Longest wait in seconds; None: without a limit.
+        """
         if not self.answered:
             self._wait(timeout)
         self.abandon()
@@ -201,7 +263,11 @@ class Reply:
         return self.answered
 
     def sleep(self, seconds: float | None) -> None:
-        """Blocks up to `seconds` (None: without a limit) for the answer or a `call`; may return earlier."""
+        """Blocks up to `seconds` for the answer or a `call`; may return earlier.
+
+        Args:
+            seconds: Longest wait in seconds; None: without a limit.
+        """
         gate = self._gate
         if gate is None:
             with self._mutex:
@@ -242,7 +308,11 @@ class PendingResult(Generic[T]):
         self._read = read
 
     def wait(self, timeout: float | None = None) -> T:
-        """Returns the result. Raises like `Reply.wait`."""
+        """Returns the converted result, once the answer has arrived. Raises like `Reply.wait`.
+
+        Args:
+            timeout: Longest wait in seconds; None: without a limit.
+        """
         return self._read(self.reply.wait(timeout))
 
 
@@ -250,6 +320,10 @@ def wait_for_all(replies: Sequence[Reply], timeout: float | None = None) -> None
     """Waits for all replies, at most `timeout` seconds in total.
 
     Raises the first error; later errors go to `on_late_error`.
+
+    Args:
+        replies: Replies, in the order in which they are waited for.
+        timeout: Longest wait in seconds for all replies together; None: without a limit.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     first: HearthError | None = None

@@ -77,7 +77,14 @@ class SendQueue:
         self._counted: _Counted | None = None
 
     def launch(self, record: bytes) -> None:
-        """Queues one packed launch."""
+        """Queues one packed launch.
+
+        Args:
+            record: Launch as `hearth_proto.launches` packs it.
+
+        Raises:
+            HearthError: The launch does not fit into a batch (reason MESSAGE_TOO_LARGE).
+        """
         size = len(record)
         whole = self.run_bytes + size
         if whole > self._run_limit:
@@ -90,7 +97,15 @@ class SendQueue:
         self.run.append(record)  # the only call, and last: a Ctrl-C comes before all of this or after it
 
     def put(self, command: bytes, worth: int = 1) -> None:
-        """Queues one serialized command of relative cost `worth`; the batch threshold counts cost, not commands."""
+        """Queues one serialized command of relative cost `worth`; the batch threshold counts cost, not commands.
+
+        Args:
+            command: Serialized command.
+            worth: Cost of the command in launches, at least 1.
+
+        Raises:
+            HearthError: The command does not fit into a batch (reason MESSAGE_TOO_LARGE).
+        """
         size = len(command)
         self._check_size(size)
         if self.run or self.closing is not None:
@@ -104,6 +119,11 @@ class SendQueue:
         """Queues the one-way command `command(n)`, which does something `n` times.
 
         If the last command in the queue has the same `key`, the count of that command grows instead.
+
+        Args:
+            key: Identifies the action; compared with ``==``.
+            n: Number of repetitions to add.
+            command: Returns the serialized command for a given number of repetitions.
         """
         if self.closing is not None:
             self._close_run()
@@ -124,7 +144,11 @@ class SendQueue:
         self.submitted += 1
 
     def ends_with(self, command: bytes) -> bool:
-        """True if the last entry is this very `command` object."""
+        """True if the last entry is this very `command` object.
+
+        Args:
+            command: Serialized command.
+        """
         return bool(self.entries) and self.entries[-1][0] is command
 
     @property
@@ -133,9 +157,14 @@ class SendQueue:
         return self.queued >= self.most_commands or self.queued_bytes >= self.most_bytes
 
     def gather(self, room: int, alone: bool) -> tuple[list[bytes], QueueMark]:
-        """Returns as many of the oldest commands as fit a batch of `room` bytes; with `alone`, at least the first one.
+        """Returns as many of the oldest commands as fit a batch. They stay in the queue until `move`.
 
-        The commands stay in the queue until `move`.
+        Args:
+            room: Maximum total size of the commands, in bytes.
+            alone: True if the first command is returned even if it does not fit.
+
+        Returns:
+            The commands, and the state of the queue after they have been moved.
         """
         if self.run or self.closing is not None:
             self._close_run()
@@ -155,7 +184,11 @@ class SendQueue:
         return commands, QueueMark(len(queue) - len(commands), self.queued - launches, self.queued_bytes - taken)
 
     def move(self, left: QueueMark) -> None:
-        """Removes the gathered commands from the queue. A second call completes one that was interrupted."""
+        """Removes the gathered commands from the queue. A second call completes one that was interrupted.
+
+        Args:
+            left: State of the queue after the move, as `gather` returned it.
+        """
         queue = self.entries
         while len(queue) > left.entries:
             queue.popleft()
@@ -171,7 +204,11 @@ class SendQueue:
         self.run_bytes = self.queued = self.queued_bytes = self.extra = 0
 
     def set_limits(self, limits: Limits) -> None:
-        """Adopts the limits that the daemon has announced."""
+        """Adopts the limits that the daemon has announced.
+
+        Args:
+            limits: Limits; the maximum size of a batch and the size of shared launches follow from them.
+        """
         self._batch_bytes = limits.max_batch_bytes
         self._run_limit = min(RUN_BYTES, limits.max_batch_bytes - 3 * batch.FRAMING)
         self.room = min(BATCH_BYTES, limits.max_batch_bytes) - batch.FRAMING

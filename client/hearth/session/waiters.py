@@ -19,20 +19,34 @@ if TYPE_CHECKING:
         """A lane as waiting threads use it: `hearth.session.lane_channel.LaneChannel`."""
 
         def take_role(self, thread: int) -> bool:
-            """Makes `thread` the receiver if possible, and returns True if it is. The lock is held."""
+            """Makes `thread` the receiver if possible, and returns True if it is. The lock is held.
+
+            Args:
+                thread: Identifier of the calling thread.
+            """
 
         def receive_for(self, reply: Reply, deadline: float | None, thread: int) -> None:
-            """Receives until `reply` is answered, `deadline` (monotonic time) has passed, or the lane has ended."""
+            """Receives until `reply` is answered, `deadline` has passed, or the lane has ended.
+
+            Args:
+                reply: Reply for which the calling thread waits.
+                deadline: Monotonic time in seconds; None: without a limit.
+                thread: Identifier of the calling thread, which holds the role.
+            """
 
         def interrupted(self, thread: int) -> None:
             """Gives back the role of a thread that left `receive_for` by an exception, or never entered it.
 
             The lock is held.
+
+            Args:
+                thread: Identifier of the calling thread.
             """
 
         def pass_role(self) -> None:
-            """Wakes another waiting thread to receive, because the thread that stopped sleeping may have been woken for
-            that. The lock is held.
+            """Wakes another waiting thread to receive. The lock is held.
+
+            Called because the thread that stopped sleeping may have been woken to receive.
             """
 
         def expect(self) -> None:
@@ -64,9 +78,13 @@ class Waiters:
             self.channel.expect()
 
     def attend(self, reply: Reply, timeout: float | None) -> bool:
-        """Waits up to `timeout` seconds (None: without a limit) for the answer, and returns True if it has arrived.
+        """Waits up to `timeout` seconds for the answer, and returns True if it has arrived.
 
         This thread receives if answers arrive over a lane and no other thread receives.
+
+        Args:
+            reply: Reply for which the calling thread waits.
+            timeout: Longest wait in seconds; None: without a limit.
         """
         thread = threading.get_ident()
         channel: Receiver | None = None  # the lane from which this thread receives, or is about to
@@ -123,7 +141,11 @@ class Waiters:
                 self.channel.expect()
 
     def listen(self, more: int) -> None:
-        """See `ReplyWaiters.listen`."""
+        """Adds `more` to the number of answers that event loops expect, as `ReplyWaiters.listen` does.
+
+        Args:
+            more: Number of further answers; negative if event loops no longer expect them.
+        """
         with self.lock:
             self.listeners += more
             if more > 0 and self.channel is not None:

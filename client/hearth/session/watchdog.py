@@ -41,19 +41,40 @@ class DaemonPosition(Protocol):
     """Position of an attachment, as the daemon knows it: `AttachmentStatusResponse`."""
 
     @property
-    def known(self) -> bool: ...
+    def known(self) -> bool:
+        """True if the daemon has a stream for the attachment."""
+        ...
+
     @property
-    def lane(self) -> bool: ...
+    def lane(self) -> bool:
+        """True if the daemon uses a lane for the attachment."""
+        ...
+
     @property
-    def last_seq(self) -> int: ...
+    def last_seq(self) -> int:
+        """Number of the last batch that the daemon has received."""
+        ...
+
     @property
-    def responses(self) -> int: ...
-    def HasField(self, name: str) -> bool: ...
+    def responses(self) -> int:
+        """Number of results and events that the daemon has sent."""
+        ...
+
+    def HasField(self, name: str) -> bool:
+        """True if the daemon has set the optional field `name`: without `last_seq`, it does not know the last batch.
+
+        Args:
+            name: Name of the field.
+        """
+        ...
 
 
 def missing(here: ClientPosition, there: DaemonPosition) -> str:
-    """Returns the reason why the attachment has to be resumed, or an empty string if nothing is missing and its work
-    continues.
+    """Returns the reason why the attachment has to be resumed, or an empty string if nothing is missing.
+
+    Args:
+        here: Position of the client.
+        there: Position of the daemon.
     """
     if not there.known:
         return "the daemon has no stream for this attachment"
@@ -119,7 +140,10 @@ class Watchdog:
         """Asks the daemon for its position.
 
         Resumes the attachment if something is missing now and was missing at the previous call, at the same client
-        position `point`.
+        position.
+
+        Args:
+            point: Position of the client.
         """
         why = ""
         try:

@@ -51,7 +51,12 @@ class Crew:
         self._threads = 0
 
     def help(self, work: Callable[[], None], count: int) -> Help:
-        """Asks up to `count` threads to call `work`, which must not raise, and returns a handle. Does not block."""
+        """Asks threads of the crew to call `work`, and returns a handle. Does not block.
+
+        Args:
+            work: Function that each helper calls once; must not raise.
+            count: Maximum number of helpers.
+        """
         tasks = [_Task(work) for _ in range(count)]
         try:
             with self._lock:
@@ -82,8 +87,10 @@ class Help:
         self._tasks = tasks
 
     def dismiss(self, seconds: float | None = None) -> None:
-        """Cancels helpers that have not started and waits for the others, up to `seconds` for each (None: without a
-        limit). The work function has to return by itself.
+        """Cancels helpers that have not started, and waits for the others. The work function has to return by itself.
+
+        Args:
+            seconds: Longest wait in seconds for each helper; None: without a limit.
         """
         for task in [task for task in self._tasks if not task.claim()]:
             task.done.wait(seconds)

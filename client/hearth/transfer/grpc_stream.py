@@ -33,7 +33,12 @@ _S = TypeVar("_S", bound=_Cancels)
 
 
 def give_up(connection: Connection, number: int) -> None:
-    """Tells the daemon that the transfer of this number is aborted, even if it has not begun. Does not block."""
+    """Tells the daemon that a transfer is aborted, even if it has not begun. Does not block.
+
+    Args:
+        connection: Connection to the device.
+        number: Number of the transfer.
+    """
     request = _about(connection, number)
     request.give_up = True
     connection.transport.give_up(request, connection.lease)
@@ -179,7 +184,12 @@ class GrpcDownload(_Stream["Chunks"]):
         self._begin()
 
     def into(self, memory: memoryview, progress: Progress | None = None) -> int:
-        """Receives the whole download into `memory`, and returns the number of bytes. Raises `HearthError`."""
+        """Receives the whole download, and returns the number of bytes. Raises `HearthError`.
+
+        Args:
+            memory: Destination of the bytes.
+            progress: Receives the number of bytes that have arrived, and the total; None: not reported.
+        """
         size, received = len(memory), 0
         with self._given_up_on_error():
             patience, furthest, told = Backoff(self._connection.lease), 0, 0

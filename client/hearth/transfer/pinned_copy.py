@@ -75,8 +75,15 @@ class PinnedCopy:
         shared.tell()
 
     def again(self, memory: Memory, on: StreamLike | None, blocking: bool) -> bool:
-        """True if the copy can be repeated unchanged for an array in `memory` on the stream `on` (None: the default
-        one). The caller checks the host memory. Returns False if a late error has to be raised first.
+        """True if the copy can be repeated unchanged. The caller checks the host memory.
+
+        Args:
+            memory: Buffer of the device array.
+            on: Stream of the copy; None: the default one.
+            blocking: True if the copy is to be waited for.
+
+        Returns:
+            False as well if a late error has to be raised first.
         """
         connection, attachment, shared = self._connection, self._attachment, self._shared
         return (
@@ -92,19 +99,28 @@ class PinnedCopy:
         )
 
     def begin(self, keep: object) -> None:
-        """Queues the copy in the order of the stream.
+        """Queues the copy in the order of the stream. An error becomes a late error of the connection.
 
-        `keep` refers to the memory until the copy has ended. An error becomes a late error of the connection.
+        Args:
+            keep: Refers to the host memory; held until the copy has ended.
         """
         begun, attachment = monotonic(), self._attachment
         attachment.lookout.begin(self._way, self.size, begun)
         attachment.tell(self._command, _UnderWay(self, keep, begun), one_way=True)
 
     def run(self, keep: object, timeout: float | None = None) -> bool:
-        """Queues the copy and waits for it up to `timeout` seconds (None: without a limit).
+        """Queues the copy and waits for it.
 
-        Returns False if the shared memory was lost, so that nothing was copied. Raises the copy's error, or
-        `TimeoutError`.
+        Args:
+            keep: Refers to the host memory; held until the copy has ended.
+            timeout: Longest wait in seconds; None: without a limit.
+
+        Returns:
+            False if the shared memory was lost, so that nothing was copied.
+
+        Raises:
+            HearthError: The copy failed.
+            TimeoutError: The copy has not ended in time.
         """
         begun, attachment, way, size = monotonic(), self._attachment, self._way, self.size
         # The session refers to the memory until the answer has arrived, even if the wait has ended before.
@@ -129,14 +145,22 @@ class PinnedCopy:
         return True
 
     def _unanswered(self, segment: Segment | None, _: object) -> None:
-        """Marks the segment of a failed command as spoiled if the attachment has ended, because the command may run
-        nevertheless.
+        """Marks the segment of a failed command as spoiled if the attachment has ended.
+
+        The device process may execute the command nevertheless, and use the memory.
         """
         if segment is not None and self._attachment.session.error is not None:
             segment.spoiled = True
 
     def ended(self, result: commands_pb2.Result | None, error: HearthError | None, begun: float, thread: int) -> None:
-        """Completes a copy that `begin` queued at the time `begun` in the thread `thread`."""
+        """Completes a copy that `begin` queued. Called in the receiving thread, with the attachment's lock held.
+
+        Args:
+            result: Result of the command; None: it failed.
+            error: Error of the command; None: it succeeded.
+            begun: Monotonic time in seconds at which the copy was queued.
+            thread: Identifier of the thread that queued the copy.
+        """
         attachment, shared = self._attachment, self._shared
         if self._way == DOWN and result is not None and result.read.size != self.size:
             error = short(result.read.size, self.size)
@@ -171,9 +195,17 @@ class _UnderWay:
         return self._copy._expected
 
     def set_result(self, result: commands_pb2.Result) -> None:
-        """Completes a copy that succeeded."""
+        """Completes a copy that succeeded.
+
+        Args:
+            result: Result of the command.
+        """
         self._copy.ended(result, None, self._begun, self._thread)
 
     def set_error(self, error: HearthError) -> None:
-        """Completes a copy that failed or whose outcome is unknown."""
+        """Completes a copy that failed or whose outcome is unknown.
+
+        Args:
+            error: Error of the command, or of the attachment.
+        """
         self._copy.ended(None, error, self._begun, self._thread)

@@ -44,8 +44,9 @@ _BATCH_MARGIN = 256
 
 
 class BufferPart(NamedTuple):
-    """Part of a buffer that a copy on `stream` writes or reads: from byte `offset` on, or the `rows` of a pitched
-    layout.
+    """Part of a buffer that a copy on `stream` writes or reads.
+
+    It begins at byte `offset`, or consists of the `rows` of a pitched layout.
     """
 
     stream: int
@@ -63,7 +64,11 @@ class BufferPart(NamedTuple):
         return command
 
     def read(self, size: int) -> commands_pb2.Command:
-        """Returns a command that reads `size` bytes of this part; the caller adds the destination of the bytes."""
+        """Returns a command that reads this part; the caller adds the destination of the bytes.
+
+        Args:
+            size: Number of bytes.
+        """
         command = commands_pb2.Command(stream=self.stream)
         command.read.buffer = self.buffer
         command.read.offset = self.offset
@@ -73,7 +78,11 @@ class BufferPart(NamedTuple):
         return command
 
     def behind(self, done: int) -> BufferPart:
-        """Returns the part after the first `done` bytes; for rows, after the complete rows among them."""
+        """Returns the part after the first `done` bytes; for rows, after the complete rows among them.
+
+        Args:
+            done: Number of bytes.
+        """
         if self.rows is None:
             return self._replace(offset=self.offset + done)
         passed = done // self.rows.width
@@ -86,7 +95,12 @@ def _name_rows(message: commands_pb2.Rows, rows: RowLayout) -> None:
 
 
 def inline(size: int, limits: Limits) -> bool:
-    """True if `size` bytes travel inside a batch."""
+    """True if `size` bytes travel inside a batch.
+
+    Args:
+        size: Number of bytes.
+        limits: Limits that the daemon has announced.
+    """
     return size <= min(limits.max_inline_bytes, limits.max_batch_bytes - _BATCH_MARGIN)
 
 
@@ -99,9 +113,14 @@ does not use it."""
 
 
 def worth_a_ring(copies: Copies, size: int) -> bool:
-    """Counts a copy of `size` bytes that might travel in a batch.
+    """Counts a copy that might travel in a batch.
 
-    Returns True if it should use the ring, provided that the ring has a slot at once.
+    Args:
+        copies: Counter of the connection's copies.
+        size: Size of the copy in bytes.
+
+    Returns:
+        True if the copy should use the ring, provided that the ring has a slot at once.
     """
     if size < MIDDLING:
         return False
@@ -110,20 +129,36 @@ def worth_a_ring(copies: Copies, size: int) -> bool:
 
 
 def ring_is_habit(copies: Copies, size: int) -> bool:
-    """Returns the result of `worth_a_ring` for a copy that has already been counted."""
+    """Returns the result of `worth_a_ring` for a copy that has already been counted.
+
+    Args:
+        copies: Counter of the connection's copies.
+        size: Size of the copy in bytes.
+    """
     return size >= MIDDLING and copies.middling_copies > _HABIT
 
 
 def stripes(size: int, most: int) -> int:
-    """Returns the number of stripes for a transfer of `size` bytes, from 0 (no stripes) to `most`."""
+    """Returns the number of stripes for a transfer, from 0 (no stripes) to `most`.
+
+    Args:
+        size: Size of the transfer in bytes.
+        most: Maximum number of stripes.
+    """
     if size < STRIPED_BYTES:
         return 0
     return min(most, size // _BYTES_A_STRIPE)
 
 
 def stripe_chunk(size: int, count: int, most: int) -> int:
-    """Returns the size, in bytes, of the chunks for `count` stripes: several chunks for each stripe, so that all end at
-    about the same time; at least 1 MiB and at most `most`, the daemon's limit.
+    """Returns the size, in bytes, of the chunks of a transfer: several for each stripe, so that all end together.
+
+    The size is at least 1 MiB, unless `most` is smaller.
+
+    Args:
+        size: Size of the transfer in bytes.
+        count: Number of stripes.
+        most: Maximum size of a chunk in bytes, the daemon's limit.
     """
     share = size // (count * _CHUNKS_A_STRIPE)
     return min(most, max(_SMALLEST_CHUNK, 1 << max(0, share.bit_length() - 1)))
@@ -141,7 +176,12 @@ def upload_messages(
 ) -> Iterator[bytes]:
     """Yields serialized `UploadRequest` messages for the bytes from `offset` on.
 
-    The first one contains `head` (session, device, transfer).
+    Args:
+        head: Serialized fields of the first message: session, device and transfer.
+        data: All bytes of the transfer.
+        chunk: Maximum number of bytes of one message.
+        progress: Called after each message is taken, with the number of bytes and the total; None: not reported.
+        offset: Offset in bytes of the first byte to send.
     """
     total = len(data)
     for start in range(offset, total, chunk):
@@ -152,14 +192,25 @@ def upload_messages(
 
 
 def later(progress: Progress | None, done: int, total: int) -> Progress | None:
-    """Returns `progress` for the rest of a transfer, of which `done` bytes were moved by another route."""
+    """Returns the callback for the rest of a transfer that begins by another route.
+
+    Args:
+        progress: Callback for the whole transfer; None: not reported.
+        done: Number of bytes that the other route has moved.
+        total: Size of the whole transfer in bytes.
+    """
     if progress is None or not done:
         return progress
     return lambda more, _: progress(done + more, total)
 
 
 def short(received: int, size: int) -> TransferError:
-    """Returns the error of a read of `size` bytes for which `received` bytes arrived."""
+    """Returns the error of a read for which too few bytes arrived.
+
+    Args:
+        received: Number of bytes that arrived.
+        size: Number of bytes that were requested.
+    """
     return TransferError(
         f"only {received} of {size} bytes arrived.", reason="TRANSFER_ABORTED", fix="read the array again."
     )

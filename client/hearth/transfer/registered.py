@@ -34,7 +34,12 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def likely(connection: Connection, attachment: Attachment) -> bool:
-    """True if there may be memory that is shared with the device. Does not block."""
+    """True if there may be memory that is shared with the device. Does not block.
+
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment of the connection.
+    """
     if not (connection.transport.lanes and memory_segments.possible()):
         return False
     return not _shared_memory(connection).hopeless(attachment)
@@ -51,7 +56,13 @@ def memory(size: int) -> memoryview | None:
 
 
 def taken(connection: Connection, attachment: Attachment, data: memoryview) -> memoryview:
-    """Returns a copy of the bytes, in memory that can be shared if that may be useful."""
+    """Returns a copy of the bytes, in memory that can be shared if that may be useful.
+
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment of the connection.
+        data: Bytes to copy.
+    """
     there = memory(len(data)) if likely(connection, attachment) else None
     if there is None:
         return memoryview(bytes(data))
@@ -65,10 +76,17 @@ def shareable(data: memoryview) -> bool:
 
 
 def upload(connection: Connection, attachment: Attachment, number: int, data: memoryview) -> memoryview | None:
-    """Makes the device copy the bytes of a transfer from shared memory.
+    """Makes the device copy the bytes of a transfer from shared memory. Does not wait for the device.
 
-    Returns the memory from which it copies, which must not change until the command is answered; None: the bytes have
-    to take another route. Does not wait for the device.
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment of the connection.
+        number: Number of the transfer.
+        data: Bytes of the transfer; copied to shared memory unless they lie in it.
+
+    Returns:
+        The memory from which the device copies, which must not change until the command is answered; None: the bytes
+        have to take another route.
     """
     shared = _shared(connection, attachment)
     if shared is None:
@@ -92,9 +110,16 @@ class Landing(NamedTuple):
 
 
 def download(connection: Connection, attachment: Attachment, number: int, into: memoryview) -> Landing | None:
-    """Makes the device copy the bytes of a transfer to shared memory, to `into` itself if that can be shared.
+    """Makes the device copy the bytes of a transfer to shared memory. Does not wait for the device.
 
-    Returns None if the bytes have to take another route. Does not wait for the device.
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment of the connection.
+        number: Number of the transfer.
+        into: Destination of the bytes; used directly if it can be shared.
+
+    Returns:
+        The location of the bytes, or None if the bytes have to take another route.
     """
     shared = _shared(connection, attachment)
     if shared is None:
@@ -153,6 +178,10 @@ def copy(into: memoryview, since: memoryview) -> None:
     """Copies bytes, unless source and destination are the same memory.
 
     Uses several threads for large copies; no helper thread accesses the memory after this returns.
+
+    Args:
+        into: Destination; its size determines the number of bytes.
+        since: Source.
     """
     size = len(into)
     if address_of(into) == address_of(since):

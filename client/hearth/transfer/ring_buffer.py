@@ -56,8 +56,13 @@ class Cut:
 
 
 def piece_bytes(size: int, threads: int) -> int:
-    """Returns the best size of a piece, in bytes: large enough to justify a command, small enough to keep all threads
-    and the device busy.
+    """Returns the best size of a piece, in bytes.
+
+    It is large enough to justify a command, and small enough to keep all threads and the device busy.
+
+    Args:
+        size: Size of the transfer in bytes.
+        threads: Number of threads that copy.
     """
     share = -(-size // (4 * threads))
     return min(SLOT_BYTES, max(PIECE_LEAST, -(-share // _ROUND) * _ROUND))
@@ -113,7 +118,10 @@ class Ring:
     def take(self, holder: object, *, wait: Callable[[], bool] | None = None) -> Slot | None:
         """Returns a slot for `holder`; None: there is none.
 
-        With `wait`, blocks for a slot while `wait` returns True and slots are still being returned.
+        Args:
+            holder: Transfer that uses the slot.
+            wait: Called repeatedly: blocks for a slot while it returns True and slots are still being returned; None:
+                does not block for a slot.
         """
         while True:
             with self._change:
@@ -166,7 +174,11 @@ class Ring:
         return False
 
     def give(self, slot: Slot) -> None:
-        """Frees a slot. Does nothing for a slot that was dropped, or at a second call. Does not block for long."""
+        """Frees a slot. Does nothing for a slot that was dropped, or at a second call. Does not block for long.
+
+        Args:
+            slot: Slot that no command in flight uses.
+        """
         with self._change:
             if slot.holder is None or not any(each is slot for each in self._slots):
                 return
@@ -188,7 +200,11 @@ class Ring:
             self._change.notify_all()
 
     def reclaim(self, holder: object) -> None:
-        """Frees the slots that `holder` has not sent, after it has stopped taking and sending slots."""
+        """Frees the slots that `holder` has not sent, after it has stopped taking and sending slots.
+
+        Args:
+            holder: Transfer that has ended.
+        """
         with self._change:
             for slot in self._slots:
                 if slot.holder is holder and not slot.sent:
@@ -202,6 +218,9 @@ class Ring:
         """Drops a slot if it is unknown whether a command with it is in flight.
 
         The slot is never reused, and another one may be made instead.
+
+        Args:
+            slot: Slot of this ring.
         """
         with self._change:
             self._slots = [each for each in self._slots if each is not slot]

@@ -38,11 +38,24 @@ def write(
     """Writes `data` to `part` of a buffer.
 
     When this returns, `data` has been read, except for memory that is shared with the device (`hearth.empty_pinned`):
-    it is read in the order of the stream, unless `blocking`. `shared`: shared memory may be used. The returned copy, if
-    any, repeats the same write.
-
-    Raises `TransferError`, and the daemon's refusal of a large write. Small writes, and writes of shared memory unless
+    it is read in the order of the stream, unless `blocking`. Small writes, and writes of shared memory unless
     `blocking`, are one-way: their failures are late errors.
+
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment on which the buffer can be used.
+        part: Destination in the buffer, and the stream.
+        data: Contiguous bytes; their number is the size of the write.
+        progress: Receives the number of bytes sent, and the total; None: not reported.
+        blocking: True to wait until shared memory has been read.
+        shared: True if shared memory may be used.
+
+    Returns:
+        A copy that repeats the same write; None: there is none.
+
+    Raises:
+        TransferError: A large write was cut short.
+        HearthError: The daemon has refused a large write.
     """
     size = len(data)
     if size == 0:
@@ -89,7 +102,14 @@ def _upload(
 
 
 def begin_upload(connection: Connection, attachment: Attachment, part: BufferPart, size: int) -> tuple[Reply, int]:
-    """Sends a write command whose `size` bytes travel separately. Returns its reply and the number of the transfer."""
+    """Sends a write command whose bytes travel separately. Returns its reply and the number of the transfer.
+
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment on which the buffer can be used.
+        part: Destination in the buffer, and the stream.
+        size: Number of bytes.
+    """
     number = connection.mint()
     command = part.write()
     command.write.transfer = number
@@ -107,7 +127,16 @@ def carry_upload(
 ) -> None:
     """Sends the bytes of a write that `begin_upload` began, and waits for its answer.
 
-    Raises the error of the transfer or the command.
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment over which the command was sent.
+        reply: Reply of the command.
+        number: Number of the transfer.
+        data: Bytes of the transfer.
+        progress: Receives the number of bytes sent, and the total; None: not reported.
+
+    Raises:
+        HearthError: The transfer or the command failed.
     """
     from hearth.transfer import striping  # imported only for arrays that may need it
 
@@ -141,13 +170,29 @@ def read(
     blocking: bool = True,
     shared: bool = True,
 ) -> PinnedCopy | None:
-    """Reads `len(into)` bytes of `part` of a buffer into `into`, after the earlier work on its stream.
+    """Reads bytes of `part` of a buffer into `into`, after the earlier work on its stream.
 
     When this returns, `into` has been filled, except for memory that is shared with the device: it is filled in the
-    order of the stream, unless `blocking`. `timeout` in seconds (None: without a limit). `shared`: shared memory may be
-    used. The returned copy, if any, repeats the same read.
+    order of the stream, unless `blocking`.
 
-    Raises earlier failures of the stream, `BufferLostError`, `TransferError`, or `TimeoutError`.
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment on which the buffer can be used.
+        part: Source in the buffer, and the stream.
+        into: Contiguous writable bytes; their number is the size of the read.
+        timeout: Longest wait in seconds; None: without a limit.
+        progress: Receives the number of bytes that have arrived, and the total; None: not reported.
+        blocking: True to wait until shared memory has been filled.
+        shared: True if shared memory may be used.
+
+    Returns:
+        A copy that repeats the same read; None: there is none.
+
+    Raises:
+        BufferLostError: The buffer was lost with its device process.
+        TimeoutError: The bytes have not arrived in time.
+        TransferError: The read was cut short.
+        HearthError: Earlier work of the stream failed.
     """
     size = len(into)
     connection.raise_deferred(part.stream, part.buffer)
@@ -173,7 +218,15 @@ def read(
 def reading(
     connection: Connection, attachment: Attachment, part: BufferPart, into: memoryview, progress: Progress | None = None
 ) -> PendingResult[None]:
-    """Sends a read of a few bytes, which arrive in its answer. Returns the pending result, which fills `into`."""
+    """Sends a read of a few bytes, which arrive in its answer. Returns the pending result, which fills `into`.
+
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment on which the buffer can be used.
+        part: Source in the buffer, and the stream.
+        into: Contiguous writable bytes; their number is the size of the read.
+        progress: Called once the bytes have arrived; None: not reported.
+    """
     size = len(into)
 
     def read(result: commands_pb2.Result) -> None:
@@ -202,7 +255,14 @@ def _download(
 
 
 def begin_download(connection: Connection, attachment: Attachment, part: BufferPart, size: int) -> tuple[Reply, int]:
-    """Sends a read command whose `size` bytes travel separately. Returns its reply and the number of the transfer."""
+    """Sends a read command whose bytes travel separately. Returns its reply and the number of the transfer.
+
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment on which the buffer can be used.
+        part: Source in the buffer, and the stream.
+        size: Number of bytes.
+    """
     number = connection.mint()
     command = part.read(size)
     command.read.transfer = number
@@ -230,9 +290,20 @@ def carry_download(
     timeout: float | None,
     progress: Progress | None,
 ) -> None:
-    """Receives the bytes of a read that `begin_download` began.
+    """Receives the bytes of a read that `begin_download` began. Afterwards nothing is written to `into`.
 
-    Raises the error of the transfer or the command, or `TimeoutError`. Afterwards nothing is written to `into`.
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment over which the command was sent.
+        reply: Reply of the command.
+        number: Number of the transfer.
+        into: Destination of the bytes.
+        timeout: Longest wait in seconds; None: without a limit.
+        progress: Receives the number of bytes that have arrived, and the total; None: not reported.
+
+    Raises:
+        HearthError: The transfer or the command failed.
+        TimeoutError: The bytes have not arrived in time.
     """
     from hearth.transfer import striping
 
@@ -255,7 +326,12 @@ def carry_download(
 
 
 def cause_of(reply: Reply, error: HearthError) -> HearthError:
-    """Returns the command's own error if it arrives within `_CAUSE_S` seconds, otherwise the transfer's `error`."""
+    """Returns the command's own error if it arrives within `_CAUSE_S` seconds, otherwise the transfer's `error`.
+
+    Args:
+        reply: Reply of the command; abandoned after a timeout of the transfer.
+        error: Error of the transfer.
+    """
     if error.reason == "DEADLINE_EXCEEDED":
         reply.abandon()
         return error

@@ -1,5 +1,4 @@
-"""Copies between host memory and a device process of this host: by one command for memory in a segment, else by the
-ring.
+"""Copies between host memory and a device process of this host: by one command for a segment, else by the ring.
 
 Each function returns the number of bytes that it has moved, from the beginning; the rest has to take another route. For
 memory in a segment, it also returns a prepared copy that repeats the same transfer.
@@ -47,8 +46,17 @@ def write(
 ) -> Moved:
     """Uploads `data`.
 
-    `inline`: `data` may also travel in a batch, and does if the ring has not been used frequently or has no free slot.
     When this returns, memory in a segment has not been read yet, unless `blocking`.
+
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment on which the buffer can be used.
+        part: Destination in the buffer, and the stream.
+        data: Bytes to upload.
+        progress: Receives the number of bytes sent, and the total; None: not reported.
+        inline: True if `data` may also travel in a batch, and does if the ring has not been used frequently or has no
+            free slot.
+        blocking: True to wait until memory in a segment has been read.
     """
     place = known.find(address_of(data), len(data))
     if place is None and inline and not plan.ring_is_habit(connection, len(data)):
@@ -79,9 +87,19 @@ def read(
     inline: bool,
     blocking: bool,
 ) -> Moved:
-    """Downloads into `into`; see `write`.
+    """Downloads into `into`.
 
     When this returns, memory in a segment has not been filled yet, unless `blocking`.
+
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment on which the buffer can be used.
+        part: Source in the buffer, and the stream.
+        into: Destination of the bytes.
+        timeout: Longest wait in seconds; None: without a limit.
+        progress: Receives the number of bytes that have arrived, and the total; None: not reported.
+        inline: True if the bytes may also travel in a batch; see `write`.
+        blocking: True to wait until memory in a segment has been filled.
     """
     place = known.find(address_of(into), len(into))
     if place is None and inline and not plan.ring_is_habit(connection, len(into)):

@@ -63,14 +63,24 @@ class Shared:
         return self.connection.fruitful
 
     def lost(self, error: HearthError) -> bool:
-        """True if a command failed with `error` because its segment and the connection no longer existed when it
-        arrived. Then the device process does not use the memory any more.
+        """True if a command failed because its segment and the connection no longer existed when it arrived.
+
+        Then the device process does not use the memory any more.
+
+        Args:
+            error: Error of the command.
         """
         return error.reason == "INVALID_HANDLE" and not error.failures and not self.alive
 
     def number(self, segment: Segment, *, signals: bool = False) -> int:
-        """Returns the number by which commands name the segment, which is registered first if needed; 0 if it cannot be
-        registered. `signals`: the segment holds completion signals (`hearth.transport.copy_signals`).
+        """Returns the number by which commands name the segment, which is registered first if needed.
+
+        Args:
+            segment: Segment of this process.
+            signals: True if the segment holds completion signals (`hearth.transport.copy_signals`).
+
+        Returns:
+            The number, or 0 if the segment cannot be registered.
         """
         number = self.connection.number(segment)
         if number or segment.size > self.connection.most:
@@ -102,9 +112,21 @@ class Shared:
             return None
 
     def place(self, kind: Kind, transfer: int, place: Place, size: int) -> bool:
-        """Asks the device process to copy the bytes of a transfer from `place` (`Kind.UPLOAD`) or to it
-        (`Kind.DOWNLOAD`). Returns True if it will. Waits for its answer, but not for the device. Raises `Lost` if no
-        answer came: then the device process may or may not copy.
+        """Asks the device process to copy the bytes of a transfer from `place` or to it.
+
+        Waits for its answer, but not for the device.
+
+        Args:
+            kind: ``Kind.UPLOAD`` (from `place`) or ``Kind.DOWNLOAD`` (to it).
+            transfer: Number of the transfer.
+            place: Location in a segment.
+            size: Number of bytes.
+
+        Returns:
+            True if the device process copies.
+
+        Raises:
+            Lost: No answer came: the device process may or may not copy.
         """
         segment = place.segment
         if not self.transfers or not self.number(segment):
@@ -150,7 +172,11 @@ class SharedMemory:
         self._pid = os.getpid()
 
     def for_attachment(self, attachment: Attachment) -> Shared | None:
-        """Returns the memory shared for the attachment; None if there is none. Blocks while sharing is set up."""
+        """Returns the memory shared for the attachment; None if there is none. Blocks while sharing is set up.
+
+        Args:
+            attachment: Attachment of the connection.
+        """
         shared = self.shared
         if shared is not None and shared.attachment is attachment and shared.alive:
             return shared
@@ -178,7 +204,11 @@ class SharedMemory:
             return self.shared
 
     def hopeless(self, attachment: Attachment) -> bool:
-        """True if no memory will be shared for that attachment. Does not block."""
+        """True if no memory will be shared for that attachment. Does not block.
+
+        Args:
+            attachment: Attachment of the connection.
+        """
         if self._closed or not self._connection.transport.lanes or not memory_segments.possible():
             return True
         return self._failed >= _TRIES and self._for is not None and self._for() is attachment

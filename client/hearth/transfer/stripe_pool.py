@@ -57,9 +57,11 @@ class Stripes:
         self._carried: dict[int, Carried] = {}
 
     def open(self, generation: int, count: int) -> list[Stripe]:
-        """Returns up to `count` stripes to the device process of `generation`; an empty list: none are available now.
+        """Returns stripes to a device process; an empty list: none are available now. Blocks while stripes are opened.
 
-        Blocks while stripes are opened.
+        Args:
+            generation: Generation of the device process.
+            count: Maximum number of stripes.
         """
         with self._opening:
             with self._change:
@@ -119,14 +121,24 @@ class Stripes:
     def carry(self, number: int, transfer: Carried, lines: Sequence[Stripe]) -> list[Stripe]:
         """Routes incoming frames of the transfer `number` to `transfer` from now on.
 
-        Returns those of `lines` that have already ended.
+        Args:
+            number: Number of the transfer.
+            transfer: Transfer that receives the frames.
+            lines: Stripes that will carry the transfer.
+
+        Returns:
+            Those of `lines` that have already ended.
         """
         with self._change:
             self._carried[number] = transfer
             return [each for each in lines if each not in self._live]
 
     def drop(self, number: int) -> None:
-        """Stops routing frames to the transfer."""
+        """Stops routing frames to the transfer.
+
+        Args:
+            number: Number of the transfer.
+        """
         with self._change:
             self._carried.pop(number, None)
 
@@ -153,6 +165,11 @@ class Stripes:
     # ---- events of a stripe; see `hearth.transport.stripe.StripeObserver` ----
 
     def live(self, stripe: Stripe) -> None:
+        """Adds a stripe that is open, and wakes the thread that opens stripes. Closes it if the pool is closed.
+
+        Args:
+            stripe: Stripe of this pool.
+        """
         with self._change:
             self._pending.discard(stripe)
             if self._closed:
@@ -162,6 +179,12 @@ class Stripes:
             self._change.notify_all()
 
     def over(self, stripe: Stripe, _why: str) -> None:
+        """Removes a stripe that has ended, and notifies all transfers in flight.
+
+        Args:
+            stripe: Stripe of this pool.
+            _why: Description of the error, which is not used.
+        """
         with self._change:
             self._pending.discard(stripe)
             if stripe in self._live:
@@ -172,9 +195,15 @@ class Stripes:
             transfer.lost(stripe)
 
     def carries(self) -> bool:
+        """True while any transfer is in flight. Takes no lock."""
         return bool(self._carried)
 
     def find(self, transfer: int) -> Carried | None:
+        """Returns the transfer of this number; None: it has ended. Takes no lock.
+
+        Args:
+            transfer: Number of the transfer.
+        """
         return self._carried.get(transfer)
 
 

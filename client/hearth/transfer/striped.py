@@ -105,7 +105,11 @@ class Striped(ABC):
         give_up(self._connection, self.number)
 
     def begin(self, lines: Sequence[Stripe]) -> None:
-        """Announces the transfer on these stripes."""
+        """Announces the transfer on these stripes.
+
+        Args:
+            lines: Open stripes; those that have ended meanwhile are removed.
+        """
         with self._change:
             for stripe in lines:
                 self._lines[stripe] = 0
@@ -162,8 +166,9 @@ class Striped(ABC):
         return True
 
     def _answered(self, seconds: float) -> bool:
-        """True if the command succeeds within `seconds`: the end of the transfer may have been in transit when the
-        stripes broke.
+        """True if the command succeeds within `seconds`.
+
+        The end of the transfer may have been in transit when the stripes broke.
         """
         deadline = time.monotonic() + seconds
         while not self._reply.done and time.monotonic() < deadline:
@@ -255,6 +260,11 @@ class Striped(ABC):
     # ---- what stripes say ----
 
     def aborted(self, status: bytes) -> None:
+        """Makes the waiting thread raise the daemon's reason, unless the command succeeds within `_ANSWER_S` seconds.
+
+        Args:
+            status: Serialized `Status` with the reason.
+        """
         try:
             error = errors.from_status(status_pb2.Status.FromString(status))
         except DecodeError:
@@ -265,28 +275,53 @@ class Striped(ABC):
 
     @abstractmethod
     def credit(self, stripe: Stripe, chunks: int) -> None:
-        """Adds credit for `chunks` further chunks of an upload on a stripe."""
+        """Adds credit for `chunks` further chunks of an upload on a stripe.
+
+        Args:
+            stripe: Stripe over which the chunks may be sent.
+            chunks: Number of further chunks.
+        """
 
     @abstractmethod
     def taken(self, stripe: Stripe, offset: int) -> None:
-        """Counts the chunk of an upload at `offset`, which the daemon has received; if `offset` is the total size, the
-        daemon has received all chunks.
+        """Counts the chunk of an upload at `offset`, which the daemon has received.
+
+        Args:
+            stripe: Stripe over which the message arrived.
+            offset: Offset in bytes; the total size: the daemon has received all chunks.
         """
 
     @abstractmethod
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
         """Returns the destination of a chunk of a download, valid until `placed`; None: the bytes are dropped.
 
-        Raises `ValueError` for an invalid chunk.
+        Args:
+            stripe: Stripe over which the chunk arrives.
+            offset: Offset of the chunk in bytes.
+            size: Size of the chunk in bytes.
+
+        Raises:
+            ValueError: The transfer has no such chunk.
         """
 
     @abstractmethod
     def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
-        """Counts a received chunk of a download, unless `whole` is False, because not all of its bytes arrived."""
+        """Counts a received chunk of a download.
+
+        Args:
+            stripe: Stripe over which the chunk arrived.
+            offset: Offset of the chunk in bytes.
+            size: Size of the chunk in bytes.
+            whole: False if not all bytes have arrived: the chunk is not counted.
+        """
 
     @abstractmethod
     def lost(self, stripe: Stripe) -> None:
-        """Removes a stripe that has ended."""
+        """Removes a stripe that has ended.
+
+        Args:
+            stripe: Stripe, which need not carry this transfer.
+        """
 
     def _came(self) -> None:
         """Marks all chunks as done."""

@@ -45,7 +45,12 @@ class StripedDownload(Striped):
         self.begin(lines)
 
     def into(self, memory: memoryview, progress: Progress | None = None) -> int:
-        """Receives the whole download, and returns the number of bytes. Raises `HearthError`."""
+        """Receives the whole download, and returns the number of bytes. Raises `HearthError`.
+
+        Args:
+            memory: Destination of the bytes, the same as that of the constructor.
+            progress: Receives the number of bytes that have arrived, and the total; None: not reported.
+        """
         with self._left_behind():
             if self._carry_on(progress, self._deadline) and self._bytes == len(memory) and self._heard():
                 return len(memory)
@@ -77,12 +82,31 @@ class StripedDownload(Striped):
                 return False
 
     def credit(self, stripe: Stripe, chunks: int) -> None:
+        """Does nothing: only uploads have credits.
+
+        Args:
+            stripe: Not used.
+            chunks: Not used.
+        """
         pass  # only uploads have credits
 
     def taken(self, stripe: Stripe, offset: int) -> None:
+        """Does nothing: the daemon acknowledges only chunks of uploads.
+
+        Args:
+            stripe: Not used.
+            offset: Not used.
+        """
         pass
 
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
+        """Returns the chunk's part of the destination; None once no thread may access that memory.
+
+        Args:
+            stripe: Stripe over which the chunk arrives.
+            offset: Offset of the chunk in bytes.
+            size: Size of the chunk in bytes.
+        """
         with self._change:
             self._cut.index(offset, size)
             if self._left:
@@ -91,12 +115,25 @@ class StripedDownload(Striped):
         return self._memory[offset : offset + size]
 
     def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+        """Counts the chunk if it has arrived completely; a chunk that arrives twice counts once.
+
+        Args:
+            stripe: Stripe over which the chunk arrived.
+            offset: Offset of the chunk in bytes.
+            size: Size of the chunk in bytes.
+            whole: True if all bytes have arrived.
+        """
         with self._change:
             if whole:
                 self._count(self._cut.index(offset, size))
             self._exit(stripe)
 
     def lost(self, stripe: Stripe) -> None:
+        """Removes a stripe that has ended; the daemon sends its chunks again over other stripes.
+
+        Args:
+            stripe: Stripe, which need not carry this transfer.
+        """
         with self._change:
             self._lines.pop(stripe, None)
             self._change.notify_all()

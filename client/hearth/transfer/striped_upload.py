@@ -56,12 +56,24 @@ class StripedUpload(Striped):
             return upload.result()
 
     def credit(self, stripe: Stripe, chunks: int) -> None:
+        """Hands out chunks to a stripe: first those that a broken stripe left, then new ones.
+
+        Args:
+            stripe: Stripe over which the chunks may be sent.
+            chunks: Number of further chunks.
+        """
         with self._change:
             if stripe in self._lines:
                 self._lines[stripe] += chunks
                 self._hand_out(stripe)
 
     def taken(self, stripe: Stripe, offset: int) -> None:
+        """Counts a chunk that the daemon has received, or all chunks if `offset` is the total size.
+
+        Args:
+            stripe: Stripe over which the chunk was sent; a message from another stripe is ignored.
+            offset: Offset of the chunk in bytes.
+        """
         index = offset // self._cut.chunk
         with self._change:
             if offset == self._cut.size:
@@ -71,12 +83,32 @@ class StripedUpload(Striped):
                 self._count(index)
 
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
+        """Returns None: no chunks arrive for an upload.
+
+        Args:
+            stripe: Not used.
+            offset: Not used.
+            size: Not used.
+        """
         return None  # only downloads place chunks
 
     def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+        """Does nothing: no chunks arrive for an upload.
+
+        Args:
+            stripe: Not used.
+            offset: Not used.
+            size: Not used.
+            whole: Not used.
+        """
         pass
 
     def lost(self, stripe: Stripe) -> None:
+        """Removes a stripe that has ended, and hands out its unacknowledged chunks to the other stripes.
+
+        Args:
+            stripe: Stripe, which need not carry this transfer.
+        """
         with self._change:
             if self._lines.pop(stripe, None) is None:
                 return
@@ -98,6 +130,12 @@ class StripedUpload(Striped):
             stripe.put_chunk(_Part(self, stripe), index)
 
     def lend(self, stripe: Stripe, index: int) -> tuple[int, memoryview] | None:
+        """Returns offset and bytes of a chunk, valid until `sent`; None once no thread may access the data.
+
+        Args:
+            stripe: Stripe whose thread sends the chunk.
+            index: Index of the chunk.
+        """
         offset, size = self._cut.span(index)
         with self._change:
             if self._left:
@@ -106,6 +144,11 @@ class StripedUpload(Striped):
         return offset, self._data[offset : offset + size]
 
     def sent(self, stripe: Stripe) -> None:
+        """Ends a stripe's access to the data that `lend` returned.
+
+        Args:
+            stripe: Stripe whose thread has sent the chunk, or failed to send it.
+        """
         with self._change:
             self._exit(stripe)
 
@@ -121,6 +164,11 @@ class _Part:
         self._stripe = stripe
 
     def lend(self, index: int) -> tuple[int, memoryview] | None:
+        """Returns offset and bytes of a chunk, valid until `sent`; None once no thread may access the data.
+
+        Args:
+            index: Index of the chunk.
+        """
         return self._upload.lend(self._stripe, index)
 
     def sent(self) -> None:

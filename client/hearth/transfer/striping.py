@@ -27,7 +27,16 @@ def upload(
     data: memoryview,
     progress: Progress | None = None,
 ) -> GrpcUpload | StripedUpload:
-    """Starts to send `data` for the command of `reply`, which names the transfer `number`."""
+    """Starts to send the bytes of a transfer: over stripes if it is large and stripes are available, else over gRPC.
+
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment over which the command was sent.
+        reply: Reply of the command, which names the transfer.
+        number: Number of the transfer.
+        data: Bytes of the transfer, which must not change until the result is known.
+        progress: Receives the number of bytes sent, and the total; None: not reported.
+    """
     found = _lines(connection, attachment, len(data))
     if found is None:
         return GrpcUpload(connection, number, data, attachment.session.limits.max_chunk_bytes, progress)
@@ -46,7 +55,16 @@ def download(
     into: memoryview,
     timeout: float | None = None,
 ) -> GrpcDownload | StripedDownload:
-    """Starts to receive the bytes that the command of `reply` sends as the transfer `number`."""
+    """Starts to receive the bytes of a transfer: over stripes if it is large and stripes are available, else over gRPC.
+
+    Args:
+        connection: Connection to the device.
+        attachment: Attachment over which the command was sent.
+        reply: Reply of the command, which names the transfer.
+        number: Number of the transfer.
+        into: Destination of the bytes.
+        timeout: Seconds after which the transfer is cut short; None: never.
+    """
     found = _lines(connection, attachment, len(into))
     if found is None:
         return GrpcDownload(connection, number, timeout)

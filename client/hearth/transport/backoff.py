@@ -23,8 +23,10 @@ _BROKEN_S = 1.0
 
 
 def may_go_on(error: HearthError) -> bool:
-    """True if another stream may replace one that ended with `error`: its connection broke, an older connection of this
-    client displaced it with a late attach, or an overloaded daemon refused it.
+    """True if another stream may replace one that ended with `error`.
+
+    That is so if its connection broke, if an older connection of this client displaced it with a late attach, or if an
+    overloaded daemon refused it.
     """
     return error.broken or error.reason in ("HANDLE_IN_USE", "OVERLOADED")
 
@@ -39,9 +41,13 @@ class Backoff:
         self._pause = 0.0
 
     def pause(self, least: float = 0.0) -> float | None:
-        """Returns the seconds to wait before the next attempt, at least `least` unless less time is left.
+        """Returns the seconds to wait before the next attempt.
 
-        Returns None if no time is left.
+        Args:
+            least: Seconds to wait at least, unless less time is left.
+
+        Returns:
+            The pause, or None if no time is left.
         """
         left = self._deadline - self._clock()
         if left <= 0:
@@ -74,7 +80,11 @@ class AttachBackoff:
     def pause(self, error: HearthError) -> float:
         """Returns the seconds until the next attempt, after one that failed with `error`.
 
-        Raises `error` if there is no further attempt.
+        Args:
+            error: Error of the last attempt.
+
+        Raises:
+            HearthError: There is no further attempt; this is `error`.
         """
         if error.broken:
             again = None if self._absent() else self._broken.pause()

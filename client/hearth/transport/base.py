@@ -1,5 +1,6 @@
-"""The transport interface that a session uses, implemented over gRPC (`GrpcTransport`) and over Unix sockets
-(`FramedTransport`).
+"""The transport interface that a session uses.
+
+Implemented over gRPC (`GrpcTransport`) and over Unix sockets (`FramedTransport`).
 """
 
 from __future__ import annotations
@@ -72,43 +73,100 @@ class Transport(Protocol):
     (`hearth.transfer.plan`)."""
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """Makes a unary call of NodeService, with a `timeout` in seconds. Raises `HearthError`."""
+        """Makes a unary call of NodeService, and waits for the answer.
+
+        Args:
+            method: Name of the method.
+            request: Request message.
+            response_type: Class of the answer.
+            timeout: Longest wait in seconds.
+
+        Raises:
+            HearthError: The call failed, or was not answered in time.
+        """
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> Answer:
         """Starts a unary call of NodeService without waiting.
 
-        The call is not repeated if the connection breaks. Raises `HearthError`.
+        The call is not repeated if the connection breaks.
+
+        Args:
+            method: Name of the method.
+            request: Request message.
+            response_type: Class of the answer.
+            timeout: Seconds after which the call fails.
+
+        Raises:
+            HearthError: The call could not be started.
         """
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """Makes a unary call of DeviceService, with a `timeout` in seconds. Raises `HearthError`."""
+        """Makes a unary call of DeviceService, like `call`.
+
+        Args:
+            method: Name of the method.
+            request: Request message.
+            response_type: Class of the answer.
+            timeout: Longest wait in seconds.
+        """
 
     def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
-        """Requests connections for bulk data. Raises `HearthError`; `UnsupportedError` if the daemon has none."""
+        """Requests connections for bulk data, and waits for the answer.
+
+        Args:
+            request: Device, its generation, and the number of stripes; 0 stripes: a connection for segments.
+
+        Raises:
+            HearthError: The call failed; `UnsupportedError` if the daemon has no such connections.
+        """
 
     def execute(self, requests: Iterator[bytes], early: Early) -> Responses:
         """Opens an Execute stream that sends `requests`.
 
-        A transport may pass a serialized response to `early`, from whichever thread receives it first; if `early`
-        returns True, the response is not among those iterated.
+        Args:
+            requests: Serialized requests. Another thread takes them until the stream ends; the calling thread may take
+                the first.
+            early: Receives a serialized response, in the thread in which it arrives first, if the transport supports
+                that. If it returns True, the response is not among those iterated.
         """
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
-        """Opens a lane in addition to an Execute stream; returns None if that fails. Blocks for a short time."""
+        """Opens a lane in addition to an Execute stream; returns None if that fails. Blocks for a short time.
+
+        Args:
+            offer: Path of the daemon's socket, and the ticket.
+        """
 
     def upload(self, requests: Iterator[bytes]) -> Upload:
-        """Sends serialized `UploadRequest` messages."""
+        """Opens an Upload stream. Another thread sends its messages.
+
+        Args:
+            requests: Serialized `UploadRequest` messages.
+        """
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> Chunks:
-        """Opens a Download stream, which is cut short after `timeout` seconds (None: never)."""
+        """Opens a Download stream.
+
+        Args:
+            request: Names the transfer and the offset of the first byte.
+            timeout: Seconds after which the stream is cut short; None: never.
+        """
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """Asks how many bytes of an upload the daemon has. Raises `HearthError`."""
+        """Asks how many bytes of an upload the daemon has, and waits for the answer. Raises `HearthError`.
+
+        Args:
+            request: Names the transfer.
+        """
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Reports the abort of a transfer to the daemon, and repeats that for up to `seconds` until the daemon answers.
+        """Reports the abort of a transfer to the daemon, and repeats that until the daemon answers.
 
         Does not block, and never fails.
+
+        Args:
+            request: Names the transfer.
+            seconds: Seconds after which the report is not repeated any more.
         """
 
     def absent(self) -> bool:

@@ -29,8 +29,12 @@ class GivingUp:
         self._telling = False
 
     def add(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Queues the abort of one transfer, which is reported for up to `seconds`: the time for which a session
-        outlives its broken connection.
+        """Queues the abort of one transfer, to be reported. Does not block.
+
+        Args:
+            request: Names the transfer.
+            seconds: Seconds for which the report is repeated: the time for which a session outlives its broken
+                connection.
         """
         with self._lock:
             self._left.append((request, Backoff(seconds)))

@@ -30,7 +30,12 @@ def absent(target: str) -> bool:
 
 
 def unreached(target: str, why: str) -> HearthError:
-    """Returns the error for a connection that broke or could not be made, because of `why`."""
+    """Returns the error for a connection that broke or could not be made.
+
+    Args:
+        target: Address of the daemon.
+        why: Reason, for the message.
+    """
     return broken(
         f"the daemon at {target} does not answer ({why}).",
         fix="start a daemon with `hearthd serve`, or check the address.",

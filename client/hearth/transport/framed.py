@@ -51,15 +51,36 @@ class FramedTransport:
     # ---- calls with one answer ----
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """Makes a unary call of NodeService."""
+        """Makes a unary call of NodeService, and waits for the answer. Raises `HearthError`.
+
+        Args:
+            method: Name of the method; the methods of `errors.SAFE` are repeated if the connection breaks.
+            request: Request message.
+            response_type: Class of the answer.
+            timeout: Longest wait in seconds for each attempt.
+        """
         return self._unary(_NODE, method, request, response_type, timeout)
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """Makes a unary call of DeviceService."""
+        """Makes a unary call of DeviceService, and waits for the answer. Raises `HearthError`.
+
+        Args:
+            method: Name of the method.
+            request: Request message.
+            response_type: Class of the answer.
+            timeout: Longest wait in seconds.
+        """
         return self._unary(_DEVICE, method, request, response_type, timeout)
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
-        """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks."""
+        """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks.
+
+        Args:
+            method: Name of the method.
+            request: Request message.
+            response_type: Class of the answer.
+            timeout: Seconds after which the call fails.
+        """
         call = self._start(_NODE + method, request.SerializeToString(), timeout, self.metadata + telemetry.context())
         return _Answer(self, call, response_type)
 
@@ -78,7 +99,11 @@ class FramedTransport:
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
         """Asks how many bytes of an upload the daemon has.
 
-        Raises `HearthError`; a timeout is treated as a broken connection.
+        Args:
+            request: Names the transfer.
+
+        Raises:
+            HearthError: The call failed; a timeout is treated as a broken connection.
         """
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
@@ -89,41 +114,62 @@ class FramedTransport:
         return answer
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Reports the abort of a transfer to the daemon, repeatedly for up to `seconds`.
+        """Reports the abort of a transfer to the daemon, repeatedly. Does not block, and never fails.
 
-        Does not block, and never fails.
+        Args:
+            request: Names the transfer.
+            seconds: Seconds after which the report is not repeated any more.
         """
         self._giving_up.add(request, seconds)
 
     # ---- streams ----
 
     def execute(self, requests: Iterator[bytes], early: Early) -> _Responses:
-        """Opens an Execute stream. `early` is not called, because the iterating thread receives each response first."""
+        """Opens an Execute stream, and sends its requests in a separate thread.
+
+        Args:
+            requests: Serialized requests; the first one is taken by the calling thread.
+            early: Not called, because the iterating thread receives each response first.
+        """
         call = self._start(_DEVICE + "Execute", next(requests), None, self.metadata, more=True)
         send_beside(call, requests, "hearth-send")
         return _Responses(self, call)
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
-        """Opens a lane in addition to an Execute stream; returns None if that fails."""
+        """Opens a lane in addition to an Execute stream; returns None if that fails.
+
+        Args:
+            offer: Path of the daemon's socket, and the ticket.
+        """
         return open_lane(offer.path, offer.ticket)
 
     def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
-        """Requests connections for bulk data. Raises `HearthError`; `UnsupportedError` if the daemon has none."""
+        """Requests connections for bulk data. Raises `HearthError`; `UnsupportedError` if the daemon has none.
+
+        Args:
+            request: Device, its generation, and the number of stripes.
+        """
         answer: device_pb2.OpenBulkResponse = self.call_device(
             "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S
         )
         return answer
 
     def upload(self, requests: Iterator[bytes]) -> _Upload:
-        """Sends serialized `UploadRequest` messages."""
+        """Opens an Upload stream, and sends its messages in a separate thread.
+
+        Args:
+            requests: Serialized `UploadRequest` messages; the first one is taken by the calling thread.
+        """
         call = self._start(_DEVICE + "Upload", next(requests), None, self.metadata + telemetry.context(), more=True)
         send_beside(call, requests, "hearth-upload")
         return _Upload(self, call, device_pb2.UploadResponse)
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Chunks:
-        """Opens a Download stream, which is cut short after `timeout` seconds (None: never).
+        """Opens a Download stream, whose messages stay serialized.
 
-        Its messages stay serialized.
+        Args:
+            request: Names the transfer and the offset of the first byte.
+            timeout: Seconds after which the stream is cut short; None: never.
         """
         call = self._start(
             _DEVICE + "Download", request.SerializeToString(), timeout, self.metadata + telemetry.context()
@@ -172,7 +218,11 @@ class FramedTransport:
         return call
 
     def over(self, call: FramedExchange) -> None:
-        """Removes a call that has ended."""
+        """Removes a call that has ended.
+
+        Args:
+            call: Call of this transport.
+        """
         with self._lock:
             self._calls.discard(call)
 

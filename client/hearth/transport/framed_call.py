@@ -57,9 +57,16 @@ class FramedExchange:
     # ---- output ----
 
     def start(self, method: str, metadata: Iterable[tuple[str, str]], message: bytes, *, more: bool = False) -> None:
-        """Sends the method, its metadata and the first message; with `more`, other messages follow.
+        """Sends the method, its metadata and the first message.
 
-        Raises `ArgumentError` for metadata that cannot be sent.
+        Args:
+            method: Full name of the method, as in gRPC.
+            metadata: Names and values that identify the caller.
+            message: First request, serialized.
+            more: True if other messages follow.
+
+        Raises:
+            ArgumentError: The metadata cannot be sent.
         """
         try:
             head = calls.pack_head(method, metadata)
@@ -74,7 +81,11 @@ class FramedExchange:
             self._socket.sendall(frames.encode(Kind.METHOD, head) + frames.encode(Kind.MESSAGE, message) + end, _FLAGS)
 
     def send(self, requests: Iterable[bytes]) -> None:
-        """Sends the remaining messages and the end. Stops if the call has ended, which the receiving thread notices."""
+        """Sends the remaining messages and the end. Stops if the call has ended, which the receiving thread notices.
+
+        Args:
+            requests: Serialized messages.
+        """
         with contextlib.suppress(OSError):
             for request in requests:
                 with self._sending:
@@ -211,7 +222,13 @@ def refusal_of(payload: bytes) -> HearthError:
 
 
 def send_beside(call: FramedExchange, requests: Iterator[bytes], name: str) -> None:
-    """Sends the remaining messages in a separate thread called `name`."""
+    """Sends the remaining messages in a separate thread.
+
+    Args:
+        call: Call that was started with `more`.
+        requests: Serialized messages.
+        name: Name of the thread.
+    """
     send: Callable[[Iterator[bytes]], None] = call.send
     threading.Thread(target=send, args=(requests,), name=name, daemon=True).start()
 

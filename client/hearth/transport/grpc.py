@@ -77,7 +77,14 @@ class GrpcTransport:
         self._giving_up = GivingUp(self.transfer_status)
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """Makes a unary call of NodeService."""
+        """Makes a unary call of NodeService, and waits for the answer. Raises `HearthError`.
+
+        Args:
+            method: Name of the method; the methods of `errors.SAFE` are repeated if the connection breaks.
+            request: Request message.
+            response_type: Class of the answer.
+            timeout: Longest wait in seconds for each attempt.
+        """
         return self._unary(
             self.line,
             _NODE + method,
@@ -88,7 +95,14 @@ class GrpcTransport:
         )
 
     def ask(self, method: str, request: Any, response_type: Any, timeout: float) -> _Answer:
-        """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks."""
+        """Starts a unary call of NodeService without waiting. The call is not repeated if the connection breaks.
+
+        Args:
+            method: Name of the method.
+            request: Request message.
+            response_type: Class of the answer.
+            timeout: Seconds after which the call fails.
+        """
         channel = self.line.channel()
         stub: Any = channel.unary_unary(
             _NODE + method,
@@ -102,14 +116,25 @@ class GrpcTransport:
         return _Answer(call, self.target, partial(self.line.broke, channel))
 
     def call_device(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
-        """Makes a unary call of DeviceService."""
+        """Makes a unary call of DeviceService, and waits for the answer. Raises `HearthError`.
+
+        Args:
+            method: Name of the method.
+            request: Request message.
+            response_type: Class of the answer.
+            timeout: Longest wait in seconds.
+        """
         tries = transport_errors.TRIES if method in transport_errors.SAFE else 1
         return self._unary(self.line, _DEVICE + method, request, response_type, timeout, tries)
 
     def transfer_status(self, request: device_pb2.TransferStatusRequest) -> device_pb2.TransferStatusResponse:
-        """Asks how many bytes of an upload the daemon has.
+        """Asks how many bytes of an upload the daemon has, over the channel for bulk data.
 
-        Raises `HearthError`; a timeout is treated as a broken connection.
+        Args:
+            request: Names the transfer.
+
+        Raises:
+            HearthError: The call failed; a timeout is treated as a broken connection.
         """
         try:
             answer: device_pb2.TransferStatusResponse = self._unary(
@@ -147,14 +172,24 @@ class GrpcTransport:
                 raise error
 
     def open_bulk(self, request: device_pb2.OpenBulkRequest) -> device_pb2.OpenBulkResponse:
-        """Requests connections for bulk data."""
+        """Requests connections for bulk data. Raises `HearthError`; `UnsupportedError` if the daemon has none.
+
+        Args:
+            request: Device, its generation, and the number of stripes.
+        """
         answer: device_pb2.OpenBulkResponse = self._unary(
             self.line, _DEVICE + "OpenBulk", request, device_pb2.OpenBulkResponse, _OPEN_BULK_S, 1
         )
         return answer
 
     def execute(self, requests: Iterator[bytes], early: Early) -> _Stream[device_pb2.ExecuteResponse]:
-        """Opens an Execute stream."""
+        """Opens an Execute stream.
+
+        Args:
+            requests: Serialized requests, taken by a thread of gRPC.
+            early: Receives each serialized result in gRPC's receiving thread. If it returns True, the result is not
+                among those iterated.
+        """
         channel = self.line.channel()
         stub: Callable[..., Any] = channel.stream_stream(
             _DEVICE + "Execute",
@@ -166,11 +201,19 @@ class GrpcTransport:
         )
 
     def lane(self, offer: device_pb2.LaneOffer) -> Lane | None:
-        """Opens a lane in addition to an Execute stream; returns None if that fails."""
+        """Opens a lane in addition to an Execute stream; returns None if that fails.
+
+        Args:
+            offer: Path of the daemon's socket, and the ticket.
+        """
         return open_lane(offer.path, offer.ticket)
 
     def upload(self, requests: Iterator[bytes]) -> _Upload:
-        """Sends serialized `UploadRequest` messages."""
+        """Opens an Upload stream on the channel for bulk data.
+
+        Args:
+            requests: Serialized `UploadRequest` messages, taken by a thread of gRPC.
+        """
         channel = self._bulk.channel()
         stub: Any = channel.stream_unary(
             _DEVICE + "Upload",
@@ -184,9 +227,11 @@ class GrpcTransport:
         )
 
     def download(self, request: device_pb2.DownloadRequest, timeout: float | None = None) -> _Stream[bytes]:
-        """Opens a Download stream, which is cut short after `timeout` seconds (None: never).
+        """Opens a Download stream on the channel for bulk data. Its messages stay serialized.
 
-        Its messages stay serialized.
+        Args:
+            request: Names the transfer and the offset of the first byte.
+            timeout: Seconds after which the stream is cut short; None: never.
         """
         channel = self._bulk.channel()
         stub: Callable[..., Any] = channel.unary_stream(
@@ -199,9 +244,11 @@ class GrpcTransport:
         )
 
     def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
-        """Reports the abort of a transfer to the daemon, repeatedly for up to `seconds`.
+        """Reports the abort of a transfer to the daemon, repeatedly. Does not block, and never fails.
 
-        Does not block, and never fails.
+        Args:
+            request: Names the transfer.
+            seconds: Seconds after which the report is not repeated any more.
         """
         self._giving_up.add(request, seconds)
 
@@ -304,7 +351,12 @@ class _Upload(_Answer):
 
 
 def from_rpc_error(error: Any, target: str) -> HearthError:
-    """Returns the error for a failed call: from the daemon's own status if it sent one, otherwise from gRPC's code."""
+    """Returns the error for a failed call: from the daemon's own status if it sent one, otherwise from gRPC's code.
+
+    Args:
+        error: The `grpc.RpcError` of the call.
+        target: Address of the daemon, for messages.
+    """
     from hearth_proto import reasons  # imported only after a failure
 
     code: grpc.StatusCode = error.code()

@@ -42,6 +42,9 @@ class ReopenedChannel:
         """Marks `channel` as stale, because a call on it ended with a broken connection.
 
         The next call uses a new channel.
+
+        Args:
+            channel: Channel of the call; ignored if it was replaced before.
         """
         with self._lock:
             if channel is self._channel:

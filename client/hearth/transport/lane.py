@@ -46,9 +46,15 @@ class LaneEnded(OSError):
 
 
 def open_lane(path: str, ticket: bytes, seconds: float = LIVE_S) -> Lane | None:
-    """Connects to `path`, presents the ticket and waits up to `seconds` for the device process's first frame.
+    """Connects to `path`, presents the ticket and waits for the device process's first frame.
 
-    Returns None if that fails.
+    Args:
+        path: Path of the daemon's Unix socket for tickets.
+        ticket: Ticket that the daemon offered; valid once.
+        seconds: Timeout in seconds.
+
+    Returns:
+        The lane, or None if it could not be opened.
     """
     deadline = monotonic() + seconds
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -104,9 +110,11 @@ class Lane:
         return self._connection.fileno()
 
     def send(self, seq: int, request: bytes) -> None:
-        """Sends a serialized `ExecuteRequest`, as far as the socket accepts it.
+        """Sends a serialized `ExecuteRequest`, as far as the socket accepts it. Must not be called while `blocked`.
 
-        `seq` is the number of its batch, or 0. Must not be called while `blocked`.
+        Args:
+            seq: Sequence number of the batch; 0: the request is not a batch.
+            request: Serialized request.
         """
         frame = HEADER.pack(len(request), _BATCH, 0, 0, seq) + request
         try:
@@ -130,9 +138,15 @@ class Lane:
             poll.poll()
 
     def readable(self, seconds: float | None = None) -> bool:
-        """Blocks up to `seconds` (None: without a limit) until there is something to receive, or the lane has ended.
+        """Blocks until there is something to receive, or the lane has ended.
 
-        Returns False after the timeout. Receives nothing, so that another thread may receive meanwhile.
+        Receives nothing, so that another thread may receive meanwhile.
+
+        Args:
+            seconds: Longest wait in seconds; None: without a limit.
+
+        Returns:
+            False after the timeout.
         """
         if self._raw or self._came:
             return True
@@ -144,9 +158,17 @@ class Lane:
         return bool(poll.poll(None if seconds is None else max(0.0, seconds * 1e3)))
 
     def look(self, deadline: float | None = None, word: memoryview[int] = _NO_WORD, number: int = 1) -> float:
-        """Polls, without sleeping, for the next bytes or for `number` in `word`: first immediately, then near the
-        predicted end of a copy, for as long as the adaptive spin-wait allows. Receives nothing. Returns the monotonic
-        time at which polling began, or 0 if it did not poll.
+        """Polls, without sleeping, for the next bytes or for `number` in `word`. Receives nothing.
+
+        Polls first immediately, then near the predicted end of a copy, for as long as the adaptive spin-wait allows.
+
+        Args:
+            deadline: Monotonic time in seconds at which polling for a copy ends; None: without a limit.
+            word: Signal word of the attachment's copies; the default never changes.
+            number: Number of the request whose completion signal ends the polling.
+
+        Returns:
+            The monotonic time at which polling began, or 0 if it did not poll.
         """
         lookout = self.lookout
         if not lookout.most or self._raw or self._came:

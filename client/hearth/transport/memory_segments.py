@@ -80,20 +80,37 @@ class AddressTable(Generic[T]):
         return len(self._starts)
 
     def add(self, start: int, size: int, item: T) -> None:
-        """Adds a range of `size` bytes, and removes the ranges that it overlaps."""
+        """Adds a range, and removes the ranges that it overlaps.
+
+        Args:
+            start: First address.
+            size: Size in bytes.
+            item: Item of the range.
+        """
         first, last = self._among(start, start + size)
         self._starts[first:last] = [start]
         self._entries[first:last] = [(start + size, item)]
 
     def remove(self, start: int, item: T) -> None:
-        """Removes the range that begins at `start` if it belongs to `item`."""
+        """Removes the range that begins at `start` if it belongs to `item`.
+
+        Args:
+            start: First address.
+            item: Item of the range, compared by identity.
+        """
         index = bisect.bisect_left(self._starts, start)
         if index < len(self._starts) and self._starts[index] == start and self._entries[index][1] is item:
             del self._starts[index], self._entries[index]
 
     def find(self, start: int, size: int) -> tuple[T, int] | None:
-        """Returns the item whose range contains the whole given range, and the offset in bytes within it; None: there
-        is none.
+        """Returns the item whose range contains the whole given range, and the offset in bytes within it.
+
+        Args:
+            start: First address.
+            size: Size in bytes.
+
+        Returns:
+            Item and offset, or None if there is no such item.
         """
         index = bisect.bisect_right(self._starts, start) - 1
         if index < 0 or self._entries[index][0] < start + size:
@@ -117,7 +134,11 @@ class KnownSegments:
         self._gone: deque[tuple[int, weakref.ref[Segment]]] = deque()
 
     def add(self, segment: Segment) -> None:
-        """Makes the segment known to `find`, until it is garbage-collected."""
+        """Makes the segment known to `find`, until it is garbage-collected.
+
+        Args:
+            segment: Segment of this process.
+        """
         start, gone = segment.address, self._gone
         reference = weakref.ref(segment, lambda ended: gone.append((start, ended)))
         with self._lock:
@@ -125,7 +146,12 @@ class KnownSegments:
             self._table.add(start, segment.size, reference)
 
     def find(self, address: int, size: int) -> Place | None:
-        """Returns the segment that contains these bytes, with the offset in it; None: there is none."""
+        """Returns the segment that contains these bytes, with the offset in it; None: there is none.
+
+        Args:
+            address: First address.
+            size: Size in bytes.
+        """
         if not len(self._table):
             return None
         with self._lock:

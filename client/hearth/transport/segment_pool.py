@@ -38,8 +38,9 @@ class Block(NamedTuple):
 
 
 def size_class(size: int) -> int:
-    """Returns the size of the block for `size` bytes: a power of two up to `SLABBED`; above it, at most 12.5 % more
-    than `size`.
+    """Returns the size, in bytes, of the block for `size` bytes.
+
+    Up to `SLABBED`, that is a power of two, at least `LEAST`. Larger blocks have at most 12.5 % more bytes than `size`.
     """
     if size <= SLABBED:
         return max(LEAST, 1 << (size - 1).bit_length())
@@ -60,14 +61,22 @@ class FreeBlocks:
         return len(self._order)
 
     def put(self, block: Block) -> list[Block]:
-        """Adds a block. Returns the blocks that are dropped for it, the oldest first."""
+        """Adds a block. Returns the blocks that are dropped for it, the oldest first.
+
+        Args:
+            block: Block that no array uses.
+        """
         self._by_size.setdefault(block.size, []).append(block)
         self._order[id(block)] = block
         self.bytes += block.size
         return self.trim(self.most)
 
     def take(self, size: int) -> Block | None:
-        """Removes and returns a block of exactly this size; None: there is none."""
+        """Removes and returns a block of exactly this size; None: there is none.
+
+        Args:
+            size: Size in bytes.
+        """
         same = self._by_size.get(size)
         if not same:
             return None
@@ -76,7 +85,11 @@ class FreeBlocks:
         return block
 
     def trim(self, most: int) -> list[Block]:
-        """Drops the oldest blocks until the total is at most `most` bytes, and returns them."""
+        """Drops the oldest blocks until the total is at most `most` bytes, and returns them.
+
+        Args:
+            most: Maximum total size in bytes.
+        """
         gone = []
         while self.bytes > most:
             block = next(iter(self._order.values()))
@@ -94,8 +107,9 @@ class FreeBlocks:
 
 
 class Lease:
-    """Holds a block for an array, through NumPy's array interface: all views of the array refer to this object, which
-    returns the block when it is garbage-collected.
+    """Holds a block for an array, through NumPy's array interface.
+
+    All views of the array refer to this object, which returns the block when it is garbage-collected.
     """
 
     __slots__ = ("__weakref__", "_block", "_pool", "fresh")
@@ -129,7 +143,11 @@ class SegmentPool:
         self._forks = 0
 
     def lease(self, size: int) -> Lease:
-        """Returns page-aligned memory for `size` bytes. Raises `OSError` if the system provides none."""
+        """Returns page-aligned memory for `size` bytes. Raises `OSError` if the system provides none.
+
+        Args:
+            size: Size in bytes.
+        """
         kind = size_class(size)
         with self._lock:
             gone = self._settle()
@@ -143,7 +161,11 @@ class SegmentPool:
         return Lease(self, block._replace(forks=self._forks), fresh)
 
     def back(self, block: Block) -> None:
-        """Takes a block back after its array is gone."""
+        """Takes a block back after its array is gone.
+
+        Args:
+            block: Block of a `Lease` that was garbage-collected.
+        """
         self._back.append(block)
         self._sweep()
 

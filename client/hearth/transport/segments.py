@@ -49,10 +49,17 @@ class Lost(OSError):
 def open_segments(
     path: str, ticket: bytes, most: int, mint: Callable[[], int], seconds: float = LIVE_S
 ) -> SegmentConnection:
-    """Connects to a Unix socket, presents the ticket and waits up to `seconds` for the device process's first frame.
+    """Connects to a Unix socket, presents the ticket and waits for the device process's first frame.
 
-    `most` is the maximum number of bytes that may be registered; `mint` returns numbers that the session has not used.
-    Raises `OSError`.
+    Args:
+        path: Path of the daemon's Unix socket for tickets.
+        ticket: Ticket from `OpenBulk`; valid once.
+        most: Maximum number of bytes that may be registered.
+        mint: Returns numbers that the session has not used.
+        seconds: Timeout in seconds.
+
+    Raises:
+        OSError: The connection could not be opened.
     """
     deadline = time.monotonic() + seconds
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -162,14 +169,26 @@ class SegmentConnection:
     # ---- segments ----
 
     def number(self, segment: Segment) -> int:
-        """Returns the number by which commands name the segment; 0: commands may not use it."""
+        """Returns the number by which commands name the segment; 0: commands may not use it.
+
+        Args:
+            segment: Segment of this process.
+        """
         return 0 if self.closed else self._named.get(segment.number, 0)
 
     def register(self, segment: Segment, *, signals: bool = False) -> int:
         """Makes the device process map the segment, and waits for that.
 
-        Returns the number by which commands name it, or 0 if the device process refuses it or the total size would
-        exceed `most`. `signals`: the segment holds completion signals (`hearth.transport.copy_signals`). Raises `Lost`.
+        Args:
+            segment: Segment of this process.
+            signals: True if the segment holds completion signals (`hearth.transport.copy_signals`).
+
+        Returns:
+            The number by which commands name the segment, or 0 if the device process refuses it or the total size would
+            exceed `most`.
+
+        Raises:
+            Lost: The connection has ended.
         """
         ident = segment.number
         if ident in self._named and not self.closed:
@@ -194,9 +213,21 @@ class SegmentConnection:
                 raise Lost(str(error)) from None
 
     def place(self, kind: Kind, transfer: int, segment: Segment, offset: int, size: int) -> bool:
-        """Asks the device process to copy the bytes of `transfer` from the segment (`Kind.UPLOAD`) or to it
-        (`Kind.DOWNLOAD`), and waits for its answer. If True, the device process copies at once or when the command
-        runs, even if this connection ends. If False, it does not. Raises `Lost` if the outcome is unknown.
+        """Asks the device process to copy the bytes of `transfer` from the segment or to it, and waits for its answer.
+
+        Args:
+            kind: ``Kind.UPLOAD`` (from the segment) or ``Kind.DOWNLOAD`` (to it).
+            transfer: Number of the transfer.
+            segment: Registered segment.
+            offset: Offset of the bytes in the segment, in bytes.
+            size: Number of bytes.
+
+        Returns:
+            True if the device process copies, at once or when the command runs, even if this connection ends; False if
+            it does not.
+
+        Raises:
+            Lost: The outcome is unknown.
         """
         with self._lock:
             self._release_gone()
@@ -252,8 +283,9 @@ class SegmentConnection:
         return True
 
     def _take(self, deadline: float) -> None:
-        """Waits for and processes the next answers, to any request: the thread that sent a request may have been
-        interrupted.
+        """Waits for the next answers, to any request, and processes them.
+
+        The thread that sent a request may have been interrupted.
         """
         for frame in self.receive(deadline):
             ident = next((ident for ident, each in self._sent.items() if each.number == frame.id), None)
@@ -270,7 +302,11 @@ class SegmentConnection:
                 raise FrameError(f"a frame of kind {frame.kind} arrived for the unknown id {frame.id}")
 
     def receive(self, deadline: float) -> list[Frame]:
-        """Waits for the next frames until the monotonic time `deadline`. Raises `OSError` or `FrameError`."""
+        """Waits for the next frames. Raises `OSError` or `FrameError`.
+
+        Args:
+            deadline: Monotonic time in seconds.
+        """
         came: list[Frame] = []
         while not came:
             self._wait(select.POLLIN, deadline)

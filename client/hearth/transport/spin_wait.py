@@ -67,7 +67,11 @@ class Lookout:
     # ---- answers ----
 
     def came(self, waited: float) -> None:
-        """Adapts to an answer that arrived after `waited` seconds: the next one is expected to take as long."""
+        """Adapts to an answer that arrived: the next one is expected to take as long.
+
+        Args:
+            waited: Seconds from the beginning of the wait to the answer.
+        """
         most = self.most
         if waited <= 2 * most:
             self.patience = most
@@ -77,7 +81,13 @@ class Lookout:
     # ---- copies ----
 
     def begin(self, way: int, size: int, now: float) -> None:
-        """Records the request of a copy of `size` bytes in direction `way`, behind the copies in flight."""
+        """Records the request of a copy, behind the copies in flight.
+
+        Args:
+            way: Direction: `UP` or `DOWN`.
+            size: Size of the copy in bytes.
+            now: Monotonic time in seconds.
+        """
         if size < LEAST_BYTES or not self.most:
             return
         self.copies += 1
@@ -89,12 +99,23 @@ class Lookout:
             self._early = took if took <= _SHORT_S else self._margin
 
     def signalled(self, now: float) -> None:
-        """Records that the device has signalled the end of all requested copies, before their answers have arrived."""
+        """Records that the device has signalled the end of all requested copies, before their answers have arrived.
+
+        Args:
+            now: Monotonic time in seconds.
+        """
         self._signalled, self.copies = now, 0
         self.ends_at = min(self.ends_at, now)
 
     def end(self, way: int, size: int, begun: float, now: float) -> None:
-        """Records that a copy that was requested at `begun` has ended, and updates the estimated pace."""
+        """Records that a copy has ended, and updates the estimated pace.
+
+        Args:
+            way: Direction: `UP` or `DOWN`.
+            size: Size of the copy in bytes.
+            begun: Monotonic time in seconds at which the copy was requested.
+            now: Monotonic time in seconds.
+        """
         if size < LEAST_BYTES or not self.most:
             return
         if begun < self._signalled:  # the copy ended by the time of the signal, which has already subtracted it
@@ -111,6 +132,10 @@ class Lookout:
         self._pace[key] = pace if known is None or pace < known else known + (pace - known) / _SLOWER
 
     def due(self, now: float) -> tuple[float, float] | None:
-        """Returns the interval in which to poll for the end of the last copy; None: it is not polled for."""
+        """Returns the interval in which to poll for the end of the last copy; None: it is not polled for.
+
+        Args:
+            now: Monotonic time in seconds.
+        """
         begins, ends = self.ends_at - self._early, self.ends_at + 2 * self._margin
         return (begins, ends) if now < ends and begins - now < _LONGEST_S else None

@@ -59,38 +59,107 @@ class OutgoingUpload(Protocol):
     number: int
 
     def lend(self, index: int) -> tuple[int, memoryview] | None:
-        """Returns offset and bytes of a chunk, valid until `sent`; None: the chunk is no longer needed."""
+        """Returns offset and bytes of a chunk, valid until `sent`; None: the chunk is no longer needed.
 
-    def sent(self) -> None: ...
+        Args:
+            index: Index of the chunk in the transfer.
+        """
+
+    def sent(self) -> None:
+        """Called after `lend` returned a chunk, once its bytes are no longer accessed, even if sending it failed."""
+        ...
 
 
 class Carried(Protocol):
     """A transfer in flight, as the receiving threads use it."""
 
-    def credit(self, stripe: Stripe, chunks: int) -> None: ...
-    def taken(self, stripe: Stripe, offset: int) -> None: ...
+    def credit(self, stripe: Stripe, chunks: int) -> None:
+        """Called when the device process has room for `chunks` further chunks of an upload.
+
+        Args:
+            stripe: Stripe over which the chunks may be sent.
+            chunks: Number of further chunks.
+        """
+        ...
+
+    def taken(self, stripe: Stripe, offset: int) -> None:
+        """Called when the device process has received the chunk of an upload at `offset`.
+
+        Args:
+            stripe: Stripe over which the message arrived.
+            offset: Offset in bytes; the total size: all chunks have been received.
+        """
+        ...
+
     def place(self, stripe: Stripe, offset: int, size: int) -> memoryview | None:
         """Returns the destination of a chunk's bytes, valid until `placed`; None: the bytes are dropped.
 
-        Raises `ValueError` for an invalid chunk.
+        Args:
+            stripe: Stripe over which the chunk arrives.
+            offset: Offset of the chunk in bytes.
+            size: Size of the chunk in bytes.
+
+        Raises:
+            ValueError: The transfer has no such chunk.
         """
 
-    def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None: ...
-    def aborted(self, status: bytes) -> None: ...
-    def lost(self, stripe: Stripe) -> None: ...
+    def placed(self, stripe: Stripe, offset: int, size: int, whole: bool) -> None:
+        """Called once per `place` that returned memory: the memory is no longer accessed.
+
+        Args:
+            stripe: Stripe over which the chunk arrived.
+            offset: Offset of the chunk in bytes.
+            size: Size of the chunk in bytes.
+            whole: True if all bytes of the chunk have arrived.
+        """
+        ...
+
+    def aborted(self, status: bytes) -> None:
+        """Called when the device process has ended the transfer prematurely.
+
+        Args:
+            status: Serialized `Status` with the reason.
+        """
+        ...
+
+    def lost(self, stripe: Stripe) -> None:
+        """Called when a stripe has ended, whether or not it carried this transfer.
+
+        Args:
+            stripe: Stripe that has ended.
+        """
+        ...
 
 
 class StripeObserver(Protocol):
     """Observer of a stripe, called in the stripe's threads."""
 
-    def live(self, stripe: Stripe) -> None: ...
+    def live(self, stripe: Stripe) -> None:
+        """Called in the receiving thread once the stripe is open.
+
+        Args:
+            stripe: Stripe that can be used from now on.
+        """
+        ...
+
     def find(self, transfer: int) -> Carried | None:
-        """Returns the transfer of this number; None: it has ended."""
+        """Returns the transfer of this number; None: it has ended.
+
+        Args:
+            transfer: Number of the transfer.
+        """
 
     def carries(self) -> bool:
         """True while any transfer is in flight."""
 
-    def over(self, stripe: Stripe, why: str) -> None: ...
+    def over(self, stripe: Stripe, why: str) -> None:
+        """Called in the receiving thread as its last step: the stripe has ended, or could not be opened.
+
+        Args:
+            stripe: Stripe that has ended.
+            why: Description of the error that ended it; empty without an error.
+        """
+        ...
 
 
 class Stripe:
@@ -114,11 +183,20 @@ class Stripe:
         threading.Thread(target=self._main, name="hearth-stripe-in", daemon=True).start()
 
     def put(self, frame: bytes) -> None:
-        """Queues a small frame for the sending thread."""
+        """Queues a small frame for the sending thread.
+
+        Args:
+            frame: Encoded frame.
+        """
         self._out.put(frame)
 
     def put_chunk(self, upload: OutgoingUpload, index: int) -> None:
-        """Queues a chunk of an upload for the sending thread."""
+        """Queues a chunk of an upload for the sending thread.
+
+        Args:
+            upload: Upload, which lends the chunk's bytes when they are sent.
+            index: Index of the chunk in the transfer.
+        """
         self._out.put((upload, index))
 
     def close(self) -> None:
@@ -200,7 +278,10 @@ class Stripe:
                 carried.taken(self, offset)
 
     def _wait_on(self) -> bool:
-        """True if the stripe is kept open: a transfer is in flight, or the stripe was used within `IDLE_S` seconds."""
+        """True if the stripe is kept open.
+
+        That is so while a transfer is in flight, and for `StripeTiming.idle` seconds after the last frame.
+        """
         return self._owner.carries() or time.monotonic() - self._last < self._timing.idle
 
     def _chunk(self, pipe: Pipe, frame: StripeHead, offset: int, carried: Carried | None) -> None:

@@ -21,6 +21,8 @@ SOON_S = 14 * 86400
 
 
 class LintAdvice(NamedTuple):
+    """Warning about a configuration that is valid, but possibly not as intended."""
+
     setting: str
     """Name of the setting, or path of the file, that the warning is about."""
     text: str
@@ -101,8 +103,9 @@ def _reach(config: Config) -> Iterator[LintAdvice]:
 
 
 def _descriptors(config: Config, devices: int) -> Iterator[LintAdvice]:
-    """Yields warnings about the daemon's budget of open files under this shell's limit; `devices`: the number of
-    devices that the daemon would serve.
+    """Yields warnings about the daemon's budget of open files under this shell's limit.
+
+    `devices` is the number of devices that the daemon would serve.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = descriptors.MOST if hard == resource.RLIM_INFINITY else min(hard, descriptors.MOST)

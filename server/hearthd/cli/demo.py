@@ -85,14 +85,17 @@ class DemoSteps:
         }
 
     def compile(self) -> str:
+        """Compiles the module with the three kernels of the demo."""
         self._mod.compile()
         return "3 kernels"
 
     def copy(self) -> str:
+        """Uploads an array of `ELEMENTS` floats, downloads it, and compares both."""
         back = self._gpu.asarray(self._x).get()
         return _check(back, self._x, f"{self._x.nbytes / 2**20:.0f} MiB up and down")
 
     def saxpy(self) -> str:
+        """Computes ``2 * x + y`` on the device, and measures the device time with a profile."""
         y_host = self._rng.standard_normal(ELEMENTS, dtype=np.float32)
         x, y = self._gpu.asarray(self._x), self._gpu.asarray(y_host)
         saxpy = self._mod.get_function("saxpy")
@@ -101,12 +104,14 @@ class DemoSteps:
         return _check(y.get(), 2 * self._x + y_host, f"device time {profile.device_ns / 1e3:.1f} us")
 
     def reduce(self) -> str:
+        """Sums an array with shared memory and atomics."""
         total = self._gpu.zeros(1, np.float64)
         x = self._gpu.asarray(self._x)
         self._mod.get_function("reduce")((ELEMENTS // 256,), (256,), (x, total, np.int32(ELEMENTS)))
         return _check(total.get(), [self._x.sum(dtype=np.float64)], "shared memory and atomics")
 
     def matmul(self) -> str:
+        """Multiplies two `SIDE` x `SIDE` matrices with a template kernel, and measures the device time."""
         a = self._rng.standard_normal((SIDE, SIDE), dtype=np.float32)
         b = self._rng.standard_normal((SIDE, SIDE), dtype=np.float32)
         c = self._gpu.empty((SIDE, SIDE), np.float32)
@@ -116,6 +121,7 @@ class DemoSteps:
         return _check(c.get(), a @ b, f"{SIDE} x {SIDE}, device time {profile.device_ns / 1e3:.1f} us")
 
     def all_reduce(self) -> str:
+        """Computes the mean of one array per device over all devices of the node."""
         import hearth
 
         devices = self._node.devices
@@ -126,6 +132,7 @@ class DemoSteps:
         return said
 
     def compile_error(self) -> str:
+        """Compiles a source with an error, and returns the first line of the expected `CompileError`."""
         import hearth
 
         try:

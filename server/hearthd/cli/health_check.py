@@ -62,8 +62,9 @@ class Unhealthy(Exception):
 
 
 class NothingToAsk(Exception):
-    """The configuration has no listener that can be queried from this host; the exception's text is one line with
-    advice.
+    """The configuration has no listener that can be queried from this host.
+
+    The exception's text is one line with advice.
     """
 
 
@@ -118,8 +119,9 @@ def _channel(config: Config) -> tuple[grpc.Channel, str]:
 
 
 def _reached(address: Address) -> Address:
-    """Returns the address under which this host reaches a listener on all interfaces; other addresses are returned
-    unchanged.
+    """Returns the address under which this host reaches a listener on all interfaces.
+
+    Other addresses are returned unchanged.
     """
     if not address.wildcard:
         return address

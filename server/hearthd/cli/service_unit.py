@@ -74,8 +74,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def program() -> list[str]:
-    """Returns the command of this installation: the script `hearthd` beside the interpreter, or the interpreter with
-    ``-m hearthd`` if there is no script.
+    """Returns the command of this installation: the script `hearthd` beside the interpreter.
+
+    If there is no script, the command is the interpreter with ``-m hearthd``.
     """
     interpreter = Path(sys.executable)
     script = interpreter.with_name("hearthd")

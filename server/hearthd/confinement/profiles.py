@@ -80,10 +80,10 @@ def cpu(pid: int) -> list[Rule]:
 
 
 def gpu() -> list[Rule]:
-    """Returns the rules for a device process on a GPU: they deny calls that neither CUDA nor NCCL makes, and that an
-    attacker would.
+    """Returns the rules for a device process on a GPU.
 
-    Programs may be started (the driver starts `nvidia-modprobe`) and sockets opened (NCCL).
+    They deny calls that neither CUDA nor NCCL makes, and that an attacker would. Programs may be started (the driver
+    starts `nvidia-modprobe`) and sockets opened (NCCL).
     """
     return [Rule(name) for name in (*_OTHER_PROCESSES, *_SYSTEM) if name not in _OF_CUDA]
 

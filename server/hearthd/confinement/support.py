@@ -34,8 +34,9 @@ class Support:
 
 @functools.cache
 def support() -> Support:
-    """Returns the features of this kernel that this process can use: a container, or a filter of its parent, may
-    disable features of the kernel.
+    """Returns the features of this kernel that this process can use.
+
+    A container, or a filter of its parent, may disable features of the kernel.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long

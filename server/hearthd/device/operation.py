@@ -20,12 +20,18 @@ from hearthd.device.streams.stream_errors import StreamFailure, poisoned, skippe
 class ReplySink(Protocol):
     """Receives the results, acknowledgements and failures of commands."""
 
-    def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None: ...
+    def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None:
+        """Sends the result: as the answer to the single call `call`, or as a stream response if `call` is 0."""
+        ...
+
     def done(self, session: DeviceSession, call: int, request: int) -> None:
         """Sends the result of a command that returns no value, only that it is done."""
         ...
 
-    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None: ...
+    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None:
+        """Called when no command of the batch is left to run; acknowledges the oldest batches of which that is true."""
+        ...
+
     def failed(self, origin: Origin, refusal: Refusal) -> None:
         """Counts a command that failed, was skipped, or is answered with an earlier failure."""
         ...
@@ -128,6 +134,7 @@ class Origin:
         self.replies.result(self.session, self.call, result)
 
     def reply_error(self, status: status_pb2.Status) -> None:
+        """Answers the command with the error and counts the failure. An answer must have been requested."""
         self._count(from_status(status))
         self.replies.result(self.session, self.call, commands_pb2.Result(request=self.request, error=status))
 
@@ -164,6 +171,10 @@ class Origin:
             self.record.failed(refusal.reason)
 
     def keep(self, failure: StreamFailure, spoiled: Sequence[Buffer]) -> None:
+        """Records the failure as a late error of the stream and marks the buffers in `spoiled` as invalid.
+
+        A buffer that is read-only, or that an earlier unreported failure made invalid, is not changed.
+        """
         self.stream.failed(failure)
         for profile in self.stream.profiles:
             profile.stretch.add(failure)
@@ -236,6 +247,10 @@ class Operation:
         the operation holds elsewhere."""
 
     def step(self) -> bool:
+        """Tries to run. Returns True once the operation is finished: done, failed, skipped or abandoned.
+
+        Raises DeviceFault if the device is lost.
+        """
         if self.finished:
             return True  # abandoned: the operation stayed in the queue so that later commands remain behind it
         record = self.origin.record
@@ -270,8 +285,9 @@ class Operation:
         return self._finish()
 
     def _try(self) -> bool:
-        """Runs a single call and records whether it submitted any work; a call that has submitted none can still be
-        cancelled.
+        """Runs a single call and records whether it submitted any work.
+
+        A call that has submitted none can still be cancelled.
         """
         track = self.origin.stream.track
         given = track.given
@@ -313,6 +329,10 @@ class Operation:
         return announcement is not None and announcement.stands
 
     def announce(self, ahead: Sequence[Operation]) -> None:
+        """Sends the early request of a collective operation to its peers; no effect for other operations.
+
+        `ahead` lists the operations that this operation waits for.
+        """
         if self.announcement is not None:
             self.announcement.ask([other.announcement for other in ahead])
 

@@ -212,8 +212,10 @@ class Outbox:
             self._parts.append(HEADER.pack(0, ACK, 0, channel, seq))
 
     def inline(self, lane: LaneSink, seq: int, payload: bytes) -> None:
-        """Sends a response with the acknowledgement of its batch `seq`, the last batch that arrived over this lane; all
-        earlier batches are executed. Sent at once unless other frames must be sent first.
+        """Sends a response with the acknowledgement of its batch `seq`.
+
+        The batch is the last that arrived over this lane, and all earlier batches are executed. Sent at once unless
+        other frames must be sent first.
         """
         channel = lane.channel
         if self._urgent or not lane.answer(seq, payload):

@@ -1,5 +1,4 @@
-"""Printf capture: reads kernel output from the standard output of the process and sends it to the session whose kernel
-printed it.
+"""Printf capture: reads kernel output from standard output and sends it to the session whose kernel printed it.
 
 Standard output is shared by the whole process. Text is attributed to a session only if no other session has launched a
 printing kernel since the last complete collection. Other text is written to the log, with the sessions that may have
@@ -54,8 +53,13 @@ def prints(code: bytes) -> bool:
 class LogSink(Protocol):
     """The methods of the log that this module uses."""
 
-    def info(self, event: str, **fields: object) -> None: ...
-    def warning(self, event: str, **fields: object) -> None: ...
+    def info(self, event: str, **fields: object) -> None:
+        """Writes a line of level "info"."""
+        ...
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Writes a line of level "warning"."""
+        ...
 
 
 class PrintfCapture:

@@ -35,6 +35,7 @@ class Layout(NamedTuple):
 
     @property
     def bytes(self) -> int:
+        """Total size of all slots, in bytes."""
         return self.slots * self.slot_bytes
 
     def start(self, slot: int) -> int:
@@ -46,8 +47,9 @@ NONE = Layout(0, 0)
 
 
 def layout(chunk_bytes: int) -> Layout:
-    """Returns the layout for chunks of up to `chunk_bytes`; no slots if such chunks are too small to benefit, or too
-    large to fit.
+    """Returns the layout for chunks of up to `chunk_bytes`.
+
+    It has no slots if such chunks are too small to benefit, or too large to fit.
     """
     if chunk_bytes < SMALLEST:
         return NONE

@@ -8,8 +8,9 @@ from pathlib import Path
 
 
 def share_of_host() -> int:
-    """Returns, in bytes, a quarter of the memory available to this daemon: that of the host, or the limit of its
-    control group.
+    """Returns, in bytes, a quarter of the memory available to this daemon.
+
+    That is the memory of the host, or the limit of its control group.
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):

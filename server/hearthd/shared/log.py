@@ -23,8 +23,10 @@ _MOST_KINDS = 1024
 
 
 def configure(level: str = "info", format: str = "auto") -> None:
-    """Configures structlog for the whole process; records of libraries that use `logging` (from level warning) get the
-    same format. May be called again: the last call applies to all loggers.
+    """Configures structlog for the whole process.
+
+    Records of libraries that use `logging` (from level warning) get the same format. May be called again: the last call
+    applies to all loggers.
     """
     global _threshold  # noqa: PLW0603 - there is one log
     if format == "auto":
@@ -78,6 +80,7 @@ class WithoutErrors(logging.Filter):
         self._logger.addFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Returns False for a record that carries such an exception. Called by `logging`."""
         return not (record.exc_info and isinstance(record.exc_info[1], self._errors))
 
 
@@ -88,8 +91,10 @@ def _from_level_up(logger: Any, method: str, event: MutableMapping[str, Any]) ->
 
 
 def _for_terminals(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escapes what a terminal would interpret or hide: control characters, escape sequences, marks of writing
-    direction. Names and headers come from clients; each event stays on one line whatever they contain.
+    """Escapes what a terminal would interpret or hide.
+
+    That is control characters, escape sequences, and marks of writing direction. Names and headers come from clients;
+    each event stays on one line whatever they contain.
     """
     for key, value in event.items():
         if isinstance(value, str):
@@ -129,8 +134,9 @@ class LogThrottle:
         return self.times(kind, now) > 0
 
     def times(self, kind: Hashable, now: float) -> int:
-        """Returns the number of events of this kind since its last line, including this event, and counts a line as
-        written. Returns 0 if no line is due.
+        """Returns the number of events of this kind since its last line, including this event.
+
+        Counts a line as written. Returns 0 if no line is due.
         """
         last, unlogged = self._last.get(kind, (float("-inf"), 0))
         if now - last < self._period:

@@ -1,9 +1,8 @@
-"""Settings of the C library's allocator: keeps freed memory in this process for reuse, and returns it to the system on
-request.
+"""Settings of the C library's allocator.
 
-Every chunk of a transfer is a new object of a megabyte. By default glibc maps such objects one by one and unmaps them
-immediately, so that for each chunk the kernel has to clear its pages, which costs more than all copies of the chunk
-together.
+They keep freed memory in this process for reuse, and return it to the system on request. Every chunk of a transfer is a
+new object of a megabyte. By default glibc maps such objects one by one and unmaps them immediately, so that for each
+chunk the kernel has to clear its pages, which costs more than all copies of the chunk together.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
 def keep_freed_memory(keep_bytes: int, arenas: int = 0) -> None:
-    """Keeps up to `keep_bytes` of free memory mapped in each of at most `arenas` heaps, which threads share; 0: the C
-    library's default, which is eight for each core. Must be called before any thread starts. Has no effect if the C
-    library has no mallopt.
+    """Keeps up to `keep_bytes` of free memory mapped in each of at most `arenas` heaps, which threads share.
+
+    `arenas` 0: the C library's default, which is eight for each core. Must be called before any thread starts. Has no
+    effect if the C library has no mallopt.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

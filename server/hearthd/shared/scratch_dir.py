@@ -36,12 +36,14 @@ class Scratch:
             os.close(descriptor)  # removed as above, but a moment later
 
     def room(self) -> Path:
+        """Creates a new empty subdirectory that only this user can access, and returns its path."""
         self._rooms += 1
         path = self._path / str(self._rooms)
         path.mkdir(mode=0o700)
         return path
 
     def close(self) -> None:
+        """Removes the directory with everything in it, ignoring errors."""
         shutil.rmtree(self._path, ignore_errors=True)
         os.close(self._descriptor)
 

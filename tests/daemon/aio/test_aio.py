@@ -107,7 +107,7 @@ def test_graphs_and_profiles(daemon: DaemonProcess) -> None:
     run(main)
 
 
-def test_what_is_asked_of_the_node(daemon: DaemonProcess) -> None:
+def test_queries_of_node(daemon: DaemonProcess) -> None:
     async def main() -> None:
         node = await connect(daemon)
         gpu = node.device(0)
@@ -290,7 +290,7 @@ def test_a_deadline(daemon: DaemonProcess) -> None:
     run(main)
 
 
-def test_a_loop_that_is_not_its_own(daemon: DaemonProcess) -> None:
+def test_use_from_other_event_loop_is_refused(daemon: DaemonProcess) -> None:
     async def stray(node: aio.Node, x: aio.DeviceArray) -> None:
         for use in (x.get, node.describe, node.close):
             with pytest.raises(hearth.UnsupportedError, match="another event loop"):

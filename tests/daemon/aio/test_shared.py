@@ -101,7 +101,7 @@ def test_views_rows_and_dispatches(daemon: DaemonProcess, make: Make, loop: str)
     run(main, loop)
 
 
-def test_those_that_wait_keep_no_thread(daemon: DaemonProcess) -> None:
+def test_waiting_operations_block_no_thread(daemon: DaemonProcess) -> None:
     """More operations of each kind than there are threads wait for a kernel; the same number completes on another
     stream."""
     size = 2 * INLINE
@@ -252,7 +252,7 @@ def test_a_dispatch_copies_its_inputs_beside_the_loop(
     run(main)
 
 
-def test_what_is_pinned_is_neither_taken_nor_let_go_of_before_it_is_read(daemon: DaemonProcess) -> None:
+def test_pinned_source_is_not_copied_and_stays_alive_until_read(daemon: DaemonProcess) -> None:
     size = 3 * INLINE
 
     async def main() -> None:
@@ -285,7 +285,7 @@ def test_what_is_pinned_is_neither_taken_nor_let_go_of_before_it_is_read(daemon:
 
 
 @pytest.mark.parametrize("without", [refused, old, little])
-def test_where_it_cannot_be_shared_it_goes_as_ever(
+def test_fallback_without_shared_memory(
     daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, without: Callable[..., None]
 ) -> None:
     async def main() -> None:
@@ -309,7 +309,7 @@ def test_where_it_cannot_be_shared_it_goes_as_ever(
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("whole", [False, True], ids=["device", "daemon"])
-def test_what_is_lost_in_the_middle(lossy: DaemonProcess, start_daemon: StartDaemon, whole: bool, loop: str) -> None:
+def test_connection_lost_during_copy(lossy: DaemonProcess, start_daemon: StartDaemon, whole: bool, loop: str) -> None:
     daemon = start_daemon() if whole else lossy
     first = daemon.generation()
 

@@ -23,16 +23,16 @@ import multiprocessing, os, subprocess, sys
 import numpy as np, hearth
 from tests.support.daemon.kernels import common
 
-def work(ordinal, times):
+def work(index, times):
     with hearth.connect() as node:
-        gpu = node.device(ordinal)
+        gpu = node.devices[index]
         add_one, x = common(gpu, "add_one"), gpu.zeros(256, np.int32)
         for _ in range(times):
             add_one((1,), (256,), (x, np.int32(256)))
         assert (x.get() == times).all()
 
 if sys.argv[1] == "child":
-    work(1, 2)
+    work(-1, 2)
     raise SystemExit
 def unclosed():                              # its process ends without Python's exit functions
     global node
@@ -45,7 +45,7 @@ child.join()
 subprocess.run([sys.executable, "-c", os.environ["PROGRAM"], "child"], check=True)
 work(0, 8)
 node = hearth.connect()                      # and never closed
-node.device(1).zeros(4, np.int32)
+node.devices[-1].zeros(4, np.int32)
 raise RuntimeError("the end of it")
 """
 
@@ -74,10 +74,10 @@ def test_a_program_of_several_processes_that_ends_badly(daemon: DaemonProcess, t
     assert done.returncode == 1 and "RuntimeError: the end of it" in done.stderr
     assert "hearth: the program ended with status 1" in done.stderr and not done.stdout
     assert list(tmp_path.iterdir()) == [output]
-    found = read(output)
+    found, last = read(output), daemon.ordinals()[-1]
     assert launches(found) == {"add_one": 11} and not found.dropped and not found.lost
     assert sorted(name.split(":")[0].split(", ")[1] for name, _, _ in found.devices) == [
-        "device 0", "device 0", "device 1", "device 1",
+        "device 0", "device 0", f"device {last}", f"device {last}",
     ]  # fmt: skip
 
     shown = trace("show", str(output))

@@ -44,7 +44,7 @@ def reduce(ranks: Ranks, *timeouts_ns: int) -> None:
         stream.batch(command)
 
 
-def test_it_delays_no_other_session(held: HeldCompiler, ranks: Ranks) -> None:
+def test_first_compile_delays_no_other_session(held: HeldCompiler, ranks: Ranks) -> None:
     reduce(ranks, 60 * 10**9, 60 * 10**9)
     held.begun(2)
     for stream in ranks.streams:

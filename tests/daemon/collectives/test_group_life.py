@@ -209,7 +209,7 @@ def test_rebuilt_without_a_rank_that_is_lost(cache: Path) -> None:
         wait_until(again)
 
 
-def test_a_closed_group_leaves_what_is_under_way(group: hearth.Group) -> None:
+def test_close_of_group_does_not_abort_pending_operations(group: hearth.Group) -> None:
     arrays = [device.ones(1000, np.int32) for device in group.devices]
     group.all_reduce(arrays)
     group.close()

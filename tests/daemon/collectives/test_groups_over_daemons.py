@@ -228,7 +228,7 @@ def test_a_daemon_is_killed_in_mid_operation(lent_nodes: LentNodes, lost: int, l
 
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("how", ["leave", "session"])
-def test_who_leaves_ends_it_for_all(two: list[DaemonProcess], who: int, how: str) -> None:
+def test_leaving_rank_ends_group_for_all(two: list[DaemonProcess], who: int, how: str) -> None:
     with ranks(*two) as pair:
         group = form(pair)
         work(pair, group, 1)
@@ -263,7 +263,7 @@ def test_a_daemon_that_stops_says_so(lent_nodes: LentNodes) -> None:
 # ---- permissions ----
 
 
-def test_tickets_that_are_not_good(pair: list[Rank]) -> None:
+def test_invalid_tickets_are_refused(pair: list[Rank]) -> None:
     first, second = pair
     created = first.call("CreateGroup", members=members(2))
     fields = {"group": created.group, "node": 1, "members": members(2), "ticket": created.ticket}

@@ -149,7 +149,7 @@ def test_from_the_shell(daemon: DaemonProcess, tmp_path: Path) -> None:
     assert (np.load(tmp_path / "y.npy") == 2 * np.arange(1 << 20, dtype=np.float32) + 1).all()
 
 
-def test_watch_it(daemon: DaemonProcess) -> None:
+def test_monitoring_section(daemon: DaemonProcess) -> None:
     look, check, prometheus = shell("Watch it")
     here = [command.replace("127.0.0.1:7422", daemon.http) for command in (look, check)]
     promtool = program("promtool")

@@ -134,7 +134,7 @@ def test_a_client_is_killed(node: DaemonProcess, isolation: str) -> None:
     is_over(node, session, pid, before)
 
 
-def test_an_operator_ends_it_and_who_comes_meanwhile_is_served_by_the_next_process(node: DaemonProcess) -> None:
+def test_new_session_gets_next_process_while_operator_ends_endless_session(node: DaemonProcess) -> None:
     before = abandoned(node)
     victim = node.connect()
     start(victim)

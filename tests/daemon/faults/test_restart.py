@@ -130,7 +130,7 @@ CLEARED = ("hearth-workers-", "hearth-forkserver-")
 """Directories that a killed process may leave behind, and that the next daemon removes."""
 
 
-def test_what_was_left_is_cleared_away(start: Start, temporary: Path) -> None:
+def test_next_daemon_removes_leftover_directories(start: Start, temporary: Path) -> None:
     stale = [temporary / f"{prefix}stale" for prefix in CLEARED]
     for path in stale:
         (path / "1").mkdir(parents=True)

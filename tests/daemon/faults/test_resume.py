@@ -295,7 +295,7 @@ def test_a_transfers_stream_that_comes_late(daemon: DaemonProcess, monkeypatch: 
 
 
 @pytest.mark.parametrize("way", ["down", "up", "dispatch"])
-def test_what_is_given_up_while_the_connection_is_away(cutter: Cutter, way: str) -> None:
+def test_transfer_cancelled_during_outage_is_reported_to_daemon(cutter: Cutter, way: str) -> None:
     """The daemon still receives the message: otherwise its command, and everything behind it, would wait for the bytes
     forever."""
     host = np.arange(3 << 20, dtype=np.uint8)
@@ -359,7 +359,7 @@ def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypa
         counter.check()
 
 
-def test_who_submits_while_it_is_away_waits_for_room(cutter: Cutter) -> None:
+def test_submission_during_outage_waits_for_window(cutter: Cutter) -> None:
     with hearth.connect(cutter.address) as node:
         counter = Counter(node.device(0))
         cutter.refuse()
@@ -442,7 +442,7 @@ def test_a_client_that_is_away_for_longer_than_its_lease(brief: DaemonProcess) -
 
 
 @pytest.mark.parametrize("where", ["kernel", "upload"])
-def test_what_is_under_way_is_no_reason_to_wait_for_the_client(brief: DaemonProcess, where: str) -> None:
+def test_session_expires_despite_pending_upload_or_kernel(brief: DaemonProcess, where: str) -> None:
     """A session that expires during an upload or behind a running kernel is freed nevertheless."""
     with Cutter(brief.unix) as cutter, contextlib.ExitStack() as stack:
         node = hearth.connect(cutter.address, lanes=False)

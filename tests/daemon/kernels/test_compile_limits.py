@@ -146,7 +146,7 @@ def test_memory_is_bounded(gpu: hearth.Device) -> None:
     ],
     ids=["template depth", "constexpr loop", "include itself", "pointers", "array"],
 )
-def test_bombs_end_with_what_is_wrong(gpu: hearth.Device, code: str) -> None:
+def test_compile_bombs_fail_with_cause(gpu: hearth.Device, code: str) -> None:
     started = time.monotonic()
     error = compile_error(gpu, code, headers={"self.h": '#include "self.h"\n'})
     assert error.reason in ("COMPILE_FAILED", "COMPILE_LIMIT")
@@ -338,7 +338,7 @@ def test_files_of_the_host_cannot_be_read_through_the_compiler(gpu: hearth.Devic
     assert "headers=" in error.fix and error.details["include"] and int(error.details["line"]) >= 2
 
 
-def test_what_lies_in_the_daemons_directory_is_no_header(gpu: hearth.Device) -> None:
+def test_files_in_daemon_working_directory_are_not_included(gpu: hearth.Device) -> None:
     """NVRTC searches the working directory, which would be the daemon's without an explicit setting."""
     for name in ("Makefile", "pyproject.toml", "hearth.sock"):
         error = compile_error(gpu, f'#include "{name}"\nint x = no_such_name;')

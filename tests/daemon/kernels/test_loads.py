@@ -87,7 +87,7 @@ def events(daemon: DaemonProcess, event: str, session: str) -> list[dict[str, An
     return [each for each in lines if each["event"] == event and session in each.get("sessions", ())]
 
 
-def test_it_is_refused_for_a_kernel_that_is_named(daemon: DaemonProcess) -> None:
+def test_refused_load_names_blocking_kernel(daemon: DaemonProcess) -> None:
     before = daemon.counter("loads_refused", 0)
     with guest(daemon) as gpu, busy(daemon) as (node, gate):
         module = fresh(gpu)
@@ -112,7 +112,7 @@ def test_ones_own_process_has_only_ones_own_kernels(daemon: DaemonProcess) -> No
         works(fresh(node.device(0)), node.device(0))
 
 
-def test_while_it_waits_everybody_can_see_it(reloaded: Reloaded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_load_is_visible_in_status_and_metrics(reloaded: Reloaded, capsys: pytest.CaptureFixture[str]) -> None:
     daemon = reloaded.daemon
     reloaded.change(launch=LONG)
     with guest(daemon) as gpu, busy(daemon) as (node, _):

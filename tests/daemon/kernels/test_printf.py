@@ -57,7 +57,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("how", WAITS)
-def test_it_is_there_when_the_wait_returns(gpu: hearth.Device, said: list[str], how: str) -> None:
+def test_output_arrives_before_wait_returns(gpu: hearth.Device, said: list[str], how: str) -> None:
     say, stream, x = function(gpu, "say"), gpu.stream(), gpu.zeros(4, np.int32)
     gpu.synchronize()
     say((1,), (3,), (np.int32(7),), stream=stream)
@@ -163,7 +163,7 @@ def test_each_session_gets_its_own(gpu: hearth.Device, daemon: DaemonProcess, sa
     assert lines(said) == ["1 says thread 0"] and lines(theirs) == ["2 says thread 0"]
 
 
-def test_what_may_be_of_two_sessions_goes_to_the_log(lossy: DaemonProcess) -> None:
+def test_ambiguous_output_goes_to_log(lossy: DaemonProcess) -> None:
     texts: list[str] = []
     with lossy.connect() as one, lossy.connect() as two:
         for node in (one, two):
@@ -214,7 +214,7 @@ def test_a_session_that_never_waits_leaves_it_in_the_log_or_takes_it_at_its_end(
     assert "".join(texts).count("4712") + lossy.log().count("4712 says") == 1
 
 
-def test_nothing_of_it_is_on_the_daemons_own_stdout(start_daemon: StartDaemon) -> None:
+def test_kernel_output_is_not_written_to_daemon_stdout(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(cpu_count=1)
     with daemon.connect() as node:
         node.on_output(lambda text: None)

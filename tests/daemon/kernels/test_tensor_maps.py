@@ -125,7 +125,7 @@ def test_wrong_fields_are_no_matter_where_nothing_is_served(raw: Raw) -> None:
         (lambda x: x.tensor_map(im2col=hearth.Im2colWide(0, 0, 1, 2**32)), "pixels_per_column contains 4294967296"),
     ],
 )
-def test_what_the_client_sees_to_be_wrong(
+def test_invalid_tensor_maps_are_refused_by_client(
     gpu: hearth.Device, make: Callable[[hearth.DeviceArray], Any], message: str
 ) -> None:
     x = gpu.zeros((64, 32), np.float32)
@@ -173,7 +173,7 @@ def test_a_handle_is_there_once(stream: Execute) -> None:
     assert from_status(twice.error).reason == Reason.INVALID_HANDLE
 
 
-def test_of_a_buffer_without_memory_it_is_skipped_and_reported_once(gpu: hearth.Device) -> None:
+def test_map_of_failed_buffer_is_skipped_and_reported_once(gpu: hearth.Device) -> None:
     total = gpu.properties.total_memory
     x = gpu.empty((total // 128 + 1, 128), np.uint8)
     tile = x.tensor_map((8, 128))

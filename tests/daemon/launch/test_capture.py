@@ -158,7 +158,7 @@ BESIDE = [
 
 
 @pytest.mark.parametrize("command", BESIDE, ids=lambda command: str(command.WhichOneof("kind")))
-def test_what_gives_the_stream_no_work_passes_by(work: Execute, command: c.Command) -> None:
+def test_commands_without_stream_work_are_executed_during_capture(work: Execute, command: c.Command) -> None:
     work.batch(c.Command(record_event=c.RecordEvent(event=EVENT)), begin(GRAPH + 1), end(GRAPH + 1), begin())
     asked = c.Command(stream=STREAM)
     asked.MergeFrom(command)

@@ -212,7 +212,7 @@ def test_it_waits_for_the_stream_and_not_for_others(gpu: hearth.Device, kernel: 
         assert behind.result()[0] == 1 and behind.state == "done" and behind.done()
 
 
-def test_what_failed_before_stays_where_it_was(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_failure_before_dispatch_is_still_reported_by_sync(gpu: hearth.Device, kernel: Kernel) -> None:
     spoiled, sound = gpu.zeros(8, np.int32), gpu.ones(8, np.int32)
     n = np.int32(8)
     gpu.synchronize()
@@ -480,7 +480,7 @@ def test_many_at_once_do_not_mix(gpu: hearth.Device, kernel: Kernel) -> None:
 # ---- durations ----
 
 
-def test_times_are_of_what_they_say(gpu: hearth.Device) -> None:
+def test_reported_durations_exclude_compile_and_copies(gpu: hearth.Device) -> None:
     """The compile is not included in the kernel's time, nor is a copy, however large."""
     fresh = SPIN + f"// {np.random.default_rng().integers(1 << 60)}"  # in no cache
     spin = gpu.RawModule(code=fresh).get_function("spin")

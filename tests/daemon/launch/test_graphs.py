@@ -662,7 +662,7 @@ def test_a_launch_is_skipped_where_its_input_failed(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(z.get(), np.arange(N))
 
 
-def test_what_a_graph_writes_whole_need_not_have_been_good(gpu: hearth.Device) -> None:
+def test_graph_may_overwrite_invalid_buffer(gpu: hearth.Device) -> None:
     mix = common(gpu, "mix")
     side = gpu.stream()
     x, y = ramp(gpu), gpu.zeros(N, np.uint32)
@@ -757,7 +757,7 @@ def test_a_graph_can_be_profiled(gpu: hearth.Device) -> None:
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 1.5, "3", 2**64])
-def test_counts_that_are_none(gpu: hearth.Device, n: object) -> None:
+def test_invalid_counts_are_refused(gpu: hearth.Device, n: object) -> None:
     with gpu.graph() as graph:
         pass
     with pytest.raises(hearth.ArgumentError, match=r"from 1 to 2\*\*64 - 1"):

@@ -85,7 +85,7 @@ def sessions(daemon: DaemonProcess, count: int) -> Iterator[list[Session]]:
             each.opens()
 
 
-def test_neither_the_next_stream_nor_the_next_session_is_given_it(start_daemon: StartDaemon) -> None:
+def test_stuck_stream_is_not_reused(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     with sessions(daemon, 2) as (one, other):
         one.leaves_one()

@@ -32,7 +32,7 @@ def kernel(gpu: hearth.Device, name: str) -> hearth.Function:
 # ---- validate ----
 
 
-def test_a_kernel_that_stays_inside_is_none_the_wiser(gpu: hearth.Device) -> None:
+def test_validation_does_not_affect_correct_kernel(gpu: hearth.Device) -> None:
     x, y = gpu.asarray(np.arange(1000, dtype=np.float32)), gpu.ones(1000, np.float32)
     common(gpu, "saxpy")((4,), (256,), (np.float32(2), hearth.read_only(x), y, np.int32(1000)), mode="validate")
     np.testing.assert_array_equal(y.get(), 2 * np.arange(1000, dtype=np.float32) + 1)
@@ -156,7 +156,7 @@ def test_waiting_for_a_grid_delays_no_other(gpu: hearth.Device) -> None:
         assert hits.get(stream=waiting).tolist() == [3]
 
 
-def test_where_the_grid_is(gpu: hearth.Device, raw: Raw) -> None:
+def test_grid_at_offset_in_buffer(gpu: hearth.Device, raw: Raw) -> None:
     hits, numbers = gpu.zeros(1, np.uint32), gpu.asarray(np.array([9, 9, 2, 3, 1], np.uint32))
     kernel(gpu, "count")(numbers[2:], (1,), (hits,))
     assert hits.get().tolist() == [6]

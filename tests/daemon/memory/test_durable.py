@@ -58,7 +58,7 @@ def test_back_bit_for_bit(lossy: DaemonProcess, loss: Callable[[DaemonProcess, h
         saxpy_works(gpu)
 
 
-def test_what_is_back_is_as_good_as_new(lossy: DaemonProcess) -> None:
+def test_restored_array_is_fully_usable(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         x = gpu.durable(gpu.asarray(np.arange(1000, dtype=np.int32)))
@@ -195,7 +195,7 @@ def test_loss_is_reported_once_also_after_a_full_restore(lossy: DaemonProcess) -
 # ---- cost, and the end of durability ----
 
 
-def test_nothing_is_left_of_what_is_over(lossy: DaemonProcess) -> None:
+def test_ended_durability_leaves_no_resources(lossy: DaemonProcess) -> None:
     front = lossy.process.pid
     lossy.gauge("durable_bytes")  # the first reading of a GPU opens descriptors that stay open
     descriptors = open_files(front)

@@ -126,7 +126,7 @@ def test_dtypes_that_dlpack_has(gpu: hearth.Device) -> None:
 # ---- import ----
 
 
-def test_who_speaks_dlpack_alone(gpu: hearth.Device, nothing_stays: None) -> None:
+def test_import_from_dlpack_only_object(gpu: hearth.Device, nothing_stays: None) -> None:
     for host in (HOST, HOST.T, HOST[::-2, 1:], HOST[:0], np.array(3.5), np.arange(6).astype(ml_dtypes.bfloat16)):
         given = Exporter(host)
         x = gpu.asarray(given)
@@ -137,7 +137,7 @@ def test_who_speaks_dlpack_alone(gpu: hearth.Device, nothing_stays: None) -> Non
     del given
 
 
-def test_whose_array_method_fails(gpu: hearth.Device, nothing_stays: None) -> None:
+def test_import_falls_back_to_dlpack_if_array_method_fails(gpu: hearth.Device, nothing_stays: None) -> None:
     """PyTorch's tensors of bfloat16 raise this error."""
 
     class Tensor(Exporter):
@@ -208,7 +208,9 @@ class Broken:
     ],
     ids=["cuda", "strided", "gradients", "array", "metal", "dlpack-cuda", "object"],
 )
-def test_what_is_out_of_reach(gpu: hearth.Device, given: Any, error: type[Exception], says: str, fix: str) -> None:
+def test_inaccessible_memory_is_refused(
+    gpu: hearth.Device, given: Any, error: type[Exception], says: str, fix: str
+) -> None:
     with pytest.raises(error, match=says) as caught:
         gpu.asarray(given)
     assert isinstance(caught.value, hearth.HearthError) and fix in caught.value.fix

@@ -113,7 +113,7 @@ def test_dtypes(gpu: hearth.Device, dtype: str) -> None:
             np.testing.assert_array_equal(array, host)
 
 
-def test_work_before_is_done_when_it_is_there(raw: Raw) -> None:
+def test_earlier_work_is_complete_after_export(raw: Raw) -> None:
     spin = raw.function(COMMON, "spin")
     one = c.Dim3(x=1, y=1, z=1)
     for number in range(1, 6):
@@ -143,7 +143,7 @@ def test_export_waits_for_work_on_the_buffer(gpu: hearth.Device, daemon: DaemonP
             assert seen(view)[0] == 1
 
 
-def test_nothing_else_lies_in_it(raw: Raw) -> None:
+def test_exported_memory_contains_no_other_data(raw: Raw) -> None:
     """The exported memory contains neither another buffer of the session, nor the previous contents of the memory."""
     first = raw.buffer(b"\xaa" * 100)
     for _ in range(20):
@@ -281,7 +281,7 @@ def test_rights_and_quotas(start_daemon: StartDaemon) -> None:
 # ---- the end of an export ----
 
 
-def test_it_keeps_the_memory(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_export_keeps_memory_alive(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     base = gpu.memory_usage()
     x = gpu.asarray(HOST)
     view = x.ipc()

@@ -306,7 +306,7 @@ def test_the_memory_goes_with_the_last_of_them(gpu: hearth.Device) -> None:
     assert gpu.memory_usage().bytes_padding == 0
 
 
-def test_they_are_had_together_or_not_at_all(gpu: hearth.Device) -> None:
+def test_reservation_is_all_or_nothing(gpu: hearth.Device) -> None:
     most = gpu.memory_usage().device_total
     small, large = gpu.empty_many([(100, np.uint8), (most, np.uint8)])
     with pytest.raises(hearth.OutOfMemoryError, match="never fit") as caught:

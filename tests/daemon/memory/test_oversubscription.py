@@ -71,7 +71,7 @@ def test_who_is_alone_may_have_everything(shared: DaemonProcess) -> None:
         del array
 
 
-def test_what_one_does_not_use_the_other_has(
+def test_unused_memory_is_reclaimed_for_other_process(
     shared: DaemonProcess, pair_of: Callable[[], tuple[hearth.Device, hearth.Device]]
 ) -> None:
     one, other = pair_of()
@@ -120,7 +120,7 @@ def test_what_a_process_held_is_had_by_others_when_it_has_ended(shared: DaemonPr
         hold(gpu, 250)
 
 
-def test_a_kept_window_is_kept(
+def test_persistent_memory_is_not_reclaimed(
     shared: DaemonProcess, pair_of: Callable[[], tuple[hearth.Device, hearth.Device]]
 ) -> None:
     """Persistent memory is never reclaimed for other processes."""

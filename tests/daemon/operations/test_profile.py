@@ -41,7 +41,7 @@ def test_the_time_is_the_devices(gpu: hearth.Device) -> None:
     assert profile.wall_ns <= took * 1.5 + 50e6
 
 
-def test_nothing_takes_next_to_nothing(gpu: hearth.Device) -> None:
+def test_empty_profile_has_almost_no_duration(gpu: hearth.Device) -> None:
     gpu.synchronize()
     with gpu.profile() as profile:
         pass

@@ -364,7 +364,7 @@ def test_it_fits_a_phone_in_the_dark(browser: Browser, watched: DaemonProcess) -
             assert tab.js("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_who_cannot_see_it_finds_the_way(browser: Browser, watched: DaemonProcess) -> None:
+def test_page_is_accessible(browser: Browser, watched: DaemonProcess) -> None:
     """Landmarks, headings, names of all controls, and keyboard access."""
     with looking(browser, watched) as tab:
         shown(tab)
@@ -405,7 +405,7 @@ def test_it_survives_a_restart_of_the_daemon(browser: Browser, cache: Path) -> N
     assert not left
 
 
-def test_what_others_did_is_not_told(start_daemon: StartDaemon) -> None:
+def test_traces_and_kernels_of_other_tenants_are_hidden(start_daemon: StartDaemon) -> None:
     """Traces and memory are visible only to their tenant; in a process that tenants share, kernels of other tenants are
     not named."""
     config, tokens = tenants("alice", "bob", tenant("operator", rights=["admin"]), devices={"isolation": "shared"})

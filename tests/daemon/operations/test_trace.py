@@ -201,7 +201,9 @@ def test_a_trace_is_bounded_and_counts_the_rest(gpu: hearth.Device) -> None:
         gpu.trace(max_events=0)
 
 
-def test_only_what_lies_between_and_only_of_this_session(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_trace_contains_only_commands_of_session_between_start_and_end(
+    gpu: hearth.Device, daemon: DaemonProcess
+) -> None:
     add_one, x = common(gpu, "add_one"), gpu.zeros(1, np.int32)
     add_one((1,), (1,), (x, np.int32(1)))
     with daemon.connect() as other, gpu.trace() as trace:
@@ -217,7 +219,7 @@ def test_only_what_lies_between_and_only_of_this_session(gpu: hearth.Device, dae
     assert again.events == [] and x.item() == 3
 
 
-def test_one_at_a_time(gpu: hearth.Device, raw: Raw) -> None:
+def test_second_trace_of_session_is_refused(gpu: hearth.Device, raw: Raw) -> None:
     with gpu.trace() as trace:
         with pytest.raises(hearth.HearthError) as caught, gpu.trace():
             pass

@@ -259,7 +259,7 @@ def test_devices_that_are_not_there(raw: Raw) -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(PROTOCOL_MAX + 1, PROTOCOL_MAX + 5), (5, 2), (2**32 - 1, 2**32 - 1)])
-def test_versions_that_do_not_meet(raw: Raw, low: int, high: int) -> None:
+def test_incompatible_protocol_versions_are_refused(raw: Raw, low: int, high: int) -> None:
     request = node_pb2.OpenSessionRequest(protocol=node_pb2.VersionRange(min=low, max=high))
     refusal = refused(raw.node.OpenSession, request, timeout=TIMEOUT)
     assert refusal.reason in (Reason.VERSION_UNSUPPORTED, Reason.INVALID_ARGUMENT) and refusal.fix

@@ -94,7 +94,7 @@ def test_a_new_process_has_its_first_result_soon(daemon: DaemonProcess) -> None:
     assert min(float(run(FIRST_RESULT, daemon.unix)) for _ in range(3)) < 3
 
 
-def test_the_environment_says_where(daemon: DaemonProcess) -> None:
+def test_target_is_read_from_environment(daemon: DaemonProcess) -> None:
     code = (
         f"import os; os.environ['HEARTH_TARGET'] = {daemon.unix!r}\nimport hearth\nprint(len(hearth.connect().devices))"
     )

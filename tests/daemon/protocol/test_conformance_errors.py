@@ -51,7 +51,7 @@ def test_buffers_spoiled_by_merged_failures_are_unreadable_before_the_report(gpu
         assert not array.get(stream=side).any()
 
 
-def test_what_was_skipped_elsewhere_stays_unreadable_until_that_stream_has_told(gpu: hearth.Device) -> None:
+def test_skipped_output_on_other_stream_stays_unreadable_until_that_stream_reports(gpu: hearth.Device) -> None:
     x, y = gpu.zeros(4, np.int32), gpu.full(4, 5, np.int32)
     side, third = gpu.stream(), gpu.stream()
     gpu.synchronize()
@@ -65,7 +65,7 @@ def test_what_was_skipped_elsewhere_stays_unreadable_until_that_stream_has_told(
     assert (y.get(stream=third) == 5).all()
 
 
-def test_a_long_chain_of_what_was_never_made(gpu: hearth.Device) -> None:
+def test_long_chain_of_failed_allocations(gpu: hearth.Device) -> None:
     first = gpu.zeros(1, np.int32)
     gpu.synchronize()
     spoil(gpu, first)
@@ -151,7 +151,7 @@ def test_errors_of_a_destroyed_stream_go_to_the_default_stream_in_order(raw: Raw
         assert stream.failures() == []
 
 
-def test_what_a_destroyed_stream_spoiled_stays_spoiled_until_told(gpu: hearth.Device) -> None:
+def test_outputs_of_destroyed_stream_stay_invalid_until_failure_is_reported(gpu: hearth.Device) -> None:
     x, stream, side = gpu.zeros(4, np.int32, gpu.default_stream), gpu.stream(), gpu.stream()
     gpu.synchronize()
     spoil(gpu, x, stream)
@@ -200,7 +200,7 @@ def test_a_session_that_closes_with_errors_leaves_none_behind(daemon: DaemonProc
 # ---- the time of the report ----
 
 
-def test_a_flush_tells_without_waiting_for_the_device(gpu: hearth.Device) -> None:
+def test_flush_reports_errors_without_waiting_for_device(gpu: hearth.Device) -> None:
     x, add_one = gpu.zeros(4, np.int32), common(gpu, "add_one")
     add_one((1,), (4,), (x, np.int32(4)))
     gpu.synchronize()  # loads the code while no kernel runs

@@ -46,7 +46,7 @@ def test_a_client_on_the_unix_socket_takes_them(daemon: DaemonProcess) -> None:
         assert session_of(node).transport.open_calls <= 1  # type: ignore[attr-defined]
 
 
-def test_who_wants_no_lanes_and_who_comes_by_another_path_has_grpc(daemon: DaemonProcess, tmp_path: Path) -> None:
+def test_grpc_is_used_without_lanes_or_for_other_socket_path(daemon: DaemonProcess, tmp_path: Path) -> None:
     """A container may have been given only gRPC's socket."""
     with daemon.connect(lanes=False) as node:
         assert isinstance(transport(node), GrpcTransport)
@@ -57,7 +57,7 @@ def test_who_wants_no_lanes_and_who_comes_by_another_path_has_grpc(daemon: Daemo
         saxpy_works(node.device(0))
 
 
-def test_a_socket_of_something_else_is_passed_by(daemon: DaemonProcess, tmp_path: Path) -> None:
+def test_unrelated_server_on_call_socket_is_ignored(daemon: DaemonProcess, tmp_path: Path) -> None:
     """The server on the socket answers without frames, or closes the connection."""
     alone = tmp_path / "alone.sock"
     alone.symlink_to(daemon.unix.removeprefix("unix:"))
@@ -87,7 +87,7 @@ def test_a_socket_of_something_else_is_passed_by(daemon: DaemonProcess, tmp_path
 # ---- what is no call ----
 
 
-def test_what_is_no_call_is_hung_up_on(daemon: DaemonProcess) -> None:
+def test_invalid_first_frame_closes_connection(daemon: DaemonProcess) -> None:
     message = frames.encode(Kind.MESSAGE, b"")
     too_long = frames.HEADER.pack(calls.MAX_MESSAGE + 1, Kind.MESSAGE, 0, 0, 0)
     for data in (
@@ -102,7 +102,7 @@ def test_what_is_no_call_is_hung_up_on(daemon: DaemonProcess) -> None:
         saxpy_works(node.device(0))
 
 
-def test_who_says_nothing_is_hung_up_on(daemon: DaemonProcess) -> None:
+def test_silent_connection_is_closed(daemon: DaemonProcess) -> None:
     with connected(daemon) as silent:
         assert received(silent) == []
 
@@ -122,7 +122,7 @@ def test_a_request_that_cannot_be_read_and_one_that_is_not_there(daemon: DaemonP
                 assert reason(stranger) == "MALFORMED_MESSAGE", (path, rest)
 
 
-def test_an_execute_stream_that_is_none(daemon: DaemonProcess) -> None:
+def test_execute_stream_with_invalid_first_message_is_refused(daemon: DaemonProcess) -> None:
     attach = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token="unknown"))
     for rest, expected in (
         (frames.encode(Kind.END), "MALFORMED_MESSAGE"),
@@ -213,7 +213,7 @@ def test_a_call_that_is_refused_before_it_was_sent_whole_says_why(daemon: Daemon
     assert not isinstance(refused.value, hearth.TimeoutError)
 
 
-def test_what_ends_a_call_and_is_no_status() -> None:
+def test_invalid_status_in_end_frame_raises_frame_error() -> None:
     with pytest.raises(frames.FrameError):
         raise framed_call.refusal_of(b"\xff")
     status = status_pb2.Status(code=5, message="no")

@@ -213,7 +213,7 @@ def test_a_ticket_is_good_once(guarded: DaemonProcess) -> None:
     channel.close()
 
 
-def test_who_connects_and_says_nothing_costs_nothing(guarded: DaemonProcess) -> None:
+def test_idle_connections_to_identity_socket_block_no_user(guarded: DaemonProcess) -> None:
     path = identity_path(guarded.unix.removeprefix("unix:"))
     idle = [socket.socket(socket.AF_UNIX) for _ in range(50)]
     try:

@@ -107,7 +107,7 @@ def test_a_client_on_the_unix_socket_has_one(daemon: DaemonProcess) -> None:
     wait_until(lambda: all(each is not None and each.over for each in carried), "the lanes' end")
 
 
-def test_who_comes_over_tcp_or_wants_none_has_none(daemon: DaemonProcess) -> None:
+def test_no_lane_over_tcp_or_with_lanes_disabled(daemon: DaemonProcess) -> None:
     for node in (hearth.connect(daemon.grpc), daemon.connect(lanes=False)):
         with node:
             saxpy_works(node.device(0))
@@ -131,7 +131,7 @@ def test_a_tenant_whose_queue_is_bounded_has_none(start_daemon: StartDaemon) -> 
             assert channel(node.device(0)) is expected
 
 
-def test_what_is_no_ticket_is_hung_up_on(daemon: DaemonProcess) -> None:
+def test_invalid_ticket_closes_connection(daemon: DaemonProcess) -> None:
     path = f"{daemon.unix.removeprefix('unix:')}.lane"
     with daemon.connect() as node:
         saxpy_works(node.device(0))

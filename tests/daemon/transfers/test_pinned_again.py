@@ -44,7 +44,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
 
 
 @pytest.mark.parametrize("size", [KIB64, 3 * INLINE])
-def test_it_is_found_out_once(gpu: hearth.Device, found: Found, size: int) -> None:
+def test_copy_is_prepared_only_once(gpu: hearth.Device, found: Found, size: int) -> None:
     hosts = [pinned(noise(size, seed)) for seed in range(3)]
     x, out = gpu.empty(size, np.uint8), hearth.zeros_pinned(size, np.uint8)
     for turn in range(4):

@@ -148,14 +148,14 @@ def test_what_cannot_be_placed(sharing: Sharing, unharmed: None) -> None:
     encode(UP, b"", id=1), encode(DOWN, b"x" * 23, id=1), encode(UP, b"x" * 25, id=1),
     encode(UP, PLACE.pack(1, 0, 1), id=1, flags=1), encode(DOWN, PLACE.pack(1, 0, 1), id=1, channel=1),
 ])  # fmt: skip
-def test_what_is_no_place(sharing: Sharing, unharmed: None, data: bytes) -> None:
+def test_invalid_places_are_refused(sharing: Sharing, unharmed: None, data: bytes) -> None:
     sharing.shared.share(1, 4096)
     sharing.shared.send(data)
     assert sharing.shared.over()
 
 
 @pytest.mark.parametrize("kind", [UP, DOWN])
-def test_one_that_is_given_up(sharing: Sharing, kind: Kind) -> None:
+def test_cancelled_transfer_does_not_block_later_commands(sharing: Sharing, kind: Kind) -> None:
     """The transfer is cancelled before its command runs; commands behind it continue."""
     raw, buffer = sharing.raw, sharing.allocate(MIB)
     sharing.shared.share(1, MIB)

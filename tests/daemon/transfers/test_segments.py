@@ -252,7 +252,7 @@ def test_no_part_of_a_recording(sharing: Sharing, unharmed: None) -> None:
 # ---- invalid segments ----
 
 
-def test_what_is_no_memfd_with_its_size_sealed(daemon: DaemonProcess, sharing: Sharing, unharmed: None) -> None:
+def test_unsealed_or_non_memfd_descriptor_is_refused(daemon: DaemonProcess, sharing: Sharing, unharmed: None) -> None:
     shared = sharing.shared
     before = descriptors(daemon)
     pipe = os.pipe()
@@ -388,7 +388,7 @@ def test_as_many_and_as_much_as_is_allowed(start_daemon: StartDaemon) -> None:
     assert 'hearth_segment_bytes{device="0",tenant=' in daemon.get("/metrics", daemon.observer).body
 
 
-def test_who_may_do_what(start_daemon: StartDaemon) -> None:
+def test_rights_for_segments(start_daemon: StartDaemon) -> None:
     config, tokens = tenants(
         tenant("reader", rights=["allocate", "read"]),
         tenant("writer", rights=["allocate", "write"]),
@@ -456,7 +456,7 @@ def test_a_release_in_flight(daemon: DaemonProcess, tidy: None, sharing: Sharing
 
 
 @pytest.mark.parametrize("how", ["connection", "session"])
-def test_the_end_of_what_they_came_by(daemon: DaemonProcess, tidy: None, how: str) -> None:
+def test_segments_end_with_connection_or_session(daemon: DaemonProcess, tidy: None, how: str) -> None:
     sharing = Sharing(daemon.unix)
     for ident in range(1, 9):
         sharing.shared.share(ident, 4096 * ident)

@@ -129,7 +129,7 @@ def test_bit_for_bit(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> No
     settled(daemon, live(gpu))
 
 
-def test_they_carry_the_bytes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_sent_over_stripes(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes are sent over stripes, not over gRPC."""
 
     def never(*_: Any) -> None:
@@ -277,7 +277,7 @@ def test_a_slow_reader_does_not_stop_others(gpu: hearth.Device) -> None:
     assert not slow.is_alive()
 
 
-def test_where_none_are_wanted(daemon: DaemonProcess) -> None:
+def test_no_stripes_without_lanes_or_over_unix_socket(daemon: DaemonProcess) -> None:
     with hearth.connect(daemon.grpc, lanes=False) as node:
         there_and_back(node.device(0), 9 * MIB)
         assert Stripes not in connection_of(node.device(0)).parts
@@ -360,7 +360,7 @@ def test_the_command_stream_breaks_beside_them(lossy: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("way", ["up", "down", "answer"])
-def test_they_fall_silent_with_all_the_rest(
+def test_stalled_stripes_and_grpc_connection_recover(
     lossy: DaemonProcess, by_way_of: Any, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """A proxy between client and daemon stops forwarding without closing connections: gRPC detects it by its pings, but
@@ -449,7 +449,7 @@ def test_all_of_them_break_under_a_dispatch(lossy: DaemonProcess, by_way_of: Any
 
 @pytest.mark.parametrize("count", [1, STRIPES])
 @pytest.mark.parametrize("move", [there_and_back, dispatched])
-def test_the_last_word_is_lost(
+def test_lost_completion_report_is_repeated(
     lossy: DaemonProcess, monkeypatch: pytest.MonkeyPatch, count: int, move: Callable[..., None]
 ) -> None:
     """The daemon has received a whole upload, and the stripe breaks that should report it: the daemon reports it again
@@ -491,7 +491,7 @@ def test_all_of_them_break_and_come_back(lossy: DaemonProcess, by_way_of: Any) -
             assert done.is_set()
 
 
-def test_none_can_be_had_any_more(lossy: DaemonProcess, by_way_of: Any) -> None:
+def test_fallback_to_grpc_if_no_stripe_can_be_opened(lossy: DaemonProcess, by_way_of: Any) -> None:
     """The transfer continues over gRPC, with the same number and from the same position."""
     with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)

@@ -167,7 +167,7 @@ def test_the_rest_by_grpc(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
         b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n",
     ],
 )
-def test_frames_that_have_no_place_there(stripe: StripeEnd, stream: Execute, frame: bytes) -> None:
+def test_unexpected_frames_close_stripe(stripe: StripeEnd, stream: Execute, frame: bytes) -> None:
     stripe.send(frame)
     assert stripe.ended()
     assert not stream.failures()
@@ -194,7 +194,7 @@ def test_an_unwanted_transfer(stripe: StripeEnd, stream: Execute) -> None:
 @pytest.mark.parametrize(
     ("at", "size"), [(0, CHUNK - 1), (1, CHUNK), (4 * CHUNK, CHUNK), (3 * CHUNK, 18), ((1 << 64) - CHUNK, CHUNK)]
 )
-def test_chunks_that_are_none(stream: Execute, stripe: StripeEnd, at: int, size: int) -> None:
+def test_invalid_chunks_are_refused(stream: Execute, stripe: StripeEnd, at: int, size: int) -> None:
     """Chunks at wrong boundaries, beyond the end, or too long: the write fails with an error."""
     stripe.announce(Kind.UPLOAD, TRANSFER)
     write(stream)
@@ -269,7 +269,7 @@ def test_a_transfer_that_is_over(stripe: StripeEnd, stream: Execute, raw: Raw) -
 # ---- unauthenticated clients ----
 
 
-def test_tickets_that_are_none(raw: Raw, stream: Execute) -> None:
+def test_invalid_tickets_are_refused(raw: Raw, stream: Execute) -> None:
     offer = open_bulk(raw, stream, 2)
     used, good = offer.tickets
     with StripeEnd(offer, used) as first:
@@ -375,6 +375,6 @@ def test_the_certificate_is_the_process_s_own(secured: tuple[DaemonProcess, Raw,
     assert certificate not in Path(f"/proc/{daemon.device_pid()}/cmdline").read_bytes()
 
 
-def test_a_length_that_overflows_nothing(stripe: StripeEnd) -> None:
+def test_oversized_length_closes_stripe(stripe: StripeEnd) -> None:
     stripe.send(struct.pack("<IHHIQ", 0xFFFFFFFF, Kind.STRIPE, 0, 0, 1) + b"\xff" * 64)
     assert stripe.ended()

@@ -124,7 +124,7 @@ def test_an_address_that_can_be_none_is_not_told(image: Path, record: int) -> No
         ("launch('check', 2)", 'thread: [2,0,0] Assertion `n > int(threadIdx.x) && "too few"` failed.'),
     ],
 )
-def test_what_it_says_itself_goes_with_it(image: Path, record: int, call: str, said: str) -> None:
+def test_error_text_of_process_is_kept(image: Path, record: int, call: str, said: str) -> None:
     crash = crash_of(image, record, call, signal.SIGABRT)
     assert crash.culprit is not None and crash.culprit.kernel in call
     assert said in crash.message and crash.address is None
@@ -188,7 +188,7 @@ def test_a_signal_from_outside_names_its_sender(image: Path, record: int) -> Non
     assert crash.culprit is None and crash.sender > 0
 
 
-def test_a_kernel_that_leaves(image: Path, record: int) -> None:
+def test_kernel_that_calls_exit(image: Path, record: int) -> None:
     code, last, _ = dies(image, record, "launch('leaves', 7)")
     assert (code, last) == (7, CrashRecord((RunningKernel("leaves", "a-session"),)))
 

@@ -45,8 +45,9 @@ class Floors:
         return self._echo("small", size)
 
     def launches(self, count: int) -> Measurement:
-        """Returns the floor of `count` pipelined launches: their records are sent ahead, and the server does not read
-        them.
+        """Returns the floor of `count` pipelined launches.
+
+        Their records are sent ahead, and the server does not read them.
         """
         name = f"bare gRPC, {_PER_BATCH} records a message"
         return Measurement("records", name, "1/s", partial(self._records, count), count)

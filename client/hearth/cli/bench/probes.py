@@ -49,8 +49,9 @@ class Probes:
         return Measurement("write_read", f"write + read {size_name(SMALL)}", "us", self._writing)
 
     def connection(self) -> Measurement:
-        """Returns the measurement of a new session, an upload, a kernel that is already compiled, and the download of
-        its result.
+        """Returns the measurement of a new connection's first result.
+
+        It covers a new session, an upload, a kernel that is already compiled, and the download of its result.
         """
         return Measurement("first_result", "new connection to first result", "ms", self._connecting)
 

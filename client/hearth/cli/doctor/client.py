@@ -76,8 +76,9 @@ def in_range(version: str, wanted: str) -> bool:
 
 
 def environment(environ: Mapping[str, str] = os.environ, *, loopback: bool = True) -> list[Check]:
-    """Checks the environment: the variables that the client reads, unknown variables that begin with HEARTH_, and
-    proxies in the way.
+    """Checks the environment variables of the client.
+
+    Covers the variables that the client reads, unknown variables that begin with HEARTH_, and proxies in the way.
     """
     checks = []
     set_here = [name for name in VARIABLES if environ.get(name)]

@@ -167,8 +167,9 @@ def identity(node: Node, shown: str, target: Target) -> Check:
 
 
 def open_to_every_login(target: Target) -> bool:
-    """True if every user of this host can connect to `target`: a loopback port, or a socket that is writable for
-    others.
+    """True if every user of this host can connect to `target`.
+
+    That is so for a loopback port, and for a socket that is writable for others.
     """
     if not target.address.startswith("unix:"):
         return target.loopback
@@ -188,8 +189,9 @@ def clock(node: Node, before: float, after: float) -> Check:
 
 
 def skew(theirs: float, before: float, after: float) -> Check:
-    """Checks the daemon's clock by the time `theirs` of an event that happened between `before` and `after` on this
-    host's clock, all in seconds since 1970.
+    """Checks the daemon's clock by the time `theirs` of an event.
+
+    The event happened between `before` and `after` on this host's clock. All times are in seconds since 1970.
     """
     off = theirs - after if theirs > after else min(0.0, theirs - before)
     if abs(off) > SKEW_S:

@@ -105,6 +105,7 @@ def _group(number: int) -> str:
 
 
 def host_and_port(target: Target) -> tuple[str, int]:
+    """Returns host and port of a TCP address; an IPv6 address without brackets."""
     host, _, port = target.address.rpartition(":")
     return host.strip("[]"), int(port)
 

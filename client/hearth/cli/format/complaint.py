@@ -8,8 +8,9 @@ from hearth.cli.format.printable import printable
 
 
 def one_line(text: str) -> str:
-    """Returns `text` on one line of at most 1003 characters, without line ends (as of a compiler's log) and other
-    unprintable characters.
+    """Returns `text` on one line of at most 1003 characters.
+
+    Line ends (as of a compiler's log) become spaces, and other unprintable characters ``?``.
     """
     words = " ".join(printable(text).split())
     return words if len(words) <= 1000 else f"{words[:1000]}..."

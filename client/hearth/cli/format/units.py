@@ -45,8 +45,9 @@ def share(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Formats a duration with two units, for example "3 d 4 h" or "2 min 5 s"; below 10 seconds with one: "12 ms", "80
-    us".
+    """Formats a duration with two units, for example "3 d 4 h" or "2 min 5 s".
+
+    Below 10 seconds, with one unit: "12 ms", "80 us".
     """
     if seconds is None:
         return NONE

@@ -27,8 +27,9 @@ def value_of(spec: Scalar) -> Any:
 
 
 def host_array(spec: Array) -> Host | None:
-    """Returns the array's initial contents, C-contiguous and in native byte order; None for a result, which is
-    initially zero on the device. Raises `ArgumentError`.
+    """Returns the array's initial contents, C-contiguous and in native byte order.
+
+    Returns None for a result, which is initially zero on the device. Raises `ArgumentError`.
     """
     if spec.direction == "out":
         return None
@@ -112,8 +113,9 @@ def shown(array: Host) -> str:
 
 
 def listed(array: Host) -> Any:
-    """Returns nested lists for a JSON document, which has neither NaN nor complex numbers; None if the array is too
-    long.
+    """Returns nested lists for a JSON document; None if the array is too long.
+
+    A complex number becomes a pair, and NaN or an infinity a string, because JSON has none of them.
     """
     if array.size > SHOWN:
         return None

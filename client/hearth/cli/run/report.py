@@ -29,6 +29,10 @@ class Result:
         return f"{self.array.dtype}[{','.join(map(str, self.array.shape))}]"
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the result for the JSON report: with its values, or shortened if the array is too long.
+
+        A result that was written to a file has the file's name instead of values.
+        """
         found: dict[str, Any] = {
             "argument": self.argument,
             "dtype": str(self.array.dtype),
@@ -65,8 +69,9 @@ class RunReport:
     results: list[Result] = field(default_factory=list)
 
     def heading(self) -> str:
-        """Returns the heading, such as ``saxpy<<<(4096, 1, 1), (256, 1, 1)>>> on device 0 of gpu-box: NVIDIA H200
-        (cuda)``.
+        """Returns the heading of the report: kernel, grid, block, options and device.
+
+        Example: ``saxpy<<<(4096, 1, 1), (256, 1, 1)>>> on device 0 of gpu-box: NVIDIA H200 (cuda)``.
         """
         how = [f"{self.shared_mem} bytes shared"] if self.shared_mem else []
         how += [f"{self.iterations} times"] if self.iterations > 1 else []

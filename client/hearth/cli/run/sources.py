@@ -65,8 +65,9 @@ def headers_of(path: str, code: bytes, folders: Sequence[str], given: Mapping[st
 
 
 def given_headers(texts: Sequence[str]) -> dict[str, str]:
-    """Returns the headers of the options ``--header FILE``, named by the file name without folders, and ``--header
-    NAME=FILE``. Raises `ArgumentError`.
+    """Returns the headers of the options ``--header FILE`` and ``--header NAME=FILE``, by name.
+
+    Without NAME, the name is the file name without folders. Raises `ArgumentError`.
     """
     found: dict[str, str] = {}
     for text in texts:

@@ -31,8 +31,9 @@ NAMES = (
 
 
 def elapsed(before: Document | None, now: Document) -> float | None:
-    """Returns the seconds between the two documents, by the daemon's clock; None if the daemon was restarted in
-    between.
+    """Returns the seconds between the two documents, by the daemon's clock.
+
+    Returns None without an earlier document, or if the daemon was restarted in between.
     """
     if before is None or before.get("started_unix") != now.get("started_unix"):
         return None
@@ -47,8 +48,9 @@ def told(device: Mapping[str, Any]) -> Rates:
 
 
 def of_devices(before: Document | None, now: Document) -> dict[int, Rates]:
-    """Returns the rates by ordinal: computed from the two documents, or those that the daemon reports if there is no
-    earlier document to compare with.
+    """Returns the rates by ordinal, computed from the two documents.
+
+    For a device without earlier counters to compare with, returns the rates that the daemon reports.
     """
     seconds = elapsed(before, now)
     counted = {d["ordinal"]: d.get("counters") or {} for d in (before or {}).get("devices", ())}
@@ -80,8 +82,9 @@ def of_sessions(before: Document | None, now: Document) -> dict[str, float | Non
 
 
 def busiest_first(document: Document, devices: Mapping[int, Rates], sessions: Mapping[str, float | None]) -> Document:
-    """Returns the document with devices and sessions sorted by the device time that they used since the last document,
-    then by their total device time (sessions), then by name, so that idle entries keep their places.
+    """Returns the document with devices and sessions sorted by the device time that they used since the last document.
+
+    Further keys are the total device time (sessions), then ordinal or id, so that idle entries keep their places.
     """
     return {
         **document,
@@ -97,8 +100,9 @@ def busiest_first(document: Document, devices: Mapping[int, Rates], sessions: Ma
 
 
 def memory_used(device: Mapping[str, Any]) -> int | None:
-    """Returns the used bytes of a device: as reported by the driver, otherwise the bytes held by those processes of the
-    daemon that the caller may see. None: unknown.
+    """Returns the used bytes of a device, as reported by the driver; None: unknown.
+
+    Without a report, returns the bytes held by those processes of the daemon that the caller may see.
     """
     used: int | None = (device.get("memory") or {}).get("used_bytes")
     if used is not None:

@@ -80,8 +80,9 @@ class Screen:
                 termios.tcsetattr(self._keys, termios.TCSADRAIN, self._modes)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Suspends the command on Ctrl-Z: restores the terminal for the shell, and takes it again when the command
-        continues.
+        """Suspends the command on Ctrl-Z.
+
+        Restores the terminal for the shell, and takes it again when the command continues.
         """
         self._give_back()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)

@@ -124,8 +124,9 @@ def _load(path: str) -> Any:
 
 
 def _refuse(output: Path, force: bool) -> None:
-    """Raises `ArgumentError` if the output cannot be written, or would overwrite a file other than a trace without
-    `force`.
+    """Raises `ArgumentError` if the output cannot be written.
+
+    Raises it too if the output would overwrite a file other than a trace without `force`.
     """
     if output.is_dir():
         raise _wrong(f"the output {str(output)!r} is a directory", "specify a file")

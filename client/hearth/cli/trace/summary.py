@@ -27,6 +27,7 @@ class Row:
     bytes: int = 0
 
     def add(self, us: float, size: int) -> None:
+        """Counts one more piece of work, which took `us` microseconds and moved `size` bytes."""
         self.count += 1
         self.total_us += us
         self.max_us = max(self.max_us, us)
@@ -34,6 +35,7 @@ class Row:
 
     @property
     def mean_us(self) -> float:
+        """Mean duration in microseconds; 0 without any work."""
         return self.total_us / self.count if self.count else 0.0
 
     @property
@@ -181,8 +183,9 @@ def _devices(
 
 
 def _union(work: Sequence[_Span]) -> tuple[float, list[tuple[float, float, str, str]]]:
-    """Returns the time in which any of the work ran, and the gaps in between: start, length, name of the work before,
-    name of the work after.
+    """Returns the time in which any of the work ran, and the gaps in between.
+
+    Each gap has its start, its length, the name of the work before and the name of the work after.
     """
     busy, gaps = 0.0, []
     end, latest = work[0].start, work[0]

@@ -67,6 +67,8 @@ class RankCommunicator(Protocol):
 
 
 class CommunicatorFactory(Protocol):
+    """Creates the communicators of new groups. One factory for each device process."""
+
     def check(self, kind: str, dtype: str, op: str) -> None:
         """Raises Refusal(UNSUPPORTED) if the backend cannot do the operation. Device-handle thread."""
         ...
@@ -79,4 +81,11 @@ class CommunicatorFactory(Protocol):
         """Drops an id that no further rank will use to join. Device-handle thread."""
         ...
 
-    def join(self, unique_id: bytes, rank: int, ranks: int) -> RankCommunicator: ...
+    def join(self, unique_id: bytes, rank: int, ranks: int) -> RankCommunicator:
+        """Returns the communicator of rank `rank` (from 0) in a new group of `ranks` ranks.
+
+        Called on a helper thread, because it may block until every rank of the group has joined.
+
+        Raises Refusal, usually Refusal(COMMUNICATOR_FAILED).
+        """
+        ...

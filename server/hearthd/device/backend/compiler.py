@@ -69,14 +69,16 @@ class Compiler(Protocol):
         ...
 
     def places(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Returns the files and directories that the compiler reads, and those that it writes in addition to its
-        scratch directory.
+        """Returns the files and directories that the compiler reads, and those that it writes.
+
+        The latter do not include its scratch directory.
         """
         ...
 
     def identity(self) -> bytes:
-        """Returns bytes that identify everything except the source that affects the result: compiler, version,
-        architecture.
+        """Returns bytes that identify everything except the source that affects the result.
+
+        This includes compiler, version and architecture.
         """
         ...
 
@@ -88,8 +90,7 @@ class Compiler(Protocol):
         ...
 
     def assembly(self, code: bytes) -> Assembly | None:
-        """Returns the input of `assemble` if `code` has to be assembled before it can be loaded; None if it can be
-        loaded as it is.
+        """Returns the input of `assemble`; None if `code` can be loaded without being assembled.
 
         Device-handle thread. Raises Refusal(MODULE_INVALID) for code that this device cannot run.
         """

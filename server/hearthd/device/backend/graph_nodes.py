@@ -69,8 +69,14 @@ class Enqueues(Protocol):
         stream: Any,
         params: Any,
         attributes: LaunchAttributes | None = None,
-    ) -> None: ...
-    def copy(self, destination: int, source: int, size: int, stream: Any) -> None: ...
+    ) -> None:
+        """Enqueues a kernel launch; see `ComputeServer.launch`."""
+        ...
+
+    def copy(self, destination: int, source: int, size: int, stream: Any) -> None:
+        """Enqueues a copy of `size` bytes within the device."""
+        ...
+
     def copy_rows(
         self,
         destination: int,
@@ -80,8 +86,13 @@ class Enqueues(Protocol):
         width: int,
         rows: int,
         stream: Any,
-    ) -> None: ...
-    def fill(self, address: int, pattern: bytes, size: int, stream: Any) -> None: ...
+    ) -> None:
+        """Enqueues a copy of `rows` rows of `width` bytes within the device. Pitches are in bytes."""
+        ...
+
+    def fill(self, address: int, pattern: bytes, size: int, stream: Any) -> None:
+        """Enqueues a fill of `size` bytes with `pattern` (1, 2, 4, 8 or 16 bytes)."""
+        ...
 
 
 def replay(server: Enqueues, nodes: Iterable[GraphNode], stream: Any) -> None:

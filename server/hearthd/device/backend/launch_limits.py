@@ -35,8 +35,10 @@ class LaunchLimits:
 
 @dataclass(frozen=True)
 class KernelLimits:
-    """Limits of the loaded function: its static shared memory in bytes, and the most threads of a block (which depends
-    on registers and launch bounds).
+    """Limits of a loaded function.
+
+    `max_threads_per_block` depends on registers and launch bounds; `static_shared_bytes` is its static shared memory in
+    bytes.
     """
 
     max_threads_per_block: int

@@ -1,9 +1,8 @@
-"""Residency: the blocks and clusters that a device holds at the same time, which limits cooperative and cluster
-launches.
+"""Residency: the number of blocks and clusters that a device can hold at the same time.
 
-A cooperative launch whose grid does not fit completely would deadlock. Two limits apply: the threads of a
-multiprocessor, known before any code is loaded, and the occupancy of the loaded function, which its registers and
-shared memory may lower further.
+Residency limits cooperative and cluster launches. A cooperative launch whose grid does not fit completely would
+deadlock. Two limits apply: the threads of a multiprocessor, known before any code is loaded, and the occupancy of the
+loaded function, which its registers and shared memory may lower further.
 """
 
 from __future__ import annotations
@@ -21,13 +20,15 @@ LARGEST_CLUSTER = 16
 
 
 def product(dim: Dim) -> int:
+    """Returns the number of elements of a grid, block or cluster: blocks of a grid or cluster, threads of a block."""
     return dim[0] * dim[1] * dim[2]
 
 
 def thread_bound(limits: LaunchLimits, threads: int) -> int:
-    """Returns the number of blocks of `threads` threads that the device holds if only threads are counted:
-    floor(threads of a multiprocessor / threads of a block), limited to the blocks of a multiprocessor if that is known,
-    times the number of multiprocessors. Returns 0 if the limits are unknown.
+    """Returns the number of blocks of `threads` threads that the device holds if only threads are counted.
+
+    The result is floor(threads of a multiprocessor / threads of a block), limited to the blocks of a multiprocessor if
+    that is known, times the number of multiprocessors. It is 0 if the limits are unknown.
     """
     if threads < 1:
         return 0

@@ -18,14 +18,22 @@ Event: TypeAlias = Any
 
 
 class Memory(Protocol):
-    """A device allocation. `reserved` is the number of bytes that the pool took for it."""
+    """A device allocation."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Device address of the first byte; 0 if `size` is 0."""
+        ...
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Requested size in bytes."""
+        ...
+
     @property
-    def reserved(self) -> int: ...
+    def reserved(self) -> int:
+        """Size in bytes that counts as in use: `size`, rounded up to the granularity of the allocator."""
+        ...
 
 
 class SharedMemory(Memory, Protocol):
@@ -41,11 +49,19 @@ class HostBuffer(Protocol):
     """Page-locked (CUDA) or ordinary (CPU) host memory that copies go through."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Host address of the first byte."""
+        ...
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Size in bytes, at least the requested size."""
+        ...
+
     @property
-    def view(self) -> memoryview: ...
+    def view(self) -> memoryview:
+        """The memory as writable bytes; must not be used after `ComputeServer.free_host`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -60,8 +76,9 @@ class MemoryInfo:
 
 @dataclass(frozen=True)
 class HostInfo:
-    """Sizes in bytes of the host memory for copies: page-locked (CPU: held by the backend), and its part that is lent
-    out.
+    """Sizes in bytes of the host memory for copies.
+
+    `pinned` is the page-locked memory (CPU: the memory that the backend holds); `in_use` is its part that is lent out.
     """
 
     pinned: int
@@ -93,13 +110,24 @@ class Function(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name under which `Module.function` found the kernel: a symbol or a name expression."""
+        ...
+
     @property
-    def parameters(self) -> tuple[tuple[int, int], ...]: ...
+    def parameters(self) -> tuple[tuple[int, int], ...]:
+        """(Offset, size) of each parameter in bytes, in order."""
+        ...
+
     @property
-    def kinds(self) -> str: ...
+    def kinds(self) -> str:
+        """Letter of the kind of each parameter, in order."""
+        ...
+
     @property
-    def attributes(self) -> FunctionAttributes: ...
+    def attributes(self) -> FunctionAttributes:
+        """Registers, memory and block limit of the kernel."""
+        ...
 
     def prefer_shared(self, percent: int) -> None:
         """Sets the attribute `carveout`, which is a hint."""
@@ -123,6 +151,11 @@ class Module(Protocol):
         ...
 
     @property
-    def functions(self) -> Sequence[str]: ...
+    def functions(self) -> Sequence[str]:
+        """Names of the kernels that `function` finds."""
+        ...
+
     @property
-    def globals(self) -> Sequence[str]: ...
+    def globals(self) -> Sequence[str]:
+        """Names of the variables that `global_` finds. May be incomplete if the driver cannot list variables."""
+        ...

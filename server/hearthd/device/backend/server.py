@@ -72,8 +72,10 @@ class ChecksRaces(Protocol):
     """A backend that can find races in a kernel's shared memory (the CPU's, with HEARTH_CPU_RACECHECK)."""
 
     def race_refusal(self, stream: Stream) -> Callable[[], Refusal | None]:
-        """Returns a function that returns the error of the last launch on `stream`: DATA_RACE, or None if no race was
-        found or the kernel is not checked. To be called after the stream has completed the launch.
+        """Returns a function that returns the error of the last launch on `stream`.
+
+        The error is DATA_RACE, or None if no race was found or the kernel is not checked. To be called after the stream
+        has completed the launch.
         """
         ...
 
@@ -83,13 +85,23 @@ class ComputeServer(Protocol):
     """A device. Created, used and closed on the device-handle thread."""
 
     @property
-    def properties(self) -> node_pb2.DeviceProperties: ...
-    @property
-    def compiler(self) -> Compiler: ...
-    @property
-    def communicators(self) -> CommunicatorFactory: ...
+    def properties(self) -> node_pb2.DeviceProperties:
+        """Properties and limits of the device, which do not change."""
+        ...
 
-    def close(self) -> None: ...
+    @property
+    def compiler(self) -> Compiler:
+        """Compiler for this device. Most of its methods may block and run on other threads; see `Compiler`."""
+        ...
+
+    @property
+    def communicators(self) -> CommunicatorFactory:
+        """Factory of communicators for the groups that this device joins."""
+        ...
+
+    def close(self) -> None:
+        """Frees the backend's resources at the end of the process; no other method may be called afterwards."""
+        ...
 
     def on_progress(self, wake: Callable[[], None] | None) -> bool:
         """Registers `wake`, which is called (from any thread) when an event completes.
@@ -110,10 +122,14 @@ class ComputeServer(Protocol):
         """Frees memory after the work submitted so far to `stream` (the stream that it was allocated on)."""
         ...
 
-    def memory_info(self) -> MemoryInfo: ...
+    def memory_info(self) -> MemoryInfo:
+        """Returns the sizes of the device's memory and of this process's pool. Raises DeviceFault."""
+        ...
+
     def memory_held(self) -> tuple[int, int]:
-        """Returns the bytes of device memory held by this process's pool, and the bytes of them in use; cheaper than
-        `memory_info`.
+        """Returns the bytes of device memory held by this process's pool, and the bytes of them in use.
+
+        Cheaper than `memory_info`.
         """
         ...
 
@@ -171,20 +187,24 @@ class ComputeServer(Protocol):
         ...
 
     def host_refusal(self, size: int) -> Refusal | None:
-        """Returns the reason why the host page-locks no more memory for now, so that copies should do without it; None:
-        wait for `host_grown`.
+        """Returns the reason why the host page-locks no more memory for now; None: wait for `host_grown`.
+
+        If there is a reason, copies should do without page-locked memory.
         """
         ...
 
-    def host_info(self) -> HostInfo: ...
+    def host_info(self) -> HostInfo:
+        """Returns the size of the host memory for copies, and of its part in use."""
+        ...
 
     def free_host(self, buffer: Any) -> None:
         """Frees host memory whose copies have completed."""
         ...
 
     def register_host(self, address: int, size: int) -> None:
-        """Page-locks memory that is mapped in this process, so that it can be used for copies like a `HostBuffer`; each
-        copy must lie within the range of one call. May block; any thread. Raises if the system refuses.
+        """Page-locks memory that is mapped in this process, so that it can be used for copies like a `HostBuffer`.
+
+        Each copy must lie within the range of one call. May block; any thread. Raises if the system refuses.
         """
         ...
 
@@ -200,12 +220,21 @@ class ComputeServer(Protocol):
         ...
 
     # streams and events
-    def create_stream(self, priority: int = 0) -> Stream: ...
+    def create_stream(self, priority: int = 0) -> Stream:
+        """Returns a new stream. A lower `priority` is more urgent; backends may clamp or ignore it."""
+        ...
+
     def destroy_stream(self, stream: Stream) -> None:
         """Destroys the stream. Work that was submitted to it still runs."""
         ...
 
-    def record(self, stream: Stream, *, timing: bool = False) -> Event: ...
+    def record(self, stream: Stream, *, timing: bool = False) -> Event:
+        """Returns a new event that completes when all work submitted to the stream so far has completed.
+
+        `timing`: `elapsed_ns` will be called with the event. `release_event` gives the event back.
+        """
+        ...
+
     def wait(self, stream: Stream, event: Event) -> None:
         """Makes later work on `stream` wait, on the device, for `event`."""
         ...
@@ -218,23 +247,38 @@ class ComputeServer(Protocol):
         """Returns the time in nanoseconds between two completed events that were recorded with timing."""
         ...
 
-    def release_event(self, event: Event) -> None: ...
+    def release_event(self, event: Event) -> None:
+        """Gives the event back, completed or not; the backend may reuse it. It must not be used afterwards."""
+        ...
 
     # copies; host memory must stay unchanged until an event recorded afterwards is done
-    def upload(self, destination: int, source: Any, offset: int, size: int, stream: Stream) -> None: ...
-    def download(self, destination: Any, offset: int, source: int, size: int, stream: Stream) -> None: ...
-    def copy(self, destination: int, source: int, size: int, stream: Stream) -> None: ...
+    def upload(self, destination: int, source: Any, offset: int, size: int, stream: Stream) -> None:
+        """Copies `size` bytes to the device, from byte `offset` of the host buffer `source`."""
+        ...
+
+    def download(self, destination: Any, offset: int, source: int, size: int, stream: Stream) -> None:
+        """Copies `size` bytes from the device, to byte `offset` of the host buffer `destination`."""
+        ...
+
+    def copy(self, destination: int, source: int, size: int, stream: Stream) -> None:
+        """Copies `size` bytes within the device."""
+        ...
+
     def upload_rows(
         self, destination: int, pitch: int, source: Any, offset: int, width: int, rows: int, stream: Stream
     ) -> None:
-        """Copies `rows` rows of `width` bytes, which are contiguous in the host buffer and `pitch` bytes apart on the
-        device.
+        """Copies `rows` rows of `width` bytes to the device.
+
+        The rows are contiguous in the host buffer and `pitch` bytes apart on the device.
         """
         ...
 
     def download_rows(
         self, destination: Any, offset: int, source: int, pitch: int, width: int, rows: int, stream: Stream
-    ) -> None: ...
+    ) -> None:
+        """Copies `rows` rows of `width` bytes from the device, with rows laid out as in `upload_rows`."""
+        ...
+
     def copy_rows(
         self,
         destination: int,
@@ -244,12 +288,15 @@ class ComputeServer(Protocol):
         width: int,
         rows: int,
         stream: Stream,
-    ) -> None: ...
-    def write_now(self, destination: int, pitch: int, data: memoryview, width: int, rows: int) -> None:
-        """Copies from ordinary host memory to device memory that nothing else uses, and returns when the copy is
-        complete: some microseconds per 100 KiB.
+    ) -> None:
+        """Copies `rows` rows of `width` bytes within the device. Pitches are in bytes."""
+        ...
 
-        Used if there is no page-locked memory. Rows are laid out as in `upload_rows`.
+    def write_now(self, destination: int, pitch: int, data: memoryview, width: int, rows: int) -> None:
+        """Copies from ordinary host memory to device memory that nothing else uses, and waits for the copy.
+
+        This takes some microseconds per 100 KiB. Used if there is no page-locked memory. Rows are laid out as in
+        `upload_rows`.
         """
         ...
 
@@ -258,14 +305,16 @@ class ComputeServer(Protocol):
         ...
 
     def fill(self, address: int, pattern: bytes, size: int, stream: Stream) -> None:
-        """Fills `size` bytes with `pattern` (1, 2, 4, 8 or 16 bytes); `size` and `address` must be multiples of the
-        pattern's length.
+        """Fills `size` bytes with `pattern` (1, 2, 4, 8 or 16 bytes).
+
+        `size` and `address` must be multiples of the pattern's length.
         """
         ...
 
     def signal(self, address: int, value: int, stream: Stream) -> None:
-        """Makes the device write 8 bytes of host memory (`signal_address`) when all earlier work of the stream is
-        complete and visible to the host. Raises DeviceFault.
+        """Makes the device write 8 bytes of host memory (`signal_address`) after all earlier work of the stream.
+
+        When `value` appears there, the earlier work is complete and visible to the host. Raises DeviceFault.
         """
         ...
 
@@ -283,16 +332,23 @@ class ComputeServer(Protocol):
         ...
 
     def first_launch_made(self, function: Any, prints: bool) -> None:
-        """Records that the function is about to be launched while no kernel runs: later first launches may rely on its
-        allocations.
+        """Records that the function is about to be launched while no kernel runs.
+
+        Later first launches may rely on the allocations of this launch.
         """
         ...
 
     def load(self, image: Image) -> Module:
-        """Loads a module. Raises Refusal(MODULE_INVALID) for code that this device cannot load."""
+        """Loads a module. If `loading_waits`, to be called while no kernel runs.
+
+        Raises Refusal(MODULE_INVALID) for code that this device cannot load, Refusal(UNSUPPORTED) for code of another
+        backend.
+        """
         ...
 
-    def unload(self, module: Any) -> None: ...
+    def unload(self, module: Any) -> None:
+        """Unloads a module whose last launch has ended. If `loading_waits`, to be called while no kernel runs."""
+        ...
 
     def launch(
         self,
@@ -324,8 +380,9 @@ class ComputeServer(Protocol):
         ...
 
     def blocks_per_multiprocessor(self, function: Any, threads: int, shared_mem: int) -> int:
-        """Returns the number of blocks of `threads` threads that fit one multiprocessor
-        (cuOccupancyMaxActiveBlocksPerMultiprocessor).
+        """Returns the number of blocks of `threads` threads that fit one multiprocessor.
+
+        This is the result of cuOccupancyMaxActiveBlocksPerMultiprocessor.
         """
         ...
 
@@ -353,7 +410,10 @@ class ComputeServer(Protocol):
         """Creates a graph, instantiated and uploaded, in which each node runs after the node before it."""
         ...
 
-    def launch_graph(self, graph: Graph, stream: Stream, times: int = 1) -> None: ...
+    def launch_graph(self, graph: Graph, stream: Stream, times: int = 1) -> None:
+        """Enqueues `times` launches of the graph on `stream`, one after the other."""
+        ...
+
     def update_graph(self, graph: Graph, index: int, node: KernelNode) -> None:
         """Changes the parameters of the kernel node at `index`, effective from the graph's next launch."""
         ...

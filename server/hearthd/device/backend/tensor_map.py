@@ -75,10 +75,10 @@ _AS_UINT8 = ("int8", "float8_", "float6_", "float4_", "int4", "uint4", "int2", "
 
 
 def element_of(dtype: str) -> Element | None:
-    """Returns the element type as which `dtype` (the driver's, NumPy's or ml_dtypes' name) is copied; None if TMA has
-    none.
+    """Returns the element type as which `dtype` is copied; None if TMA has no such element type.
 
-    The accelerator copies bits: it treats an int8 as a uint8, and likewise a float8 of any kind.
+    `dtype` is the driver's, NumPy's or ml_dtypes' name. The accelerator copies bits: it treats an int8 as a uint8, and
+    likewise a float8 of any kind.
     """
     found = _ELEMENTS.get(dtype)
     if found is None and dtype.startswith(_AS_UINT8):
@@ -136,11 +136,11 @@ class TensorMapSpec:
 
     @property
     def rank(self) -> int:
+        """Number of dimensions."""
         return len(self.shape)
 
     def extent(self) -> int | None:
-        """Returns the number of bytes from the first to the end of the last byte described; None if the fields do not
-        determine it.
+        """Returns the number of bytes from the first to the end of the last byte described; None if it is undetermined.
 
         With interleaved channels, the result is a lower bound: the driver's documentation leaves open how slices follow
         each other.

@@ -94,15 +94,18 @@ class Broker:
         return protocol.unpack_image(answer, code), bool(answer.get("cached"))
 
     def rest(self) -> None:
+        """Makes the compile workers release resources that are not needed while there is no work. Does not wait."""
         self._send({"ask": "rest"})
 
     def cancel(self, job: Job) -> None:
+        """Cancels the pending requests for this job object, which is compared by identity. Does not wait."""
         with self._changed:
             numbers = [number for number, asked in self._jobs.items() if asked is job]
         for number in numbers:
             self._send({"ask": "cancel", "which": number})
 
     def pin(self, tenant: str) -> None:
+        """Attributes all later jobs to the tenant. The first tenant is also sent to each broker that takes over."""
         with self._changed:
             if self._tenant is None:
                 self._tenant = tenant
@@ -136,12 +139,17 @@ class Broker:
             self._kept[nonce] = file
 
     def drop(self, nonce: bytes) -> None:
+        """Makes the broker end the exchange of a segment. Ignores errors, because a lost broker has ended it anyway."""
         with self._changed:
             self._kept.pop(nonce, None)
         with contextlib.suppress(OSError):
             self._ask_files({"ask": "drop", "nonce": nonce.hex()}, [])
 
     def fetch(self, nonce: bytes) -> int:
+        """Returns a new descriptor of the segment that a process keeps under the nonce; the caller must close it.
+
+        May block for seconds. Raises OSError if no process keeps the segment, or if the broker does not answer.
+        """
         files = self._ask_files({"ask": "fetch", "nonce": nonce.hex()}, [])
         if len(files) != 1:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -257,8 +265,9 @@ class Broker:
             del head, parts, answer
 
     def _renew(self) -> bool:
-        """Waits for the sockets of the next broker, and sends it the state that the previous one had (recipe, tenant,
-        segments). False if there is no next broker.
+        """Waits for the sockets of the next broker. Returns False if there is no next broker.
+
+        Sends the new broker the state that the previous one had (recipe, tenant, segments).
         """
         try:
             message = descriptors.receive(self._renewals)

@@ -72,8 +72,9 @@ def start_broker(spec: DeviceSpec) -> Broker:
 
 
 def _run(parent: int, work: Callable[[], bool], *kept: socket.socket) -> NoReturn:
-    """Runs `work` in a process that was just forked from `parent`, and ends the process: with exit status 0 if `work`
-    returns True, otherwise with 1.
+    """Runs `work` in a process that was just forked from `parent`, and ends the process.
+
+    The exit status is 0 if `work` returns True, otherwise 1.
     """
     over = False
     try:
@@ -141,8 +142,9 @@ class _Keeper:
 
 
 def _die_with(parent: int) -> None:
-    """Makes the kernel kill this process when the thread that forked it ends: the keeper's thread or the device-handle
-    thread.
+    """Makes the kernel kill this process when the thread that forked it ends.
+
+    That thread is the keeper's thread or the device-handle thread.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -231,6 +233,13 @@ class BrokerRequests:
             protocol.send(self._link, {**answer, "id": number}, made)
 
     def answer(self, head: dict[str, Any], parts: list[bytes], number: int) -> tuple[dict[str, Any], Sequence[bytes]]:
+        """Returns the answer to one request, as head and parts. `number` is the id that names the request in "cancel".
+
+        Runs on a separate thread for each request. Blocks until the compiler is known, and then for the duration of the
+        work.
+
+        Raises Refusal.
+        """
         self._known.wait()
         match head.get("ask"):
             case "ready":

@@ -223,8 +223,9 @@ class LaneConnection:
         return HEADER.pack(0, ACK, 0, 0, self._acked)
 
     def settle(self) -> None:
-        """Completes an iteration of the loop: sends as much as the socket accepts, and resumes reading if there is
-        room.
+        """Completes an iteration of the loop: sends as much as the socket accepts.
+
+        Also resumes reading if there is room.
         """
         if not self._open:
             return

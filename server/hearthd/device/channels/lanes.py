@@ -41,8 +41,13 @@ class LaneExecutor(Protocol):
     inline_path: InlinePath
     sharing: FairShare
 
-    def session(self, channel: int) -> DeviceSession | None: ...
-    def frame(self, frame: Frame) -> None: ...
+    def session(self, channel: int) -> DeviceSession | None:
+        """Returns the open session of a channel; None if the channel is not open, or not yet."""
+        ...
+
+    def frame(self, frame: Frame) -> None:
+        """Handles a frame as if it had arrived over the link. A frame of an unknown session is ignored."""
+        ...
 
 
 class LaneConnections:
@@ -78,8 +83,9 @@ class LaneConnections:
             self._adopt(channel, *waiting[:2])
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns the longest time that the loop may sleep, at most `asleep`; drops lanes whose channel was not opened
-        in time.
+        """Returns the longest time in seconds that the loop may sleep, at most `asleep`; None: no limit.
+
+        Drops lanes whose channel was not opened in time.
         """
         if not self._waiting:
             return asleep

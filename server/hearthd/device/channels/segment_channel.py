@@ -58,6 +58,7 @@ class DescriptorCloser:
         return self._given - self._closed
 
     def close(self, files: Iterable[int]) -> None:
+        """Queues the descriptors, which the closer owns from now on. Device-handle thread; does not block."""
         for file in files:
             if not self._given:
                 threading.Thread(target=self._run, name="close-files", daemon=True).start()

@@ -53,14 +53,44 @@ class OutgoingChunk(NamedTuple):
 class StripeOwner(Protocol):
     """Receiver of the stripe's events. All methods are called on the device-handle thread."""
 
-    def ready(self, stripe: Stripe) -> None: ...
-    def announced(self, stripe: Stripe, kind: int, transfer: int, chunk: int) -> None: ...
-    def arrived(
-        self, stripe: Stripe, transfer: int, offset: int, size: int, host: HostBuffer, seconds: float
-    ) -> None: ...
-    def taken(self, stripe: Stripe, transfer: int, offset: int) -> None: ...
-    def sent(self, stripe: Stripe, chunk: OutgoingChunk, seconds: float) -> None: ...
-    def over(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None: ...
+    def ready(self, stripe: Stripe) -> None:
+        """Called once, when the connection is established, TLS included. `Stripe.begin` is called now or later."""
+        ...
+
+    def announced(self, stripe: Stripe, kind: int, transfer: int, chunk: int) -> None:
+        """Called when the client will send (UPLOAD) or receive (DOWNLOAD) chunks of a transfer over this stripe.
+
+        `chunk` is the largest size of its chunks in bytes, which is not checked against `max_chunk` yet.
+        """
+        ...
+
+    def arrived(self, stripe: Stripe, transfer: int, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
+        """Called when a chunk has arrived in the memory `host`, which the owner takes back.
+
+        The chunk of `size` bytes belongs at byte `offset` of the transfer. `seconds` is the time from the grant of the
+        memory to the arrival. If `size` exceeds that of `host`, the client has violated the protocol: the chunk was
+        dropped, and `seconds` is 0.
+        """
+        ...
+
+    def taken(self, stripe: Stripe, transfer: int, offset: int) -> None:
+        """Called when the client confirms that it has received the chunk at byte `offset` of the transfer."""
+        ...
+
+    def sent(self, stripe: Stripe, chunk: OutgoingChunk, seconds: float) -> None:
+        """Called when a chunk has been written to the socket, `seconds` after it was queued.
+
+        The owner takes the chunk's memory back.
+        """
+        ...
+
+    def over(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None:
+        """Called when the stripe has ended, as the last event.
+
+        `why` is the error that ended the stripe; empty if either side closed it. The owner takes back the memory
+        `left`.
+        """
+        ...
 
 
 class Stripe:

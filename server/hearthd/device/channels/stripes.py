@@ -65,8 +65,9 @@ class Stripes:
             stripe.begin()
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns the longest time that the loop may sleep, at most `asleep`; closes stripes whose channel was not
-        opened in time.
+        """Returns the longest time in seconds that the loop may sleep, at most `asleep`; None: no limit.
+
+        Closes stripes whose channel was not opened in time.
         """
         if not self._waiting:
             return asleep
@@ -89,6 +90,10 @@ class Stripes:
             stripe.close()
 
     def handed_over(self, body: dict[str, Any], files: list[int]) -> None:
+        """Adopts the socket of a stripe, which the front has handed over on the descriptors socket.
+
+        Closes the socket and logs a warning if the message is invalid or the session has too many stripes.
+        """
         for surplus in files[1:]:
             os.close(surplus)
         if not files:
@@ -114,12 +119,17 @@ class Stripes:
     # ---- events of a stripe; see `hearthd.device.channels.stripe.StripeOwner` ----
 
     def ready(self, stripe: Stripe) -> None:
+        """Begins the stripe, or keeps it waiting for at most `PATIENCE_S` if its channel is not open yet."""
         if self._sessions(stripe.channel) is not None:
             stripe.begin()
         else:
             self._waiting[stripe] = time.monotonic() + PATIENCE_S
 
     def announced(self, stripe: Stripe, kind: int, transfer: int, chunk: int) -> None:
+        """Assigns the stripe to the transfer. If that is refused, sends the client ABORT with the reason.
+
+        Closes the stripe if the client did not wait until the stripe had begun.
+        """
         session = self._sessions(stripe.channel)
         if session is None or not stripe.begun:
             stripe.close()
@@ -141,6 +151,7 @@ class Stripes:
             stripe.put(HEADER.pack(len(payload), Kind.ABORT, 0, 0, transfer) + payload)
 
     def arrived(self, stripe: Stripe, transfer: int, offset: int, size: int, host: HostBuffer, seconds: float) -> None:
+        """Passes the chunk to its upload and confirms it to the client, or drops it if the upload does not want it."""
         session = self._sessions(stripe.channel)
         if session is not None and self._transfers.uploads.striped.landed(
             session, transfer, stripe, offset, size, host, seconds
@@ -150,6 +161,7 @@ class Stripes:
             self._transfers.stripe_staging.give_back(host)
 
     def taken(self, stripe: Stripe, transfer: int, offset: int) -> None:
+        """Notifies the download. Closes the stripe if the chunk was never sent."""
         session = self._sessions(stripe.channel)
         if session is not None:
             try:
@@ -159,12 +171,14 @@ class Stripes:
                 stripe.close()
 
     def sent(self, stripe: Stripe, chunk: OutgoingChunk, seconds: float) -> None:
+        """Returns the chunk's memory to the staging window and notifies the download."""
         self._transfers.stripe_staging.give_back(chunk.host)
         session = self._sessions(stripe.channel)
         if session is not None:
             self._transfers.downloads.striped.gone(session, chunk.transfer, stripe, seconds)
 
     def over(self, stripe: Stripe, why: str, left: list[HostBuffer]) -> None:
+        """Removes the stripe, returns its memory, and notifies its transfers. Logs `why` unless it is empty."""
         self._waiting.pop(stripe, None)
         stripes = self._of.get(stripe.channel, set())
         stripes.discard(stripe)

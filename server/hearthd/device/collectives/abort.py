@@ -1,5 +1,4 @@
-"""Abort of a communicator: its running operations are stopped immediately; its memory is freed while the device is
-idle.
+"""Abort of a communicator: running operations are stopped at once, memory is freed while the device is idle.
 
 To free memory, CUDA waits for every running kernel, and blocks all other calls in the meantime. If one of those kernels
 waits for a peer, or for data that its host is about to send, freeing at once would block this process indefinitely. So

@@ -74,6 +74,11 @@ class CollectiveCommands:
         return self._operation(origin, key, [part], place, command.timeout_ns)
 
     def collective(self, origin: Origin, command: commands_pb2.Collective) -> Operation:
+        """Handles Collective: one operation or a batch of them, on a group or on devices of this daemon.
+
+        Raises Refusal(INVALID_ARGUMENT), Refusal(INVALID_HANDLE) if the group has no rank of this session on this
+        device.
+        """
         channel, devices, group = origin.session.channel, tuple(command.devices), command.group.hex()
         if len(command.operations) == 1:
             kind = KINDS.get(command.operations[0].kind)
@@ -96,6 +101,8 @@ class CollectiveCommands:
         return self._operation(origin, key, command.operations, place, command.timeout_ns)
 
     def sync_collective(self, origin: Origin, _command: commands_pb2.SyncCollective) -> Operation:
+        """Handles SyncCollective: makes the stream wait, on the device, for its earlier collectives."""
+
         def run() -> bool:
             self._follow(origin)
             origin.stream.collectives = ()

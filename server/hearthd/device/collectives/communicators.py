@@ -67,6 +67,7 @@ class Memberships:
         }
 
     def get(self, comm: str) -> Membership | None:
+        """Returns this rank's membership in a communicator; None if it has not joined, or the communicator is gone."""
         return self._live.get(comm)
 
     def why_gone(self, comm: str) -> Refusal:
@@ -81,8 +82,9 @@ class Memberships:
     # ---- operations ----
 
     def enqueue(self, member: Membership, exchanges: Sequence[CollectiveExchange]) -> None:
-        """Enqueues a communicator's next operation on its track, which has been fenced behind all work that it depends
-        on. Raises Refusal.
+        """Enqueues a communicator's next operation on its track. Raises Refusal.
+
+        The track has been fenced behind all work that the operation depends on.
         """
         if exchanges:
             try:
@@ -206,8 +208,9 @@ class Memberships:
     # ---- failing ----
 
     def broken(self, member: Membership, reason: str, sequence: int = 0, *, timed_out: bool = False) -> None:
-        """Reports to the front that this rank cannot continue in the communicator; `sequence` is the number of the
-        operation that is the cause.
+        """Reports to the front that this rank cannot continue in the communicator.
+
+        `sequence` is the number of the operation that is the cause.
         """
         if member.failing:
             return

@@ -70,8 +70,9 @@ class InFlightQueue(Generic[T]):
         return left
 
     def progress(self, now: float, *, at_once: bool = False) -> int | None:
-        """Returns the number of operations that are done, if a report is due, otherwise None; `at_once`: regardless of
-        the time since the last report.
+        """Returns the number of operations that are done, if a report is due, otherwise None.
+
+        `at_once`: regardless of the time since the last report.
         """
         if self.done == self._told or (now < self._told_at + PROGRESS_S and not at_once):
             return None

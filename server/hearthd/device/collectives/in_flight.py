@@ -21,7 +21,9 @@ class OperationName(Protocol):
     """Name of an operation, as shown in messages."""
 
     @property
-    def sequence(self) -> int: ...
+    def sequence(self) -> int:
+        """Number of the operation within its session and group, from 1."""
+        ...
 
 
 class InFlightCollective:
@@ -58,6 +60,7 @@ class InFlightCollective:
 
     @property
     def sequence(self) -> int:
+        """Number of the operation within its session and group, by which the front names it."""
         return self._key.sequence
 
     def then(self, callback: Callable[[], None]) -> None:

@@ -21,7 +21,9 @@ class WeightedOperation(Protocol):
     """An operation, or a batch of them; `weight` is the number of operations."""
 
     @property
-    def weight(self) -> int: ...
+    def weight(self) -> int:
+        """Number of operations of the batch, at least 1."""
+        ...
 
 
 P = TypeVar("P", bound=WeightedOperation)

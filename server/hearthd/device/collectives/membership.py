@@ -49,8 +49,9 @@ class Membership:
 
 
 def given_up(why: str, late: int, flight: InFlightCollective) -> Refusal:
-    """Returns the refusal of an operation that was in flight when its communicator failed; `late` is the number of the
-    operation that missed its deadline, or 0.
+    """Returns the refusal of an operation that was in flight when its communicator failed.
+
+    `late` is the number of the operation that missed its deadline, or 0.
     """
     if late and flight.sequence == late:
         return Refusal(
@@ -69,8 +70,9 @@ def given_up(why: str, late: int, flight: InFlightCollective) -> Refusal:
 
 
 def not_started(why: str, timed_out: bool) -> Refusal:
-    """Returns the refusal of an operation that could not start on a failed communicator; `timed_out`: the failure is a
-    timeout of this operation or of one that it waits for.
+    """Returns the refusal of an operation that could not start on a failed communicator.
+
+    `timed_out`: the failure is a timeout of this operation or of one that it waits for.
     """
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT if timed_out else Reason.COMMUNICATOR_FAILED,

@@ -75,8 +75,9 @@ class Negotiation:
     # ---- presenting ----
 
     def ask(self, pending: PendingCollective, ahead: list[PendingCollective]) -> None:
-        """Presents the operation, or queues it until there is room, after the operations `ahead`, which have been
-        presented or queued. Raises the same errors as `locate`.
+        """Presents the operation, or queues it until there is room. Raises the same errors as `locate`.
+
+        The operation is presented after the operations `ahead`, which have been presented or queued.
         """
         group = pending.key.group
         # A group over several daemons has a separate order and track, and may wait for anything. If an operation of a
@@ -131,8 +132,9 @@ class Negotiation:
         self._rows.settle()
 
     def _make_room(self, session: DeviceSession, weight: int) -> None:
-        """Subtracts `weight` from the weight of the session's presented operations, and presents queued ones that now
-        have room.
+        """Subtracts `weight` from the weight of the session's presented operations.
+
+        Presents queued operations that now have room.
         """
         left = self._weights.get(session, 0) - weight
         if left > 0:

@@ -89,9 +89,11 @@ class PendingCollective:
         self.error: Refusal | None = None
 
     def ask(self, ahead: Iterable[object]) -> None:
-        """Presents the operation before its turn, after other collectives that have been presented, so that a series
-        does not cost a round trip to the front for each operation. After any other command that would not be safe: the
-        front could then prescribe a launch order that one of the ranks cannot follow.
+        """Presents the operation before its turn, after other collectives that have been presented.
+
+        A series of collectives then does not cost a round trip to the front for each operation. Behind any other
+        command, to present early would not be safe: the front could then prescribe a launch order that one of the ranks
+        cannot follow.
         """
         others = [other for other in ahead if isinstance(other, PendingCollective)]
         with suppress(Refusal):  # the error occurs again, and is answered, when the operation's turn comes
@@ -126,6 +128,10 @@ class OperationRun:
         )
 
     def message(self) -> dict[str, Any]:
+        """Returns the message to the front that presents the run.
+
+        `count` is left out for a single operation, and `behind` if the run waits for no other operation.
+        """
         first = self._first
         found = {
             "op": "present", **first.key.address(), "signature": self._signature, "timeout": first.seconds

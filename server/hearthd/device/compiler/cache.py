@@ -1,10 +1,9 @@
-"""Cache of compiled modules on disk: content-addressed, authenticated, bounded, shared by the broker processes of the
-node.
+"""Cache of compiled modules on disk, shared by the broker processes of the node.
 
-An entry is code that a device process loads and runs. Each entry carries an HMAC under the daemon's key over its name
-and its content, so a file that another process wrote, or moved here from another name, is rejected. If the cache is
-divided, an entry's name also depends on the tenant, so that no tenant learns from the duration of a compile what others
-have compiled.
+The cache is content-addressed, authenticated and bounded. An entry is code that a device process loads and runs. Each
+entry carries an HMAC under the daemon's key over its name and its content, so a file that another process wrote, or
+moved here from another name, is rejected. If the cache is divided, an entry's name also depends on the tenant, so that
+no tenant learns from the duration of a compile what others have compiled.
 
 The cache never makes a launch fail: an entry that cannot be read is a miss, and one that cannot be written is not
 cached.
@@ -85,6 +84,10 @@ class CompileCache:
             self._tenant = tenant
 
     def load(self, name: str) -> Image | None:
+        """Returns the image of this name and marks it as most recently used; None if there is no valid entry.
+
+        Removes a damaged entry. Never raises for an entry that cannot be read.
+        """
         path = self._path(name)
         if path is None:
             return None
@@ -102,6 +105,11 @@ class CompileCache:
             return None
 
     def store(self, name: str, image: Image) -> None:
+        """Writes the image under this name, then removes the least recently used entries above the limit.
+
+        Does not raise OSError: an image that cannot be written is not cached, and `report` is called if the disk is
+        full.
+        """
         path = self._path(name)
         if path is None:
             return
@@ -125,8 +133,9 @@ class CompileCache:
 
     @contextlib.contextmanager
     def single_flight(self, name: str) -> Iterator[None]:
-        """Ensures that only one process of the node compiles `name` at a time; the other processes then find it in the
-        cache.
+        """Ensures that only one process of the node compiles `name` at a time. Blocks while another process does.
+
+        The other processes then find the image in the cache.
         """
         path = self._path(name)
         descriptor = -1
@@ -191,8 +200,9 @@ class CompileCache:
 
 
 def cache_directory(configured: str) -> str:
-    """Returns the directory for compiled modules: the configured one, or an empty string if other users can write to
-    it.
+    """Returns the configured directory for compiled modules, created if necessary.
+
+    Returns an empty string if none is configured, if it cannot be used, or if other users can write to it.
     """
     if not configured:
         return ""

@@ -78,8 +78,9 @@ class Ptx(NamedTuple):
 
 
 def check(code: bytes, capability: Capability) -> bool:
-    """True if `code` has to be assembled before it can run on a device of `capability`: PTX, or a fatbin in which only
-    the PTX fits. Raises Refusal(MODULE_INVALID).
+    """True if `code` has to be assembled before it can run on a device of `capability`.
+
+    This is true for PTX, and for a fatbin in which only the PTX fits. Raises Refusal(MODULE_INVALID).
     """
     if not code:
         raise _invalid("There is no code in it.")
@@ -181,8 +182,9 @@ def _check_cubin(cubin: Cubin, capability: Capability) -> None:
 
 
 def runs(architecture: int, capability: Capability) -> bool:
-    """True if machine code for sm_`architecture` runs on the capability: its major number is equal, its minor number
-    not higher.
+    """True if machine code for sm_`architecture` runs on a device of `capability`.
+
+    It does if its major number is equal and its minor number not higher.
     """
     major, minor = divmod(architecture, 10)
     return major == capability[0] and minor <= capability[1]

@@ -22,6 +22,7 @@ class ImageStore:
         return len(self._images)
 
     def get(self, job: Job) -> Image | None:
+        """Returns the image of a job and makes it the most recently used one; None if it is not stored."""
         image = self._images.pop(job, None)
         if image is not None:
             self._images[job] = image  # the end of the dict is the most recently used image

@@ -35,27 +35,43 @@ class Runner(Protocol):
         """Cancels a job that no request waits for any more. Does not block."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stops all jobs, which then fail. Does not wait for them."""
+        ...
 
 
 class ImageSource(Protocol):
     """Source of images for a device process: `CachedImages` in the process itself, or a broker."""
 
-    def ready(self) -> None: ...
+    def ready(self) -> None:
+        """Prepares for the first job. Called by each compile thread when it starts; may block; errors are ignored."""
+        ...
 
     def image(self, job: Job) -> tuple[Image, bool]:
         """Returns the image, and True if a cache had it. Raises Refusal."""
         ...
 
-    def rest(self) -> None: ...
+    def rest(self) -> None:
+        """Releases resources that are not needed while there is no work.
 
-    def cancel(self, job: Job) -> None: ...
+        Called on a compile thread after an idle period; its errors are ignored.
+        """
+        ...
+
+    def cancel(self, job: Job) -> None:
+        """Cancels a job that no request waits for any more; `image` then raises on its thread.
+
+        Device-handle thread; must not block.
+        """
+        ...
 
     def pin(self, tenant: str) -> None:
         """Attributes all later jobs to the tenant. Only the first call has an effect."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stops all jobs, because the process ends. Device-handle thread."""
+        ...
 
 
 class CachedImages:

@@ -55,8 +55,9 @@ _LONGEST_COMMENT = 4096
 
 
 class IncludeFinding(NamedTuple):
-    """A directive that reads, or may read, a file of the host: `what` is the text of the directive, `name` the file's
-    name, or empty.
+    """A directive that reads, or may read, a file of the host.
+
+    `what` is the text of the directive, `name` the file's name, or empty.
     """
 
     file: str
@@ -151,9 +152,7 @@ def _readings(text: str) -> Iterator[_Reading]:
 
 
 def _blanked(match: re.Match[str]) -> str:
-    """Returns an empty string for a line that is a comment in every reading of the source, otherwise the line
-    unchanged.
-    """
+    """Returns an empty string for a line that is a comment in every reading of the source, otherwise the line."""
     line = match[0].rstrip("\r")
     before = match.string[max(0, match.start() - 256) : max(0, match.start() - 1)].rstrip(" \t\v\f\r")
     ends_block = "*/" in line
@@ -228,8 +227,9 @@ def _named(
 
 
 def _renamed(file: str, reading: _Reading, match: re.Match[str]) -> Iterator[IncludeFinding]:
-    """Yields the findings of `#line 1 "file"`, with or without the word `line`: a compiler may quote the named file, or
-    treat the lines after the directive as part of it.
+    """Yields the findings of `#line 1 "file"`, with or without the word `line`.
+
+    A compiler may quote the named file, or treat the lines after the directive as part of it.
     """
     text = reading.text
     number = _NUMBER.match(text, _skip(text, match.end()))

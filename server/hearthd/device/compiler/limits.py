@@ -21,8 +21,9 @@ class CompilerEnded(Exception):
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """Limits of one compile: wall-clock seconds, bytes of address space, bytes of the largest file that the compile
-    writes.
+    """Limits of one compile.
+
+    These are wall-clock seconds, bytes of address space, and bytes of the largest file that the compile writes.
     """
 
     seconds: float
@@ -30,15 +31,18 @@ class CompileLimits:
     file_bytes: int = 256 << 20
 
     def out_of_time(self) -> Refusal:
+        """Returns the refusal (COMPILE_LIMIT) of a compile that exceeded `seconds`."""
         return self._reached(
             "time", self.seconds, f"took longer than its limit of {self.seconds:g} s", "compile.timeout"
         )
 
     def out_of_memory(self) -> Refusal:
+        """Returns the refusal (COMPILE_LIMIT) of a compile that exceeded `memory`."""
         what = f"needed more memory than its limit of {self.memory} bytes"
         return self._reached("memory", self.memory, what, "compile.memory")
 
     def too_large(self) -> Refusal:
+        """Returns the refusal (COMPILE_LIMIT) of a compile that wrote a file larger than `file_bytes`."""
         return Refusal(
             Reason.COMPILE_LIMIT,
             f"The compile wrote a file of more than {self.file_bytes} bytes, and was stopped.",
@@ -47,8 +51,9 @@ class CompileLimits:
         )
 
     def ended(self, number: int, said: str = "") -> Refusal:
-        """Returns the refusal of a compile whose compiler was ended by the signal `number`; `said` is the compiler's
-        last output.
+        """Returns the refusal of a compile whose compiler was ended by the signal `number`.
+
+        `said` is the compiler's last output.
         """
         if number == signal.SIGXCPU:
             return self.out_of_time()
@@ -73,6 +78,7 @@ class CompileLimits:
 
 
 def signal_name(number: int) -> str:
+    """Returns the name of a signal, such as "SIGSEGV", or "signal 99" if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

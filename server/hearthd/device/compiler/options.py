@@ -184,6 +184,7 @@ class CompileOptions:
     given: list[GivenOption] = field(default_factory=list)
 
     def has(self, long: str) -> bool:
+        """True if an option with this long name, without dashes, was given."""
         return any(each.option.long == long for each in self.given)
 
     def last(self, long: str, default: str = "") -> str:

@@ -93,6 +93,7 @@ def _exactly(link: socket.socket, size: int, deadline: float | None) -> bytes:
 
 
 def pack_job(job: Job) -> tuple[dict[str, Any], list[bytes]]:
+    """Returns a job as the head and the parts of a message; `unpack_job` is the inverse."""
     if isinstance(job, Assembly):
         return {"job": "assemble"}, [job.code]
     head = {"job": "compile", "options": list(job.options), "name_expressions": list(job.name_expressions)}
@@ -100,6 +101,7 @@ def pack_job(job: Job) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def unpack_job(head: dict[str, Any], parts: Sequence[bytes]) -> Job:
+    """Returns the job of a message that `pack_job` made."""
     if head["job"] == "assemble":
         return Assembly(parts[0])
     code, *texts = (part.decode() for part in parts)
@@ -115,10 +117,12 @@ def unpack_job(head: dict[str, Any], parts: Sequence[bytes]) -> Job:
 
 
 def pack_image(image: Image) -> tuple[dict[str, Any], list[bytes]]:
+    """Returns an image as the head and the parts of a message. The log is shortened to `MAX_LOG` characters."""
     return {"names": dict(image.names), "log": cut(image.log), "kinds": dict(image.kinds)}, [image.code]
 
 
 def pack_refusal(refusal: Refusal) -> dict[str, Any]:
+    """Returns a refusal as the head of a message. Each text is shortened to `MAX_LOG` characters."""
     details = {key: cut(value) for key, value in refusal.details.items()}
     return {"reason": str(refusal.reason), "message": cut(refusal.message), "fix": refusal.fix, "details": details}
 

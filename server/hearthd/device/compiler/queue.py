@@ -1,8 +1,8 @@
-"""Compile queue: selects the next compile in round-robin order of the owners, so that many compiles of one owner do not
-delay the others.
+"""Compile queue: selects the next compile in round-robin order of the owners.
 
-`slots` compiles run at the same time, of any owner. An owner without a running compile may start one beyond that
-number, up to twice as many in total: endless compiles of one session do not delay another session's.
+Many compiles of one owner therefore do not delay the others. `slots` compiles run at the same time, of any owner. An
+owner without a running compile may start one beyond that number, up to twice as many in total: endless compiles of one
+session do not delay another session's.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class CompileQueue(Generic[T]):
         return 2 * self._slots
 
     def put(self, owner: Hashable, item: T) -> None:
+        """Queues an item behind those of the same owner. It is not counted as running before `take` returns it."""
         self._waiting.setdefault(owner, deque()).append(item)
 
     def take(self) -> tuple[Hashable, T] | None:

@@ -40,7 +40,9 @@ _SAID = 4096
 
 
 class WorkerDied(Exception):
-    """The worker has exited: `status` as waitpid reports it, `resident` its largest resident set in bytes, `said` its
+    """The worker has exited.
+
+    `status` is the exit status as waitpid reports it, `resident` the worker's largest resident set in bytes, `said` its
     last output.
     """
 
@@ -95,8 +97,9 @@ def forked(main: Main, link: int, life: int, said: int) -> int:
 
 
 def _leave(link: int, life: int, said: int) -> None:
-    """Closes all descriptors of the copied process; `link` and `life` become 3 and 4, standard output and error go to
-    `said`.
+    """Closes all descriptors of the copied process except those that it needs.
+
+    `link` and `life` become 3 and 4, standard output and error go to `said`.
     """
     with contextlib.suppress(PermissionError):  # a group leader cannot start a new session
         os.setsid()

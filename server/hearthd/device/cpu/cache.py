@@ -25,8 +25,9 @@ _building: dict[Path, threading.Lock] = {}
 
 
 def default_cache_dir() -> Path:
-    """Returns `$XDG_CACHE_HOME/hearth/cpu`, or else `~/.cache/hearth/cpu`; if neither is usable, a directory private to
-    this process.
+    """Returns `$XDG_CACHE_HOME/hearth/cpu`, or else `~/.cache/hearth/cpu`.
+
+    If neither is usable, returns a directory private to this process.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if base.startswith("/") else Path("~").expanduser() / ".cache"
@@ -98,8 +99,9 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _prune(parent: Path) -> None:
-    """Removes entries that no process has used for a month: they were built for a compiler or a version that no longer
-    exists.
+    """Removes entries that no process has used for a month.
+
+    They were built for a compiler or a version that no longer exists.
     """
     before = time.time() - UNUSED_S
     for entry in parent.iterdir():

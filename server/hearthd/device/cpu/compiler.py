@@ -57,8 +57,9 @@ _SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_sig
 
 
 class CpuCompiler:
-    """The system's C++ compiler, or that of the ziglang package; it produces the same image for every virtual device of
-    the node.
+    """Compiler of the CPU backend, which produces the same image for every virtual device of the node.
+
+    Uses the system's C++ compiler, or that of the ziglang package.
     """
 
     light = True
@@ -76,6 +77,7 @@ class CpuCompiler:
         return cls(toolchain=Toolchain.made_from(recipe))
 
     def toolchain(self) -> Toolchain:
+        """Returns the C++ compiler and the directory of its results. Raises Refusal(NO_COMPILER)."""
         if self._toolchain is not None:
             return self._toolchain
         try:
@@ -231,8 +233,9 @@ def _linked(toolchain: Toolchain, room: Path, timeout_s: float | None) -> bytes:
 
 
 def _without_include(prelude: Sequence[str], own: Sequence[str]) -> list[str]:
-    """Returns the options for gcc's second step, without those that include the prelude: the preprocessed text names
-    it.
+    """Returns the options for gcc's second step, without those that include the prelude.
+
+    The preprocessed text already names the prelude.
     """
     kept = list(prelude)
     at = kept.index("-include")
@@ -284,10 +287,10 @@ _MOST_LINE = 120
 
 
 def _failure(done: Completed, messages: Messages, expanded: str = "") -> Refusal:
-    """Returns the refusal for a failed step: UNSUPPORTED if the error was provoked by the backend's headers for that
-    purpose, otherwise COMPILE_FAILED.
+    """Returns the refusal for a failed step: usually COMPILE_FAILED.
 
-    `expanded` is the preprocessed source, which is needed to explain errors at places outside the user's files.
+    It is UNSUPPORTED if the backend's headers provoked the error for that purpose. `expanded` is the preprocessed
+    source, which is needed to explain errors at places outside the user's files.
     """
     if disk.says_full(done.log) or (done.status == -signal.SIGBUS and disk.without_room(tempfile.gettempdir())):
         return disk.temporary()

@@ -32,8 +32,9 @@ class CrashKeeping:
         return ask, answering
 
     def take(self, file: int) -> None:
-        """Starts to write to this file, which the front created with `crash_record.make`; the descriptor is closed
-        here. Raises OSError or ValueError if the file cannot be mapped.
+        """Starts to write to this file, which the front created with `crash_record.make`; closes the descriptor.
+
+        Raises OSError or ValueError if the file cannot be mapped.
         """
         try:
             memory = mmap.mmap(file, crash_record.SIZE)
@@ -63,8 +64,9 @@ class CrashKeeping:
 
 
 def _address(memory: mmap.mmap) -> int:
-    """Returns the address of a mapping that is never released: threads write to it until they end, which is after all
-    Python objects are gone.
+    """Returns the address of a mapping that is never released.
+
+    Threads write to it until they end, which is after all Python objects are gone.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -20,6 +20,7 @@ class Recorder:
         self.work: list[Work] = []
 
     def submit(self, work: Work) -> None:
+        """Records work for the graph's launches. Takes the place of `CpuStream.submit`."""
         self.work.append(work)
 
 
@@ -39,6 +40,7 @@ class CpuGraph:
         return self._all
 
     def replace(self, index: int, step: list[Work]) -> None:
+        """Replaces the work of the node at `index`, effective from the next launch."""
         self._steps[index] = step
         self._all = None
 

@@ -89,6 +89,7 @@ class CpuLauncher:
             stream.submit(lambda: self.crashes.whose(session))
 
     def load(self, image: Image) -> Module:
+        """Loads an image that this backend compiled. Raises Refusal(UNSUPPORTED) for any other code."""
         if not image.code.startswith(image_headers.ELF_MAGIC) or _OWN_SYMBOL not in image.code:
             raise _foreign(image.code)
         module = LoadedModule(CpuModule(image.code, self._toolchain()))
@@ -105,6 +106,10 @@ class CpuLauncher:
         params: bytearray,
         attributes: LaunchAttributes | None = None,
     ) -> None:
+        """Checks the launch on the calling thread, and submits it with a copy of `params` to the stream's thread.
+
+        Raises Refusal(LAUNCH_INVALID), Refusal(RESIDENCY_EXCEEDED), Refusal(UNSUPPORTED) for a launch with clusters.
+        """
         assert isinstance(function, LoadedFunction)
         run = _with_races_shown(function.cpu, stream) if function.cpu.checks_races else function.cpu.launch
         # checked here, because on the stream's thread an error would count as a device fault
@@ -140,8 +145,9 @@ class CpuLauncher:
         return occupancy.suggested_block(attributes.max_threads_per_block, attributes.static_shared_bytes + shared_mem)
 
     def _check_resident(self, function: Function, grid: Dim, block: Dim, shared_mem: int) -> None:
-        """Raises Refusal for a grid that cannot be resident as a whole, as CUDA's driver does
-        (cudaErrorCooperativeLaunchTooLarge), regardless of earlier checks.
+        """Raises Refusal(RESIDENCY_EXCEEDED) for a grid that cannot be resident as a whole.
+
+        Like CUDA's driver (cudaErrorCooperativeLaunchTooLarge), does so regardless of earlier checks.
         """
         blocks = grid[0] * grid[1] * grid[2]
         held = self.blocks_per_multiprocessor(function, block[0] * block[1] * block[2], shared_mem)
@@ -172,6 +178,7 @@ def _with_races_shown(function: CpuFunction, stream: CpuStream) -> Callable[...,
 
 
 def no_clusters(kernel: str) -> Refusal:
+    """Returns the refusal (UNSUPPORTED) of a launch with thread block clusters."""
     return Refusal(
         Reason.UNSUPPORTED,
         f"launch of {kernel} with a cluster: the CPU backend has no thread block clusters",

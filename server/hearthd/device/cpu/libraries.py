@@ -82,8 +82,9 @@ def _exchange(maker: LibraryMaker) -> Path:
 
 
 def reduction(dtype: str, toolchain: LibraryMaker | None = None) -> int:
-    """Returns the address of the function that combines numbers of the dtype (reduce.h's `Reduce`), compiled if
-    necessary.
+    """Returns the address of the function that combines numbers of the dtype (reduce.h's `Reduce`).
+
+    The function is compiled if necessary.
     """
     library = _load(_reduction(dtype, toolchain or find_toolchain()))
     address = ctypes.cast(library.hearth_reduce, ctypes.c_void_p).value

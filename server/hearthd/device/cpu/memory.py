@@ -43,6 +43,7 @@ class Heap:
         self.in_use = 0
 
     def allocate(self, size: int) -> CpuMemory:
+        """Allocates memory and counts its rounded size as in use. Raises Refusal(OUT_OF_MEMORY)."""
         reserved = rounded(size)
         address = 0
         if reserved:
@@ -58,6 +59,7 @@ class Heap:
         self.in_use -= memory.reserved
 
     def free(self, memory: CpuMemory) -> None:
+        """Returns the memory to the C library. Does not change `in_use`; see `promise`."""
         if memory.address:
             _libc.free(memory.address)
 

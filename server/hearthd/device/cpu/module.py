@@ -152,6 +152,7 @@ class CpuFunction:
 
     @property
     def checks_races(self) -> bool:
+        """True if launches record the races in shared memory that they had."""
         return self._races is not None
 
     def check(

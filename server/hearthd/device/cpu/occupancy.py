@@ -23,9 +23,10 @@ MAX_BLOCK = 1024
 
 
 def blocks_per_multiprocessor(threads: int, max_threads: int, shared_bytes: int) -> int:
-    """Returns the number of blocks of `threads` threads, with `shared_bytes` of static and dynamic shared memory, that
-    one multiprocessor holds; 0 if the block is larger than `max_threads`, the kernel's limit. The number of threads is
-    rounded up to whole warps.
+    """Returns the number of blocks of `threads` threads that one multiprocessor holds.
+
+    `shared_bytes` is the static and dynamic shared memory of a block. The number of threads is rounded up to whole
+    warps. Returns 0 if the block is larger than `max_threads`, the kernel's limit.
     """
     if not 0 < threads <= max_threads:
         return 0
@@ -34,8 +35,9 @@ def blocks_per_multiprocessor(threads: int, max_threads: int, shared_bytes: int)
 
 
 def suggested_block(max_threads: int, shared_bytes: int) -> int:
-    """Returns the largest of the block sizes with which one multiprocessor holds the most threads
-    (cuOccupancyMaxPotentialBlockSize).
+    """Returns the largest of the block sizes with which one multiprocessor holds the most threads.
+
+    Corresponds to cuOccupancyMaxPotentialBlockSize.
     """
     best, most = 0, 0
     sizes = {*range(WARP_SIZE, max_threads + 1, WARP_SIZE), max_threads}

@@ -84,12 +84,14 @@ class Race:
 
     @property
     def fix(self) -> str:
+        """Advice in the imperative: the barrier that is missing, or atomic accesses."""
         atomic = max(self.first.kind, self.second.kind) > _WRITE
         barrier = "__syncwarp()" if self.one_warp else "__syncthreads()"
         return f"add {barrier} between them" + (", or make both atomic" if atomic else "")
 
     @property
     def message(self) -> str:
+        """Kernel, block, kind of race, variable, and both accesses, in one line."""
         x, y, z = self.block
         kinds = "/".join(_NOUNS[kind] for kind in sorted({self.first.kind, self.second.kind}))
         if self.first.kind == self.second.kind:
@@ -114,8 +116,9 @@ class RaceReports:
         self._take.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
 
     def take(self, kernel: str, block: tuple[int, int, int]) -> list[Race]:
-        """Returns the races of the calling thread's latest launch, which was of `kernel` with blocks of `block`
-        threads; one for each pair of source lines.
+        """Returns the races of the calling thread's latest launch, one for each pair of source lines.
+
+        That launch was of `kernel` with blocks of `block` threads.
         """
         reports = (_Report * _ROOM)()
         found: dict[tuple[object, ...], Race] = {}

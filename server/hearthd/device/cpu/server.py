@@ -90,6 +90,7 @@ class CpuServer:
         return self._heap.allocate(size)
 
     def free(self, memory: CpuMemory, stream: CpuStream) -> None:
+        """Counts the memory as free at once; the stream's thread frees it."""
         stream.submit(lambda: self._heap.free(memory))
         self._heap.promise(memory)
 
@@ -220,6 +221,7 @@ class CpuServer:
             stream.submit(event.wait)
 
     def done(self, event: CpuEvent) -> bool:
+        """True if the event has completed. Raises DeviceFault for a failure on any stream, not only on the event's."""
         for stream in self.streams:
             if stream.failure is not None:
                 failure, stream.failure = stream.failure, None

@@ -52,6 +52,7 @@ class SharedMemorySegments:
         self._heap = heap
 
     def create(self, size: int, *, writable: bool = False) -> CpuSharedMemory:
+        """Creates a memfd segment, sealed against resizing and, unless `writable`, against new writable mappings."""
         reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         heap = self._heap
         if heap.in_use + reserved > heap.limit:
@@ -72,9 +73,11 @@ class SharedMemorySegments:
         return memory
 
     def export(self, memory: CpuSharedMemory) -> int:
+        """Returns a duplicate of the segment's descriptor."""
         return os.dup(memory.file)
 
     def map(self, file: int, size: int) -> CpuSharedMemory:
+        """Maps a segment read-only. Refuses a file without all of `SEALS`, which its creator could truncate."""
         reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             # Otherwise its creator could truncate it, and a read would kill this process.
@@ -87,11 +90,13 @@ class SharedMemorySegments:
         return CpuSharedMemory(address, size, reserved, -1, protected=True)
 
     def own(self, memory: CpuSharedMemory) -> None:
+        """Counts the segment as memory of the heap. Further calls have no effect."""
         if not memory.counted:
             memory.counted = True
             self._heap.in_use += memory.reserved
 
     def release(self, memory: CpuSharedMemory) -> None:
+        """Unmaps the segment, and closes its file if this process created it."""
         if memory.counted:
             memory.counted = False
             self._heap.in_use -= memory.reserved

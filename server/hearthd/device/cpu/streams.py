@@ -23,11 +23,13 @@ class CpuEvent:
         self._flag = threading.Event()
 
     def set(self) -> None:
+        """Marks the event as done and wakes the threads that wait for it. Called on the thread of its stream."""
         self.at_ns = time.perf_counter_ns()
         self.done = True
         self._flag.set()
 
     def wait(self) -> None:
+        """Blocks until the event is done. Called on the thread of another stream."""
         if not self.done:
             self._flag.wait()
 
@@ -49,9 +51,12 @@ class CpuStream:
         self._thread.start()
 
     def submit(self, work: Work) -> None:
+        """Queues work behind all earlier work. Never blocks; an exception of the work becomes `failure`."""
         self._queue.put(work)
 
     def record(self, event: CpuEvent) -> None:
+        """Queues the event, which is set, and `on_progress` called, after all earlier work."""
+
         def reached() -> None:
             event.set()
             self._on_progress()

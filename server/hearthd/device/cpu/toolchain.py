@@ -87,6 +87,7 @@ class Toolchain:
         return cls(command, str(recipe["version"]), is_clang, Path(recipe["cache_dir"]), racecheck)
 
     def recipe(self) -> Mapping[str, Any]:
+        """Returns the fields as values that JSON can carry, from which `made_from` creates an equal toolchain."""
         return {
             "command": list(self.command),
             "version": self.version,
@@ -96,8 +97,9 @@ class Toolchain:
         }
 
     def places(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Returns the paths that a compile reads (the compiler with its headers and libraries, and the preludes), and
-        the paths that it writes.
+        """Returns the paths that a compile reads, and the paths that it writes.
+
+        The first are those of the compiler with its headers and libraries, and of the preludes.
         """
         program = Path(self.command[0]).resolve()
         prefixes = {Path("/usr"), Path("/usr/local"), program.parent.parent}
@@ -120,8 +122,9 @@ class Toolchain:
         return self.cache_dir / "zig"
 
     def identity(self) -> bytes:
-        """Returns 32 bytes that change whenever the same source could give a different image: they depend on the
-        compiler, the processor and the backend's own files.
+        """Returns 32 bytes that change whenever the same source could give a different image.
+
+        They depend on the compiler, the processor and the backend's own files.
         """
         digest = hashlib.sha256()
         for part in (*self.command, self.version, platform.machine(), _processor(), *self._kernel_options()):
@@ -268,8 +271,9 @@ class Toolchain:
 
 
 def _reap(group: int) -> None:
-    """Waits, at most 1 s, for processes that the driver started and left behind, if this process adopts orphans
-    (ziglang's driver leaves some).
+    """Waits, at most 1 s, for processes that the driver started and left behind.
+
+    Has an effect only if this process adopts orphans. ziglang's driver leaves some.
     """
     deadline = time.monotonic() + _REAP_S
     with contextlib.suppress(ChildProcessError):

@@ -31,6 +31,10 @@ def driver_attributes(attributes: LaunchAttributes) -> list[driver.CUlaunchAttri
 def launch_config(
     grid: Dim, block: Dim, shared_mem: int, stream: int, attributes: Sequence[driver.CUlaunchAttribute]
 ) -> driver.CUlaunchConfig:
+    """Returns the configuration of a launch for cuLaunchKernelEx and occupancy queries.
+
+    `stream` is the driver's pointer.
+    """
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = block

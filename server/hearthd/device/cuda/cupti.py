@@ -1,10 +1,9 @@
-"""CUPTI's kernel activity, through the `cupti-python` package: start and end of each kernel, its registers, its shared
-memory.
+"""CUPTI's kernel activity: start and end of each kernel, its registers, its shared memory.
 
-Collected only while a trace runs. The number of each command is pushed as an external correlation id while the command
-is submitted to the driver. CUPTI's records relate that id to the launches made in the meantime (the launch of a graph
-stands for all kernels of the graph), and the launches to their kernels. Records without a number belong to commands
-that are not traced.
+Uses the `cupti-python` package. Collected only while a trace runs. The number of each command is pushed as an external
+correlation id while the command is submitted to the driver. CUPTI's records relate that id to the launches made in the
+meantime (the launch of a graph stands for all kernels of the graph), and the launches to their kernels. Records without
+a number belong to commands that are not traced.
 """
 
 from __future__ import annotations
@@ -65,12 +64,14 @@ class KernelActivity:
             self._try(self._disable)
 
     def push(self, name: str, number: int) -> None:
+        """Begins the launches of a command. Each push needs a pop, even if no trace runs; `name` is not used."""
         pushed = self._active and self._try(
             lambda: self._cupti.activity_push_external_correlation_id(self._custom, number)
         )
         self._pushed.append(pushed)
 
     def pop(self) -> None:
+        """Ends the launches of the last pushed command."""
         if self._pushed.pop():
             self._try(lambda: self._cupti.activity_pop_external_correlation_id(self._custom))
 
@@ -159,8 +160,9 @@ class KernelActivity:
 def make_activity(
     warn: Callable[[str], None], load: Callable[[str], Any] = importlib.import_module
 ) -> KernelActivity | None:
-    """Returns CUPTI's source of kernel activity if it is installed and works with this driver; otherwise None, with a
-    warning that gives the reason.
+    """Returns CUPTI's source of kernel activity if it is installed and works with this driver.
+
+    Otherwise returns None, with a warning that gives the reason.
     """
     try:
         return KernelActivity(load("cupti.cupti"), warn)

@@ -48,8 +48,9 @@ class CudaGraphs:
         """The stream for captures; None before the first graph."""
 
     def create(self, nodes: Sequence[GraphNode]) -> Graph:
-        """Creates a graph by capturing in relaxed mode, in which other threads of the process (compiles, page locks)
-        may call CUDA at the same time.
+        """Creates a graph by capturing in relaxed mode.
+
+        In this mode, other threads of the process (compiles, page locks) may call CUDA at the same time.
         """
         if self._recorder is None:
             self._recorder = self._streams.create()

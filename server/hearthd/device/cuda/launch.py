@@ -79,8 +79,10 @@ class CudaFunction:
         self.attributes = replace(self.attributes, carveout=_attribute(kind, self.pointer))
 
     def allow_shared(self, size: int) -> None:
-        """Opts in to `size` bytes of dynamic shared memory, which is required above 48 KiB (CUDA C++ Programming Guide,
-        "Shared Memory"). Called only when a launch needs more than any launch before.
+        """Opts in to `size` bytes of dynamic shared memory, which is required above 48 KiB.
+
+        See the CUDA C++ Programming Guide, "Shared Memory". Called only when a launch needs more than any launch
+        before.
         """
         try:
             cu.funcSetAttribute(self.pointer, cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
@@ -204,6 +206,7 @@ class CudaLauncher:
         return function.attributes.local_bytes > self._local_bytes or (prints and not self._printed)
 
     def first_launch_made(self, function: CudaFunction, prints: bool) -> None:
+        """Records that the function's local memory is provided and, if it prints, that the output buffer exists."""
         self._local_bytes = max(self._local_bytes, function.attributes.local_bytes)
         self._printed = self._printed or prints
 
@@ -257,6 +260,7 @@ class CudaLauncher:
         stream: Stream,
         params: bytearray,
     ) -> Callable[[], object]:
+        """Binds the driver call to a separate copy of `params`, so that a repetition runs no other Python code."""
         # A separate block, so that nothing has to be copied and no Python code runs except the call itself.
         size = len(params)
         block_of_parameters = (ctypes.c_ubyte * size).from_buffer_copy(params)

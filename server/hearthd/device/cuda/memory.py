@@ -126,6 +126,7 @@ class Pool(ABC):
             raise translate(error, f"freeing {memory.size} bytes") from error
 
     def info(self) -> MemoryInfo:
+        """Returns the sizes of the device's memory and of the pool, memory held outside of the pool included."""
         try:
             free, total = runtime.memGetInfo()
             reserved = self.reserved() + self._outside
@@ -193,6 +194,7 @@ class StreamOrderedPool(Pool):
         return int(runtime.memPoolGetAttribute(self._pool, runtime.cudaMemPoolAttrReservedMemCurrent))
 
     def release_unused(self) -> None:
+        """Synchronizes idle streams that have freed memory, so that the frees count, and trims the driver's pool."""
         # The driver counts a free as complete only after a synchronization, a query is not enough. Synchronizing an
         # idle stream does not wait.
         for stream in list(self._freed_on):
@@ -238,6 +240,7 @@ class ArenaPool(Pool):
         return int(self._pool.total_bytes())
 
     def release_unused(self) -> None:
+        """Frees the unused blocks of all arenas with cudaFree, which waits for the device."""
         self._pool.free_all_blocks()
 
     def close(self) -> None:

@@ -73,6 +73,7 @@ class NcclCommunicator:
 
     @property
     def aborted(self) -> bool:
+        """True once `abort` has begun; the communicator must not be used any more."""
         return self._aborted
 
     @property
@@ -192,6 +193,7 @@ class NcclCommunicators:
 
     @property
     def available(self) -> bool:
+        """True if CuPy has loaded NCCL."""
         return bool(nccl.available)
 
     def check(self, kind: str, dtype: str, op: str) -> None:
@@ -251,8 +253,9 @@ class NcclCommunicators:
             raise
 
     def _scratch_memory(self) -> int:
-        """Returns the memory for barriers and for connecting: one block for all communicators of the process, whose
-        contents are never read. It is never freed, because that would wait for the device.
+        """Returns the memory for barriers and for connecting, whose contents are never read.
+
+        One block serves all communicators of the process. It is never freed, because that would wait for the device.
         """
         with self._lock:
             if not self._scratch:
@@ -320,8 +323,9 @@ def _raise_fault(stream: int, doing: str) -> None:
 
 @functools.cache
 def _revoke_function() -> Callable[[int, int], int] | None:
-    """Returns ncclCommRevoke of the library that CuPy has loaded, because CuPy does not bind it; None before NCCL
-    2.28.7.
+    """Returns ncclCommRevoke of the library that CuPy has loaded, because CuPy does not bind it.
+
+    Returns None before NCCL 2.28.7.
     """
     try:
         found = ctypes.CDLL("libnccl.so.2", os.RTLD_NOLOAD | os.RTLD_NOW).ncclCommRevoke

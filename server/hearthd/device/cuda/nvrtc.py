@@ -47,11 +47,16 @@ class NvrtcCompiler:
         return include_folders() if self._folders is None else self._folders
 
     def identity(self) -> bytes:
+        """Returns the version, the target architecture, the default options and the directories of headers, as text."""
         version, name, _, missing = self._library
         includes = [f"-I{folder}" for folder in self.folders]
         return "\n".join((f"nvrtc {version}{missing}", name, *_DEFAULTS, *includes)).encode()
 
     def compile(self, source: Source) -> Image:
+        """Compiles to CUBIN, or to PTX if NVRTC does not know the device's architecture. May block for seconds.
+
+        Raises Refusal(COMPILE_FAILED) with `details["log"]`, Refusal(NO_COMPILER), and the refusals of `parse_options`.
+        """
         version, name, _, missing = self._library
         if missing:
             raise Refusal(
@@ -102,8 +107,9 @@ class NvrtcCompiler:
 
     @functools.cached_property
     def _library(self) -> tuple[str, str, bool, str]:
-        """NVRTC's version, the target architecture, True if the result is CUBIN, and the reason why NVRTC cannot be
-        used (empty if it can).
+        """NVRTC's version, the target architecture, True if the result is CUBIN, and the reason why NVRTC is unusable.
+
+        The reason is empty if NVRTC can be used.
         """
         try:
             major, minor = _call(nvrtc.nvrtcVersion)

@@ -36,9 +36,11 @@ class Ranges:
         self.active = True
 
     def push(self, name: str, number: int) -> None:
+        """Begins a range labelled with the command's name; `number` is its payload, which CuPy's NVTX leaves out."""
         self._open.append(self.active and self._try(lambda: self._push(label(name), number)))
 
     def pop(self) -> None:
+        """Ends the range of the last push, unless that push failed."""
         if self._open.pop():
             self._try(self._pop)
 

@@ -17,6 +17,10 @@ INVALID_CLUSTER_SIZE = 912  # CUDA_ERROR_INVALID_CLUSTER_SIZE
 
 
 def blocks_per_multiprocessor(function: CudaFunction, threads: int, shared_mem: int) -> int:
+    """Returns the number of blocks of `threads` threads that fit one multiprocessor.
+
+    Opts in to `shared_mem` bytes first if necessary. Raises Refusal(LAUNCH_INVALID).
+    """
     try:
         if shared_mem > function.dynamic_limit:
             function.allow_shared(shared_mem)
@@ -28,6 +32,10 @@ def blocks_per_multiprocessor(function: CudaFunction, threads: int, shared_mem: 
 
 
 def max_clusters(function: CudaFunction, cluster: Dim, block: Dim, shared_mem: int) -> int:
+    """Returns the number of clusters that fit the device at the same time; 0 for an unsupported cluster size.
+
+    Opts in to `shared_mem` bytes and to a large cluster first if necessary. Raises Refusal(LAUNCH_INVALID).
+    """
     try:
         if shared_mem > function.dynamic_limit:
             function.allow_shared(shared_mem)
@@ -44,6 +52,7 @@ def max_clusters(function: CudaFunction, cluster: Dim, block: Dim, shared_mem: i
 
 
 def suggested_block(function: CudaFunction, shared_mem: int) -> int:
+    """Returns the number of threads per block that gives the highest occupancy. Raises Refusal(LAUNCH_INVALID)."""
     try:
         _, threads = checked(
             driver.cuOccupancyMaxPotentialBlockSize(function.pointer, driver.CUoccupancyB2DSize(0), shared_mem, 0)

@@ -84,6 +84,7 @@ class SharedAllocations:
         return memory
 
     def export(self, memory: CudaSharedMemory) -> int:
+        """Returns a new descriptor of the allocation, with which `map` works in another process."""
         try:
             (file,) = checked(driver.cuMemExportToShareableHandle(memory.handle, _POSIX, 0))
         except CudaError as error:
@@ -91,6 +92,7 @@ class SharedAllocations:
         return int(file)  # type: ignore[call-overload, no-any-return]
 
     def map(self, file: int, size: int) -> CudaSharedMemory:
+        """Maps an allocation read-only, or writable with `protected` False if the driver has no read-only access."""
         device = self._device
         self._check_supported()
         try:
@@ -111,11 +113,13 @@ class SharedAllocations:
         return CudaSharedMemory(address, size, reserved, None, protected)
 
     def own(self, memory: CudaSharedMemory) -> None:
+        """Counts the memory in the pool's sizes. Further calls have no effect."""
         if not memory.counted:
             memory.counted = True
             self._pool.count(memory.reserved)
 
     def release(self, memory: CudaSharedMemory) -> None:
+        """Unmaps the memory, and frees it if no process maps it any more."""
         try:
             _unmap(memory.address, memory.reserved)
             if memory.handle is not None:

@@ -75,6 +75,7 @@ class CudaStreams:
             raise translate(error, "destroying a stream") from error
 
     def record(self, stream: Stream, *, timing: bool = False) -> Event:
+        """Records a new event, or a released one of the same kind, with or without timing."""
         free = self._timers if timing else self._events
         try:
             pointer = (

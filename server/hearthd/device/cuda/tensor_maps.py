@@ -41,6 +41,10 @@ class TensorMapEncoder:
         self._properties = properties
 
     def encode(self, spec: TensorMapSpec, address: int) -> bytes:
+        """Encodes the map with the driver's cuTensorMapEncode function of the access mode.
+
+        Raises Refusal(TENSOR_MAP_INVALID), Refusal(UNSUPPORTED).
+        """
         tensor_map.check_features(spec, self._properties.features, self._properties.name)
         element = tensor_map.element_of(spec.dtype)
         access = spec.access

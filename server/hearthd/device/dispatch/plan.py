@@ -128,8 +128,9 @@ def read_bindings(
 
 
 def named_transfers(command: commands_pb2.Dispatch) -> list[int]:
-    """Returns every transfer that a command names, including those of invalid bindings, because a client may wait at
-    the other end.
+    """Returns every transfer that a command names, including those of invalid bindings.
+
+    A client may wait at the other end of such a transfer, too.
     """
     return [number for binding in command.bindings for number in (binding.upload, binding.download) if number]
 

@@ -140,6 +140,10 @@ class DispatchRun:
             raise
 
     def step(self) -> bool:
+        """Runs the remaining stages in order. Returns False if one has to wait, True when all are done.
+
+        Raises Refusal.
+        """
         while self._stages:
             if not self._stages[0]():
                 return False

@@ -44,6 +44,7 @@ class DurableBuffer:
 
 
 def never_granted(durable: DurableBuffer, refusal: Refusal) -> Refusal:
+    """Returns the refusal of a snapshot of a buffer whose SetDurable failed with `refusal`."""
     return Refusal(
         Reason.DEPENDENCY_FAILED,
         f"buffer {durable.buffer.handle} was never made durable: {refusal.message}",
@@ -53,6 +54,7 @@ def never_granted(durable: DurableBuffer, refusal: Refusal) -> Refusal:
 
 
 def not_written(error: OSError) -> Refusal:
+    """Returns the refusal of a snapshot whose write to the session's file failed."""
     return Refusal(
         Reason.OUT_OF_MEMORY,
         f"a durable buffer could not be copied to host memory: {error.strerror or error}; the previous copy "

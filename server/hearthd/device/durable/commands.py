@@ -1,6 +1,4 @@
-"""Durable buffers: the commands SetDurable and Checkpoint, and the messages between the device process and the front's
-store of copies.
-"""
+"""Durable buffers: the commands SetDurable and Checkpoint, and the messages to and from the front's store of copies."""
 
 from __future__ import annotations
 
@@ -186,30 +184,37 @@ class SnapshotCommands:
     # ---- services for snapshots; see `hearthd.device.durable.snapshot.SnapshotStore` ----
 
     def file(self, session: DeviceSession) -> int | None:
+        """Returns the descriptor of the session's file; None if the front has not sent it yet."""
         return self._file_of.get(session.channel)
 
     def lend(self) -> PooledStream | None:
+        """Returns one of at most `AHEAD` tracks that are kept for snapshots; None if all are lent."""
         if not self._spare and self._lent < AHEAD:
             self._lent += 1
             return self._device.tracks.acquire()
         return self._spare.pop() if self._spare else None
 
     def give_back(self, track: PooledStream) -> None:
+        """Keeps the track for the next `lend`."""
         self._spare.append(track)
 
     def track(self) -> PooledStream:
+        """Returns the shared track, which is acquired at the first call."""
         if self._shared is None:
             self._shared = self._device.tracks.acquire()
         return self._shared
 
     def commit(self, snapshot: Snapshot, copies: Iterable[tuple[int, Which]]) -> None:
+        """Sends the front the key of each buffer and the number (0 or 1) of the area with its new copy."""
         self._ask(snapshot.session, {"commit": list(copies)}, lambda _, refusal: snapshot.committed(refusal))
 
     def written(self, durable: DurableBuffer) -> None:
+        """Forgets the buffer if its durability has ended and no other write is under way."""
         if durable.ended and not durable.writes:
             self._forget(durable)
 
     def over(self, snapshot: Snapshot, behind: Sequence[Callable[[], None]]) -> None:
+        """Removes the snapshot from its session. The callbacks run in a later iteration of the loop."""
         snapshot.session.snapshots.pop(snapshot, None)
         for callback in behind:
             self._post(callback)
@@ -230,8 +235,9 @@ class SnapshotCommands:
         answer(body, refusal)
 
     def restore(self, session: DeviceSession, frame: Frame) -> None:
-        """Restores the buffers that the session had in a lost process; answered when all of them are restored or have
-        failed.
+        """Restores the buffers that the session had in a lost process.
+
+        Answers the front with RESTORED when all of them are restored or have failed.
         """
         copies = [
             (self._durable(session, key, handle, size), SnapshotAreas(offset, span, which))

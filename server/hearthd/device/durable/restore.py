@@ -1,5 +1,6 @@
-"""Restore of durable buffers: allocates memory under their previous handles, and fills it from the session's file,
-before any other work of the process.
+"""Restore of durable buffers, before any other work of the process.
+
+Allocates memory under their previous handles, and fills it from the session's file.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Restore:
         self._left = 0
 
     def begin(self, copies: Sequence[tuple[DurableBuffer, SnapshotAreas]]) -> None:
+        """Submits the allocations and copies. With no `copies`, `done` is never called."""
         self._left = len(copies)
         for durable, areas in copies:
             durable.areas = areas

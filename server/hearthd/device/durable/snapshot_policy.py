@@ -79,8 +79,9 @@ class StagingAllowance:
         """True if a copy waits for memory to be returned."""
 
     def chunk(self, pinned: int = 0) -> int:
-        """Returns the size of one chunk, in bytes, for a session that may hold `pinned` bytes of host memory (0: no
-        limit).
+        """Returns the size of one chunk, in bytes, for a session.
+
+        `pinned` is the number of bytes of host memory that the session may hold; 0: no limit.
         """
         size = max(min(CHUNK, self._most), 1)
         return max(min(size, pinned // 2), 1) if pinned else size

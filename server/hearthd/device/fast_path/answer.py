@@ -59,6 +59,7 @@ class InlineAnswer:
 
     @property
     def track(self) -> PooledStream:
+        """The track that the copy runs on."""
         return self._stream.track
 
     def follow(self, then: Callback) -> bool:

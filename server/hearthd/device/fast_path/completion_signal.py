@@ -1,5 +1,7 @@
-"""Completion signal: the device writes the number of the waiting request into memory that the client shares, as soon as
-a copy is done. The client reads the number before this process has noticed the completion.
+"""Completion signal: the device tells the client directly that a copy is done.
+
+As soon as the copy is done, the device writes the number of the waiting request into memory that the client shares. The
+client reads the number before this process has noticed the completion.
 
 A signal reports success and cannot be revoked. Therefore it is used only for a request that waits for one track, in a
 session without other work under way, where only an error of the device itself is possible; in that case the device

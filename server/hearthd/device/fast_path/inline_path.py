@@ -48,11 +48,15 @@ SOON = 512 << 10
 
 
 class BatchExecutor(CommandRunner, ReplySink, Protocol):
-    """The methods of the executor (`hearthd.device.process.executor.Executor`) that run and answer commands on the
-    queued path.
+    """The methods of the executor that run and answer commands on the queued path.
+
+    Implemented by `hearthd.device.process.executor.Executor`.
     """
 
-    def session(self, channel: int) -> DeviceSession | None: ...
+    def session(self, channel: int) -> DeviceSession | None:
+        """Returns the open session of the channel; None if there is none."""
+        ...
+
     @property
     def held_up(self) -> bool:
         """True if a deferred command has to be tried first."""
@@ -311,8 +315,9 @@ class InlinePath:
     # ---- common ----
 
     def _busy(self, session: DeviceSession, stream: LogicalStream, all_streams: bool) -> list[PooledStream] | None:
-        """Returns the one track to wait for, or an empty list; None if there are several, or if streams have marks such
-        as errors.
+        """Returns the one track to wait for, or an empty list if there is nothing to wait for.
+
+        Returns None if there are several such tracks, or if streams have marks such as errors.
         """
         tracks, track = self._device.tracks, stream.track
         if not all_streams:
@@ -324,8 +329,9 @@ class InlinePath:
     def _go_on(
         self, session: DeviceSession, last: commands_pb2.Command, kind: str, entry: BatchEntry | None, index: int
     ) -> None:
-        """Executes the last command, if the batch has one, on the queued path, because earlier commands have to wait or
-        the command waits for other work.
+        """Executes the last command, if the batch has one, on the queued path.
+
+        Called if earlier commands have to wait, or if the command waits for other work.
         """
         if entry is None:
             entry = BatchEntry(session.last_seq)

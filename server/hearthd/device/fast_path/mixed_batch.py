@@ -35,8 +35,9 @@ _NONE = commands_pb2.Command()
 
 
 def read(data: bytes, seq: int) -> MixedBatch | None:
-    """Returns the batch in `data`, an encoded ExecuteRequest, if it is a mixed batch numbered `seq` whose last command
-    has an answer; otherwise None: `data` may be any message.
+    """Returns the batch in `data`, an encoded ExecuteRequest, if it is a mixed batch numbered `seq`; otherwise None.
+
+    The last command of the batch must have an answer. `data` may be any message.
     """
     if len(data) > LONGEST:
         return None

@@ -1,5 +1,6 @@
-"""Plain batch: launches and a Sync, a Sync alone, or one copy; the most frequent batch of a client that launches and
-waits in a loop. Pure.
+"""Plain batch: launches and a Sync, a Sync alone, or one copy. Pure.
+
+It is the most frequent batch of a client that launches and waits in a loop.
 
 Such a batch is decoded and answered without message objects, which would take longer than the launch. The encoding is
 that of protobuf (https://protobuf.dev/programming-guides/encoding/); the tests compare both directions with the
@@ -60,7 +61,8 @@ class PlainBatch(NamedTuple):
 
 
 def read(data: bytes, seq: int) -> PlainBatch | None:
-    """Returns the batch in `data`, an encoded ExecuteRequest, if it is a plain batch numbered `seq`; otherwise None:
+    """Returns the batch in `data`, an encoded ExecuteRequest, if it is a plain batch numbered `seq`; otherwise None.
+
     `data` may be any message.
     """
     try:
@@ -86,8 +88,9 @@ def read(data: bytes, seq: int) -> PlainBatch | None:
 
 
 def lone_copy(data: bytes, seq: int) -> LoneCopy | None:
-    """Returns the only command of the batch in `data`, an encoded ExecuteRequest, if the batch is numbered `seq` and
-    the command is a Write or Read; otherwise None: `data` may be any message.
+    """Returns the only command of the batch in `data`, an encoded ExecuteRequest, if it is a Write or Read.
+
+    Returns None if it is not, or if the batch is not numbered `seq`; `data` may be any message.
     """
     try:
         start = rest = at = _only(data, seq)

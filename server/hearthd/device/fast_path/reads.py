@@ -32,8 +32,9 @@ class InlineReads:
     def give(
         self, batch: InlineBatch, stream: LogicalStream, request: bytes, read: commands_pb2.Read
     ) -> InlineRead | None:
-        """Submits a Read that `mixed_batch` has decoded as the last command of its batch; no other command of the
-        session may be waiting. Returns None, without effect, for anything but the plain case.
+        """Submits a Read that `mixed_batch` has decoded as the last command of its batch.
+
+        No other command of the session may be waiting. Returns None, without effect, for anything but the plain case.
         """
         device, track = self._device, stream.track
         size, offset = read.size, read.offset

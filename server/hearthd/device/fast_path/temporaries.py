@@ -1,5 +1,6 @@
-"""Temporaries: allocations, fills, writes and frees of buffers that are executed at once, while no other command of the
-session is waiting.
+"""Temporaries: allocations, fills, writes and frees of buffers that are executed at once.
+
+Commands are executed here only while no other command of the session is waiting.
 
 A command that may have to wait, is traced or is answered needs an origin and an operation, which cost more than an
 allocation from the pool. A command without these needs has the same effects here as on the queued path
@@ -185,8 +186,9 @@ def _writable(session: DeviceSession, stream: LogicalStream, handle: int, offset
 
 
 def _given(tracks: StreamPool, track: PooledStream, usage: Usage) -> None:
-    """Orders a write to a buffer on the track, as `before` does, with a shortcut for the most frequent case: no other
-    track has used the buffer.
+    """Orders a write to a buffer on the track, as `StreamPool.before` does.
+
+    Has a shortcut for the most frequent case, in which no other track has used the buffer.
     """
     if usage.track == track.index and usage.reads is None and not tracks.pending_outcomes.open:
         usage.position = tracks.step(track)

@@ -63,6 +63,7 @@ class Segment:
         self._users += 1
 
     def drop(self) -> None:
+        """Ends a use of the segment. The end of the last use retires the segment."""
         self._users -= 1
         if not self._users:
             self._retire(self)
@@ -118,8 +119,9 @@ class CompletionSignals:
 
 
 def signals_in(segment: Segment, server: ComputeServer) -> CompletionSignals | None:
-    """Returns the destination of signals in a segment; None if the segment is too short, or if the device cannot write
-    signals.
+    """Returns the destination of completion signals in a segment.
+
+    Returns None if the segment is too short, or if the device cannot write signals.
     """
     if segment.size < WORD:
         return None

@@ -1,5 +1,6 @@
-"""Memory that clients share with a device process: which segments are accepted, and how a copy from or to a segment is
-divided. Pure.
+"""Policy for memory that clients share with a device process. Pure.
+
+Decides which segments are accepted, and how a copy from or to a segment is divided.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ def check_size(announced: object, size: int) -> int:
 
 
 def check_room(size: int, held: int, most: int, number: int) -> None:
-    """Raises Refusal(QUOTA_EXCEEDED) if a segment of `size` bytes may not be added: all segments together have `held`
-    of `most` bytes, and the session has `number` segments.
+    """Raises Refusal(QUOTA_EXCEEDED) if a segment of `size` bytes may not be added.
+
+    All segments together have `held` of `most` bytes, and the session has `number` segments.
     """
     if number >= MOST:
         raise Refusal(

@@ -17,10 +17,24 @@ from hearthd.device.flows.stripe_window import StripeStaging, StripeWindow
 class StripeLike(Protocol):
     """Interface of a stripe (`hearthd.device.channels.stripe.Stripe`) for transfers."""
 
-    def grant(self, transfer: int, host: HostBuffer) -> None: ...
-    def revoke(self, transfer: int) -> list[HostBuffer]: ...
-    def put(self, frame: bytes) -> None: ...
-    def put_chunk(self, transfer: int, offset: int, host: HostBuffer, size: int) -> None: ...
+    def grant(self, transfer: int, host: HostBuffer) -> None:
+        """Lends memory for one more chunk of the transfer, and gives the client a credit for it."""
+        ...
+
+    def revoke(self, transfer: int) -> list[HostBuffer]:
+        """Takes back and returns the memory that was lent to the transfer and is not in use."""
+        ...
+
+    def put(self, frame: bytes) -> None:
+        """Queues a small frame for the client, without blocking."""
+        ...
+
+    def put_chunk(self, transfer: int, offset: int, host: HostBuffer, size: int) -> None:
+        """Queues `size` bytes of `host` for sending, as the chunk of a download that starts at byte `offset`.
+
+        The stripe returns the memory when the chunk has been sent, or when the stripe ends.
+        """
+        ...
 
 
 class Striped:
@@ -142,6 +156,7 @@ class StripedDownload(Striped):
         self._taken: set[int] = set()
 
     def join(self, stripe: StripeLike) -> None:
+        """Adds a stripe to the transfer, and records the chunks that are sent over it."""
         super().join(stripe)
         self._out.setdefault(stripe, set())
 

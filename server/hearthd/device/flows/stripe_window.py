@@ -77,6 +77,7 @@ class StripeWindow:
 
     @property
     def room(self) -> int:
+        """Number of further chunks that the stripe may take now; 0 or less if it may take none."""
         return self.limit - self.under_way
 
     def done(self, seconds: float) -> None:

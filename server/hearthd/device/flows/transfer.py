@@ -50,8 +50,9 @@ class UploadFlow:
         """Location of the bytes in memory that the client shares; None if they are not there."""
 
     def unstripe(self) -> None:
-        """Ends the use of stripes and of shared memory, because the transfer has ended, or all its bytes arrive over
-        Upload.
+        """Ends the use of stripes and of shared memory.
+
+        Called when the transfer has ended, or when all its bytes arrive over Upload.
         """
         if self.striped is not None:
             self.striped.drop()
@@ -82,8 +83,9 @@ class DownloadFlow:
         """Outcomes of collectives that the copied bytes depended on."""
 
     def unstripe(self) -> None:
-        """Ends the use of stripes and of shared memory, because the transfer has ended, or all its bytes are sent over
-        Download.
+        """Ends the use of stripes and of shared memory.
+
+        Called when the transfer has ended, or when all its bytes are sent over Download.
         """
         if self.striped is not None:
             self.striped.drop()

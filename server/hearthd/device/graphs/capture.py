@@ -1,5 +1,4 @@
-"""Capture of a graph: the recorded nodes, the buffers and modules that they use, and the commands that could not be
-recorded.
+"""Capture of a graph: the recorded nodes, their buffers and modules, and commands that could not be recorded.
 
 Commands are checked when they are recorded, in the order of the stream; their buffers and modules are held from then
 on.
@@ -50,9 +49,11 @@ class GraphEntry(LaunchProgram):
 
     @property
     def name(self) -> str:
+        """Name of the graph in messages."""
         return f"graph {self.handle}"
 
     def check(self) -> None:
+        """Raises Refusal if the graph cannot be launched: CAPTURE_INVALID while it is being recorded."""
         if self.order.recording:
             raise Refusal(
                 Reason.CAPTURE_INVALID,
@@ -64,16 +65,19 @@ class GraphEntry(LaunchProgram):
 
     @property
     def empty(self) -> bool:
+        """True if the graph has no nodes."""
         return not self.nodes
 
     @property
     def cost(self) -> int:
+        """Number of nodes, at most `WINDOW`."""
         # CUDA does not document how much of the driver's queue a graph launch takes. Each node counts as one command,
         # up to one window.
         return min(len(self.nodes), WINDOW)
 
     @property
     def names(self) -> list[str]:
+        """Names of the last `NAMED` different kernels, each with the graph's; only the graph's if it has no kernel."""
         kernels = list(dict.fromkeys(filter(None, self.kernels)))
         return [f"{kernel} ({self.name})" for kernel in kernels[-NAMED:]] or [self.name]
 
@@ -181,9 +185,7 @@ def uses_of(bound: BoundLaunch) -> Uses:
 
 
 def check_record(parsed: ResolvedRecord) -> None:
-    """Raises Refusal(CAPTURE_INVALID) for a launch in which the host takes part, because it cannot be stored and
-    repeated.
-    """
+    """Raises Refusal(CAPTURE_INVALID) for a launch that the host takes part in, which cannot be stored and repeated."""
     record = parsed.record
     what = (
         'mode="validate"'
@@ -207,6 +209,7 @@ def modules_of(*buffers: Buffer) -> tuple[ModuleEntry, ...]:
 
 
 def check_plan(bound: BoundLaunch) -> None:
+    """Raises Refusal(CAPTURE_INVALID) for a launch with a time limit, because a graph is timed as a whole."""
     plan = bound.plan
     if plan.timeout_ns:
         raise Refusal(

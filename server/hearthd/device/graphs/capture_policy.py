@@ -65,6 +65,7 @@ class CaptureOrder:
 
     @property
     def recording(self) -> bool:
+        """True while a graph is being recorded."""
         return self.graph != 0
 
     def begin(self, graph: int) -> None:

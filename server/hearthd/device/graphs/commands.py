@@ -1,7 +1,7 @@
-"""Graph commands: a stream's commands are recorded instead of executed, and then launched as one unit, any number of
-times.
+"""Graph commands: a stream's commands are recorded instead of executed, and then launched as one unit.
 
-A capture belongs to one logical stream, from the arrival of BeginCapture to that of EndCapture; see `capture`.
+A graph may be launched any number of times. A capture belongs to one logical stream, from the arrival of BeginCapture
+to that of EndCapture; see `capture`.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ class GraphCommands:
     def _ending(
         self, origin: Origin, entry: GraphEntry, *recording: LogicalStream, answer: commands_pb2.Result | None = None
     ) -> Operation:
-        """Returns the operation that releases a graph, behind earlier commands of the graph and of the stream that
-        records it.
+        """Returns the operation that releases a graph.
+
+        It runs behind earlier commands of the graph and of the stream that records it.
         """
 
         def run() -> bool:
@@ -115,6 +116,10 @@ class GraphCommands:
     # ---- use ----
 
     def launch(self, origin: Origin, command: commands_pb2.LaunchGraph) -> Operation:
+        """Returns the operation that launches the graph `count` times. Raises Refusal if the graph cannot be launched.
+
+        The time limit, of the command or else of the session, applies to each launch of the graph.
+        """
         entry: GraphEntry = origin.session.graphs.find(command.graph)
         check_count(command.count, entry.name)
         entry.check()

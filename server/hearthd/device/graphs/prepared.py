@@ -43,18 +43,22 @@ class PreparedEntry(LaunchProgram):
 
     @property
     def name(self) -> str:
+        """Name of the list in messages."""
         return f"prepared list {self.handle}"
 
     @property
     def empty(self) -> bool:
+        """True if the list has no launches."""
         return not self.launches
 
     @property
     def cost(self) -> int:
-        return 1  # one round is one launch
+        """Always 1, because a round of a list is a single launch."""
+        return 1
 
     @property
     def names(self) -> list[str]:
+        """Names of the kernels of the last `NAMED` launches, each once."""
         return list(dict.fromkeys(bound.plan.name for bound in self.launches[-NAMED:]))
 
 
@@ -247,8 +251,9 @@ def split_records(data: bytes) -> list[bytes]:
 
 
 def _refusal(entry: PreparedEntry, records: int, wrong: dict[int, Refusal]) -> Refusal:
-    """Returns the refusal of a list with all its faults, by the index of each launch; the first fault determines the
-    reason.
+    """Returns the refusal of a list with its faults, by the index of each launch.
+
+    The first fault determines the reason.
     """
     index, first = next(iter(wrong.items()))
     listed = "; ".join(f"launch {number}: {refusal.message}" for number, refusal in list(wrong.items())[:LISTED])

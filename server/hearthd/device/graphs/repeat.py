@@ -147,6 +147,7 @@ class ProgramLaunch(Operation):
         self.after = origin.reply
 
     def step(self) -> bool:
+        """Tries to run, as `Operation.step`, with the objects that the program uses now."""
         if self.origin.capture is None:
             summary = self._program.holdings.summary
             self.needs, self.spoils = summary.needed, summary.written

@@ -1,5 +1,6 @@
-"""Published buffers in one process: handles EXPORT frames for publishers (and for exports, see `lend`), and IMPORT
-frames for sessions that attach.
+"""Published buffers in one process: EXPORT frames for publishers, and IMPORT frames for sessions that attach.
+
+EXPORT frames also serve exports, see `lend`.
 
 Within the process, a published buffer is shared in place. When the first session of another process attaches it, its
 contents are copied once into memory that other processes can map. The handles of this process follow one by one, each
@@ -72,6 +73,7 @@ class Publishing:
             descriptors.on(FILE, self._file_arrived)
 
     def gauges(self) -> dict[str, int]:
+        """Returns the numbers of published, attached and exported buffers of this process, for the metrics."""
         return {
             "buffers_published": sum(shared.publisher is not None for shared in self._known.values()),
             "buffers_attached": len(self._attachments),

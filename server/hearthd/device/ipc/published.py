@@ -40,12 +40,24 @@ class FrontReplies:
         self._refuse = refuse
 
     def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None:
+        """Passes the refusal in `result` to `refuse`, with the number of the front's request."""
         self._refuse(call, from_status(result.error))
 
-    def done(self, session: DeviceSession, call: int, request: int) -> None: ...
-    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None: ...
-    def failed(self, origin: Origin, refusal: Refusal) -> None: ...
-    def waited(self, nanoseconds: int) -> None: ...
+    def done(self, session: DeviceSession, call: int, request: int) -> None:
+        """Has no effect: an operation that succeeds answers the front itself."""
+        ...
+
+    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None:
+        """Has no effect: the operation belongs to no batch."""
+        ...
+
+    def failed(self, origin: Origin, refusal: Refusal) -> None:
+        """Has no effect: the operation is not counted among the failed commands of clients."""
+        ...
+
+    def waited(self, nanoseconds: int) -> None:
+        """Has no effect: the operation is not counted among the commands of clients."""
+        ...
 
 
 def check_publishable(buffer: Buffer) -> None:
@@ -73,8 +85,10 @@ def check_publishable(buffer: Buffer) -> None:
 
 
 def closed() -> Refusal:
+    """Returns the refusal of a request of the front for a session that has been closed."""
     return Refusal(Reason.SESSION_EXPIRED, "the session was closed before", fix="open a new one")
 
 
 def gone() -> Refusal:
+    """Returns the refusal of a request for a publication that has ended."""
     return Refusal(Reason.NOT_PUBLISHED, "it is no longer published", fix="have it published again")

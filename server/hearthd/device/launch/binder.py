@@ -299,8 +299,9 @@ def _outside(record: Record, places: Sequence[tuple[int, int]], pointers: Sequen
 
 
 def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Buffer], list[Buffer]]:
-    """Returns the buffers behind the pointers, each once: first those that may be written, then those that are only
-    read, including every read-only buffer.
+    """Returns the buffers behind the pointers, each once: first those that may be written, then those only read.
+
+    Every read-only buffer is among those that are only read.
     """
     written: dict[Buffer, None] = {}
     read: dict[Buffer, None] = {}

@@ -208,8 +208,9 @@ class LaunchCommands:
 
     @staticmethod
     def _readers(session: DeviceSession, plan: LaunchPlan, data: bytes, at: int) -> Sequence[bool]:
-        """Returns True for each buffer that is only read, because the client's layout says so or because the buffer is
-        read-only.
+        """Returns, for each buffer of the launch, True if it is only read.
+
+        A buffer is only read if the client's layout says so, or if the buffer is read-only.
         """
         buffers = session.buffers.items
         handles = plan.handles.unpack_from(data, at + plan.handles_at)
@@ -262,8 +263,9 @@ class LaunchCommands:
         request: int = 0,
         call: int = 0,
     ) -> None:
-        """Submits a record on the queued path: resolves it, and creates an operation that makes every check and can
-        wait for its module, its buffers or room on its track.
+        """Submits a record on the queued path: resolves it, and creates an operation that makes every check.
+
+        The operation can wait for its module, its buffers or room on its track.
         """
         stream, name = self._whose(session, data)
         origin = Origin(self._replies, session, stream, name, batch=batch, index=index, request=request, call=call)

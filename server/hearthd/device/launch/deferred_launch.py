@@ -46,6 +46,11 @@ class LaunchRun:
             self._grid = DynamicGrid(device, origin, parsed.grid_buffer, extension.grid_offset)
 
     def step(self) -> bool:
+        """Binds the launch, and issues as many of its iterations as the track has room for.
+
+        It first waits for the module, for a grid that is read from a buffer, and for an idle device if the driver needs
+        one. Raises Refusal if the launch cannot run.
+        """
         if isinstance(self._rested, Refusal):
             raise self._rested  # takes precedence over any other wait
         parsed = self._parsed

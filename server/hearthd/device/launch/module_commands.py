@@ -35,6 +35,10 @@ class ModuleCommands:
         """Modules whose code waits to be loaded while no kernel runs."""
 
     def load(self, origin: Origin, command: commands_pb2.LoadModule) -> Operation | None:
+        """Creates the module and starts its compile or load.
+
+        The returned operation answers when the module is loaded; None if no answer was requested.
+        """
         session = origin.session
         entry = session.modules.add(command.module, ModuleEntry(command.module))
         if command.kind == commands_pb2.CODE_KIND_CUDA_CPP:
@@ -219,6 +223,7 @@ class ModuleCommands:
             )
 
     def describe(self, origin: Origin, command: commands_pb2.DescribeModule) -> Operation:
+        """Returns the operation that answers with the module's functions and globals as soon as it is loaded."""
         return self._describe(origin, origin.session.modules.find(command.module))
 
     def _describe(self, origin: Origin, entry: ModuleEntry) -> Operation:
@@ -248,7 +253,10 @@ class ModuleCommands:
         return self._describe_function(origin, entry) if origin.answered else None
 
     def describe_function(self, origin: Origin, command: commands_pb2.DescribeFunction) -> Operation:
-        """Describes a function, after setting the attribute that the command has, if any."""
+        """Returns the operation that answers with the function's parameters and attributes.
+
+        It runs as soon as the module is loaded, and first sets the attribute that the command has, if any.
+        """
         carveout = None
         if command.HasField("preferred_shared_memory_carveout"):
             carveout = command.preferred_shared_memory_carveout
@@ -288,6 +296,11 @@ class ModuleCommands:
         return self._when_ready(origin, entry.module, answer)
 
     def get_global(self, origin: Origin, command: commands_pb2.GetGlobal) -> Operation:
+        """Creates a buffer handle for a global variable of the module.
+
+        The returned operation sets the buffer's address and size, and answers with the size, as soon as the module is
+        loaded.
+        """
         session = origin.session
         entry = session.modules.find(command.module)
         session.buffers.check_new(command.buffer)

@@ -26,13 +26,15 @@ class Shadow:
 
     @property
     def behind(self) -> int:
-        """Offset of the second zone: directly after the buffer's last byte, so that a write one byte too far is
-        detected.
+        """Offset of the second zone.
+
+        The zone begins directly after the buffer's last byte, so that a write one byte too far is detected.
         """
         return self.zone + self.size
 
     @property
     def total(self) -> int:
+        """Size of the copy's memory in bytes: the buffer, both zones, and padding to a whole number of patterns."""
         return 2 * self.zone + self.size + (-self.size) % len(PATTERN)
 
 
@@ -55,8 +57,9 @@ def pattern(start: int, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class Damage:
-    """Overwritten bytes of a zone: the offsets of the first and the last, relative to the buffer's start, and their
-    number.
+    """Overwritten bytes of a zone: the offsets of the first and the last, and their number.
+
+    Offsets are in bytes, relative to the buffer's start.
     """
 
     first: int

@@ -34,6 +34,7 @@ class StreamCommands:
     # ---- streams ----
 
     def create_stream(self, origin: Origin, command: commands_pb2.CreateStream) -> None:
+        """Creates the stream on a track. Raises Refusal(QUEUE_FULL) if no track can be assigned."""
         session = origin.session
         session.streams.check_new(command.stream)
         session.add_stream(
@@ -64,6 +65,7 @@ class StreamCommands:
     # ---- events ----
 
     def record_event(self, origin: Origin, command: commands_pb2.RecordEvent) -> Operation:
+        """Creates the event if the handle is new, and returns the operation that records it in the stream."""
         session = origin.session
         entry = session.events.get(command.event)
         if entry is None:
@@ -85,6 +87,7 @@ class StreamCommands:
         return Operation(origin, run, writes=(origin.stream, event))
 
     def wait_event(self, origin: Origin, command: commands_pb2.WaitEvent) -> Operation:
+        """Returns the operation that makes the stream wait for the event on the device."""
         event = origin.session.events.find(command.event)
 
         def run() -> bool:
@@ -98,6 +101,11 @@ class StreamCommands:
         return Operation(origin, run, writes=(origin.stream,), reads=(event,))
 
     def query_event(self, origin: Origin, command: commands_pb2.QueryEvent) -> Operation:
+        """Returns the operation that answers `done`: True if the event is done, otherwise False.
+
+        With `wait`, the answer is sent when the event is done; without, after at most `GRACE_S` seconds. An event that
+        has not been recorded counts as done.
+        """
         event = origin.session.events.find(command.event)
 
         def answer(done: bool) -> None:
@@ -115,6 +123,10 @@ class StreamCommands:
         return Operation(origin, run, reads=(event,))
 
     def elapsed_time(self, origin: Origin, command: commands_pb2.ElapsedTime) -> Operation:
+        """Returns the operation that answers, when both events are done, with the nanoseconds between them.
+
+        It fails with INVALID_HANDLE if an event has not been recorded when it runs.
+        """
         start = origin.session.events.find(command.start)
         end = origin.session.events.find(command.end)
         device = self._device
@@ -141,6 +153,7 @@ class StreamCommands:
         return Operation(origin, run, reads=(start, end))
 
     def destroy_event(self, origin: Origin, command: commands_pb2.DestroyEvent) -> Operation:
+        """Destroys the handle now; the event is released behind earlier commands that use it."""
         event = origin.session.events.pop(command.event)
 
         def run() -> bool:
@@ -155,6 +168,11 @@ class StreamCommands:
     # ---- waiting ----
 
     def sync(self, origin: Origin, command: commands_pb2.Sync) -> Operation | None:
+        """Answers with the unreported failures of the stream, or of all streams, when their work so far is done.
+
+        Raises Refusal(INVALID_ARGUMENT) if no answer was requested. Returns an operation if earlier commands are
+        waiting; otherwise None.
+        """
         self._need_answer(origin, "sync")
         run = self._sync_all if command.all_streams else self._sync_one
         if not origin.session.deferred and origin.capture is None and origin.record is None:
@@ -185,8 +203,9 @@ class StreamCommands:
         return True
 
     def _timed(self, origin: Origin, streams: Callable[[], Iterable[LogicalStream]]) -> Callable[[], None]:
-        """Returns a callback that answers with the failures that these streams have when it is called, and measures the
-        wait.
+        """Returns a callback that answers with the failures that these streams have when it is called.
+
+        It also measures how long the client has waited.
         """
         telemetry = self._device.telemetry
         telemetry.sync_points += 1
@@ -199,6 +218,11 @@ class StreamCommands:
         return answer
 
     def flush(self, origin: Origin, _command: commands_pb2.Flush) -> Operation:
+        """Returns the operation that answers with the unreported failures of the stream.
+
+        It runs when the stream's earlier commands have been submitted; it does not wait for the device. Raises
+        Refusal(INVALID_ARGUMENT) if no answer was requested.
+        """
         self._need_answer(origin, "flush")
 
         def run() -> bool:
@@ -229,8 +253,9 @@ def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:
 def _behind_snapshots(
     session: DeviceSession, stream: LogicalStream | None, callback: Callable[[], None]
 ) -> Callable[[], None]:
-    """Returns a function that calls `callback` after the function has been called and all snapshots now under way are
-    done: those of `stream`, or of any stream if `stream` is None.
+    """Returns a function that calls `callback` after it has been called and the snapshots under way are done.
+
+    Only snapshots that are under way now count: those of `stream`, or of any stream if `stream` is None.
     """
     snapshots = [each for each in session.snapshots if stream is None or each.stream is stream]
     if not snapshots:

@@ -19,14 +19,20 @@ CHECK_S = 0.01
 
 
 def shorter(wanted: float, default: float) -> float:
-    """Returns the time limit for a session's launches, in seconds: the limit that the session asked for, capped by the
-    daemon's default; 0: no limit.
+    """Returns the time limit of a session's launches in seconds: `wanted`, capped by the daemon's `default`.
+
+    For each of the three, 0 means no limit.
     """
     return min(wanted, default) if wanted and default else wanted or default
 
 
 @dataclass(eq=False)
 class TimeLimit:
+    """Time limit of submitted work, in seconds.
+
+    `deadline` is a time of `time.monotonic`; None until the device begins the work.
+    """
+
     kernel: str
     seconds: float
     session: str = ""
@@ -61,9 +67,7 @@ class Watchdog:
         return next((limit for limit in self._limits if limit.deadline is not None and now > limit.deadline), None)
 
     def sleep(self, wanted: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds: at most `wanted`, and at most until the next check of
-        limits.
-        """
+        """Returns how long the loop may sleep, in seconds: at most `wanted`, and at most until the next check."""
         if not self._limits:
             return wanted
         return sooner(CHECK_S, wanted)

@@ -158,8 +158,9 @@ class MemoryCommands:
             self.reservations.give(session, reservation, buffer)
 
     def close(self, session: DeviceSession) -> None:
-        """Frees all memory of the session behind its work under way, in pieces; `deferred_free` reports when that is
-        done. Held memory is freed when its holders release it.
+        """Frees all memory of the session behind its work under way, in pieces.
+
+        `deferred_free` reports when that is done. Held memory is freed when its holders release it.
         """
         self.reservations.close(session)
         buffers = session.buffers.items
@@ -190,9 +191,17 @@ class MemoryCommands:
         origin.reply()
 
     def memory_usage(self, origin: Origin, _command: commands_pb2.MemoryUsage) -> Operation | None:
+        """Answers with the memory usage of the session and the device.
+
+        The answer waits until all memory that the session is freeing has been accounted for.
+        """
         return self._cleared(origin, self._usage)
 
     def memory_cleanup(self, origin: Origin, _command: commands_pb2.MemoryCleanup) -> Operation | None:
+        """Frees the unused memory that the session keeps, then returns the pool's unused memory to the device.
+
+        The command is answered after that.
+        """
         self.reservations.clear(origin.session)
         return self._cleared(origin, self._trim)
 

@@ -47,8 +47,9 @@ class FreeQueue(Generic[T]):
 
     @property
     def blocked(self) -> bool:
-        """True while the stream of the next item has no budget: the driver would block a thread that frees beyond the
-        budget.
+        """True while the stream of the next item has no budget.
+
+        The driver would block a thread that frees beyond the budget.
         """
         track = self._home(self._left[0]) if self._left else None
         return track is not None and track.budget <= 0

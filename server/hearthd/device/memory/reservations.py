@@ -57,9 +57,7 @@ class Reservations:
         """Memory that is being freed in pieces."""
 
     def held(self, tenant: str) -> int:
-        """Returns the pool memory, in bytes, that the sessions of `tenant` hold, including unused memory that they
-        keep.
-        """
+        """Returns the bytes of pool memory that the tenant's sessions hold, including unused memory that they keep."""
         return self._held.get(tenant, 0)
 
     def take(self, session: DeviceSession, size: int, track: PooledStream, buffers: Sequence[Buffer]) -> Reservation:

@@ -54,6 +54,7 @@ class SharedAllocation(ABC):
         return None
 
     def join(self, holder: object, session: DeviceSession) -> None:
+        """Adds a holder that belongs to `session`: a buffer, a publication or an export."""
         self.holders[holder] = session
 
     def leave(self, holder: object) -> None:
@@ -141,11 +142,13 @@ class MappedAllocation(SharedAllocation):
 
     @property
     def shared(self) -> SharedMemory | None:
+        """The memory, unless it has been lent to another process; then None."""
         return None if self.lent else self.memory
 
     def bear(self) -> None:
-        """Accounts the memory to a session of this process from now on, because the process that it was accounted to
-        has dropped it.
+        """Accounts the memory to a session of this process from now on.
+
+        Called when the process that it was accounted to has dropped it.
         """
         if self.bearer is None and self.holders:
             self.bearer = next(iter(self.holders.values()))

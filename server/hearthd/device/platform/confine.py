@@ -60,8 +60,9 @@ def confine(spec: DeviceSpec, descriptors: Collection[int]) -> str:
 
 
 def _confine_gpu(spec: DeviceSpec) -> str:
-    """Confines a GPU process, without Landlock: under Landlock, CUDA 13 opens no device (error 304, operating system
-    call failed; measured on an H100).
+    """Confines a GPU process, without Landlock.
+
+    Under Landlock, CUDA 13 opens no device (error 304, operating system call failed; measured on an H100).
     """
     attributes.no_new_privileges()
     if spec.confinement != "process":

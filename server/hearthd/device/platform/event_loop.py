@@ -82,6 +82,7 @@ class Loop:
         self._epoll.modify(fd, select.EPOLLIN * reads | select.EPOLLOUT * writes)
 
     def remove_reader(self, fd: int) -> None:
+        """Ends `add_reader` for `fd`; no effect if it has no callback. Loop's thread only."""
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
@@ -119,8 +120,9 @@ class Loop:
         os.close(self._wake_fd)
 
     def turn(self, sleep: float | None) -> None:
-        """Runs one iteration: sleeps up to `sleep` seconds (None: without limit) until a socket is ready or a task is
-        posted, then serves the sockets and tasks. Called in a loop by `run`. Loop's thread only.
+        """Runs one iteration: waits for a ready socket or a posted task, then serves the sockets and tasks.
+
+        Sleeps at most `sleep` seconds (None: without limit). Called in a loop by `run`. Loop's thread only.
         """
         if self.lingering is not None and (sleep is None or sleep >= SHORT_S):
             ready = self._look(self.lingering, sleep)

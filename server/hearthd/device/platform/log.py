@@ -16,7 +16,9 @@ class ProcessLog:
         self._log = structlog.get_logger("hearthd.device").bind(device=spec.ordinal, generation=spec.generation)
 
     def info(self, event: str, **fields: Any) -> None:
+        """Writes a line of level "info"; `fields` become its further keys."""
         self._log.info(event, **fields)
 
     def warning(self, event: str, **fields: Any) -> None:
+        """Writes a line of level "warning"; `fields` become its further keys."""
         self._log.warning(event, **fields)

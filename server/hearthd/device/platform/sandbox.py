@@ -1,5 +1,6 @@
-"""Sandbox of a process that works for other users: Landlock restricts file access; resource limits bound time, memory
-and file sizes.
+"""Sandbox of a process that works for other users.
+
+Landlock restricts file access; resource limits bound time, memory and file sizes.
 
 Landlock (Linux 5.13; https://docs.kernel.org/userspace-api/landlock.html) needs no privilege and applies to the process
 and its descendants. If the kernel or a container does not offer it, `confine` reports that and changes nothing.
@@ -53,9 +54,10 @@ def landlock_version() -> int:
 
 
 def confine(read: Iterable[str], write: Iterable[str], *, execute: bool = True) -> str:
-    """Restricts this thread, and the processes that it starts, to reading files beneath `read` and `write`, and to
-    changing files beneath `write`. TCP, abstract sockets, and signals to other processes are blocked as far as the
-    kernel supports that.
+    """Restricts the file access of this thread and of the processes that it starts.
+
+    Files can be read only beneath `read` and `write`, and changed only beneath `write`. TCP, abstract sockets, and
+    signals to other processes are blocked as far as the kernel supports that.
 
     Paths that do not exist are ignored. `execute`: programs beneath `read` may be started. Returns the restriction in
     force, for example "landlock 7"; empty if there is none.
@@ -103,8 +105,10 @@ def limit(*, file_bytes: int, files: int) -> None:
 
 
 def allot(*, memory: int, seconds: float) -> None:
-    """Sets limits for the next piece of work: bytes of address space and seconds of processor time, beyond the present
-    use of the process.
+    """Sets limits of memory and processor time for the next piece of work.
+
+    The limits are `memory` bytes of address space and `seconds` of processor time, beyond the present use of the
+    process.
 
     Only the soft limits change, so that they can be set again later. Processes that are started meanwhile inherit them.
     """

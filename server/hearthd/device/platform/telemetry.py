@@ -47,6 +47,7 @@ class Histogram:
     sum_ns: int = 0
 
     def observe(self, ns: int) -> None:
+        """Counts a latency in nanoseconds; one of 0 or less counts in the first bucket."""
         if ns > 0:
             self.sum_ns += ns
             # Same result as `bucket`, without the cost of a call, because this is on every path.

@@ -208,8 +208,9 @@ class DeviceProcess:
                 journal.warning("crash_record", error=str(error))
 
     def _send_output_before_end(self, server: KeepsCrashRecord) -> None:
-        """Makes the backend wait, when a kernel's fault ends the process, until the front has received the kernels'
-        output.
+        """Makes the backend wait, when a kernel's fault ends the process, for the delivery of the kernels' output.
+
+        The wait ends when the front has received the output.
         """
         if self._answers_faults:
             return

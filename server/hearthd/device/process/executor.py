@@ -96,18 +96,18 @@ class Executor:
             self.sharing.take(session, frame)
 
     def session(self, channel: int) -> DeviceSession | None:
+        """Returns the open session of the channel; None if there is none."""
         return self._sessions.get(channel)
 
     def _tenant_of(self, ident: str) -> str | None:
-        """Returns the tenant of a session by its id, while the session is open or its work runs; None if there is no
-        such session.
-        """
+        """Returns the tenant of a session by its id, while the session is open or its work runs; otherwise None."""
         each = (*self._sessions.values(), *self._leaving.values())
         return next((session.tenant for session in each if session.id == ident), None)
 
     def kick(self, session: DeviceSession | None) -> None:
-        """Schedules the deferred commands of the session (None: of all sessions) to be tried again before the loop
-        sleeps.
+        """Schedules the deferred commands of the session (None: of all sessions) to be tried again.
+
+        They are tried before the loop sleeps.
         """
         if session is None:
             for channel, each in self._sessions.items():
@@ -158,8 +158,10 @@ class Executor:
         return not (self._sessions or self._leaving or gauges["buffers_published"] or gauges["buffers_exported"])
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns counters, gauges and histograms for the metrics, memory in use by tenant and by channel, the running
-        kernels, and the closed sessions whose work is still running.
+        """Returns the state of the process for the metrics and the status page.
+
+        Contains counters, gauges and histograms, memory in use by tenant and by channel, the running kernels, and the
+        closed sessions whose work is still running.
         """
         info = self._device.server.memory_info()
         sessions = self._sessions.values()
@@ -197,8 +199,9 @@ class Executor:
         }
 
     def _rest_of(self, session: DeviceSession) -> dict[str, Any]:
-        """Returns the state of a closed session whose work is still running: its kernels in flight, and `busy`, which
-        is False if only frees that can run are left.
+        """Returns the state of a closed session whose work is still running.
+
+        Contains its kernels in flight, and `busy`, which is False if only frees that can run are left.
         """
         free_queue = self.memory.deferred_free.latest(session)
         return {
@@ -209,6 +212,10 @@ class Executor:
     # ---- replies (see operation.ReplySink) ----
 
     def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None:
+        """Sends the result: as the answer to the single call `call`, or as a stream response if `call` is 0.
+
+        Output of the session's completed kernels is sent before it.
+        """
         device = self._device
         if device.output.suspects:
             device.output.settle(session.channel)
@@ -219,6 +226,7 @@ class Executor:
             device.outbox.put(RESPONSE, response.SerializeToString(), channel=session.channel)
 
     def done(self, session: DeviceSession, call: int, request: int) -> None:
+        """Sends the result of a command that returns no value, in the same way as `result`."""
         device = self._device
         if device.output.suspects:
             device.output.settle(session.channel)
@@ -230,9 +238,11 @@ class Executor:
             device.outbox.put(RESPONSE, self._done.SerializeToString(), channel=session.channel)
 
     def failed(self, origin: Origin, refusal: Refusal) -> None:
+        """Counts the failure in the telemetry, under the command's kind."""
         self._device.telemetry.failed(origin.name.partition(" ")[0], refusal)
 
     def waited(self, nanoseconds: int) -> None:
+        """Counts the delay of a deferred command, in nanoseconds, in the telemetry."""
         self._device.telemetry.queue_delay.observe(nanoseconds)
 
     def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None:
@@ -283,6 +293,11 @@ class Executor:
         index: int = 0,
         call: int = 0,
     ) -> None:
+        """Runs the command or defers it. An error of the command is answered, or recorded on the stream.
+
+        `kind` is the command's kind; "" if it has none. `call` is the number of the single call; 0 in a batch. Raises
+        DeviceFault if the device is lost.
+        """
         device = self._device
         device.telemetry.count(kind)
         stream = session.streams.get(command.stream)
@@ -337,8 +352,9 @@ class Executor:
             failed_handles.refused(origin.session, kind, named, refusal)
 
     def _close(self, session: DeviceSession, _frame: Frame) -> None:
-        """Abandons the session's waiting commands, frees everything that it holds behind its work under way, and then
-        sends CLOSED to the front.
+        """Abandons the session's waiting commands, frees everything that it holds, and then sends CLOSED to the front.
+
+        Memory is freed, and tracks may be used again, after the session's work under way is done.
         """
         gone = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         for operation in session.deferred.clear():

@@ -1,5 +1,6 @@
-"""Fatal exit of a device process that loses its device: reports the reason and exits at once, because a lost context
-cannot be repaired and a kernel cannot be stopped.
+"""Fatal exit of a device process that loses its device: reports the reason and exits at once.
+
+A lost context cannot be repaired, and a kernel cannot be stopped.
 """
 
 from __future__ import annotations
@@ -74,9 +75,7 @@ def send_output(device: DeviceContext, link: socket.socket) -> None:
 
 
 def _unread(link: socket.socket) -> int:
-    """Returns the amount of data, in bytes as counted by the operating system, that the front has not read from the
-    link.
-    """
+    """Returns how many bytes, as counted by the operating system, the front has not read from the link."""
     answer = fcntl.ioctl(link.fileno(), termios.TIOCOUTQ, bytes(4))
     return int.from_bytes(answer, sys.byteorder)
 

@@ -60,8 +60,9 @@ class IdlePolicy:
         return False
 
     def expects(self) -> bool:
-        """Returns True if a client that works step by step has just been answered: its next request is expected soon,
-        and should not have to wait for housekeeping.
+        """Returns True if the next request of a client that works step by step is expected soon.
+
+        Such a client has just been answered, and its next request should not have to wait for housekeeping.
         """
         inline_path, sharing = self._executor.inline_path, self._executor.sharing
         answered, inline_path.answered = inline_path.answered, False

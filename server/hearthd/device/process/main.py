@@ -80,8 +80,9 @@ def main(
 
 
 def _die_with_the_front(link: socket.socket, lifeline: Connection | None) -> None:
-    """Makes the kernel kill this process when the front is gone, in whatever state; the end of the forkserver has no
-    effect on it.
+    """Makes the kernel kill this process when the front is gone, in whatever state.
+
+    The end of the forkserver has no effect on this process.
 
     The forkserver lives as long as any process has its "alive" pipe open. Its children inherit the pipe and do not use
     it, so a device process that is stuck would keep the forkserver alive; therefore the pipe is closed here.

@@ -18,8 +18,13 @@ from hearthd.device.streams.stream_pool import PooledStream
 class RangeMarker(Protocol):
     """Pushes and pops ranges around commands; implemented with NVTX."""
 
-    def push(self, name: str, number: int) -> None: ...
-    def pop(self) -> None: ...
+    def push(self, name: str, number: int) -> None:
+        """Begins a range for command `number`, inside the ranges that are open."""
+        ...
+
+    def pop(self) -> None:
+        """Ends the range that was begun last."""
+        ...
 
 
 class KernelTiming(NamedTuple):
@@ -44,10 +49,22 @@ class KernelActivitySource(Protocol):
     Kernels launched between `push` and `pop` belong to that command.
     """
 
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def push(self, name: str, number: int) -> None: ...
-    def pop(self) -> None: ...
+    def start(self) -> None:
+        """Begins a trace, on the device-handle thread; several may be open at a time. Must be matched by `stop`."""
+        ...
+
+    def stop(self) -> None:
+        """Ends a trace, all of whose kernels have ended; `collect` still returns them."""
+        ...
+
+    def push(self, name: str, number: int) -> None:
+        """Attributes the kernels that are launched until the matching `pop` to command `number`."""
+        ...
+
+    def pop(self) -> None:
+        """Ends the latest `push` that has not been ended."""
+        ...
+
     def collect(self, numbers: Iterable[int]) -> list[KernelTiming]:
         """Returns the kernels of these commands; each kernel is returned once.
 
@@ -64,9 +81,11 @@ class AnnotationObserver:
         self._numbers = numbers
 
     def record(self, origin: Origin) -> Record:
+        """Returns the record that annotates the command; nothing is stored."""
         return AnnotatedCommand(self, origin, next(self._numbers))
 
     def close(self) -> None:
+        """Has no effect, because no record is stored."""
         pass
 
 
@@ -81,19 +100,25 @@ class AnnotatedCommand:
         self._number = number
 
     def enter(self) -> None:
+        """Begins the range."""
         self._marking.marks.push(self._origin.name, self._number)
 
     def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
+        """Has no effect: a range covers the host's work only."""
         pass
 
     def leave(self, done: bool) -> None:
+        """Ends the range. A command that is tried again has another range."""
         self._marking.marks.pop()
 
     def failed(self, reason: str) -> None:
+        """Has no effect: a range shows no failures."""
         pass
 
     def settle(self) -> None:
+        """Has no effect: the range ended with `leave`."""
         pass
 
     def drop(self) -> None:
+        """Has no effect, because nothing is stored."""
         pass

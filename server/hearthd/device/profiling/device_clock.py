@@ -37,8 +37,9 @@ class DeviceClock:
         return len(self._segments) - 1
 
     def observe(self, segment: int, started: int, ended: int, submitted: int, seen: int) -> None:
-        """Narrows the bounds of a segment with work that ran from `started` to `ended` on the device, and that was
-        `submitted` and `seen` to be done at these host times.
+        """Narrows the bounds of a segment with work that ran from `started` to `ended` on the device.
+
+        The work was `submitted` and `seen` to be done at these host times.
         """
         known = self._segments[segment]
         earliest, latest = submitted - started, seen - ended

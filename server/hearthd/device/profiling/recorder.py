@@ -72,6 +72,7 @@ class Trace:
         device.tracks.watch(self._reference, partial(self._anchor, asked))
 
     def record(self, origin: Origin) -> Record:
+        """Returns the record of a command. If the trace is full, the command is only counted."""
         if len(self.records) >= self._limit or self._room <= 0:
             self.dropped += 1
             return DroppedRecord(self)
@@ -80,6 +81,7 @@ class Trace:
         return record
 
     def forget(self, record: TraceRecord) -> None:
+        """Removes the record from the trace; no effect if it is not there."""
         if self.records and self.records[-1] is record:
             self.records.pop()
         elif record in self.records:

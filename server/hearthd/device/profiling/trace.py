@@ -1,5 +1,6 @@
-"""StartTrace and EndTrace: records when each command of a session arrived, was submitted to the device, started and
-ended.
+"""StartTrace and EndTrace: records the times of each command of a session.
+
+The times are those at which the command arrived, was submitted to the device, started and ended.
 
 Without a trace, a session has no records, and its launches may take the inline path.
 """
@@ -59,6 +60,7 @@ class TraceCommands:
         return len(self._sessions)
 
     def closed(self, session: DeviceSession) -> None:
+        """Ends the trace or the annotations of a session that is closed; the trace is not reported."""
         self._sessions.discard(session.channel)
         if session.trace is not None:
             session.trace.close()

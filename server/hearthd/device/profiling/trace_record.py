@@ -87,6 +87,7 @@ class TraceRecord:
     # ---- `hearthd.device.session.observer.Record` ----
 
     def enter(self) -> None:
+        """Makes this the current record of the device, and begins a range for the command."""
         self._outer = self._device.record
         self._device.record = self
         if self._origin is not None:
@@ -94,6 +95,7 @@ class TraceRecord:
                 mark.push(self._origin.name, self.number)
 
     def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
+        """Records the first event, before the command's work on the track; later calls only add their `size`."""
         if self.start is None:
             self.submitted_ns = time.perf_counter_ns()
             self._track = track
@@ -103,6 +105,7 @@ class TraceRecord:
             self.grid, self.block = plan.grid, plan.block
 
     def leave(self, done: bool) -> None:
+        """Restores the previous current record and ends the range; settles the record if the command is `done`."""
         self._device.record = self._outer
         self._outer = None
         for mark in reversed(self._trace.marks):
@@ -111,11 +114,13 @@ class TraceRecord:
             self.settle()
 
     def failed(self, reason: str) -> None:
+        """Stores the reason. Settles the record unless the command is being tried, in which case `leave` does that."""
         self.error = reason
         if self._device.record is not self:
             self.settle()
 
     def settle(self) -> None:
+        """Completes the record: its name, and the second event behind its work. Further calls have no effect."""
         origin, self._origin = self._origin, None
         if origin is None:
             return
@@ -129,6 +134,7 @@ class TraceRecord:
         self._trace.measure(self, self._track)
 
     def drop(self) -> None:
+        """Removes the record from the trace."""
         self._origin = None
         self._trace.forget(self)
 
@@ -160,23 +166,30 @@ class DroppedRecord:
         self._trace = trace
 
     def enter(self) -> None:
+        """Has no effect: the command is not timed."""
         pass
 
     def begin(self, track: PooledStream, size: int, plan: LaunchPlan | None) -> None:
+        """Has no effect: the command is not timed."""
         pass
 
     def leave(self, done: bool) -> None:
+        """Has no effect: the command is not timed."""
         pass
 
     def failed(self, reason: str) -> None:
+        """Has no effect: the reason is not stored."""
         pass
 
     def settle(self) -> None:
+        """Has no effect: there is nothing to complete."""
         pass
 
     def drop(self) -> None:
+        """Subtracts the command from the trace's number of dropped records."""
         self._trace.dropped -= 1
 
 
 def dim3(dim: Dim) -> commands_pb2.Dim3:
+    """Returns the dimensions, in the order x, y, z, as a message."""
     return commands_pb2.Dim3(x=dim[0], y=dim[1], z=dim[2])

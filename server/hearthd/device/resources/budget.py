@@ -61,8 +61,10 @@ def check_budget(required: int, info: MemoryInfo, limit: int) -> None:
 
 
 def not_granted(size: int, info: MemoryInfo, granted: int, limit: int) -> Refusal:
-    """Returns the refusal of `size` bytes that the process may not hold now, because it shares the device with other
-    processes.
+    """Returns the refusal of `size` bytes that the process may not hold now because it shares the device.
+
+    The memory that it lacks is in use by other processes. If `size` bytes never fit, returns the refusal of
+    `out_of_memory`.
     """
     most = ceiling(info, limit)
     if size > most:

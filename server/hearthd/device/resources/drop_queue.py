@@ -30,9 +30,11 @@ class DropPolicy:
 
     @property
     def due(self) -> bool:
+        """True once the batch has reached a limit and should be closed."""
         return self.count >= self.max_count or self.bytes >= self.max_bytes
 
     def reset(self) -> None:
+        """Starts counting a new batch."""
         self.count = 0
         self.bytes = 0
 

@@ -81,8 +81,9 @@ class ProcessGrants:
                 raise not_granted(size, self._server.memory_info(), self.limit, self._most)
 
     def overtaken(self) -> None:
-        """Reports to the front that the process holds more than its limit without a request, because memory of another
-        process now counts here.
+        """Reports to the front if the process holds more than its limit, without requesting memory.
+
+        Called after memory of another process has been accounted to this process.
         """
         if self._beyond(0):
             self.ask(0, lambda granted: None)
@@ -151,8 +152,10 @@ class MemoryRequest:
         self._denied = False
 
     def waits(self, refusal: Refusal) -> bool:
-        """Returns True if the refused allocation should wait for the front's answer; `wake` is called when the answer
-        arrives.
+        """Returns True if the refused allocation should wait for the front's answer; `wake` is called when it arrives.
+
+        The answer is requested unless a request is under way. Returns False if the front has denied memory, or if the
+        refusal has another cause than the process's grant.
         """
         if self._denied or "granted" not in refusal.details:
             return False

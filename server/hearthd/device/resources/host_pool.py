@@ -104,6 +104,7 @@ class HostPool:
         return sum(slab.extents.size for slab in self._slabs)
 
     def info(self) -> HostInfo:
+        """Returns the page-locked bytes and those in use."""
         return HostInfo(self.pinned, self.in_use)
 
     def take(self, size: int) -> PinnedBuffer | None:
@@ -160,8 +161,9 @@ class HostPool:
         )
 
     def close(self) -> None:
-        """Drops the slabs without unlocking them, because unlocking would wait for the device; the memory is released
-        when the process ends.
+        """Drops the slabs without unlocking them, because unlocking would wait for the device.
+
+        The memory is released when the process ends.
         """
         self._slabs.clear()
 

@@ -61,6 +61,7 @@ class IdleQueue(Generic[J]):
 
     @property
     def first(self) -> IdleWaiter[J] | None:
+        """The oldest job; None if the queue is empty."""
         return next(iter(self._all), None)
 
     @property

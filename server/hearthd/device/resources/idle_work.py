@@ -1,5 +1,6 @@
-"""Idle work: jobs that the driver can do only while no kernel runs, such as loading and unloading code, and aborting
-communicators.
+"""Idle work: jobs that the driver can do only while no kernel runs.
+
+Such jobs load and unload code, and abort communicators.
 
 CUDA waits for every kernel of the context before it loads or unloads a module, on whatever thread, and blocks all other
 calls meanwhile (measured with CUDA 13 on an H200: as long as the kernel runs; CUDA_MODULE_LOADING and the library API
@@ -89,8 +90,9 @@ class IdleWork:
 
     @property
     def occupied(self) -> bool:
-        """True while another thread does work that must not run beside a kernel, in particular beside a collective,
-        which may wait for a peer.
+        """True while another thread does work that must not run beside a kernel.
+
+        In particular it must not run beside a collective, which may wait for a peer.
         """
         return bool(self._beside)
 
@@ -144,8 +146,9 @@ class IdleWork:
         return waiting
 
     def beside(self, job: Callable[[Job], None], *, urgent: bool = False) -> None:
-        """Runs `job(done)` as `run` does, for work on another thread: launches are held back until `done` is called on
-        this thread, for at most `BESIDE_S` seconds.
+        """Runs `job(done)` as `run` does, for work on another thread.
+
+        Launches are held back until `done` is called on the device-handle thread, for at most `BESIDE_S` seconds.
         """
         if self._server.loading_waits:
             self.run(lambda: self._occupy(job), urgent=urgent)

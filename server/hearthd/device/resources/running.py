@@ -31,6 +31,7 @@ class RunningKernels(NamedTuple):
 
     @property
     def words(self) -> str:
+        """The kernels and their owners as text for a refusal."""
         parts = [f"{_named(self.own)} of this session"] if self.own else []
         parts += [f"{_named(names)} of session {session}" for session, names in list(self.others.items())[:NAMED]]
         if len(self.others) > NAMED:

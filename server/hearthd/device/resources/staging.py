@@ -35,8 +35,9 @@ class Staging:
         self.in_use = 0
 
     def acquire(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
-        """Returns a buffer of at least `size` bytes, or None while there is none; the waiting command is tried again
-        when memory becomes free.
+        """Returns a buffer of at least `size` bytes, or None while there is none.
+
+        If the result is None, the waiting command is tried again when memory becomes free.
 
         One copy larger than the cap is allowed while nothing else is lent. The memory counts for `session`, and is
         limited by its tenant's quota. Raises Refusal(OUT_OF_MEMORY) if the host locks no more memory and no memory is
@@ -50,8 +51,9 @@ class Staging:
         return buffer
 
     def find(self, size: int, session: DeviceSession | None = None) -> HostBuffer | None:
-        """Returns a buffer or None, as `acquire` does but without raising, for a command that can also do without; see
-        `refusal`.
+        """Returns a buffer or None, as `acquire` does, but does not raise.
+
+        For a command that can also do without the buffer; see `refusal`.
         """
         if (not self.in_use or self.in_use + size <= self._cap) and self._within_quota(size, session):
             buffer = self._server.allocate_host(size)
@@ -77,9 +79,7 @@ class Staging:
         return not lent or lent + size <= session.pinned_bytes
 
     def refusal(self, size: int) -> Refusal | None:
-        """Returns the reason why the host currently locks no more memory; None if it does, or if the lent memory will
-        suffice.
-        """
+        """Returns the reason why the host currently locks no more memory; None if it has not refused recently."""
         return self._server.host_refusal(size)
 
     def drop(self, track: PooledStream, buffer: HostBuffer) -> None:

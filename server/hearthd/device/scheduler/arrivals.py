@@ -56,8 +56,13 @@ class CommandRunner(Protocol):
         """
         ...
 
-    def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None: ...
-    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None: ...
+    def result(self, session: DeviceSession, call: int, result: commands_pb2.Result) -> None:
+        """Sends the result: as the answer to the single call `call`, or as a stream response if `call` is 0."""
+        ...
+
+    def acknowledge(self, session: DeviceSession, entry: BatchEntry) -> None:
+        """Acknowledges the session's oldest complete batches. Called when all commands of `entry` have run."""
+        ...
 
 
 class Arrivals:
@@ -157,9 +162,7 @@ class Arrivals:
         return stream is not None and stream.track.budget <= 0 and backlog.stops(stream)
 
     def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
-        """Returns the batch and the indices of its commands that have already been answered; None if there is nothing
-        to run.
-        """
+        """Returns the batch and the indices of its commands already answered; None if there is nothing to run."""
         session = backlog.session
         ahead = backlog.ahead.pop(id(frame), None) if backlog.ahead else None
         try:

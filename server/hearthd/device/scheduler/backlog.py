@@ -144,6 +144,7 @@ class Backlog:
 
     @property
     def session_id(self) -> str:
+        """The id under which device time of the session is reported to the front."""
         return self.session.id
 
     def tracks(self) -> list[PooledStream]:
@@ -198,8 +199,10 @@ class Backlog:
         return False
 
     def stops(self, stream: LogicalStream) -> bool:
-        """True if the queue stands still before a command for a stream that is full, or that many other commands wait
-        for. Always False while sessions run in time slices: `room` is smaller then.
+        """True if the queue stands still before a command for `stream`, which is then recorded in `standstill`.
+
+        The caller has checked that the stream is full, or that deferred commands use it. False once the stream has
+        completed no command for a while, and always while sessions run in time slices: `room` is smaller then.
         """
         track, standstill = stream.track, self.standstill
         if self.room < NEVER >> 1 or not standstill.lasts(track.index, track.finished, time.perf_counter()):

@@ -32,7 +32,9 @@ class DeviceTimePayer(Protocol):
     means no limit."""
 
     @property
-    def session_id(self) -> str: ...
+    def session_id(self) -> str:
+        """The id of the session, under which its device time is reported to the front."""
+        ...
 
 
 P = TypeVar("P", bound=DeviceTimePayer)
@@ -108,9 +110,7 @@ class DeviceTimeMeter(Generic[P]):
         return now
 
     def spent(self, payer: P, since: float) -> float:
-        """Charges the interval from `since` to now for completed work that was alone on the device; returns the current
-        time.
-        """
+        """Charges the interval from `since` to now for work that was alone on the device, and is done; returns now."""
         now = self.clock()
         if not self._untold:
             self._told = now

@@ -91,8 +91,10 @@ class FairShare:
             self._wake(backlog)
 
     def alone(self, session: DeviceSession) -> Backlog | None:
-        """Returns the session's backlog if no other session has work, all frames of the session have been executed, and
-        nothing else limits its submissions; otherwise None.
+        """Returns the session's backlog if the session may submit at once, outside the queue; otherwise None.
+
+        It may do so if no other session has work, all frames of the session have been executed, and nothing else limits
+        its submissions.
         """
         active = self._active
         if self.slicing.on or self.turns.on or len(active) > 1:
@@ -110,8 +112,9 @@ class FairShare:
         self._alone(backlog, since)
 
     def came_and_went(self, backlog: Backlog, since: float, commands: int) -> None:
-        """Accounts for `commands` commands that an `alone` session submitted since `since`, while no session was
-        active. The commands are already done.
+        """Accounts for `commands` completed commands that an `alone` session has submitted since `since`.
+
+        No session was active meanwhile.
         """
         backlog.sparse = True
         if commands:
@@ -268,8 +271,9 @@ class FairShare:
         self._active.pop(backlog, None)
 
     def _abandon(self, backlog: Backlog) -> None:
-        """Drops the commands of a closing session that would have to wait for a time slice, and answers its single
-        calls with SESSION_EXPIRED.
+        """Drops the commands of a closing session that would have to wait for a time slice.
+
+        Single calls among them are answered with SESSION_EXPIRED.
         """
         refusal = Refusal(Reason.SESSION_EXPIRED, "the session was closed before the command ran")
         error = commands_pb2.Result(error=refusal.to_status()).SerializeToString()
@@ -332,8 +336,9 @@ class FairShare:
         self.settle(False)
 
     def turn(self, frame: Frame) -> None:
-        """Handles a TURN message of the front, which allows or forbids this process to submit work to the device; see
-        `process_turns`.
+        """Handles a TURN message of the front, which allows or forbids this process to submit work.
+
+        See `process_turns`.
         """
         self.turns.heard(frame)
         if self.turns.bounded and not self.slicing.on:

@@ -99,9 +99,7 @@ class TimeSlices:
         self._stirred[backlog] = None
 
     def run(self, free: bool) -> None:
-        """Submits the work that may go to the device now, for a bounded short time; submits nothing unless the device
-        is `free`.
-        """
+        """Submits work that may go to the device now, for a bounded short time; none unless the device is `free`."""
         now = self.meter.advance()
         if now >= self._check_at:
             self._check_at = now + SLICE_S
@@ -131,9 +129,10 @@ class TimeSlices:
             self.stir(backlog)
 
     def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds: at most `asleep`, and not beyond the time at which a slice
-        becomes late. If completions have to be polled, returns 0 near the expected end of a turn, because the next
-        session waits for it.
+        """Returns how long the loop may sleep, in seconds: at most `asleep`, and at most until a slice becomes late.
+
+        If completions have to be polled, returns 0 near the expected end of a turn, because the next session waits for
+        it.
         """
         now = self.meter.clock()
         for each in self.active:

@@ -125,4 +125,5 @@ class TensorMapEntry:
         self._data = encoded
 
     def lose(self, refusal: Refusal) -> None:
+        """Records why the tensor map could not be encoded; later uses fail with DEPENDENCY_FAILED and this cause."""
         self.lost = refusal

@@ -17,9 +17,15 @@ class Deferrable(Protocol):
     """Interface of a command in the queue. Keys are logical streams, buffers and modules."""
 
     @property
-    def writes(self) -> Sequence[Hashable]: ...
+    def writes(self) -> Sequence[Hashable]:
+        """Keys that the command uses exclusively: it waits for all earlier commands that use one of them."""
+        ...
+
     @property
-    def reads(self) -> Sequence[Hashable]: ...
+    def reads(self) -> Sequence[Hashable]:
+        """Keys that the command shares with other readers: it waits for earlier commands that write one of them."""
+        ...
+
     @property
     def barrier(self) -> bool:
         """True if the command conflicts with every other command."""
@@ -27,8 +33,9 @@ class Deferrable(Protocol):
 
     @property
     def stands(self) -> bool:
-        """True if the command waits only for other collectives, and for an answer from its peers that has been, or will
-        be, requested.
+        """True if the command waits only for other collectives and for an answer from its peers.
+
+        The answer has been requested, or will be without any further call.
         """
         ...
 

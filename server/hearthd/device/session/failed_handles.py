@@ -1,5 +1,4 @@
-"""Tombstones of failed handles: a later use of a handle whose creation was refused fails with the reason of that
-refusal.
+"""Tombstones of failed handles: a later use of such a handle fails with the reason why its creation was refused.
 
 A client that does not wait for the result of a creation may use a handle that was never created. A creation that fails
 when it runs (a compile, an allocation) leaves an object that carries the reason; a creation that is refused on arrival

@@ -33,7 +33,9 @@ class HandleHolder(Protocol):
     """Limit of the handles of the session's tenant; 0: no limit."""
 
     @property
-    def tables(self) -> Sequence[HandleCount]: ...
+    def tables(self) -> Sequence[HandleCount]:
+        """All handle tables of the session."""
+        ...
 
 
 class HandleLimits:
@@ -44,8 +46,9 @@ class HandleLimits:
         self._holders = holders
 
     def bound(self, holder: HandleHolder, table: HandleCount, more: int) -> int:
-        """Returns the number of handles that a table may have before it asks again, at least `more` above its present
-        number. Raises Refusal(QUOTA_EXCEEDED).
+        """Returns how many handles a table may have before it asks again: at least its present number plus `more`.
+
+        Raises Refusal(QUOTA_EXCEEDED) if the session or its tenant may not have `more` additional handles.
 
         The unused bounds of all tables together are at most half of the remaining handles; the bounds of other tables
         are lowered accordingly.
@@ -59,9 +62,7 @@ class HandleLimits:
 
 
 def _divide(tables: Sequence[HandleCount], allowed: int, more: int, whose: str, setting: str) -> int:
-    """Returns how many handles each of the tables may have in addition to its present ones and the `more` requested
-    ones.
-    """
+    """Returns how many handles each table may have beyond its present ones and the `more` requested ones."""
     held = sum(map(len, tables))
     left = allowed - held - more
     grant = max(0, min(STEP, left // (2 * len(tables))))

@@ -36,14 +36,16 @@ class HandleTable(Generic[T]):
         return len(self.items)
 
     def find(self, handle: int) -> T:
+        """Returns the object of the handle. Raises the refusal of its failed creation, otherwise INVALID_HANDLE."""
         found = self.items.get(handle)
         if found is None:
             raise self.unknown(handle)
         return found
 
     def unknown(self, handle: int) -> Refusal:
-        """Returns the refusal for a handle without an object: the reason of its failed creation if there was one,
-        otherwise INVALID_HANDLE.
+        """Returns the refusal for a handle without an object.
+
+        It is the reason of the handle's failed creation if there was one, otherwise INVALID_HANDLE.
         """
         refused = self._refused.get(handle)
         if refused is not None:
@@ -56,6 +58,10 @@ class HandleTable(Generic[T]):
         )
 
     def check_new(self, handle: int) -> None:
+        """Checks that an object can be created under the handle, and removes the handle's tombstone.
+
+        Raises Refusal: INVALID_ARGUMENT for 0, HANDLE_IN_USE for a live handle, QUOTA_EXCEEDED if the table is full.
+        """
         if handle == 0:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
@@ -101,11 +107,16 @@ class HandleTable(Generic[T]):
         return self._refused.pop(handle, None) is not None
 
     def add(self, handle: int, item: T) -> T:
+        """Stores the object under a new handle and returns it. Raises the refusals of `check_new`."""
         self.check_new(handle)
         self.items[handle] = item
         return item
 
     def pop(self, handle: int) -> T:
+        """Removes and returns the object. Raises Refusal as `find` does.
+
+        Clears the replay cache if launches in it may refer to the object.
+        """
         found = self.find(handle)
         del self.items[handle]
         if self._replay_cache is not None and self._named(found):

@@ -26,15 +26,25 @@ class Uses(NamedTuple):
 class Keeper(Protocol):
     """Keeps buffers alive; implemented by `hearthd.device.memory.commands.MemoryCommands`."""
 
-    def hold(self, buffer: Buffer) -> None: ...
-    def let_go(self, session: DeviceSession, buffer: Buffer) -> None: ...
+    def hold(self, buffer: Buffer) -> None:
+        """Keeps the buffer's memory until the matching `let_go`, even after the handle is freed."""
+        ...
+
+    def let_go(self, session: DeviceSession, buffer: Buffer) -> None:
+        """Ends one `hold`; `session` owns the buffer. After the last one, memory of a freed buffer is given back."""
+        ...
 
 
 class ModuleKeeper(Protocol):
     """Keeps modules alive; implemented by `hearthd.device.launch.module_commands.ModuleCommands`."""
 
-    def hold(self, entry: ModuleEntry) -> None: ...
-    def let_go(self, session: DeviceSession, entry: ModuleEntry) -> None: ...
+    def hold(self, entry: ModuleEntry) -> None:
+        """Keeps the module's code loaded until the matching `let_go`, even after the handle is destroyed."""
+        ...
+
+    def let_go(self, session: DeviceSession, entry: ModuleEntry) -> None:
+        """Ends one `hold`; `session` owns the module. After the last one, a module without a handle is unloaded."""
+        ...
 
 
 class Keepers(NamedTuple):
@@ -45,8 +55,9 @@ class Keepers(NamedTuple):
 
 
 class Summary:
-    """Union of the uses of a sequence of launches, copies and fills, which is ordered, skipped and failed as one
-    command.
+    """Union of the uses of a sequence of launches, copies and fills.
+
+    The sequence is ordered, skipped and failed as one command.
     """
 
     __slots__ = ("needed", "prints", "read", "reads", "renewed", "writes", "written")
@@ -86,11 +97,13 @@ class Holdings:
 
     @property
     def summary(self) -> Summary:
+        """The union of the present uses; computed again after a change."""
         if self._summary is None:
             self._summary = Summary(self._uses)
         return self._summary
 
     def add(self, uses: Uses) -> None:
+        """Appends the uses of the next command of the sequence, and holds its buffers and modules."""
         self._hold(uses)
         self._uses.append(uses)
         self._summary = None

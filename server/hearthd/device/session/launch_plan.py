@@ -20,8 +20,7 @@ KEY_AT = 24
 
 
 class LaunchPlan:
-    """Geometry, positions of the buffers' addresses, and the conversion of the client's parameter block to the
-    kernel's.
+    """Geometry, positions of the buffers' addresses, and conversion of the client's parameter block to the kernel's.
 
     `moves` is empty if both blocks have the same layout; otherwise it has (from, to, size) of each parameter. The
     layouts can differ because in C the alignment of a struct that is passed as bytes depends on its declaration, which
@@ -82,9 +81,7 @@ class LaunchPlan:
         return any(tensor_map for _, tensor_map in self.pointers)
 
     def params(self, data: bytes, record_at: int) -> bytearray:
-        """Returns the kernel's parameter block from a record in `data`; it contains offsets into the buffers instead of
-        addresses.
-        """
+        """Returns the kernel's parameter block from a record in `data`, with buffer offsets in place of addresses."""
         start = record_at + self.params_at
         return self.params_of(data[start : start + self.params_size])
 
@@ -138,8 +135,9 @@ class LaunchPlan:
 
 
 def addresses(given: Sequence[Place]) -> tuple[tuple[int, int], ...]:
-    """Returns (argument index, position of its offset in the client's block) of each pointer; the position is -1 for a
-    tensor map.
+    """Returns (argument index, position of its offset in the client's block) of each pointer.
+
+    The position is -1 for a tensor map.
     """
     return tuple(
         (index, place.offset if place.size == Q.size else -1) for index, place in enumerate(given) if place.pointer

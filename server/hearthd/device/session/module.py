@@ -78,6 +78,7 @@ class FunctionEntry:
         refused."""
 
     def resolve(self) -> Function:
+        """Returns the function of the loaded module. Raises the error of the module's compile or load."""
         if self.function is None:
             self.function = self.module.loaded().function(self.name)
         return self.function

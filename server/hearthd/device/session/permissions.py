@@ -38,7 +38,9 @@ class PermissionHolder(Protocol):
 class FrameSink(Protocol):
     """Queues frames for the front."""
 
-    def put(self, kind: int, payload: bytes = b"", *, channel: int = 0) -> None: ...
+    def put(self, kind: int, payload: bytes = b"", *, channel: int = 0) -> None:
+        """Queues a frame of `kind` for the front; `channel` is the session's."""
+        ...
 
 
 def check(out: FrameSink, session: PermissionHolder, kind: str) -> None:

@@ -1,11 +1,11 @@
-"""Persistent memory of one session: memory allocated inside a persistent window stays with the session when it is
-freed.
+"""Persistent memory of one session: memory that stays with the session when it is freed.
 
-Windows nest: opening one increments a count, closing one decrements it, and new memory is persistent while the count is
-not 0. The allocation makes memory persistent, not the free, because the time at which Python frees an array is
-unpredictable. A freed block serves the session's next allocation of exactly the same reserved size, inside a window or
-not, and stays persistent. It returns to the pool in a clean-up, with the end of the session, or when the session itself
-would otherwise run out of memory; never to make room for other sessions.
+Memory allocated inside a persistent window is persistent. Windows nest: opening one increments a count, closing one
+decrements it, and new memory is persistent while the count is not 0. The allocation makes memory persistent, not the
+free, because the time at which Python frees an array is unpredictable. A freed block serves the session's next
+allocation of exactly the same reserved size, inside a window or not, and stays persistent. It returns to the pool in a
+clean-up, with the end of the session, or when the session itself would otherwise run out of memory; never to make room
+for other sessions.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class PersistentBlocks(Generic[B]):
         return self._depth
 
     def enter(self) -> None:
+        """Opens a window, inside the windows that are already open."""
         self._depth += 1
 
     def leave(self) -> None:

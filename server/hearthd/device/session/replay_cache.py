@@ -1,5 +1,6 @@
-"""Launch replay cache: launches known byte for byte, which are issued again without checks until one of their handles
-changes.
+"""Launch replay cache: launches known byte for byte, which are issued again without checks.
+
+A launch stays known until one of its handles changes.
 
 A program that repeats itself sends the same records again; a program that passes a counter never does, and should not
 pay for lookups. Therefore lookups pause after a number of misses.
@@ -50,10 +51,12 @@ class ReplayCache(Generic[T]):
             self.known.clear()
 
     def remember(self, record: bytes, value: T) -> None:
+        """Stores the value of a record. A full cache is cleared first."""
         if len(self.known) >= MOST:
             self.known.clear()
         self.known[record] = value
 
     def forget(self) -> None:
+        """Removes all records; the pause of lookups is not affected."""
         if self.known:
             self.known.clear()

@@ -56,10 +56,18 @@ class SubmittedCommand(Deferrable, Protocol):
     begun: bool
 
     @property
-    def announced(self) -> bool: ...
+    def announced(self) -> bool:
+        """True once peers of the command depend on it, so that it cannot be cancelled any more."""
+        ...
+
     @property
-    def call(self) -> int: ...
-    def abandon(self, refusal: Refusal) -> None: ...
+    def call(self) -> int:
+        """Number of the single call that the command answers; 0 for a command of a batch."""
+        ...
+
+    def abandon(self, refusal: Refusal) -> None:
+        """Fails a command that will not run any more; no effect on a finished command."""
+        ...
 
 
 class BufferTable(HandleTable[Buffer]):
@@ -184,6 +192,7 @@ class DeviceSession:
         """Limit of the handles of all sessions of the tenant together in this process; 0: no limit."""
 
     def add_stream(self, handle: int, track: PooledStream) -> None:
+        """Creates the stream `handle` on the track. The caller has checked that the handle is new."""
         self.streams.put(handle, LogicalStream(handle, track, self.id, self.launch_timeout))
         self.touch(track)
 

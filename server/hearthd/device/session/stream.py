@@ -50,8 +50,9 @@ class Capturing(Protocol):
         ...
 
     def discard(self, session: Any) -> None:
-        """Drops the recording; the stream of the session (`hearthd.device.session.session.DeviceSession`) executes its
-        commands again.
+        """Drops the recording; the stream executes its commands again.
+
+        `session` is the `hearthd.device.session.session.DeviceSession` that owns the stream.
         """
         ...
 

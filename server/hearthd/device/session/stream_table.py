@@ -32,6 +32,7 @@ class StreamTable(HandleTable[LogicalStream]):
             self._tracks = None
 
     def pop(self, handle: int) -> LogicalStream:
+        """Removes and returns the stream; its track leaves `tracks` if no other stream of the session uses it."""
         stream = super().pop(handle)
         index = stream.track.index
         self._users[index] -= 1

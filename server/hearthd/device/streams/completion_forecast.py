@@ -61,8 +61,9 @@ class CompletionForecast:
         """Seconds per byte, by direction and magnitude of the size; small copies have a relatively larger overhead."""
 
     def begin(self, way: int, size: int, given: float) -> CopyForecast | None:
-        """Returns the forecast for a copy that was submitted at `given` and waits for no other work; None if the copy
-        is small, or too many forecasts exist.
+        """Returns the forecast for a copy that was submitted at `given` and waits for no other work.
+
+        Returns None if the copy is small, or too many forecasts exist.
         """
         if size < LEAST or len(self.under_way) >= MOST:
             return None
@@ -108,8 +109,10 @@ class CompletionForecast:
         return min((each.begins - now for each in self.under_way if each.begins > now), default=math.inf)
 
     def pace(self, way: int, size: int) -> float:
-        """Returns the seconds per byte of copies of this direction and magnitude, or else of the fastest copy of this
-        direction. Returns infinity if no copy of this direction has been measured.
+        """Returns the seconds per byte of copies of this direction and magnitude.
+
+        If none of this magnitude has been measured, the fastest copy of this direction counts. Returns infinity if no
+        copy of this direction has been measured.
         """
         known = self._pace.get((way, size.bit_length()))
         if known is not None:

@@ -26,8 +26,10 @@ class KernelWatch:
         known to run."""
 
     def report(self, tracks: Iterable[PooledStream]) -> list[dict[str, Any]]:
-        """Returns an entry for each track that has a kernel in flight, longest first: the oldest kernel, its session,
-        the seconds for which it has been running at least, and the number of launches known to be queued behind it.
+        """Returns an entry for each track that has a kernel in flight, longest first.
+
+        An entry has the oldest kernel, its session, the seconds for which it has been running at least, and the number
+        of launches known to be queued behind it. At most `MOST` entries are returned.
         """
         now = time.perf_counter()
         seen: dict[PooledStream, tuple[tuple[int, str, str], float]] = {}

@@ -1,5 +1,6 @@
-"""Ordering: determines the waits between streams before a command may run (read-after-write, write-after-read,
-write-after-write).
+"""Ordering: determines the waits between streams before a command may run.
+
+The waits enforce read-after-write, write-after-read and write-after-write dependencies.
 
 Every buffer carries its last write and the reads since, each as (track, position). A *track* is one CUDA stream; its
 *position* counts the commands submitted to it. When a track waits for another, the wait covers all commands that had
@@ -40,8 +41,9 @@ class Usage:
         return used
 
     def read_by(self, track: int, done: int) -> None:
-        """Removes the completed reads by `track` up to position `done`, so that the next write need not wait for later
-        work of the track.
+        """Removes the reads by `track` if the last of them is at or before position `done`, which is completed.
+
+        The next write then need not wait for later work of the track.
         """
         if self.reads is not None and self.reads.get(track, done + 1) <= done:
             del self.reads[track]

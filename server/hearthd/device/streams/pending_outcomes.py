@@ -19,9 +19,15 @@ class PendingOutcome(Protocol):
     """The outcome of a launched collective, which becomes known after its completion on the device."""
 
     @property
-    def over(self) -> bool: ...
+    def over(self) -> bool:
+        """True once the outcome is known."""
+        ...
+
     @property
-    def failure(self) -> StreamFailure | None: ...
+    def failure(self) -> StreamFailure | None:
+        """The failure that was recorded for the stream; None until then, and after a success."""
+        ...
+
     @property
     def row(self) -> Hashable:
         """The communicator.
@@ -32,7 +38,10 @@ class PendingOutcome(Protocol):
         ...
 
     @property
-    def place(self) -> int: ...
+    def place(self) -> int:
+        """Position of the collective among those launched on its communicator, ascending."""
+        ...
+
     def then(self, callback: Callback) -> None:
         """Calls `callback` when the outcome is known."""
         ...

@@ -50,6 +50,7 @@ class StreamFailure:
         return failure.surfaced
 
     def to_message(self) -> status_pb2.CommandFailure:
+        """Returns the failure as an entry of the list of failures in an error status."""
         return status_pb2.CommandFailure(
             command=self.command,
             stream=self.stream,
@@ -71,6 +72,11 @@ class StreamErrors:
         return bool(self._kept)
 
     def add(self, failure: StreamFailure) -> None:
+        """Adds a failure: as an entry, or counted with an entry that already covers it.
+
+        A skip whose cause is listed adds no entry. Above `MAX_KEPT` entries, the second oldest is merged into the
+        oldest. After `hand_over`, the failure goes to the other stream.
+        """
         if self._heir is not None:
             self._heir.add(failure)
             return
@@ -132,8 +138,9 @@ def skipped(command: str, stream: int, seq: int, index: int, because: StreamFail
 
 
 def surface(failures: list[StreamFailure]) -> status_pb2.Status:
-    """Returns the status that reports `failures` (not empty) to a client: the first failure determines the reason, and
-    all are listed.
+    """Returns the status that reports `failures` (not empty) to a client.
+
+    The first failure determines the reason, and all are listed.
     """
     first = failures[0].refusal
     more = len(failures) - 1 + sum(failure.merged for failure in failures)

@@ -55,11 +55,10 @@ class StreamPool:
         self.pending_outcomes = PendingOutcomes()
 
     def acquire(self, priority: int = 0, *, bounded: bool = False) -> PooledStream:
-        """Returns a track for a logical stream: a free track, or a new one within the limit, or the track with the
-        fewest users. Tracks that are withheld from reuse are not assigned.
+        """Returns a track for a logical stream: a free one, a new one within the limit, or the one with fewest users.
 
-        If all tracks are withheld, returns a new one beyond the limit. With `bounded`, raises Refusal(QUEUE_FULL) if
-        there are already twice as many tracks as the limit.
+        Tracks that are withheld from reuse are not assigned. If all tracks are withheld, returns a new one beyond the
+        limit. With `bounded`, raises Refusal(QUEUE_FULL) if there are already twice as many tracks as the limit.
         """
         track = track_choice.free(self.all, priority)
         if track is None:
@@ -109,8 +108,9 @@ class StreamPool:
     # ---- withheld tracks ----
 
     def keep(self, tracks: Collection[PooledStream]) -> Callback:
-        """Withholds the tracks from new users until the returned function is called, because work on them may never
-        end.
+        """Withholds the tracks from new users, because work on them may never end.
+
+        The caller ends this by one call of the returned function.
         """
         now = time.monotonic()
         for track in tracks:
@@ -187,8 +187,9 @@ class StreamPool:
         return [track for track in self.live if track in tracks]
 
     def before(self, track: PooledStream, writes: Collection[Usage], reads: Collection[Usage] = ()) -> int:
-        """Takes a position for a command, and makes the track wait on the device for earlier users of the command's
-        buffers. Returns the position.
+        """Takes a position for a command, orders it behind earlier users of its buffers, and returns the position.
+
+        The track waits for those users on the device.
         """
         if self.pending_outcomes.open:
             self.pending_outcomes.spread(writes, reads)
@@ -336,9 +337,7 @@ class StreamPool:
         return True
 
     def ask(self, track: PooledStream, seconds: float) -> None:
-        """Polls one track until all its pending work is done, for at most `seconds` and while the spin policy allows
-        it.
-        """
+        """Polls one track until its pending work is done, for at most `seconds` and while the spin policy allows it."""
         done, pending, spins = self._server.done, track.pending, self.spin_policy.spins
         until = time.perf_counter() + seconds
         while pending:
@@ -411,8 +410,9 @@ class StreamPool:
     # ---- running kernels ----
 
     def in_flight(self, session: str | None = None) -> list[str]:
-        """Returns the names of launched kernels that are not known to be done, oldest first on each track; with
-        `session`, only those of that session.
+        """Returns the names of launched kernels that are not known to be done, oldest first on each track.
+
+        With `session`, only the kernels of that session (its id).
         """
         return [
             name

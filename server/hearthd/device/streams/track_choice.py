@@ -22,11 +22,20 @@ class ChoosableStream(Protocol):
     """Interface of a pooled stream (`hearthd.device.streams.track.PooledStream`) for the choice."""
 
     @property
-    def users(self) -> int: ...
+    def users(self) -> int:
+        """Number of logical streams, and other users, that the track is assigned to."""
+        ...
+
     @property
-    def priority(self) -> int: ...
+    def priority(self) -> int:
+        """CUDA stream priority; lower is more urgent."""
+        ...
+
     @property
-    def own(self) -> bool: ...
+    def own(self) -> bool:
+        """True if the track must not be shared, however few tracks there are."""
+        ...
+
     @property
     def kept(self) -> int:
         """Number of reasons to withhold the track; 0: it may be assigned."""

@@ -69,6 +69,7 @@ class WatchedEvents:
         self._held[event] = self._held.get(event, 0) + 1
 
     def drop(self, event: Event) -> None:
+        """Ends one `hold`. The last one releases the event if it was retired."""
         left = self._held[event] - 1
         if left:
             self._held[event] = left

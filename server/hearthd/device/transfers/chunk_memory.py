@@ -72,6 +72,7 @@ class DownloadChunkMemory:
             descriptors.on(chunk_ring.FILE, self._offered)
 
     def gauges(self) -> dict[str, int]:
+        """Returns the number of slots and of those in use, for the metrics."""
         return {"chunk_slots": self._policy.count, "chunk_slots_in_use": self._policy.in_use}
 
     @property

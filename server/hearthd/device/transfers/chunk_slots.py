@@ -19,10 +19,12 @@ class ChunkSlots:
 
     @property
     def kept(self) -> int:
+        """Number of slots reserved for copies under way."""
         return len(self._kept)
 
     @property
     def in_use(self) -> int:
+        """Number of slots that are not free: reserved, or passed to the front."""
         return len(self._kept) + len(self._away)
 
     def keep(self) -> int | None:

@@ -39,6 +39,7 @@ class CopyCommands:
     # ---- from and to the host ----
 
     def write(self, origin: Origin, command: commands_pb2.Write) -> Operation:
+        """Returns the operation that writes bytes of the command, of an upload, or of shared memory to the buffer."""
         buffer = origin.session.buffers.find(command.buffer)
         shared = command.HasField("shared")
         rows = rows_of("write", command, command.size if command.transfer or shared else len(command.data))
@@ -77,6 +78,10 @@ class CopyCommands:
         return True
 
     def read(self, origin: Origin, command: commands_pb2.Read) -> Operation:
+        """Returns the operation that reads bytes of the buffer into the answer, a download, or shared memory.
+
+        Raises Refusal(MESSAGE_TOO_LARGE) for a read of more than `max_inline_bytes` into the answer.
+        """
         buffer = origin.session.buffers.find(command.buffer)
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, "a read needs a request number", fix="set Command.request")
@@ -142,6 +147,7 @@ class CopyCommands:
     # ---- on the device ----
 
     def copy(self, origin: Origin, command: commands_pb2.Copy) -> Operation:
+        """Returns the operation that copies between ranges of two buffers, which may be the same, on the device."""
         destination = origin.session.buffers.find(command.destination)
         source = origin.session.buffers.find(command.source)
         same = destination is source
@@ -186,6 +192,10 @@ class CopyCommands:
         return True
 
     def fill(self, origin: Origin, command: commands_pb2.Fill) -> Operation:
+        """Returns the operation that fills a range of the buffer with a pattern.
+
+        Raises Refusal(INVALID_ARGUMENT) for a wrong length of the pattern.
+        """
         buffer = origin.session.buffers.find(command.buffer)
         check_pattern(command)
         return Operation(

@@ -52,12 +52,14 @@ class Downloads:
         self._device.kick(session)
 
     def credit(self, session: DeviceSession, frame: Frame) -> None:
+        """Adds the client's credit of `frame.flags` chunks to the download, if it has not ended."""
         download = session.downloads.get(frame.id)
         if download is not None:
             download.credits += frame.flags
             self._device.kick(session)
 
     def aborted(self, session: DeviceSession, transfer: int, download: DownloadFlow) -> None:
+        """Ends a download whose client side failed; its Read, waiting or later, is refused."""
         download.aborted = True
         if not download.claimed:  # a later command for this transfer is refused
             del session.downloads[transfer]
@@ -76,6 +78,10 @@ class Downloads:
         return download
 
     def read(self, origin: Origin, command: commands_pb2.Read, buffer: Buffer, rows: RowLayout) -> Operation:
+        """Returns the operation of a Read with a transfer number.
+
+        Claims the download for it, and raises Refusal as `promise` does.
+        """
         session = origin.session
         download = self.promise(session, command.transfer, "read")
         operation = Operation(

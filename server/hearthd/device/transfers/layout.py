@@ -69,8 +69,9 @@ def check_apart(buffer: int, destination: RowLayout, source: RowLayout) -> None:
 
 
 def pieces(rows: RowLayout, start: int, size: int) -> Iterator[Piece]:
-    """Divides `size` bytes of the rows, starting at byte `start`, into the rest of a row, whole rows, and the beginning
-    of a row. Yields a single piece if the rows are dense.
+    """Divides `size` bytes of the rows, starting at byte `start`, into pieces that are one driver call each.
+
+    Yields the rest of a row, whole rows, and the beginning of a row; a single piece if the rows are dense.
     """
     if not size:
         return

@@ -52,9 +52,11 @@ class Segments:
 
     @property
     def bytes(self) -> int:
+        """Size of all segments that are not unmapped yet, in bytes."""
         return sum(self._bytes.values())
 
     def gauges(self) -> dict[str, int]:
+        """Returns the number and size (in bytes) of the segments that are not unmapped yet, for the metrics."""
         return {"segments": sum(self._count.values()), "segment_bytes": self.bytes}
 
     def get(self, session: DeviceSession, ident: int) -> Segment | None:

@@ -152,8 +152,9 @@ def _leave(device: DeviceContext, origin: Origin, place: SegmentRange, given: bo
 
 
 def _look(origin: Origin, buffer: Buffer, outcomes: dict[PendingOutcome, None], sent: Callable[[], None]) -> None:
-    """Ends a read whose bytes have been copied, after the outcomes of the collectives that the bytes depended on are
-    known.
+    """Ends a read whose bytes have been copied: calls `sent`, or refuses the read if one of the outcomes is a failure.
+
+    Called when the outcomes of the collectives that the bytes depended on are known.
     """
     if not refused_read(origin, buffer, outcomes):
         sent()

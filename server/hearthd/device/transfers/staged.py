@@ -1,5 +1,6 @@
-"""Copies between staging memory and the device, in the order of a stream, for inline writes and reads and for
-transfers.
+"""Copies between staging memory and the device, in the order of a stream.
+
+Used by inline writes and reads and by transfers.
 """
 
 from __future__ import annotations

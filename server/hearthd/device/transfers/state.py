@@ -62,8 +62,9 @@ class TransferContext:
         release: Callable[[HostBuffer], None],
         arrived: Callable[[], None],
     ) -> None:
-        """Calls `arrived` for a chunk whose contents depended on `outcomes`, or refuses the read if one of the outcomes
-        is a failure.
+        """Calls `arrived` for a chunk whose contents depended on `outcomes`.
+
+        If one of the outcomes is a failure, refuses the read instead and releases the chunk's memory.
         """
         if not download.refused and not refused_read(origin, buffer, outcomes):
             arrived()
@@ -87,8 +88,9 @@ class TransferContext:
 
 
 def check_live(session: DeviceSession, transfer: int, other_way: Container[int]) -> None:
-    """Raises Refusal(TRANSFER_ABORTED) if the transfer is over, and Refusal(HANDLE_IN_USE) if the number is used in the
-    other direction.
+    """Raises Refusal if a command cannot use the transfer number.
+
+    TRANSFER_ABORTED: the transfer is over; HANDLE_IN_USE: the number is used in the other direction.
     """
     if transfer in session.over:
         raise Refusal(
@@ -137,6 +139,10 @@ def unclaimed(flows: Mapping[int, UploadFlow] | Mapping[int, DownloadFlow]) -> i
 
 
 def too_many(most: int, what: str, command: str) -> Refusal:
+    """Returns the refusal for a session with too many transfers that wait for their command.
+
+    `most` is the limit, `what` is "uploads" or "downloads", `command` is "Write" or "Read".
+    """
     return Refusal(
         Reason.QUOTA_EXCEEDED,
         f"{most} {what} are waiting for their {command}",
@@ -145,6 +151,10 @@ def too_many(most: int, what: str, command: str) -> Refusal:
 
 
 def another_way(transfer: int) -> Refusal:
+    """Returns the refusal for a transfer that is announced on a second path.
+
+    For example, it is announced on stripes although it already uses Upload.
+    """
     return Refusal(
         Reason.HANDLE_IN_USE,
         f"transfer {transfer} already uses Upload or Download",

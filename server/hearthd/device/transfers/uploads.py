@@ -36,6 +36,7 @@ class Uploads:
         self.shared = SharedUploads(context.device)
 
     def frame(self, session: DeviceSession, frame: Frame) -> None:
+        """Accepts a message of Upload from the front; an upload whose Write has not arrived is created."""
         upload = session.uploads.get(frame.id)
         if upload is None:
             if frame.id in session.over:
@@ -61,6 +62,10 @@ class Uploads:
         self._device.kick(session)
 
     def aborted(self, session: DeviceSession, transfer: int, payload: bytes) -> None:
+        """Ends an upload whose client side failed; its Write, waiting or later, is refused.
+
+        `payload` is an encoded Status with the reason.
+        """
         if transfer in session.over:
             return
         upload = session.uploads.get(transfer)
@@ -89,6 +94,10 @@ class Uploads:
         return upload
 
     def write(self, origin: Origin, command: commands_pb2.Write, buffer: Buffer, rows: RowLayout) -> Operation:
+        """Returns the operation of a Write with a transfer number.
+
+        Claims the upload for it, and raises Refusal as `expect` does.
+        """
         session = origin.session
         upload = self.expect(session, command.transfer, "write")
         # `data` may contain the first bytes, as sent by a client that uses the single call.

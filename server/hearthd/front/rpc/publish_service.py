@@ -1,5 +1,6 @@
-"""Publish, Unpublish, AttachBuffer and ListPublished: the front keeps the names; memory passes between device
-processes.
+"""Publish, Unpublish, AttachBuffer and ListPublished.
+
+The front keeps the names; memory passes between device processes.
 
 Attaching in the publisher's process takes one request to that process. For the first session of another process, the
 publisher's process exports the memory as an open file. The front passes the file on and does not keep it: once the
@@ -149,9 +150,7 @@ class PublishService:
         return Refusal(refusal.reason, message, fix=refusal.fix, details=details)
 
     async def _published(self, request: Any, session: Session, channel: Channel) -> bool:
-        """Returns True if the session has published this very buffer with the same parameters, and it is still
-        published.
-        """
+        """Returns True if the session publishes this very buffer at present, with the same parameters."""
         found = self.registry.named(session.tenant.name, request.target.device, request.name)
         if found is None or not found.made_as(channel, request.tenants, request.description):
             return False
@@ -266,8 +265,10 @@ class PublishService:
             _tell(publication.bearer, "bear", publication)
 
     async def _watch(self, link: DeviceLink) -> None:
-        """Registers, when a process starts, for attachments that end there by themselves and for the end of the
-        process.
+        """Registers for the reports of a process that starts, and for its end.
+
+        The process reports attachments and publications that end there by themselves, and memory that it no longer
+        maps.
         """
         link.listen(Kind.IMPORTED, partial(self._news, link))
         self._files.watch(link)

@@ -65,10 +65,12 @@ class Publication:
 
     @property
     def key(self) -> tuple[str, int, str]:
+        """Tenant, device and name, under which the registry finds the publication."""
         return self.tenant, self.device, self.name
 
     @property
     def over(self) -> bool:
+        """True if the buffer has no name and no attachment left."""
         return not self.named and not self.attachments
 
     @property
@@ -82,8 +84,9 @@ class Publication:
 
     @cached_property
     def array(self) -> tuple[list[int], str] | None:
-        """Shape and name of the dtype, from the publisher's description; None if it describes no array, because any
-        program may publish.
+        """Shape and name of the dtype, from the publisher's description; None if it describes no array.
+
+        Any program may publish, so the description may be anything.
         """
         try:
             found = json.loads(self.description)
@@ -105,6 +108,7 @@ class Publication:
         )
 
     def open_to(self, tenant: str) -> bool:
+        """Returns True if sessions of this tenant may attach the buffer: the publisher's tenant always may."""
         return tenant == self.tenant or tenant in self.grants or ANYBODY in self.grants
 
 
@@ -214,8 +218,9 @@ class PublicationRegistry:
         return publication
 
     def visible(self, caller: str, device: int) -> list[Publication]:
-        """Returns the publications that a session of `caller` may attach: the caller's own first, then by tenant and
-        name.
+        """Returns the publications that a session of `caller` may attach.
+
+        The caller's own come first; apart from that, they are sorted by tenant and name.
         """
         found = (one for one in self._names.values() if one.confirmed and one.device == device and one.open_to(caller))
         return sorted(found, key=lambda one: (one.tenant != caller, one.tenant, one.name))
@@ -317,6 +322,7 @@ def check_name(name: str, what: str) -> None:
 
 
 def not_published(tenant: str, device: int, name: str) -> Refusal:
+    """Returns the refusal of a name that is not published, or that the caller may not know of."""
     return Refusal(
         Reason.NOT_PUBLISHED,
         f"nothing that this session may attach is published as {name!r} by tenant {tenant} on device {device}",

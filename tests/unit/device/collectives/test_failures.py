@@ -170,7 +170,7 @@ def test_a_rank_that_cannot_launch(rig: PeerRig) -> None:
 # ---- decisions of the front ----
 
 
-def test_what_was_made_of_it_is_worth_nothing_either(rig: PeerRig) -> None:
+def test_results_derived_from_failed_collective_are_invalid(rig: PeerRig) -> None:
     two_streams(rig)
     launched(rig, operation(source=1, destination=2))
     copy = c.Command(copy=c.Copy(destination=3, source=2, size=64), stream=5)
@@ -226,7 +226,7 @@ def test_another_communicator_continues(rig: PeerRig) -> None:
     assert rig.process.device.telemetry.collectives_failed == 1
 
 
-def test_it_can_be_made_anew(rig: PeerRig) -> None:
+def test_new_communicator_works_after_abort(rig: PeerRig) -> None:
     launched(rig)
     rig.abort(LOST)
     assert rig.reason(rig.sync()) == Reason.COMMUNICATOR_FAILED

@@ -98,7 +98,7 @@ def test_number_of_kept_messages_is_bounded() -> None:
     assert desk.settle() == [MOST_KEPT]
 
 
-def test_what_stands_behind_nothing_is_not_kept() -> None:
+def test_independent_operation_is_sent_at_once() -> None:
     """Checks that an operation that does not wait for unanswered ones is sent: holding it could make ranks wait for
     each other in a cycle."""
     desk = started()
@@ -131,7 +131,7 @@ def test_operations_that_differ_are_kept_together_and_sent_each_by_itself() -> N
     assert desk.said[-1]["behind"] == [[(0, 1), 4]]
 
 
-def test_what_has_to_be_said_first_is_sent_at_once() -> None:
+def test_flush_sends_kept_operations() -> None:
     desk = started()
     desk.add(2)
     assert desk.rows.flush() and not desk.rows.flush()

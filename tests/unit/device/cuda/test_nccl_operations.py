@@ -237,7 +237,7 @@ def test_a_message_does_not_meet_a_part_of_another_operation() -> None:
     program.run()
 
 
-def test_nothing_is_nothing() -> None:
+def test_empty_operations_make_no_calls() -> None:
     assert calls([], 0, 2, SCRATCH) == []
     in_place = CollectiveExchange("gather", START, START, 8, root=0)
     assert calls([in_place], 0, 1, SCRATCH) == []

@@ -85,13 +85,15 @@ def steps(draw: st.DrawFn, wrong: bool) -> Step:
 @pytest.mark.parametrize("wrong", [False, True])
 @given(st.data())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_both_ways_come_to_the_same(pair: tuple[Passing, Passing], wrong: bool, data: st.DataObject) -> None:
+def test_inline_and_queued_path_give_same_results(
+    pair: tuple[Passing, Passing], wrong: bool, data: st.DataObject
+) -> None:
     short, long = pair
     program = data.draw(st.lists(steps(wrong), min_size=1, max_size=8))
     assert run(short, program) == run(long, program)
 
 
-def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None:
+def test_most_batches_took_inline_path(pair: tuple[Passing, Passing]) -> None:
     """Otherwise the comparison would prove nothing."""
     short, long = pair
     step = Step((Command(launches=launch(1)), sync(1)), True)
@@ -245,7 +247,7 @@ def test_errors_of_earlier_launches_surface_at_a_sync_that_goes_straight_through
 
 
 @pytest.mark.parametrize("other", ["permissions", "trace", "capture", "deferred", "called", "sharing", "turns"])
-def test_what_else_is_going_on_is_looked_at(rig: Passing, other: str) -> None:
+def test_other_activity_of_session_forces_queued_path(rig: Passing, other: str) -> None:
     client = rig.lane()
     client.batch(add(1), sync(1))
     client.response()
@@ -398,7 +400,7 @@ def test_others_are_heard_meanwhile(lingering: tuple[Passing, threading.Semaphor
             assert done.wait(30)
 
 
-def test_what_was_done_in_between_is_in_the_books(lingering: tuple[Passing, threading.Semaphore]) -> None:
+def test_deferred_accounting_is_complete(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """Commands, batches and device time are counted, although the accounting is deferred."""
     rig, _ = lingering
     rig.process.executor.inline_path.here_s = 30.0

@@ -103,7 +103,9 @@ def test_both_ways_come_to_the_same(pair: tuple[Ways, Ways], data: st.DataObject
 
 @given(st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_so_they_do_where_memory_is_scarce(pair: tuple[Ways, Ways], data: st.DataObject) -> None:
+def test_inline_and_queued_path_give_same_results_if_memory_is_scarce(
+    pair: tuple[Ways, Ways], data: st.DataObject
+) -> None:
     """Commands run one by one, because whether a waiting allocation is served or refused depends on the timing of the
     commands directly behind it."""
     program = data.draw(st.lists(st.lists(COMMANDS, min_size=1, max_size=1), min_size=1, max_size=14))

@@ -75,7 +75,7 @@ def test_it_waits_for_a_quiet_moment() -> None:
     assert collector.sleep(None) is None
 
 
-def test_what_was_put_out_of_sight_is_looked_at_now_and_then() -> None:
+def test_frozen_objects_are_collected_periodically() -> None:
     clock = Clock()
     collector = GarbageCollector(clock)
     node = Node()

@@ -56,7 +56,7 @@ def test_every_use_of_a_stream_says_why_there_is_none(rig: Rig[CpuServer]) -> No
     assert fine(rig.call(sync=c.Sync()))  # none of the failures belonged to the default stream
 
 
-def test_so_do_its_one_way_commands_and_what_they_were_to_make(rig: Rig[CpuServer]) -> None:
+def test_one_way_commands_on_failed_stream_report_reason(rig: Rig[CpuServer]) -> None:
     refuse_streams(rig)
     rig.batch(
         c.Command(create_stream=c.CreateStream(stream=5)),

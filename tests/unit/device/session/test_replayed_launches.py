@@ -49,7 +49,7 @@ def bound(rig: Laned) -> int:
     return rig.server.bound  # type: ignore[attr-defined, no-any-return]
 
 
-def test_what_comes_and_goes_beside_it(rig: Laned) -> None:
+def test_unrelated_changes_keep_replay_valid(rig: Laned) -> None:
     launch(rig)
     assert bound(rig) == 1
     for number in range(2, 6):

@@ -77,7 +77,7 @@ def test_a_flood_costs_only_who_makes_it() -> None:
     assert len(tickets) == 1, "what is too old is forgotten"
 
 
-def test_where_it_is() -> None:
+def test_path_of_identity_socket() -> None:
     assert identity_path("/run/hearth/hearth.sock") == "/run/hearth/hearth-identity.sock"
     assert identity_path("/run/x") == "/run/x-identity"
 

@@ -52,7 +52,7 @@ def agreeing(draw: st.DrawFn, ranks: int | None = None) -> Lists:
 
 @settings(deadline=None)
 @given(agreeing())
-def test_what_matches_goes(lists: Lists) -> None:
+def test_matching_lists_are_accepted(lists: Lists) -> None:
     assert mismatch(lists, len(lists)) is None
     for rank in lists:  # nor is there a mismatch while the lists of other ranks are missing
         assert mismatch({each: lists[each] for each in lists if each != rank}, len(lists)) is None

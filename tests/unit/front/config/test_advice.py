@@ -118,7 +118,7 @@ def test_a_limit_on_open_files_below_the_budget(open_files: Any) -> None:
     assert "at most 65536 files" in found and "raise" not in found, "no limit helps"
 
 
-def test_what_is_well_is_not_warned_of(tmp_path: Path, pems: dict[str, str]) -> None:
+def test_no_warnings_for_good_configuration(tmp_path: Path, pems: dict[str, str]) -> None:
     found = warnings(
         tenants=[tenant(tokens=dated(NOW + 2 * SOON_S))], audit={"path": str(tmp_path / "audit.log")}, tls=pems,
         listen={"grpc": ":0", "lanes": ":0"}, collectives={"listen": ":7424", "advertise": ["gpu1:7424"]},

@@ -139,7 +139,7 @@ def test_a_plan_is_what_can_be_changed_and_no_more(one: set[Any], two: set[Any],
     assert planned.tenants.removed == (() if "alice" in names else ("alice",))
 
 
-def test_nothing_is_nothing() -> None:
+def test_unchanged_configuration_gives_empty_plan() -> None:
     assert plan(Config(), Config()) == ReloadPlan(Config(), (), (), plan(Config(), Config()).tenants)
 
 

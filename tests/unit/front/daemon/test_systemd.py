@@ -34,7 +34,7 @@ def test_no_message_without_a_service_manager(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(asyncio.wait_for(notifier.watchdog(lambda: True), 1))  # ends at once
 
 
-def test_what_is_said_when(manager: NotifySocket) -> None:
+def test_notification_for_each_state(manager: NotifySocket) -> None:
     notifier = Notifier()
     notifier.reloading()
     notifier.reloaded()

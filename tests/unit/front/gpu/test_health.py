@@ -48,7 +48,7 @@ def test_what_kernels_do_and_what_heat_does_is_no_sickness(reading: GpuReading) 
     assert health.sickness(reading) == ""
 
 
-def test_what_is_beyond_repair() -> None:
+def test_permanent_gpu_failures() -> None:
     assert "restart the machine" in health.sickness(GpuReading(lost=True))
     assert "replaced" in health.sickness(GpuReading(remap_failed=True))
 

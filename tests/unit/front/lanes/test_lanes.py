@@ -267,7 +267,7 @@ def test_who_says_nothing_or_nonsense_is_hung_up_on(tmp_path: Path) -> None:
 # ---- lanes ----
 
 
-def test_what_goes_by_is_kept_and_not_passed_on(tmp_path: Path) -> None:
+def test_copies_are_kept_and_not_forwarded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
@@ -419,7 +419,7 @@ def test_a_received_that_cannot_be_ends_the_attachment_only(tmp_path: Path, wron
 
 
 @pytest.mark.parametrize("by", ["bytes", "number"])
-def test_who_never_says_what_came_loses_the_attachment(tmp_path: Path, by: str) -> None:
+def test_attachment_without_acknowledgements_ends(tmp_path: Path, by: str) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             window(f, many=0, **({"max_queued_hard": 100} if by == "bytes" else {"max_kept": 1}))

@@ -100,7 +100,7 @@ async def strangers(made: Echo, count: int) -> None:
 
 
 @both_loops
-def test_what_is_said_is_heard_in_order(loop: str) -> None:
+def test_messages_arrive_in_order(loop: str) -> None:
     async def work() -> None:
         async with echo() as made:
             link = await greet(made)

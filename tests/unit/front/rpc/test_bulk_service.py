@@ -111,7 +111,7 @@ def test_stripes(tmp_path: Path, count: int) -> None:
     run(scenario())
 
 
-def test_who_gets_which(tmp_path: Path) -> None:
+def test_stripes_over_tcp_and_segments_over_unix_socket(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, LaneLauncher(), devices=1, **TCP) as f:
             await f.open()
@@ -164,7 +164,7 @@ def test_a_session_that_is_not_attached(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["off", "no tcp", "no descriptors"])
-def test_no_way(tmp_path: Path, why: str) -> None:
+def test_bulk_transfer_is_refused_if_unavailable(tmp_path: Path, why: str) -> None:
     flags: dict[str, dict[str, Any]] = {
         "off": {**TCP, "lanes__enabled": False},
         "no tcp": {"listen__lanes": "", "lanes__path": f"/tmp/{'x' * 103}"},

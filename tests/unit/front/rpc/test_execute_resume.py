@@ -77,7 +77,7 @@ def test_what_comes_while_the_client_is_away_is_kept(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_came_is_kept_no_longer(tmp_path: Path) -> None:
+def test_acknowledged_responses_are_dropped(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()

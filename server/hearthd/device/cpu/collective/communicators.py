@@ -34,6 +34,7 @@ class CpuCommunicator:
         self._failure = ""
 
     def enqueue(self, operations: Sequence[CollectiveExchange], stream: CpuStream) -> None:
+        """Checks the operations now and runs them on the stream's thread, where a failure is kept for `failed`."""
         if self._failure:
             raise Refusal(
                 Reason.COMMUNICATOR_FAILED,
@@ -63,6 +64,7 @@ class CpuCommunicator:
         self.abort()
 
     def abort(self) -> None:
+        """Closes the segment. Blocks until a running operation of this rank has failed."""
         self._failure = self._failure or f"The communicator of rank {self._end.rank} was aborted."
         self._end.close()  # waits for a running operation of this rank, which fails now
 
@@ -77,6 +79,7 @@ class CpuCommunicators:
         needs."""
 
     def check(self, kind: str, dtype: str, op: str) -> None:
+        """Starts, on a separate thread, to compile the libraries that an accepted operation needs."""
         if kind not in KINDS:
             raise _unsupported(f"There is no collective {kind!r}", "kind", kind, KINDS)
         if kind not in REDUCING:  # moves bytes, regardless of the dtype
@@ -90,8 +93,9 @@ class CpuCommunicators:
         self._begin(dtype)
 
     def _begin(self, dtype: str) -> None:
-        """Starts to compile the arithmetic of a dtype that an operation will need, concurrently with the work before
-        the operation.
+        """Starts to compile the arithmetic of a dtype that an operation will need.
+
+        The compile runs concurrently with the work before the operation.
         """
         if dtype not in self._asked:
             self._asked.add(dtype)

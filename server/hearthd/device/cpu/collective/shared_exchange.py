@@ -116,16 +116,19 @@ class SharedExchange:
         self.run(self.prepare(operations), timeout_s)
 
     def run(self, call: ExchangeCall, timeout_s: float | None = None) -> None:
-        """Runs all operations of the call as one group: collectives in the order of the list, sends and receives in any
-        order, so that none of them waits for another.
+        """Runs all operations of the call as one group. Blocks until every participating rank has done its part.
+
+        Collectives run in the order of the list, sends and receives in any order, so that none of them waits for
+        another.
 
         Reductions combine in rank order, so all ranks get the same bits. Floats of 8 and 16 bits are computed in
         float32 and rounded once, integers wrap around, and an integer mean is truncated towards zero. In-place
-        operations are those of NCCL. Blocks until every participating rank has done its part. Raises `Refusal`:
-        COLLECTIVE_TIMEOUT if there was no progress for `timeout_s` seconds (it names the missing ranks; the
-        communicator is then aborted for all ranks); COLLECTIVE_MISMATCH if ranks request different operations (the
-        communicator is aborted as well); COMMUNICATOR_FAILED if the communicator was aborted; NO_COMPILER if the
-        arithmetic had to be compiled first, and that failed.
+        operations are those of NCCL.
+
+        Raises `Refusal`: COLLECTIVE_TIMEOUT if there was no progress for `timeout_s` seconds (it names the missing
+        ranks; the communicator is then aborted for all ranks); COLLECTIVE_MISMATCH if ranks request different
+        operations (the communicator is aborted as well); COMMUNICATOR_FAILED if the communicator was aborted;
+        NO_COMPILER if the arithmetic had to be compiled first, and that failed.
         """
         limit = -1 if timeout_s is None or math.isinf(timeout_s) else min(max(0, int(timeout_s * 1e9)), 1 << 62)
         report = _Report()

@@ -28,15 +28,18 @@ _OTHER_BUILD = 1
 
 
 class HandOver(Protocol):
-    """Passes segments between processes: `hearthd.device.platform.segment_exchange.SegmentExchange`, or the client of a
-    broker.
+    """Passes segments between processes.
+
+    Implemented by `hearthd.device.platform.segment_exchange.SegmentExchange` and by the client of a broker.
     """
 
     def keep(self, nonce: bytes, file: int) -> None:
         """Keeps the segment for other processes. Raises OSError."""
         ...
 
-    def drop(self, nonce: bytes) -> None: ...
+    def drop(self, nonce: bytes) -> None:
+        """Ends `keep`. Has no effect if this process does not keep the segment."""
+        ...
 
     def fetch(self, nonce: bytes) -> int:
         """Returns the file of a segment. Raises OSError if no process keeps the segment."""

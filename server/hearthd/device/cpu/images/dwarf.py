@@ -111,8 +111,9 @@ class Lines:
         self._units = list(self._read_units())
 
     def frames(self, address: int) -> list[Frame]:
-        """Returns the places of an address, innermost first: the instruction's own place, then the calls through which
-        it was inlined.
+        """Returns the places of an address, innermost first; empty if the address is unknown.
+
+        The first is the instruction's own place. The calls through which it was inlined follow.
         """
         for unit in self._units:
             at = bisect_right(unit.rows, (address, _BASE_ADDRESS, 0)) - 1

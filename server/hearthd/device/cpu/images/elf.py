@@ -1,9 +1,8 @@
-"""Static shared memory of each kernel, read from a compiled object: the thread-local variables that the kernel can
-reach.
+"""Static shared memory of each kernel, read from a compiled object.
 
-`__shared__` variables are compiled as thread-local ones (source.py). The relocations of an object file show which
-functions and variables each function refers to, after the compiler's optimizations, and through templates, virtual
-functions and tables of pointers.
+Counts the thread-local variables that the kernel can reach, because `__shared__` variables are compiled as thread-local
+ones (source.py). The relocations of an object file show which functions and variables each function refers to, after
+the compiler's optimizations, and through templates, virtual functions and tables of pointers.
 
 Layouts: ELF-64 Object File Format, figures 3 (header), 4 (sections), 6 (symbols) and 7 (relocations); the types of
 x86-64's relocations: System V ABI, AMD64 Supplement, table 4.9.

@@ -13,8 +13,9 @@ _END = struct.Struct("<I8s")
 
 
 def pack(library: bytes, shared_bytes: Sequence[int]) -> bytes:
-    """Returns the image of a shared object whose kernels have `shared_bytes` bytes of static shared memory, in their
-    order.
+    """Returns the image of a shared object.
+
+    `shared_bytes` has the bytes of static shared memory of each of its kernels, in their order.
     """
     return library + struct.pack(f"<{len(shared_bytes)}I", *shared_bytes) + _END.pack(len(shared_bytes), _MARK)
 

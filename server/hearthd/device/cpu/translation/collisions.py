@@ -102,10 +102,12 @@ class PreludeNames:
 
     @classmethod
     def load(cls, text: str) -> PreludeNames:
+        """Returns the names that `dump` wrote."""
         stored = json.loads(text)
         return cls(*(frozenset(stored[key]) for key in ("functions", "macros", "own_headers")))
 
     def dump(self) -> str:
+        """Returns the names as JSON, to be stored beside the precompiled prelude."""
         return json.dumps({key: sorted(value) for key, value in vars(self).items()})
 
 
@@ -124,10 +126,10 @@ def _functions_of(expanded: str, own: str) -> Iterator[tuple[FunctionDeclaration
 
 
 def hidden_macros(names: PreludeNames, sources: Sequence[str], headers: Mapping[str, str]) -> list[str]:
-    """Returns the lines, to be put before a program, that undefine the macros that the program mentions and NVRTC does
-    not have.
+    """Returns the lines that undefine the macros that the program mentions and NVRTC does not have.
 
-    A program that includes a header of the C or C++ library keeps the macros.
+    The lines are to be put before the program. A program that includes a header of the C or C++ library keeps the
+    macros.
     """
     texts = (*sources, *headers.values())
     words = {word for text in texts for word in _WORD.findall(text)}
@@ -141,8 +143,9 @@ def hidden_macros(names: PreludeNames, sources: Sequence[str], headers: Mapping[
 
 
 def foreign_includes(names: PreludeNames, texts: Sequence[str], headers: Mapping[str, str]) -> bool:
-    """True if `texts` include a header that neither the program nor the backend provides, that is, one of the C or C++
-    library.
+    """True if `texts` include a header that neither the program nor the backend provides.
+
+    Such a header is one of the C or C++ library.
     """
     given = {name.rsplit("/", 1)[-1] for name in headers} | names.own_headers
     included = (name for text in texts for name in _INCLUDE.findall(text))
@@ -231,8 +234,9 @@ class Separation:
                 yield token.start, token.end, OWN_STD
 
     def _language_templates(self) -> Iterator[tuple[int, int]]:
-        """Yields declarations such as `template <class T> struct tuple_size;`, which the library has, possibly under
-        another scope.
+        """Yields declarations such as `template <class T> struct tuple_size;`.
+
+        The library has these templates, possibly under another scope.
         """
         for index, token in enumerate(self.tokens[:-1]):
             if token.text in _LANGUAGE_NAMES and self.tokens[index + 1].text == ";":
@@ -246,8 +250,9 @@ class Separation:
         return f"namespace std = {OWN_STD};" if self.own_std else ""
 
     def _namespaces(self) -> Iterator[tuple[int, int, str]]:
-        """Yields edits that open the program's namespace before its text, and close it around text of libraries'
-        headers and statements that must be outside.
+        """Yields edits that open the program's namespace before its text and close it around text that must be outside.
+
+        Such text is that of libraries' headers, and certain statements.
         """
         outside = dict(self._outside())
         depth = 0
@@ -269,8 +274,9 @@ class Separation:
             yield self.tokens[-1].end, self.tokens[-1].end, " }"
 
     def _injected(self, offset: int) -> str:
-        """Returns `using` declarations for CUDA's functions before `offset` that the program overloads and, for a
-        program with its own `std`, the declarations that NVRTC has in that namespace.
+        """Returns `using` declarations for CUDA's functions before `offset` that the program overloads.
+
+        For a program with its own `std`, also returns the declarations that NVRTC has in that namespace.
         """
         first = self.injected_at < 0
         known = {name for name in self.overloads if self.injected_at < self.later.get(name, -1) < offset}
@@ -325,8 +331,9 @@ class Separation:
                     yield index, end
 
     def _library_specialisation(self, index: int) -> int | None:
-        """Returns the end of `template <...> struct std::name<...> {...};` at `index`; None if the tokens are something
-        else.
+        """Returns the end of `template <...> struct std::name<...> {...};` at `index`.
+
+        Returns None if the tokens are something else.
         """
         tokens, at = self.tokens, index
         while at + 1 < len(tokens) and tokens[at].text == "template" and tokens[at + 1].text == "<":
@@ -358,10 +365,10 @@ class Separation:
         return False
 
     def _later_functions(self, named: set[str]) -> dict[str, int]:
-        """Returns the functions of the backend's headers that the program includes, with the offsets of their last
-        declarations.
+        """Returns the functions of the backend's headers that the program includes, by name.
 
-        Empty, without a scan, if none of the program's functions has a name that occurs in those headers.
+        The values are the offsets of their last declarations. Empty, without a scan, if none of the program's functions
+        has a name that occurs in those headers.
         """
         starts = [*self.source.starts, len(self.source.text)]
         regions = (

@@ -36,6 +36,7 @@ class FunctionDeclaration:
 
     @property
     def qualified(self) -> str:
+        """Name with its namespaces, such as `a::b::name`."""
         return "::".join((*self.scope, self.name))
 
 
@@ -50,11 +51,14 @@ class VariableDeclaration:
 
     @property
     def qualified(self) -> str:
+        """Name with its namespaces, such as `a::b::name`."""
         return "::".join((*self.scope, self.name))
 
 
 @dataclass
 class Declarations:
+    """Result of `scan`: the functions, the device variables and the names that a source declares."""
+
     functions: list[FunctionDeclaration] = field(default_factory=list)
     variables: list[VariableDeclaration] = field(default_factory=list)
     scoped_names: set[tuple[tuple[str, ...], str]] = field(default_factory=set)
@@ -62,10 +66,12 @@ class Declarations:
 
     @property
     def global_names(self) -> set[str]:
+        """Names that are declared outside any namespace."""
         return {name for scope, name in self.scoped_names if not scope}
 
     @property
     def kernels(self) -> list[FunctionDeclaration]:
+        """Functions declared `__global__`, forward declarations included."""
         return [function for function in self.functions if function.is_kernel]
 
 
@@ -77,8 +83,9 @@ def scan(tokens: Sequence[Token]) -> Declarations:
 
 
 def declarator_names(tokens: Sequence[Token], start: int, end: int) -> list[int]:  # noqa: PLR0912 - a case a shape
-    """Returns the indices of the names that the variable declaration in `[start, end)` declares (`int a, *b[2],
-    (*f)(int);`).
+    """Returns the indices of the names that the variable declaration in `[start, end)` declares.
+
+    An example with three names is `int a, *b[2], (*f)(int);`.
     """
     names: list[int] = []
     candidate: int | None = None
@@ -222,8 +229,9 @@ class _Scanner:
         return at
 
     def _after_template(self, at: int, end: int) -> int:
-        """Returns the index after `template <...>` headers, so that commas, classes and defaults in them are not
-        misread.
+        """Returns the index after `template <...>` headers.
+
+        Commas, classes and defaults in them would otherwise be misread.
         """
         tokens = self.tokens
         while at + 1 < end and tokens[at].text == "template" and tokens[at + 1].text == "<":
@@ -234,8 +242,9 @@ class _Scanner:
         return at
 
     def _function_name(self, start: int, opening: int) -> tuple[int, int] | None:
-        """Returns the indices of the name and of the parenthesis at `opening`; skips the arguments of an explicit
-        specialisation. None if there is no name.
+        """Returns the indices of the name and of the parenthesis at `opening`; None if there is no name.
+
+        Skips the arguments of an explicit specialisation.
         """
         at = opening - 1
         if at > start and self.tokens[at].text == ">":

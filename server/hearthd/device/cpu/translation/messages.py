@@ -1,8 +1,8 @@
-"""The compiler's messages in the user's terms: with the file, line and text that the user wrote, and without internal
-names.
+"""The compiler's messages in the user's terms.
 
-Covers messages of g++ and clang about the rewritten source. Does not cover mistakes that the compiler cannot locate
-because it sees them only in the appended table (`mistakes.py`).
+They have the file, line and text that the user wrote, and no internal names. Covers messages of g++ and clang about the
+rewritten source. Does not cover mistakes that the compiler cannot locate because it sees them only in the appended
+table (`mistakes.py`).
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class Message:
 
     @property
     def is_error(self) -> bool:
+        """True for an error, false for a warning."""
         return self.main.kind in ("error", "fatal error")
 
     @property
@@ -168,6 +169,7 @@ class Messages:
         return found
 
     def foreign_errors(self) -> list[Message]:
+        """Returns the errors that no line of the user's led to."""
         return [message for message in self.all if message.is_error and self._own(message) is None]
 
     def warnings(self) -> list[Message]:
@@ -182,6 +184,7 @@ class Messages:
         ]
 
     def is_own(self, file: str) -> bool:
+        """True if `file` is one of the user's: the source, a sent header, a name expression, or the options."""
         return file in self._texts or file.startswith(EXPRESSION) or file == OPTIONS_FILE
 
     def _own(self, message: Message) -> Line | None:
@@ -246,8 +249,9 @@ class Messages:
         return [f"    {lines[number - 1].rstrip()}"] if 0 < number <= len(lines) else []
 
     def unsupported(self, mark: str) -> tuple[str, str, int] | None:
-        """Returns the feature that a message with `mark` names, with the file and line of the user's that use it; None
-        if there is no such message.
+        """Returns the feature that a message with `mark` names, and the file and line of the user's that use it.
+
+        Returns None if there is no such message.
         """
         at = next((i for i, raw in enumerate(self.raw) if mark in raw and _LOCATION.match(raw)), None)
         if at is None:

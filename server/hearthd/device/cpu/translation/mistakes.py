@@ -1,9 +1,8 @@
-"""Mistakes in a source that a C++ compiler cannot describe, because they are specific to CUDA or show only in the
-appended table.
+"""Mistakes in a source that a C++ compiler cannot describe.
 
-`check` refuses code that C++ accepts and CUDA does not, before a compile. `explain` searches, after a failed compile,
-for causes of messages that refer to no line of the user: a brace that is never closed, a kernel that does not return
-void, kernels that share a C name. Pure.
+They are specific to CUDA or show only in the appended table. `check` refuses code that C++ accepts and CUDA does not,
+before a compile. `explain` searches, after a failed compile, for causes of messages that refer to no line of the user:
+a brace that is never closed, a kernel that does not return void, kernels that share a C name. Pure.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ def check(source: SourceMap, tokens: Sequence[Token], found: Declarations) -> No
 
 
 def refusal(mistake: Mistake) -> Refusal:
+    """Returns the refusal (COMPILE_FAILED) of a source with this mistake."""
     file, line, text = mistake
     message = f"{file}({line}): error: {text}"
     return Refusal(
@@ -59,8 +59,9 @@ def explain(expanded: str) -> list[Mistake]:
 
 
 def place(expanded: str, message: str) -> tuple[str, int] | None:
-    """Returns the file and line where the user's source first uses a name that the message quotes; None if there is
-    none.
+    """Returns the file and line where the user's source first uses a name that the message quotes.
+
+    Returns None if there is none.
     """
     source = SourceMap(expanded)
     names = set(_QUOTED.findall(message))

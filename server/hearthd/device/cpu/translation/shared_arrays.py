@@ -116,8 +116,9 @@ def pointer_parameters(
     called: Calls,
     shared: Mapping[tuple[int, int] | None, Arrays],
 ) -> dict[str, bool]:
-    """Returns the pointer parameters of `function` that are volatile, or that get a shared array in a call within the
-    source.
+    """Returns the pointer parameters of `function` that are volatile, or that get a shared array in a call.
+
+    Only calls within the source are known.
     """
     pointers: dict[int, tuple[str, bool]] = {}
     for place, (start, end) in enumerate(_parts(tokens, function.parameters[0] + 1, function.parameters[1] - 1)):

@@ -223,8 +223,9 @@ class _Rewriter:
             self._blank(start, end + 1, f"{declared} {reference} = {value};")
 
     def _replace_uses(self, name: str, value: str, after: int) -> None:
-        """Replaces the uses of a dynamic array declared outside functions: every mention in a function, unless the
-        function declares the name itself.
+        """Replaces the uses of a dynamic array declared outside functions.
+
+        These are all mentions in a function, unless the function declares the name itself.
         """
         for function in self.found.functions:
             if function.body is None or function.body[0] < after:

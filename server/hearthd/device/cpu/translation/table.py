@@ -28,6 +28,11 @@ class ModuleTable:
         self.renamed = renamed  # returns a kernel's name in the rewritten text
 
     def text(self, name_expressions: Iterable[str]) -> str:
+        """Returns the table as C++ text, to be appended to the rewritten source.
+
+        It lists `extern "C"` kernels, device variables, and the kernels and variables of `name_expressions`. Raises
+        Refusal(COMPILE_FAILED) for an expression that is not a C++ name.
+        """
         functions = {f.name: f for f in self.found.kernels}
         kernels: list[str] = []
         variables: list[str] = []

@@ -31,6 +31,8 @@ OPENING = {"(": ")", "[": "]", "{": "}"}
 
 
 class Token(NamedTuple):
+    """A token of a preprocessed text; `start` and `end` are its offsets."""
+
     kind: str  # name, number, string, char or op
     text: str
     start: int

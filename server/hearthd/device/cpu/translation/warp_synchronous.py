@@ -257,8 +257,9 @@ class _Walk:
         return stop
 
     def _single(self, start: int, end: int) -> _Guard | None:
-        """Returns the guard of a condition such as `lane == 0`, `!lane`, `threadIdx.x == 0 && n > 1`; None if there is
-        none.
+        """Returns the guard of a condition such as `lane == 0`, `!lane`, `threadIdx.x == 0 && n > 1`.
+
+        Returns None if there is none.
         """
         texts = [token.text for token in self.tokens[start:end]]
         if "|" in texts or not texts:
@@ -347,8 +348,9 @@ class _Walk:
         return self.arrays[access.array] or (cast[-2:] == ["*", ")"] and "volatile" in cast)
 
     def _chained(self, accesses: Sequence[_Access]) -> None:
-        """Records `s[x] += s[x + c]` on shared memory that is not volatile: a race if several such statements follow
-        each other, or in a loop that halves c.
+        """Records statements `s[x] += s[x + c]` on shared memory that is not volatile.
+
+        They are a race if several follow each other, or if one is in a loop that halves c.
         """
         written = next((access for access in accesses if access.writes), None)
         if written is None or self._is_volatile(written) or self._guard is not None:

@@ -145,7 +145,9 @@ def test_what_cannot_be_reduced(communicators: CpuCommunicators, kind: str, dtyp
 
 
 @pytest.mark.parametrize(("kind", "op", "allowed"), [("all_reduce", "", OPS), ("reduce", "xor", OPS), ("x", "", KINDS)])
-def test_what_there_is_not(communicators: CpuCommunicators, kind: str, op: str, allowed: tuple[str, ...]) -> None:
+def test_unsupported_operations_are_refused(
+    communicators: CpuCommunicators, kind: str, op: str, allowed: tuple[str, ...]
+) -> None:
     with pytest.raises(Refusal) as caught:
         communicators.check(kind, "float32", op)
     assert caught.value.reason is Reason.UNSUPPORTED and caught.value.details["allowed"] == ", ".join(allowed)
