@@ -36,6 +36,7 @@ FOREIGN_VARIABLES = frozenset(
         "HEARTH_CERTIFICATE",
         "HEARTH_KEY",
         "HEARTH_TRACE",
+        "HEARTH_LAUNCH_BLOCKING",
     }
 )
 """Variables of clients, which have the same prefix."""

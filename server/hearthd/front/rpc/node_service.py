@@ -32,7 +32,17 @@ from hearthd.front.tenancy.tenants import Caller, Tenant, sees_tenant
 log = structlog.get_logger("hearthd.node")
 
 NAME = "hearth.v1.NodeService"
-FEATURES = ("execute", "single_calls", "transfers", "resume", "collectives", "groups", "health", "reflection")
+FEATURES = (
+    "execute",
+    "single_calls",
+    "transfers",
+    "resume",
+    "collectives",
+    "groups",
+    "health",
+    "reflection",
+    "integers",
+)
 
 
 class NodeService:

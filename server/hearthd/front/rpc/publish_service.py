@@ -101,16 +101,20 @@ class PublishService:
         """
         if await self._published(request, session, channel):
             return device_pb2.PublishResponse()
-        publication = self.registry.reserve(
-            session.tenant.name,
-            request.target.device,
-            request.name,
-            channel.link,
-            channel,
-            grants=request.tenants,
-            description=request.description,
-            most=session.tenant.quotas.published if session.tenant is not EVERYONE else MAX_PUBLICATIONS,
-        )
+        try:
+            publication = self.registry.reserve(
+                session.tenant.name,
+                request.target.device,
+                request.name,
+                channel.link,
+                channel,
+                grants=request.tenants,
+                description=request.description,
+                most=session.tenant.quotas.published if session.tenant is not EVERYONE else MAX_PUBLICATIONS,
+                replace=request.replace,
+            )
+        except Refusal as refusal:
+            raise self._explained(refusal, session, request) from None
         body = {"op": "publish", "memory": publication.number, "buffer": request.buffer, "name": publication.name}
         try:
             answer = await _link(channel).ask(Kind.EXPORT, body, channel.number)
@@ -119,9 +123,31 @@ class PublishService:
             raise
         if not publication.named:  # its session or its process has ended meanwhile
             raise not_published(publication.tenant, publication.device, publication.name)
-        self.registry.confirm(publication, answer["size"], time.time())
+        before = self.registry.confirm(publication, answer["size"], time.time())
+        if before is not None:
+            self._forget_if_over(before)
+            self._note("unpublish", session, before, attached=before.sessions)
         self._note("publish", session, publication, grants=sorted(publication.grants))
         return device_pb2.PublishResponse()
+
+    def _explained(self, refusal: Refusal, session: Session, request: Any) -> Refusal:
+        """Adds to the refusal of a name in use the session that published the name, and its remaining lease."""
+        found = self.registry.named(session.tenant.name, request.target.device, request.name)
+        if refusal.reason is not Reason.NAME_IN_USE or found is None:
+            return refusal
+        holder = next((each for each in self._sessions if each.id == found.channel.session_id), None)
+        if holder is None:
+            return refusal
+        client = repr(holder.client_name) if holder.client_name else "without a name"
+        where = f" in process {holder.client_process}" if holder.client_process else ""
+        details = {**refusal.details, "session": holder.id, "client": holder.client_name}
+        until = "which is connected"
+        if not holder.connections:
+            left = self._sessions.lease_left(holder)
+            until = f"which is not connected: the name ends with its session in {left:.0f} s, unless it returns"
+            details["lease_left_s"] = f"{left:.1f}"
+        message = f"{refusal.message} by session {holder.id} of the client {client}{where}, {until}"
+        return Refusal(refusal.reason, message, fix=refusal.fix, details=details)
 
     async def _published(self, request: Any, session: Session, channel: Channel) -> bool:
         """Returns True if the session publishes this very buffer at present, with the same parameters."""
