@@ -131,7 +131,7 @@ def test_unsupported_argument_is_named(arg: Any, words: str) -> None:
     assert caught.value.fix and caught.value.details["argument"] == "1"
 
 
-def test_an_int_that_does_not_fit_says_so() -> None:
+def test_int_out_of_range_is_reported() -> None:
     signature = arguments.signature((1, 2))
     with pytest.raises(hearth.LaunchError, match=r"argument 1 is .*64-bit"):
         signature.tail((1, 2**63))
