@@ -177,6 +177,14 @@ def assert_attributes_are_the_drivers(function: CudaFunction) -> None:
     assert (found.registers, found.max_threads_per_block) == (attribute("NUM_REGS"), attribute("MAX_THREADS_PER_BLOCK"))
     assert found.static_shared_bytes == attribute("SHARED_SIZE_BYTES")
     assert found.local_bytes == attribute("LOCAL_SIZE_BYTES")
+    assert (found.ptx_version, found.binary_version) == (attribute("PTX_VERSION"), attribute("BINARY_VERSION"))
+    assert (found.cache_mode_ca, found.carveout) == (
+        attribute("CACHE_MODE_CA"),
+        attribute("PREFERRED_SHARED_MEMORY_CARVEOUT"),
+    )
+    function.prefer_shared(50)
+    assert function.attributes.carveout == attribute("PREFERRED_SHARED_MEMORY_CARVEOUT") == 50
+    function.prefer_shared(-1)
 
 
 def test_saxpy(server: CudaServer, stream: Stream) -> None:

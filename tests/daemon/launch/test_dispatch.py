@@ -263,7 +263,6 @@ def test_invalid_arguments_are_refused_by_the_client(gpu: hearth.Device, kernel:
     wrong: list[tuple[type[Exception], dict[str, Any]]] = [
         (hearth.LaunchTypeError, {"args": x}),
         (hearth.LaunchTypeError, {"args": ["text"]}),
-        (hearth.LaunchTypeError, {"args": [None]}),
         (hearth.LaunchTypeError, {"args": [[1, 2]]}),
         (hearth.LaunchError, {"args": [2**70]}),
         (hearth.ArgumentError, {"args": [x], "ins": [x]}),
@@ -303,7 +302,7 @@ def test_arguments_that_do_not_fit_the_kernel(gpu: hearth.Device, kernel: Kernel
     with pytest.raises(hearth.LaunchError, match="2 arguments are given; the kernel has 3"):
         gpu.dispatch(kernel("identity"), 1, 4, ins=[x], outs=[((4,), np.int32)])
     with pytest.raises(hearth.LaunchError, match="argument 2 has 8 bytes; the kernel's parameter has 4") as caught:
-        gpu.dispatch(kernel("identity"), (1, 2**30), 2000, [x, Out(4, np.int32), 4])
+        gpu.dispatch(kernel("identity"), (1, 2**30), 2000, [x, Out(4, np.int32), 4.0])
     message = str(caught.value)
     assert "2000" in message and str(2**30) in message, "all errors are reported at once"
     assert daemon.counter("kernel_launches", 0) == before

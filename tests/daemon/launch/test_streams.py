@@ -278,3 +278,18 @@ def test_a_long_random_program(gpu: hearth.Device) -> None:
         a, b, stream = (int(value) for value in rng.integers(0, 4, 3))
         machine.run(Step(kind, stream, a, b, start, int(rng.integers(start + 1, N + 1)), int(rng.integers(2**32))))
     machine.check()
+
+
+def test_an_event_records_itself(gpu: hearth.Device) -> None:
+    event, x = gpu.event(), gpu.zeros(4, np.int32)
+    other = gpu.stream()
+    event.record()
+    event.synchronize()
+    with gpu.stream() as s:
+        x.fill(1)
+        event.record()
+    other.wait_event(event)
+    event.record(s)
+    event.record(stream=gpu.default_stream)
+    event.synchronize()
+    assert event.done and x.get().tolist() == [1] * 4

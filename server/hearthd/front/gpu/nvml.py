@@ -163,6 +163,7 @@ class Nvml:
         )
 
     def close(self) -> None:
+        """Shuts NVML down; later readings are None. Gives up after `patience` seconds if a reading is under way."""
         if not self._lock.acquire(timeout=self._patience):
             return  # another thread waits for the driver; it ends with the process
         nvml, self._nvml = self._nvml, None

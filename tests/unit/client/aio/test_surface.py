@@ -27,7 +27,8 @@ WAITS: dict[str, set[str]] = {
     "RawModule": {"compile", "functions", "globals", "get_global"},
     "Function": {
         "attributes", "num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes",
-        "max_threads_per_block", "max_dynamic_shared_size_bytes", "parameters", "occupancy",
+        "max_threads_per_block", "max_dynamic_shared_size_bytes", "parameters", "occupancy", "forall",
+        "ptx_version", "binary_version", "cache_mode_ca", "preferred_shared_memory_carveout",
     },
     "Stream": {"synchronize", "done"},
     "Event": {"synchronize", "done", "elapsed"},

@@ -99,8 +99,8 @@ def test_the_message(gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Funct
     pointer = view.value.pointer
     assert (pointer.buffer, pointer.offset, pointer.read_only) == (handle_of(x), 8, False)
     assert only_read.value.pointer.read_only and only_read.role == B.ROLE_VALUE
-    raw = [np.float32(2).tobytes(), (7).to_bytes(8, "little"), b"\1", b"struct", b"\3\0"]
-    assert [value.value.raw for value in values] == raw
+    raw = [np.float32(2).tobytes(), b"", b"\1", b"struct", b"\3\0"]
+    assert [value.value.raw for value in values] == raw and values[1].value.int64 == 7
     assert [(each.shape, each.dtype) for each in out] == [((2, 2), np.float32), ((4,), np.uint8)]
     np.testing.assert_array_equal(out[1], [1, 2, 3, 4])
     assert (out[0].view(np.uint8) == 1).all()
