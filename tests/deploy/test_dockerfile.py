@@ -39,7 +39,7 @@ def arguments() -> dict[str, str]:
     return {name: default for name, _, default in pairs}
 
 
-def test_hadolint_finds_nothing() -> None:
+def test_hadolint_reports_no_problem() -> None:
     linter = Path(sys.executable).parent / "hadolint"
     done = subprocess.run([linter, "--no-color", ROOT / "Dockerfile"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -100,7 +100,7 @@ def test_settings_and_volumes_are_those_of_the_daemon() -> None:
     assert list(one("EXPOSE").value) == [str(parse_address(text).port) for text in listened]
 
 
-def test_the_builder_is_given_the_sources_and_nothing_else() -> None:
+def test_build_context_has_only_the_sources() -> None:
     ignored = PathSpec.from_lines("gitignore", (ROOT / ".dockerignore").read_text().splitlines())
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=False

@@ -217,7 +217,7 @@ def test_pods_meet_the_restricted_security_level(each: Object) -> None:
             assert "add" not in context["capabilities"] and "runAsUser" not in context
 
 
-def test_example_clients_are_let_in() -> None:
+def test_example_clients_match_the_configuration() -> None:
     config = configuration("base")
     pods = {each["metadata"]["name"]: each["spec"] for each in plain() if each["kind"] == "Pod"}
     by_socket, by_service = pods["hearth-client-socket"], pods["hearth-client-service"]

@@ -184,7 +184,7 @@ def test_rows_farther_apart_than_the_greatest_pitch(server: CudaServer, stream: 
 # ---- ordinary memory ----
 
 
-def test_ordinary_memory_both_ways(server: CudaServer, memory: Any) -> None:
+def test_copies_of_ordinary_memory_in_both_directions(server: CudaServer, memory: Any) -> None:
     data = noise(3 * MIB + 5)
     address = memory(4 * MIB)
     server.write_now(address, 0, memoryview(data.tobytes()), data.size, 1)  # also from read-only memory
@@ -262,7 +262,7 @@ def ok(result: c.Result) -> c.Result:
 
 
 @pytest.mark.parametrize("left", [0, MIB], ids=["none", "one-slab"])
-def test_copies_where_the_host_locks_no_more(rigs: Rigs, left: int) -> None:
+def test_copies_when_the_host_locks_no_further_memory(rigs: Rigs, left: int) -> None:
     rig = rigs(left)
     size = 4 * MIB + 5
     data = noise(size).tobytes()
@@ -301,7 +301,7 @@ def launch_slow(rig: Any, x: int, out: int, cycles: int) -> c.Launch:
     return c.Launch(function=1, grid=dim, block=dim, arguments=arguments)
 
 
-def test_memory_given_back_is_used_by_others_only_behind_its_last_use(rigs: Rigs) -> None:
+def test_freed_memory_is_reused_only_after_its_last_use(rigs: Rigs) -> None:
     """A kernel on stream 0 still reads x when x is freed, and its memory is reused on stream 0; data that stream 1 then
     writes there must not be visible to the kernel."""
     rig = rigs()

@@ -30,7 +30,7 @@ def gpu(tmp_path: Path) -> Iterator[hearth.Device]:
 
 
 @pytest.mark.parametrize("make", [hearth.empty_pinned, np.empty], ids=["pinned", "ordinary"])
-def test_a_large_array_both_ways(gpu: hearth.Device, make: Callable[..., np.ndarray]) -> None:
+def test_large_array_in_both_directions(gpu: hearth.Device, make: Callable[..., np.ndarray]) -> None:
     host, out = make(SIZE, np.uint8), make(SIZE, np.uint8)
     words = host[: SIZE // 8 * 8].view(np.uint64)
     words[...] = np.arange(len(words), dtype=np.uint64)

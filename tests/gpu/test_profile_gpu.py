@@ -264,7 +264,7 @@ def test_cuptis_kernels_agree_with_the_events(start: Start, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupti") is not None, reason="cupti-python is installed")
-def test_without_cupti_the_log_says_why(start: Start, tmp_path: Path) -> None:
+def test_missing_cupti_is_logged_with_the_reason(start: Start, tmp_path: Path) -> None:
     gpu = start(cupti=True).device(0)
     with gpu.trace() as trace:
         gpu.zeros(4, np.int32)

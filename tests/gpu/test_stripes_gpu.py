@@ -56,7 +56,7 @@ def test_transferred_bytes_are_identical(gpu: hearth.Device, daemon: DaemonProce
     wait_until(lambda: daemon.gauge("staging_bytes") == 0, "all staging memory given back")
 
 
-def test_kernels_stand_between_writes_and_reads(gpu: hearth.Device) -> None:
+def test_kernels_run_between_writes_and_reads(gpu: hearth.Device) -> None:
     """Alternates write, kernel and read on one stream: each sees the results of earlier commands, and none of later
     ones."""
     twice = gpu.RawModule(code=DOUBLE).get_function("twice")

@@ -244,7 +244,7 @@ def swizzled(flat: np.ndarray, swizzle: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("swizzle", SWIZZLES)
-def test_swizzles_as_the_ptx_manual_draws_them(bench: Bench, swizzle: str) -> None:
+def test_swizzles_agree_with_the_ptx_manual(bench: Bench, swizzle: str) -> None:
     """Loads two boxes, and compares every byte of shared memory. A device without the mode refuses it by name."""
     columns = SPANS[swizzle] // 4
     x = np.random.default_rng(0).integers(0, 1 << 32, (32, columns), np.uint32)
@@ -311,7 +311,7 @@ def test_rows_with_a_pitch(bench: Bench) -> None:
     np.testing.assert_array_equal(found, cut(inner, 8, 16, (4, 8)))
 
 
-def test_a_tile_goes_back(bench: Bench) -> None:
+def test_tile_is_stored_to_global_memory(bench: Bench) -> None:
     x = np.zeros((64, 48), np.float32)
     address = bench.put(x)
     tile = np.random.default_rng(0).random((8, 16), np.float32)

@@ -350,7 +350,7 @@ def test_connection_lost_during_copy(lossy: DaemonProcess, start_daemon: StartDa
     run(main, loop)
 
 
-def test_no_memory_is_left_behind(daemon: DaemonProcess) -> None:
+def test_closed_sessions_leave_no_shared_memory(daemon: DaemonProcess) -> None:
     """Memory is reused, and is released with the node; memory in use by transfers is counted."""
 
     async def main() -> None:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,8 @@ BENCH = ("bench", "--quick", "--max-size", "4KiB")
 """A command that opens a session."""
 
 
-class Places(NamedTuple):
+@dataclass(frozen=True)
+class Places:
     """Values for the names in braces in the table below."""
 
     plain: str
@@ -143,9 +145,9 @@ def told(status: int, expected: int, written: Any, *says: str) -> str:
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_"))
 def test_a_mistake(mistake: Mistake, places: Places, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     for name, value in mistake.variables.items():
-        monkeypatch.setenv(name, value.format(**places._asdict()))
-    status = main.main(mistake.arguments.format(**places._asdict()).split())
-    says = [each.format(**places._asdict()) for each in mistake.says]
+        monkeypatch.setenv(name, value.format(**vars(places)))
+    status = main.main(mistake.arguments.format(**vars(places)).split())
+    says = [each.format(**vars(places)) for each in mistake.says]
     told(status, mistake.status, capsys.readouterr(), *says)
 
 

@@ -82,7 +82,7 @@ def test_empty_operations_still_count(ranks: Ranks) -> None:
     ranks.work()
 
 
-def test_memory_that_is_freed_at_once_takes_part_to_the_end(ranks: Ranks) -> None:
+def test_freed_memory_is_kept_until_the_operation_ends(ranks: Ranks) -> None:
     """The next owner of the memory gets it after the end of the collective. Rank 2 presents its part late."""
     number = ranks.next()
     part = operation("all_gather", 7, B, count=16)

@@ -133,7 +133,7 @@ def test_in_place(group: hearth.Group) -> None:
     same([out, arrays[0]], [np.sum(given, axis=0), given[0]])
 
 
-def test_gather_and_scatter_are_each_others_reverse(group: hearth.Group) -> None:
+def test_scatter_reverses_gather(group: hearth.Group) -> None:
     given = hosts(group, (4, 3))
     gathered = group.gather(on_devices(group, given), root=1)
     outs = [device.empty((4, 3), np.float32) for device in group.devices]
@@ -235,7 +235,7 @@ def test_a_barrier_waits_for_the_work_of_all(group: hearth.Group) -> None:
     same(arrays, [np.full(1 << 16, 3, np.int32)] * len(group))
 
 
-def test_the_order_around_other_work_and_streams(group: hearth.Group) -> None:
+def test_order_with_other_work_and_streams(group: hearth.Group) -> None:
     n = len(group)
     arrays = [device.full(500, 1, np.int64) for device in group.devices]
     side = group.devices[0].stream()

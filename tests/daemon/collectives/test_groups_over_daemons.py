@@ -150,7 +150,7 @@ def test_a_mismatch_is_named_on_both(pair: list[Rank], field: str, first: Any, s
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_rank_that_never_comes(pair: list[Rank], late: int) -> None:
+def test_missing_rank_fails_the_present_one_in_time(pair: list[Rank], late: int) -> None:
     group = form(pair)
     work(pair, group, 1)
     there = pair[1 - late]

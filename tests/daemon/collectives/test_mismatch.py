@@ -95,7 +95,7 @@ def test_mismatched_sends_and_receives(ranks: Ranks, what: str) -> None:
     ranks.work()
 
 
-def test_a_rank_with_nothing_to_do_presents_that(ranks: Ranks) -> None:
+def test_rank_without_operations_presents_an_empty_part(ranks: Ranks) -> None:
     """A rank without operations presents an empty list; sends that would deadlock one by one form one NCCL group."""
     number = ranks.next()
     right = [operation("send", A, peer=1), operation("recv", 0, B, peer=1)]

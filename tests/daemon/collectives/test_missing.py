@@ -18,7 +18,7 @@ from tests.support.daemon.tenants import tenants
 from tests.support.timing import LATE
 
 
-def test_a_rank_that_never_comes(ranks: Ranks, three: DaemonProcess) -> None:
+def test_missing_rank_fails_the_present_ones_in_time(ranks: Ranks, three: DaemonProcess) -> None:
     """The other ranks fail within a second after the timeout; their other streams, and other sessions, are
     unaffected."""
     number = ranks.next()

@@ -20,7 +20,7 @@ from tests.support.daemon.tenants import tenant, tenants
 ROUNDS = 12
 
 
-def test_two_arrays_stay_of_one_moment_through_a_storm_of_losses(lossy: DaemonProcess) -> None:
+def test_two_arrays_stay_consistent_across_many_losses(lossy: DaemonProcess) -> None:
     """Whenever the process is killed, both arrays are restored as of the same checkpoint, which is not older than the
     last one known to be complete."""
     with lossy.connect() as node:

@@ -62,7 +62,7 @@ def test_all_errors_in_the_order_of_submission(gpu: hearth.Device) -> None:
     gpu.synchronize()
 
 
-def test_errors_of_several_streams_come_with_the_device_sync_in_order(gpu: hearth.Device) -> None:
+def test_device_sync_raises_errors_of_several_streams_in_order(gpu: hearth.Device) -> None:
     streams = [gpu.stream() for _ in range(3)]
     x = [gpu.zeros(4, np.int32, stream) for stream in streams]
     for stream, array in zip(streams, x, strict=True):
@@ -119,7 +119,7 @@ def test_work_of_another_stream_on_a_poisoned_buffer_is_skipped(gpu: hearth.Devi
     assert (y.get() == 5).all()
 
 
-def test_a_poisoned_buffer_can_be_written_anew(gpu: hearth.Device) -> None:
+def test_poisoned_buffer_is_valid_after_a_complete_write(gpu: hearth.Device) -> None:
     good, side = gpu.full(4, 8, np.int32), gpu.stream()
     for renew in (lambda x: x.set(np.full(4, 8, np.int32)), lambda x: x.fill(8), lambda x: x.copy_from(good)):
         x = gpu.zeros(4, np.int32)
@@ -176,7 +176,7 @@ def test_errors_of_a_collected_stream_are_not_lost(gpu: hearth.Device) -> None:
         gpu.synchronize()
 
 
-def test_an_abandoned_sync_hands_its_errors_on(gpu: hearth.Device) -> None:
+def test_errors_of_an_abandoned_sync_are_raised_by_the_next(gpu: hearth.Device) -> None:
     told: list[hearth.HearthError] = []
 
     def ask(what: Callable[[], object]) -> None:
@@ -195,7 +195,7 @@ def test_an_abandoned_sync_hands_its_errors_on(gpu: hearth.Device) -> None:
     assert len(told) == 1
 
 
-def test_an_answered_command_leaves_nothing_on_its_stream(raw: Raw) -> None:
+def test_error_of_an_answered_command_is_not_reported_again(raw: Raw) -> None:
     with raw.execute() as stream:
         result = stream.ask(c.Command(allocate=c.Allocate(buffer=1, size=1 << 60)))
         assert reasons.from_status(result.error).reason == Reason.OUT_OF_MEMORY

@@ -134,7 +134,9 @@ class Victim:
             return False
 
 
-def test_a_storm_costs_one_session_only(start_daemon: StartDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_faults_end_only_the_faulting_session(
+    start_daemon: StartDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
     limits = {"max_restarts": 10_000, "max_faults": 10_000, "restart_window": "1s"}
     daemon = start_daemon(cpu_count=2, devices=limits)
     with daemon.connect() as node, daemon.connect() as other, daemon.connect(isolation="dedicated") as own:

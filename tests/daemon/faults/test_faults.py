@@ -51,7 +51,7 @@ class Faulty:
         assert (self.x.get() == 1).all()
 
 
-def test_a_wild_pointer_costs_its_device_only(lossy: DaemonProcess) -> None:
+def test_wild_pointer_ends_only_its_device(lossy: DaemonProcess) -> None:
     faulty = Faulty(lossy)
     pid, first = lossy.device_pid(), lossy.generation()
     bystander, stop, rounds = None, threading.Event(), []
@@ -122,7 +122,7 @@ def test_all_sessions_of_the_device_are_notified(lossy: DaemonProcess) -> None:
     faulty.node.close()
 
 
-def test_lost_arrays_of_every_kind_say_so(lossy: DaemonProcess) -> None:
+def test_use_of_lost_arrays_of_every_kind_is_refused(lossy: DaemonProcess) -> None:
     faulty = Faulty(lossy)
     gpu, x = faulty.gpu, faulty.x
     view, event = x[2:4], gpu.default_stream.record()

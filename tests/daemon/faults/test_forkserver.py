@@ -208,7 +208,7 @@ def test_compilers_of_a_lost_device_are_waited_for(daemon: DaemonProcess) -> Non
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_forkserver_that_ends_again_and_again_costs_no_device(daemon: DaemonProcess) -> None:
+def test_repeatedly_ending_forkserver_ends_no_device(daemon: DaemonProcess) -> None:
     before, old = places(daemon), 0
     for _ in range(3):
         old = forkserver(daemon, but=old)

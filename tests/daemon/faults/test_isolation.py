@@ -121,7 +121,7 @@ def test_a_hang_of_a_dedicated_session_ends_with_its_own_limit(lenient: DaemonPr
 
 
 @pytest.mark.parametrize("way", ["prepared", "graph"])
-def test_the_sessions_limit_holds_for_programs(lenient: DaemonProcess, way: str) -> None:
+def test_session_launch_limit_applies_to_prepared_lists_and_graphs(lenient: DaemonProcess, way: str) -> None:
     with lenient.connect(isolation="dedicated", launch_timeout=0.2) as node:
         own = Worker(node)
         if way == "prepared":
@@ -136,7 +136,7 @@ def test_the_sessions_limit_holds_for_programs(lenient: DaemonProcess, way: str)
             own.gpu.synchronize()
 
 
-def test_a_session_may_not_have_more_than_the_daemon_allows(start_daemon: StartDaemon) -> None:
+def test_session_limit_is_capped_by_the_daemon(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(launch={"timeout": "200ms"}, devices=DEVICES)
     with daemon.connect(launch_timeout=600) as node:
         worker = Worker(node)

@@ -179,7 +179,7 @@ def test_a_session_by_single_calls_alone_expires(daemon: DaemonProcess) -> None:
     raw.channel.close()
 
 
-def test_a_call_under_way_keeps_its_session(daemon: DaemonProcess) -> None:
+def test_running_call_keeps_its_session(daemon: DaemonProcess) -> None:
     """The call takes longer than the lease."""
     with daemon.connect() as node, gated(node.device(0)) as gate:
         gate.hold()

@@ -87,7 +87,7 @@ def test_idle_connection_that_is_cut(cutter: Cutter) -> None:
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_a_cut_at_every_byte_of_the_way_back(cutter: Cutter, direction: str) -> None:
+def test_connection_cut_at_every_byte_of_the_responses(cutter: Cutter, direction: str) -> None:
     """The next connection is cut as well: in its handshake, in the Attach or its answer, in the first batch, or in the
     first result."""
     with hearth.connect(cutter.address) as node:
@@ -246,7 +246,7 @@ def test_timeout_during_an_outage(cutter: Cutter) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
+def test_late_attach(daemon: DaemonProcess, times: int) -> None:
     """An attach that the client gave up for another stream, and that the daemon receives after the newer one, displaces
     the newer stream; the client continues on a third."""
     with hearth.connect(daemon.grpc) as node:
@@ -266,7 +266,7 @@ def test_an_attach_that_comes_late(daemon: DaemonProcess, times: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["upload", "download"])
-def test_a_transfers_stream_that_comes_late(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_late_stream_of_a_transfer(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """The transfer continues on a third stream."""
     host = np.random.default_rng(1).integers(0, 256, 20 << 20, np.uint8)
     late: list[Any] = []

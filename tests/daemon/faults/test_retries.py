@@ -59,7 +59,7 @@ def restarted(cache: Path) -> Iterator[Restarted]:
     assert not daemons.end()
 
 
-def test_a_daemon_that_is_started_meanwhile(restarted: Restarted) -> None:
+def test_connect_retries_until_the_daemon_starts(restarted: Restarted) -> None:
     first, connect = restarted.running, partial(hearth.connect, token=restarted.tokens["lab"])
     targets = (first.unix, first.grpc)
     node = connect(first.unix)

@@ -208,7 +208,7 @@ def test_other_processes_cannot_be_signalled(
 
 
 @confined
-def test_nothing_is_connected_to_and_no_program_is_started(
+def test_kernels_cannot_connect_or_start_programs(
     intruder: Intruder, walled: tuple[DaemonProcess, Mapping[str, str]]
 ) -> None:
     daemon, _ = walled
@@ -246,7 +246,9 @@ def test_confinement_cannot_be_undone(intruder: Intruder) -> None:
 
 
 @confined
-def test_descriptors_are_the_process_s_own(walled: tuple[DaemonProcess, Mapping[str, str]], victim: int) -> None:
+def test_kernels_see_only_descriptors_of_their_process(
+    walled: tuple[DaemonProcess, Mapping[str, str]], victim: int
+) -> None:
     """The process has only sockets, anonymous files, and its initial standard input and output."""
     if os.geteuid():
         pytest.skip("only the superuser may look into a process that is not dumpable")

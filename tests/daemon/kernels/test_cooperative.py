@@ -153,7 +153,7 @@ def test_iterations_and_streams_of_grids(gpu: hearth.Device, kernel: Kernel) -> 
         ("half_meets", True, "deadlock: 2 of 4 blocks wait in grid.sync()"),
     ],
 )
-def test_a_grid_that_cannot_meet_costs_its_device_and_says_why(
+def test_grid_that_cannot_synchronise_ends_its_device_with_the_reason(
     lossy: DaemonProcess, name: str, cooperative: bool, message: str
 ) -> None:
     with lossy.connect() as node:

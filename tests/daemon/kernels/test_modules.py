@@ -242,7 +242,7 @@ def test_the_cache_survives_the_daemon_and_damage(
     assert [run(), run()] == [False, True]
 
 
-def test_a_kernel_can_be_got_before_it_is_compiled(gpu: hearth.Device) -> None:
+def test_kernel_object_is_available_before_its_compile(gpu: hearth.Device) -> None:
     """Uploads and work on other streams continue during the compile."""
     kernel = gpu.RawKernel(fresh('extern "C" __global__ void f(int* x) { *x += 1; }'), "f")
     x, y = gpu.zeros(1, np.int32), gpu.zeros(1, np.int32)

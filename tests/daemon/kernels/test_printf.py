@@ -73,7 +73,7 @@ def test_kernel_output_goes_to_stdout_by_default(gpu: hearth.Device, capfd: pyte
     assert sorted(capfd.readouterr().out.splitlines()) == ["1 says thread 0", "1 says thread 1"]
 
 
-def test_all_launches_in_order_and_all_of_their_text(gpu: hearth.Device, said: list[str]) -> None:
+def test_output_of_all_launches_arrives_completely_and_in_order(gpu: hearth.Device, said: list[str]) -> None:
     half = function(gpu, "half")
     for n in range(100):
         half((1,), (1,), (np.int32(n),))
@@ -149,7 +149,7 @@ def test_a_flood_delays_no_other_session(gpu: hearth.Device, daemon: DaemonProce
 # ---- the session that gets the output ----
 
 
-def test_each_session_gets_its_own(gpu: hearth.Device, daemon: DaemonProcess, said: list[str]) -> None:
+def test_each_session_gets_its_own_output(gpu: hearth.Device, daemon: DaemonProcess, said: list[str]) -> None:
     theirs: list[str] = []
     with daemon.connect() as node:
         other = node.device(0)

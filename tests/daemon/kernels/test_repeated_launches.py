@@ -85,7 +85,7 @@ def test_repeated_launches_on_a_failed_buffer_are_skipped(raw: Raw, stream: Exec
     assert value(raw, buffer) == times + 3
 
 
-def test_an_unloaded_function_is_gone(raw: Raw, stream: Execute, function: int) -> None:
+def test_repeated_launch_of_an_unloaded_function_is_refused(raw: Raw, stream: Execute, function: int) -> None:
     module = 900
     stream.batch(
         c.Command(load_module=c.LoadModule(module=module, kind=c.CODE_KIND_CUDA_CPP, code=COMMON.encode())),
@@ -101,7 +101,7 @@ def test_an_unloaded_function_is_gone(raw: Raw, stream: Execute, function: int) 
     assert value(raw, buffer) == times
 
 
-def test_a_destroyed_stream_is_gone(raw: Raw, stream: Execute, function: int) -> None:
+def test_repeated_launch_on_a_destroyed_stream_is_refused(raw: Raw, stream: Execute, function: int) -> None:
     stream.batch(c.Command(create_stream=c.CreateStream(stream=77)))
     buffer = raw.buffer(bytes(4))
     data = record(function, buffer, stream=77)
@@ -114,7 +114,7 @@ def test_a_destroyed_stream_is_gone(raw: Raw, stream: Execute, function: int) ->
     assert value(raw, buffer) == 3
 
 
-def test_a_record_cut_short_behind_known_ones(raw: Raw, stream: Execute, function: int) -> None:
+def test_truncated_record_after_known_ones_is_refused(raw: Raw, stream: Execute, function: int) -> None:
     buffer = raw.buffer(bytes(4))
     data = record(function, buffer)
     times = repeat(stream, data)

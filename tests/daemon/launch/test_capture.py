@@ -207,7 +207,7 @@ def test_single_call_discards_a_capture(raw: Raw) -> None:
     assert not raw.call("EndCapture", c.EndCapture(graph=GRAPH, discard=True)).nodes
 
 
-def test_a_launch_that_was_run_before_is_recorded_all_the_same(work: Execute) -> None:
+def test_repeated_launch_is_recorded_in_a_capture(work: Execute) -> None:
     """The record equals, byte for byte, launches that ran on the stream before the capture, and launches that run after
     it."""
     again = c.Command(launches=3 * packed(FUNCTION, BUFFER, stream=STREAM))
@@ -320,7 +320,7 @@ def test_everything_in_one_batch_before_the_compile_is_done(work: Execute) -> No
     assert work.ask(c.Command(read=c.Read(buffer=1, size=4))).read.data == (15).to_bytes(4, "little")
 
 
-def test_a_kernel_that_does_not_compile_fails_the_graph_behind_it(work: Execute) -> None:
+def test_kernel_that_does_not_compile_fails_its_graph(work: Execute) -> None:
     work.batch(*load("this is no kernel", 70, 71), begin(), c.Command(stream=STREAM, launch=launch(71)))
     refusal = error(work.ask(end()))
     assert refusal.reason == Reason.CAPTURE_INVALID and refusal.details["cause"] == Reason.COMPILE_FAILED

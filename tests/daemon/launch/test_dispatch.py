@@ -436,7 +436,7 @@ def test_memory_that_is_about_to_be_freed_is_waited_for(start_daemon: StartDaemo
             assert bytes(out) == b"\1\0\0\0"
 
 
-def test_memory_goes_back_and_is_used_again(gpu: hearth.Device, kernel: Kernel, daemon: DaemonProcess) -> None:
+def test_memory_of_dispatches_is_reused(gpu: hearth.Device, kernel: Kernel, daemon: DaemonProcess) -> None:
     x = np.arange(100_000, dtype=np.int32)
 
     def once() -> None:
@@ -458,7 +458,7 @@ def test_memory_goes_back_and_is_used_again(gpu: hearth.Device, kernel: Kernel, 
     assert daemon.gauge("streams") == streams and daemon.gauge("staging_bytes") == 0
 
 
-def test_many_at_once_do_not_mix(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_concurrent_dispatches_do_not_mix(gpu: hearth.Device, kernel: Kernel) -> None:
     axpy = kernel("axpy")
 
     def rounds(seed: int) -> bool:

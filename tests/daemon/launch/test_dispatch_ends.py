@@ -63,7 +63,7 @@ def test_large_arrays(gpu: hearth.Device, identity: hearth.Function) -> None:
     assert gpu.memory_usage().bytes_in_use == 0
 
 
-def test_several_large_arrays_and_small_ones_beside(gpu: hearth.Device) -> None:
+def test_several_large_and_small_arrays_in_one_dispatch(gpu: hearth.Device) -> None:
     axpy = gpu.RawModule(code=KERNELS).get_function("axpy")
     n = LARGE
     x, y = np.arange(n, dtype=np.float32), np.ones(n, np.float32)
@@ -81,7 +81,7 @@ def test_several_large_arrays_and_small_ones_beside(gpu: hearth.Device) -> None:
     assert not scattered[:, 1].any()
 
 
-def test_many_large_ones_at_once(gpu: hearth.Device, identity: hearth.Function) -> None:
+def test_many_concurrent_dispatches_of_large_arrays(gpu: hearth.Device, identity: hearth.Function) -> None:
     def one(seed: int) -> bool:
         x = numbers(LARGE // 2 + seed, seed)
         args: list[Any] = [x, Out(x.shape, x.dtype), np.int32(x.size)]

@@ -15,7 +15,7 @@ from tests.support.daemon.kernels import common, saxpy_works
 # ---- commands that cannot be captured ----
 
 
-def test_a_bad_launch_spoils_the_recording_and_nothing_else(gpu: hearth.Device) -> None:
+def test_invalid_launch_fails_only_the_recording(gpu: hearth.Device) -> None:
     add_one = common(gpu, "add_one")
     x = gpu.zeros(N, np.int32)
     with pytest.raises(hearth.LaunchError, match="1025 threads") as caught, gpu.graph() as graph:

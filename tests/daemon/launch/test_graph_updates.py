@@ -31,7 +31,7 @@ def test_update_of_scalars_buffers_and_geometry(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(other.get(), [101] * 32 + [100] * 32)
 
 
-def test_launches_under_way_keep_their_arguments(gpu: hearth.Device) -> None:
+def test_running_launches_keep_their_arguments(gpu: hearth.Device) -> None:
     saxpy = common(gpu, "saxpy")
     x, y, flag = gpu.ones(N, np.float32), gpu.zeros(N, np.float32), gpu.zeros(1, np.int32)
     with gpu.graph() as graph:

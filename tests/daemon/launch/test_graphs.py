@@ -90,7 +90,7 @@ def test_an_empty_graph_does_nothing(gpu: hearth.Device) -> None:
     gpu.synchronize(timeout=30)
 
 
-def test_iterations_are_as_many_nodes(gpu: hearth.Device) -> None:
+def test_iterations_become_separate_nodes(gpu: hearth.Device) -> None:
     add_one = common(gpu, "add_one")
     x = gpu.zeros(N, np.int32)
     with gpu.graph() as graph:
@@ -296,7 +296,7 @@ def test_unloaded_modules_live_as_long_as_the_graph(gpu: hearth.Device, daemon: 
     gpu.synchronize()
 
 
-def test_a_graph_closed_with_a_launch_under_way(gpu: hearth.Device) -> None:
+def test_graph_closed_during_a_launch(gpu: hearth.Device) -> None:
     hold = gpu.RawModule(code=GATE)
     kernel, gate = hold.get_function("hold"), hold.get_global("gate", np.int32)
     side = gpu.stream()
@@ -340,7 +340,7 @@ def test_a_session_that_closes_with_graphs_leaves_nothing(lossy: DaemonProcess) 
         saxpy_works(node.device(0))
 
 
-def test_unreferenced_graphs_are_given_back(gpu: hearth.Device) -> None:
+def test_unreferenced_graphs_are_destroyed(gpu: hearth.Device) -> None:
     add_one = common(gpu, "add_one")
     in_use = gpu.memory_usage().bytes_in_use
     for _ in range(5):

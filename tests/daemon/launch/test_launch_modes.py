@@ -95,7 +95,7 @@ def test_answer_to_a_single_call_is_the_outcome(raw: Raw) -> None:
 # ---- unchecked ----
 
 
-def test_unchecked_launches_run_and_handles_are_checked_all_the_same(gpu: hearth.Device, raw: Raw) -> None:
+def test_unchecked_launches_still_check_handles(gpu: hearth.Device, raw: Raw) -> None:
     x = gpu.zeros(8, np.int32)
     add_one = common(gpu, "add_one")
     for _ in range(100):

@@ -212,9 +212,7 @@ def test_one_session_after_another_gets_the_same_streams(start_daemon: StartDaem
 
 @pytest.mark.parametrize("where", ["on the stream that had it", "on another stream"])
 @pytest.mark.parametrize("size", [512, 1 << 20])
-def test_memory_freed_in_flight_goes_to_its_next_owner_behind_its_last_use(
-    gpu: hearth.Device, where: str, size: int
-) -> None:
+def test_memory_freed_in_flight_is_reused_only_after_its_last_use(gpu: hearth.Device, where: str, size: int) -> None:
     """Three different streams are involved: the one that allocated the memory, the one that still reads it, and the one
     that gets it next."""
     home, reader, writer = (gpu.stream() for _ in range(3))

@@ -97,7 +97,7 @@ def test_a_module_that_only_the_list_holds(gpu: hearth.Device, daemon: DaemonPro
     assert (x.get() == 21).all()
 
 
-def test_a_list_closed_with_a_launch_under_way(gpu: hearth.Device) -> None:
+def test_list_closed_during_a_launch(gpu: hearth.Device) -> None:
     hold = gpu.RawModule(code=GATE)
     kernel, gate = hold.get_function("hold"), hold.get_global("gate", np.int32)
     side = gpu.stream()

@@ -174,7 +174,7 @@ def test_cancelled_dispatch_keeps_its_memory_until_the_answer(
     assert gpu.memory_usage().bytes_in_use == 0
 
 
-def test_ctrl_c_in_the_middle(gpu: hearth.Device) -> None:
+def test_ctrl_c_during_a_dispatch(gpu: hearth.Device) -> None:
     kernel, x = invert(gpu), noise(20 * INLINE)
     gpu.dispatch(kernel, *inverting(x, x.size))
     main = threading.main_thread().ident
@@ -243,7 +243,7 @@ def test_connection_lost_before_the_place_is_acknowledged(
 
 
 @MAKES
-def test_a_device_that_is_lost_in_the_middle(lossy: DaemonProcess, placed: list[Kind], make: Make) -> None:
+def test_device_lost_during_a_dispatch(lossy: DaemonProcess, placed: list[Kind], make: Make) -> None:
     first = lossy.generation()
     with lossy.connect() as node:
         gpu = node.device(0)
@@ -285,7 +285,7 @@ def test_a_forked_child_is_refused_and_its_parent_unharmed(gpu: hearth.Device) -
 
 
 @pytest.mark.parametrize("way", ["up", "down", "both"])
-def test_no_memory_is_left_behind(daemon: DaemonProcess, way: str) -> None:
+def test_closed_sessions_leave_no_shared_memory(daemon: DaemonProcess, way: str) -> None:
     """Memory is reused, and is released with the node, without waiting for the garbage collector."""
     with daemon.connect() as node:
         gpu, x = node.device(0), noise(5 * INLINE)

@@ -53,7 +53,7 @@ def test_small_and_empty_shapes(gpu: hearth.Device, shape: tuple[int, ...]) -> N
     np.testing.assert_array_equal(x.get(), np.full(shape, 2.5, np.float32))
 
 
-def test_the_host_array_may_change_at_once(gpu: hearth.Device) -> None:
+def test_host_array_may_change_after_the_call(gpu: hearth.Device) -> None:
     for size in (10, 3 << 20):
         host = np.full(size, 1, np.uint8)
         x = gpu.asarray(host)
@@ -81,7 +81,7 @@ def test_fill_with_elements_of_any_size(gpu: hearth.Device, size: int) -> None:
     assert x.get().tobytes() == bytes(range(1, size + 1)) * 1000
 
 
-def test_fill_of_a_view_leaves_the_rest(gpu: hearth.Device) -> None:
+def test_fill_of_a_view_changes_only_the_view(gpu: hearth.Device) -> None:
     x = gpu.zeros((10, 3), np.int32)
     x[4:7].fill(9)
     expected = np.zeros((10, 3), np.int32)

@@ -89,7 +89,7 @@ def test_restored_array_is_fully_usable(lossy: DaemonProcess) -> None:
         assert gpu.memory_usage().allocations == 0
 
 
-def test_a_checkpoint_waits_for_the_work_before_it_and_not_for_the_work_behind_it(lossy: DaemonProcess) -> None:
+def test_checkpoint_waits_for_earlier_work_only(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         x, y = gpu.durable(gpu.zeros(1000, np.int32), gpu.zeros(1000, np.int32))
@@ -150,7 +150,7 @@ def test_write_behind_a_checkpoint_does_not_change_the_copy(lossy: DaemonProcess
             assert (x.get() == value).all()
 
 
-def test_sessions_have_their_own(lossy: DaemonProcess) -> None:
+def test_durable_arrays_of_sessions_are_separate(lossy: DaemonProcess) -> None:
     with lossy.connect() as first, lossy.connect() as second, lossy.connect() as bare:
         hosts = [noise(MIB, seed) for seed in (1, 2)]
         gpus = [first.device(0), second.device(0)]

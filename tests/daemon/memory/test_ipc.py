@@ -388,7 +388,7 @@ def test_the_daemon_is_killed(start_daemon: StartDaemon) -> None:
     node.close()
 
 
-def test_many_at_once(daemon: DaemonProcess) -> None:
+def test_many_concurrent_exports(daemon: DaemonProcess) -> None:
     """Several threads map a few arrays while work runs on the arrays; no descriptor is left open."""
     with daemon.connect() as node:
         gpu = node.device(0)

@@ -52,7 +52,7 @@ def test_usage_is_exact_through_reallocation(gpu: hearth.Device) -> None:
     assert usage.bytes_peak == sum(sizes) and usage.bytes_persistent == 0
 
 
-def test_usage_is_a_sessions_own(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_usage_counts_only_the_own_session(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     x = gpu.full(1 << 20, 1, np.uint8)
     gpu.synchronize()
     with daemon.connect() as other:
@@ -77,7 +77,7 @@ def test_host_memory_of_copies_is_reported(gpu: hearth.Device) -> None:
     assert gpu.memory_usage().bytes_pinned_in_use == 0
 
 
-def test_the_collector_gives_back(gpu: hearth.Device) -> None:
+def test_garbage_collection_frees_arrays(gpu: hearth.Device) -> None:
     arrays = [gpu.empty(1 << 20, np.uint8) for _ in range(20)]
     cycle: list[object] = [arrays[0]]
     cycle.append(cycle)
@@ -141,7 +141,7 @@ def test_used_after_free_is_named(gpu: hearth.Device) -> None:
     assert "freed" in repr(x)
 
 
-def test_out_of_memory_says_the_numbers(gpu: hearth.Device) -> None:
+def test_out_of_memory_reports_sizes(gpu: hearth.Device) -> None:
     free = gpu.memory_usage().device_free
     most = gpu.memory_usage().device_total
     x = gpu.empty(most + 1, np.uint8)

@@ -93,7 +93,7 @@ def test_unused_memory_is_reclaimed_for_other_process(
     assert sum(granted(shared)) <= LIMIT
 
 
-def test_an_allocation_waits_for_the_front_and_for_nothing_else(
+def test_allocation_waits_only_for_the_front(
     shared: DaemonProcess, pair_of: Callable[[], tuple[hearth.Device, hearth.Device]]
 ) -> None:
     """Launches of the same session continue while one of its allocations waits, and all results are correct
@@ -258,7 +258,7 @@ def test_memory_of_another_tenant_is_never_visible(start_daemon: StartDaemon) ->
 
 
 @on_cpu
-def test_without_tenants_nothing_is_cleared(start_daemon: StartDaemon) -> None:
+def test_memory_is_not_cleared_without_tenants(start_daemon: StartDaemon) -> None:
     """Shows that the previous test can fail: without tenants, memory is reused with its old contents, and clearing
     costs nothing."""
     daemon = start_daemon(devices=DEVICES)

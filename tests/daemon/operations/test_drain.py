@@ -159,7 +159,7 @@ def test_idle_session_has_the_same_drain_timeout(start_daemon: StartDaemon) -> N
     node.close()
 
 
-def test_a_client_that_has_gone_is_waited_for_as_long_as_its_lease(start_daemon: StartDaemon) -> None:
+def test_drain_waits_for_a_disconnected_client_until_its_lease_ends(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_timeout="20s", sessions={"lease": "800ms"})
     code = "import hearth, os, sys; n = hearth.connect(sys.argv[1]); n.device(0).synchronize(); os.kill(os.getpid(), 9)"
     subprocess.run(
@@ -178,7 +178,7 @@ def test_endless_kernel_ends_at_the_drain_timeout(start_daemon: StartDaemon) -> 
     assert "device_killed" not in daemon.log()
 
 
-def test_a_rank_that_never_comes(start_daemon: StartDaemon) -> None:
+def test_drain_with_a_rank_that_never_presents(start_daemon: StartDaemon) -> None:
     """A collective that waits on every device fails with its session."""
     daemon = start_daemon(cpu_count=2, drain_timeout="300ms")
     raw = Raw(daemon.unix)
@@ -196,7 +196,7 @@ def test_a_rank_that_never_comes(start_daemon: StartDaemon) -> None:
     raw.channel.close()
 
 
-def test_a_compile_under_way(start_daemon: StartDaemon) -> None:
+def test_drain_waits_for_a_running_compile(start_daemon: StartDaemon) -> None:
     """The compile worker ends with the daemon."""
     daemon = start_daemon()
     raw = Raw(daemon.unix)

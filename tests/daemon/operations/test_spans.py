@@ -244,7 +244,7 @@ def test_transfers_belong_to_the_upload_and_the_get(
         assert span.attributes["hearth.session"] == node.session_id
 
 
-def test_calls_without_a_trace_begin_their_own(traced: DaemonProcess, collector: Collector) -> None:
+def test_calls_without_a_trace_start_a_new_one(traced: DaemonProcess, collector: Collector) -> None:
     before = {span.id for span in collector.spans}
     with Raw(traced.unix):
         pass

@@ -213,7 +213,7 @@ def test_sessions_are_sorted_by_any_column(browser: Browser, watched: DaemonProc
         assert tab.js("document.querySelector('#sessions th').getAttribute('aria-sort')") == "descending"
 
 
-def test_a_hidden_tab_asks_for_nothing(browser: Browser, watched: DaemonProcess) -> None:
+def test_hidden_tab_sends_no_requests(browser: Browser, watched: DaemonProcess) -> None:
     with looking(browser, watched) as tab:
         shown(tab)
         hide = "Object.defineProperty(document, 'hidden', {{value: {0}, configurable: true}})"
@@ -471,7 +471,7 @@ def test_running_kernels_and_publications_of_others_are_not_shown(start_daemon: 
         assert daemon.get("/history").status == 401
 
 
-def test_a_token_is_asked_for_once(browser: Browser, start_daemon: StartDaemon) -> None:
+def test_token_is_requested_once(browser: Browser, start_daemon: StartDaemon) -> None:
     config, tokens = tenants(tenant("alice", rights=["read"]), tenant("bob"), tenant("operator", rights=["admin"]))
     guarded = start_daemon(**config)
     visible = "!document.getElementById('ask').hidden"

@@ -159,7 +159,7 @@ def test_streams_of_a_module_that_is_still_compiling(gpu: hearth.Device, node: h
     check_times(trace.events)
 
 
-def test_collectives_have_their_own_time(pair: list[hearth.Device]) -> None:
+def test_trace_has_the_time_of_each_collective(pair: list[hearth.Device]) -> None:
     group = hearth.Group(pair)
     arrays = [gpu.ones(1 << 16, np.float32) for gpu in pair]
     group.all_reduce(arrays)

@@ -59,7 +59,7 @@ def test_numbers_of_batches(stream: Execute) -> None:
     assert stream.ask(c.Command(read=c.Read(buffer=KEEP, size=16))).read.data == bytes(16)
 
 
-def test_batches_that_are_sent_again_hold_no_place(raw: Raw, stream: Execute) -> None:
+def test_repeated_batches_use_no_window(raw: Raw, stream: Execute) -> None:
     """However many repeated batches there are: neither the window nor the end of the stream waits for their
     acknowledgement."""
     for _ in range(3 * raw.opened.limits.max_batches_in_flight):

@@ -35,7 +35,7 @@ def told(what: Callable[[], object]) -> hearth.HearthError:
 # ---- buffers that a failure invalidates ----
 
 
-def test_buffers_spoiled_by_merged_failures_are_unreadable_before_the_report(gpu: hearth.Device) -> None:
+def test_buffers_of_merged_failures_are_unreadable_before_the_report(gpu: hearth.Device) -> None:
     """The list is bounded, but failures that are merged in it still have to be reported to the client."""
     side = gpu.stream()
     arrays = [gpu.zeros(4, np.int32) for _ in range(3 * MAX_KEPT)]
@@ -162,7 +162,7 @@ def test_outputs_of_destroyed_stream_stay_invalid_until_failure_is_reported(gpu:
     assert not x.get(stream=side).any()
 
 
-def test_sessions_know_nothing_of_each_others_errors(daemon: DaemonProcess) -> None:
+def test_errors_of_one_session_are_invisible_to_others(daemon: DaemonProcess) -> None:
     with daemon.connect() as failing, daemon.connect() as well:
         for _ in range(50):
             spoil(failing.device(0), failing.device(0).zeros(1, np.int32))
@@ -177,7 +177,7 @@ def test_sessions_know_nothing_of_each_others_errors(daemon: DaemonProcess) -> N
         assert "49 more" in str(told(failing.device(0).synchronize))
 
 
-def test_a_session_that_closes_with_errors_leaves_none_behind(daemon: DaemonProcess) -> None:
+def test_errors_end_with_their_session(daemon: DaemonProcess) -> None:
     before = daemon.status()["devices"][0]["gauges"]
     node = daemon.connect()
     gpu = node.device(0)

@@ -134,7 +134,7 @@ def test_execute_stream_with_invalid_first_message_is_refused(daemon: DaemonProc
             assert reason(stranger) == expected
 
 
-def test_an_answer_comes_in_one_message_and_an_end(daemon: DaemonProcess) -> None:
+def test_unary_answer_is_one_message_and_an_end_frame(daemon: DaemonProcess) -> None:
     with connected(daemon) as stranger:
         for byte in DESCRIBE:
             stranger.sendall(bytes([byte]))  # whatever the cuts

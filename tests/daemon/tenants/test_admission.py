@@ -65,7 +65,7 @@ def answered(daemon: DaemonProcess, path: bytes | str, body: bytes = b"", **more
 # ---- gRPC ----
 
 
-def test_credential_is_checked_before_the_body_comes(daemon: DaemonProcess) -> None:
+def test_credential_is_checked_before_the_body_arrives(daemon: DaemonProcess) -> None:
     one = Http2(daemon.grpc)
     stream = one.call(DESCRIBE)
     one.pump(Until(WAIT), 1)
@@ -73,7 +73,7 @@ def test_credential_is_checked_before_the_body_comes(daemon: DaemonProcess) -> N
     assert status(one.answers[stream]) == UNAUTHENTICATED
 
 
-def test_body_of_a_stranger_is_not_taken(daemon: DaemonProcess) -> None:
+def test_body_without_a_credential_is_not_read(daemon: DaemonProcess) -> None:
     code, taken = answered(daemon, DESCRIBE, message(bytes(8 * MIB), announced=9 * MIB))
     assert code == UNAUTHENTICATED and taken <= 64 << 10
 
@@ -149,7 +149,7 @@ def test_requests_have_limits_before_they_are_decoded(lent: TenantDaemon, daemon
         assert refused(node.OpenSession, name, metadata=shown(lent)).reason == "MESSAGE_TOO_LARGE"
 
 
-def test_reflection_asks_for_a_credential(lent: TenantDaemon, daemon: DaemonProcess) -> None:
+def test_reflection_requires_a_credential(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     assert answered(daemon, REFLECTION, message(b""))[0] == UNAUTHENTICATED
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -173,7 +173,7 @@ def test_framed_call_of_a_stranger_is_refused_at_its_method(daemon: DaemonProces
         assert reason(stranger) == "UNAUTHENTICATED"
 
 
-def test_framed_message_without_a_credential_beside_it_is_short(daemon: DaemonProcess) -> None:
+def test_framed_message_without_a_credential_must_be_short(daemon: DaemonProcess) -> None:
     with connected(daemon) as stranger:
         stranger.sendall(method(LOAD_MODULE) + frames.header(Kind.MESSAGE, (64 << 10) + 1))
         assert reason(stranger) == "MESSAGE_TOO_LARGE"
@@ -196,7 +196,7 @@ def test_framed_message_of_a_tenant_is_as_long_as_its_method_needs(lent: TenantD
             assert reason(tenant) == expected, (path, size)
 
 
-def test_framed_message_that_does_not_come_has_a_deadline(lent: TenantDaemon, daemon: DaemonProcess) -> None:
+def test_missing_framed_message_has_a_deadline(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     for head, rest in (
         (method(LOAD_MODULE), b""),
         (method(LOAD_MODULE), frames.header(Kind.MESSAGE, 1000) + b"x"),

@@ -270,7 +270,7 @@ def test_handles_of_other_sessions(world: World, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted({kind for kinds in HANDLES.values() for kind in kinds} - {"end_profile"}))
-def test_the_holder_uses_its_own(world: World, kind: str) -> None:
+def test_holder_of_handles_may_use_them(world: World, kind: str) -> None:
     if rpc_of(kind):
         assert single(world.holder, kind, OTHERS) is None
 

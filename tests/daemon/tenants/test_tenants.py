@@ -74,7 +74,7 @@ def test_a_token_is_a_tenant(guarded: DaemonProcess, tokens: dict[str, str], whi
         saxpy_works(node.device(0))
 
 
-def test_tokens_that_are_not_let_in(guarded: DaemonProcess) -> None:
+def test_invalid_tokens_are_refused(guarded: DaemonProcess) -> None:
     """Wrong, expired, malformed and missing tokens; the error never shows the token."""
     wrong = new_token()
     for token, told in ((wrong, "token is unknown"), (OLD, "expired"), (None, "no credentials")):
@@ -141,7 +141,7 @@ def test_a_session_cannot_open_another(guarded: DaemonProcess, tokens: dict[str,
     channel.close()
 
 
-def test_session_of_another_tenant_looks_like_no_session(guarded: DaemonProcess, tokens: dict[str, str]) -> None:
+def test_session_of_another_tenant_is_reported_as_absent(guarded: DaemonProcess, tokens: dict[str, str]) -> None:
     with Raw(guarded.unix, tokens["bob"]) as bob, Raw(guarded.unix, WHOLE) as alice:
         public = bob.opened.session_id
         answers = set()
@@ -327,7 +327,7 @@ def test_tenants_do_not_see_each_other(guarded: DaemonProcess, tokens: dict[str,
             assert seen[bob.session_id] == "bob" and seen[alice.session_id] == "alice"
 
 
-def test_pages_ask_for_a_token(guarded: DaemonProcess, tokens: dict[str, str]) -> None:
+def test_pages_require_a_token(guarded: DaemonProcess, tokens: dict[str, str]) -> None:
     for path in ("/healthz", "/readyz"):
         assert guarded.get(path).status == 200
     assert "<noscript>" in guarded.get("/").body, "there is no data in it"
@@ -350,7 +350,7 @@ def test_pages_ask_for_a_token(guarded: DaemonProcess, tokens: dict[str, str]) -
 # ---- the command line ----
 
 
-def test_tokens_are_made_and_kept_as_hashes(start_daemon: StartDaemon) -> None:
+def test_tokens_are_generated_and_stored_as_hashes(start_daemon: StartDaemon) -> None:
     done = hearthd("token", "--name", "ci", "--expires", "2099-12-31")
     _, token, _, entry = done.stdout.strip().splitlines()
     assert token.startswith("hearth_") and len(token) >= 43 and token not in entry

@@ -99,14 +99,14 @@ def test_another_authority_is_not_trusted(secured: tuple[DaemonProcess, str], st
     assert "HEARTH_CA" in error.value.fix and token not in str(error.value)
 
 
-def test_tls_spoken_to_without(secured: tuple[DaemonProcess, str]) -> None:
+def test_tls_client_of_a_plain_daemon(secured: tuple[DaemonProcess, str]) -> None:
     daemon, token = secured
     with pytest.raises(hearth.ConnectError, match="requires TLS") as error:
         hearth.connect(daemon.grpc, token=token)
     assert f"https://{daemon.grpc}" in error.value.fix
 
 
-def test_tls_spoken_to_a_daemon_without(daemon: DaemonProcess, authority: Authority) -> None:
+def test_plain_client_of_a_tls_daemon(daemon: DaemonProcess, authority: Authority) -> None:
     with pytest.raises(hearth.ConnectError, match="does not speak TLS") as error:
         hearth.connect(f"https://{daemon.grpc}", ca=authority.pem)
     assert f'"{daemon.grpc}"' in error.value.fix
@@ -134,7 +134,7 @@ def test_a_client_certificate_is_a_tenant(mutual: DaemonProcess, authority: Auth
 
 
 @pytest.mark.parametrize("kind", ["none", "stranger's", "expired"])
-def test_clients_that_are_not_let_in(
+def test_clients_without_a_valid_certificate_are_refused(
     mutual: DaemonProcess, authority: Authority, stranger: Authority, kind: str
 ) -> None:
     shown: dict[str, Path] = {}

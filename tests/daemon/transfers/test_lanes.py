@@ -220,7 +220,7 @@ def test_commands_over_lanes_that_are_cut(daemon: DaemonProcess, monkeypatch: py
     assert statistics.median(took) < 2000  # a stream that is not attached in time is given up after 3 s
 
 
-def test_a_lane_that_is_cut_while_nothing_happens(daemon: DaemonProcess) -> None:
+def test_idle_lane_that_is_cut(daemon: DaemonProcess) -> None:
     with daemon.connect() as node:
         gpu = node.device(0)
         counter = Counter(gpu)

@@ -89,7 +89,7 @@ def test_array_with_changed_shape(gpu: hearth.Device, found: Found) -> None:
     same(x.get(out=host), values)
 
 
-def test_another_array_in_its_place(gpu: hearth.Device) -> None:
+def test_another_array_with_the_same_id(gpu: hearth.Device) -> None:
     """Python reuses the id of an object that has been deleted."""
     x, out = gpu.empty(INLINE, np.uint8), hearth.zeros_pinned(INLINE, np.uint8)
     kept = [pinned(noise(INLINE, 99))]
@@ -163,7 +163,7 @@ def test_an_array_that_was_freed(gpu: hearth.Device) -> None:
     gpu.synchronize()
 
 
-def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
+def test_memory_that_is_shared_again(gpu: hearth.Device, found: Found) -> None:
     """A loss is detected before the next copy, in either direction."""
     host, x = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8)
     for turn in range(4):
@@ -184,7 +184,7 @@ def test_memory_that_is_shared_anew(gpu: hearth.Device, found: Found) -> None:
 
 
 @pytest.mark.parametrize("lasts", [0.0, float("inf")], ids=["looks", "has looked"])
-def test_a_connection_that_ended_unseen(gpu: hearth.Device, daemon: DaemonProcess, lasts: float) -> None:
+def test_connection_that_ended_unnoticed(gpu: hearth.Device, daemon: DaemonProcess, lasts: float) -> None:
     """An awaited copy arrives by another path; an unawaited one is executed, or reported as lost, exactly once."""
     host, x, out = pinned(noise(3 * INLINE)), gpu.empty(3 * INLINE, np.uint8), hearth.zeros_pinned(3 * INLINE, np.uint8)
     ways = {

@@ -57,7 +57,7 @@ def test_timeout_leaves_arrays_and_session_usable(gpu: hearth.Device, make: Call
 
 @pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_ctrl_c_in_the_middle(gpu: hearth.Device, way: str, make: Callable[..., np.ndarray]) -> None:
+def test_ctrl_c_during_a_copy(gpu: hearth.Device, way: str, make: Callable[..., np.ndarray]) -> None:
     values = noise(80 * INLINE)
     x, order = gpu.asarray(values), gpu.zeros(1, np.int32)
     gpu.synchronize()
@@ -99,7 +99,7 @@ def test_lost_connection_is_reopened_and_memory_is_shared_again(gpu: hearth.Devi
 
 
 @pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
-def test_a_connection_that_is_lost_in_the_middle(gpu: hearth.Device, make: Callable[..., np.ndarray]) -> None:
+def test_connection_lost_during_a_copy(gpu: hearth.Device, make: Callable[..., np.ndarray]) -> None:
     """A read returns all data, if necessary by another path, and raises no error. An accepted write may be lost, which
     is reported once. Nothing hangs, and no data is mixed up."""
     values = noise(40 * INLINE)
@@ -143,7 +143,7 @@ def make_slots(gpu: hearth.Device, x: hearth.DeviceArray, values: np.ndarray) ->
 
 
 @pytest.mark.parametrize("size", [1000, 5 * INLINE], ids=["inline", "shared"])
-def test_a_read_behind_a_copy_that_was_lost(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_read_after_a_lost_copy(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """The read must not return the old bytes as if the copy had succeeded: the copy fails while the read waits."""
     values = noise(5 * INLINE)
     x, y = gpu.asarray(values), gpu.asarray(values)
@@ -197,7 +197,7 @@ def test_lost_copy_is_reported_where_it_was_requested(
     same(x.get(), values)
 
 
-def test_a_lane_that_breaks_in_the_middle(gpu: hearth.Device) -> None:
+def test_lane_breaks_during_a_copy(gpu: hearth.Device) -> None:
     values, host = noise(80 * INLINE), pinned(noise(10 * INLINE, 1))
     x, y = gpu.asarray(values), gpu.asarray(host)
     with ThreadPoolExecutor(2) as threads:
@@ -212,7 +212,7 @@ def test_a_lane_that_breaks_in_the_middle(gpu: hearth.Device) -> None:
 
 @pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_a_device_that_is_lost_in_the_middle(lossy: DaemonProcess, way: str, make: Callable[..., np.ndarray]) -> None:
+def test_device_lost_during_a_copy(lossy: DaemonProcess, way: str, make: Callable[..., np.ndarray]) -> None:
     values = noise(40 * INLINE)
     host, out, first = make(values), make(np.zeros_like(values)), lossy.generation()
     with lossy.connect() as node:
@@ -238,7 +238,7 @@ def test_a_device_that_is_lost_in_the_middle(lossy: DaemonProcess, way: str, mak
 
 
 @pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
-def test_a_daemon_that_is_killed_in_the_middle(start_daemon: StartDaemon, make: Callable[..., np.ndarray]) -> None:
+def test_daemon_killed_during_a_copy(start_daemon: StartDaemon, make: Callable[..., np.ndarray]) -> None:
     daemon = start_daemon()
     values = noise(40 * INLINE)
     node = daemon.connect(timeout=2.0)
@@ -259,7 +259,7 @@ def test_a_daemon_that_is_killed_in_the_middle(start_daemon: StartDaemon, make: 
         node.close()
 
 
-def test_a_client_that_is_killed_leaves_no_memory_behind(brief: DaemonProcess) -> None:
+def test_killed_client_leaves_no_shared_memory(brief: DaemonProcess) -> None:
     program = (
         "import sys, time, numpy as np, hearth\n"
         "gpu = hearth.connect(sys.argv[1]).device(0)\n"
@@ -290,7 +290,7 @@ def test_memory_that_no_array_has_is_released(gpu: hearth.Device, daemon: Daemon
     wait_until(lambda: daemon.gauge("segment_bytes") < 100 * INLINE, "a release")
 
 
-def test_a_closed_node_leaves_pinned_arrays_as_they_are(daemon: DaemonProcess) -> None:
+def test_pinned_arrays_stay_valid_after_close(daemon: DaemonProcess) -> None:
     values = noise(3 * INLINE)
     host = pinned(values)
     with daemon.connect() as node:

@@ -52,7 +52,7 @@ def test_pinned_memory_is_one_command_and_needs_no_ring(gpu: hearth.Device) -> N
     assert live.ring.made == 0
 
 
-def test_ordinary_memory_goes_through_few_slots(gpu: hearth.Device) -> None:
+def test_ordinary_memory_uses_few_slots(gpu: hearth.Device) -> None:
     host = noise(70 * INLINE + 1)
     with moved(gpu, "write") as written:
         x = gpu.asarray(host)
@@ -110,7 +110,7 @@ def test_failing_connections_are_not_retried_for_ever(gpu: hearth.Device, monkey
     assert len(asked) == 3 and shared(gpu) is None
 
 
-def test_while_a_graph_is_recorded_a_copy_is_refused_at_once(gpu: hearth.Device) -> None:
+def test_copy_during_a_capture_is_refused_at_once(gpu: hearth.Device) -> None:
     host = pinned(noise(2 * INLINE))
     x = gpu.asarray(host)
     for copy in (lambda: x.set(host), lambda: x.set(host.copy()), lambda: x.get(out=host, blocking=False)):

@@ -102,7 +102,7 @@ def test_rows(sharing: Sharing) -> None:
     assert memory[:] == data
 
 
-def test_an_answer_comes_when_the_bytes_have_been_read_and_not_before(sharing: Sharing) -> None:
+def test_answer_comes_after_the_bytes_have_been_read(sharing: Sharing) -> None:
     """The memory is not released before either, although its client has released it and its connection has ended."""
     size, buffer = ANY_SIZE, sharing.allocate(ANY_SIZE)
     memory, data = sharing.shared.share(1, size), noise(size)
@@ -177,7 +177,7 @@ def test_cancelled_transfer_does_not_block_later_commands(sharing: Sharing, kind
     sharing.ask(c.Command(sync=c.Sync()))
 
 
-def test_a_session_that_ends_with_places_that_nothing_came_for(daemon: DaemonProcess, sharing: Sharing) -> None:
+def test_session_that_ends_with_unused_places(daemon: DaemonProcess, sharing: Sharing) -> None:
     sharing.shared.share(1, 64 * MIB)
     for transfer in range(1, 65):
         place(sharing.shared, (UP, DOWN)[transfer % 2], transfer, 1, MIB)
@@ -193,7 +193,7 @@ def test_number_of_waiting_places_is_bounded(sharing: Sharing, unharmed: None) -
     assert refused(sharing.shared, UP, 2000, 1, 1).reason == Reason.QUOTA_EXCEEDED
 
 
-def test_bytes_that_come_another_way_after_all(sharing: Sharing) -> None:
+def test_bytes_sent_over_another_path_after_a_place(sharing: Sharing) -> None:
     """The client did not learn that they were placed, and sends them: the shared memory is ignored."""
     raw, buffer, size = sharing.raw, sharing.allocate(MIB), MIB
     memory, data = sharing.shared.share(1, size), noise(size)

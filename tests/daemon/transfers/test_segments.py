@@ -145,7 +145,7 @@ def test_one_way_writes_are_in_the_order_of_their_stream(tidy: None, sharing: Sh
     assert result.read.data == bytes([63]) * 4096
 
 
-def test_an_answer_comes_when_the_bytes_have_been_read_and_not_before(tidy: None, sharing: Sharing) -> None:
+def test_answer_comes_after_the_bytes_have_been_read(tidy: None, sharing: Sharing) -> None:
     memory = sharing.shared.share(1, 4096)
     buffer = sharing.allocate(4096)
     stream = sharing.stream
@@ -164,7 +164,7 @@ def test_an_answer_comes_when_the_bytes_have_been_read_and_not_before(tidy: None
     assert sharing.raw.read(buffer, 4096) == b"2" * 4096
 
 
-def test_a_batch_of_single_calls_is_not_for_segments(tidy: None, sharing: Sharing) -> None:
+def test_single_calls_cannot_name_segments(tidy: None, sharing: Sharing) -> None:
     """Single calls contain their bytes."""
     sharing.shared.share(1, 4096)
     buffer = sharing.allocate(4096)
@@ -505,7 +505,7 @@ while True:
 """
 
 
-def test_a_client_that_is_killed_in_the_middle(daemon: DaemonProcess, unharmed: None, tidy: None) -> None:
+def test_client_killed_during_a_copy(daemon: DaemonProcess, unharmed: None, tidy: None) -> None:
     root = str(ROOT)
     for delay in (0.0, 0.02, 0.1):
         child = subprocess.Popen(
@@ -552,7 +552,7 @@ def test_no_more_connections_than_a_session_needs(daemon: DaemonProcess, sharing
     sharing.shared.share(1, 4096)
 
 
-def test_two_clients_at_once_have_their_own_bytes(daemon: DaemonProcess, tidy: None) -> None:
+def test_concurrent_clients_get_their_own_bytes(daemon: DaemonProcess, tidy: None) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     def client(seed: int) -> bool:

@@ -115,7 +115,7 @@ extern "C" __global__ void copies(const unsigned char* a, unsigned char* x, unsi
 """
 
 
-def test_a_dispatch_whose_outputs_go_by_different_ways(gpu: hearth.Device) -> None:
+def test_dispatch_with_outputs_over_different_paths(gpu: hearth.Device) -> None:
     """Over stripes, by a Download stream, and inside the answer, in every order of the outputs."""
     copies, a = gpu.RawKernel(COPIES, "copies"), values(10 * MIB)
     for sizes in itertools.permutations((10 * MIB, 3 * MIB, 1000)):
@@ -127,7 +127,7 @@ def test_a_dispatch_whose_outputs_go_by_different_ways(gpu: hearth.Device) -> No
             assert (out == a[: out.size] + more).all()
 
 
-def test_the_order_of_the_stream_holds(gpu: hearth.Device) -> None:
+def test_transfers_keep_the_order_of_the_stream(gpu: hearth.Device) -> None:
     """Many writes to one buffer, each with a read behind it."""
     x = gpu.empty(10 * MIB, np.uint8)
     for seed in range(6):
@@ -138,7 +138,7 @@ def test_the_order_of_the_stream_holds(gpu: hearth.Device) -> None:
         assert (y.get() == host).all() and (x.get() == seed).all()
 
 
-def test_many_at_once(daemon: DaemonProcess) -> None:
+def test_many_concurrent_transfers(daemon: DaemonProcess) -> None:
     """Threads of one client, on separate streams and on the same one, in both directions."""
     failures: list[BaseException] = []
     with connect(daemon.grpc) as node:
@@ -200,7 +200,7 @@ def test_daemon_without_stripes(start_daemon: StartDaemon) -> None:
         assert stripes_of(node.device(0)).inspect().refused and live(node.device(0)) == 0
 
 
-def test_a_download_in_time_or_not_at_all(lossy: DaemonProcess, by_way_of: Any) -> None:
+def test_download_timeout_during_a_stall(lossy: DaemonProcess, by_way_of: Any) -> None:
     with connect(lossy.grpc) as node, Cutter(lossy.lanes) as cutter:
         by_way_of(node, cutter)
         gpu = node.device(0)

@@ -84,7 +84,7 @@ def test_upload_over_a_raw_stripe(stream: Execute, stripe: StripeEnd, raw: Raw) 
     assert raw.read(BUFFER, SIZE) == host and not stream.failures()
 
 
-def test_a_chunk_that_comes_twice(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
+def test_repeated_chunk(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
     """The first of the two is used."""
     host = data()
     stripe.announce(Kind.UPLOAD, TRANSFER)
@@ -116,7 +116,7 @@ def test_download_over_a_raw_stripe(stream: Execute, stripe: StripeEnd) -> None:
     assert response.result.read.size == SIZE
 
 
-def test_chunks_that_were_never_taken_come_again(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
+def test_unacknowledged_chunks_are_sent_again(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
     with StripeEnd(open_bulk(raw, stream)).live() as other:
         other.announce(Kind.DOWNLOAD, TRANSFER)
         read(stream)
@@ -132,7 +132,7 @@ def test_chunks_that_were_never_taken_come_again(stream: Execute, stripe: Stripe
         pass
 
 
-def test_the_rest_by_grpc(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
+def test_rest_of_a_transfer_over_grpc(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
     """A transfer that was started on a stripe is continued by Upload, from its first byte."""
     from hearth_proto.v1 import device_pb2
 

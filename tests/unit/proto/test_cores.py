@@ -24,7 +24,7 @@ def test_missing_control_groups_set_no_bound(tmp_path: Path) -> None:
     assert quota(str(tmp_path), str(tmp_path / "none")) == math.inf
 
 
-def test_the_tightest_group_on_the_way_counts(tmp_path: Path) -> None:
+def test_tightest_control_group_counts(tmp_path: Path) -> None:
     groups = tmp_path / "groups"
     groups.write_text("1:cpu:/other\n0::/kube/pod/box\n")
     for path, text in (("", "max 100000"), ("kube", "400000 100000"), ("kube/pod", "150000 100000")):

@@ -85,7 +85,7 @@ def ends() -> Iterator[tuple[Pipe, socket.socket]]:
 
 
 @given(st.lists(st.integers(0, 70_000), min_size=1, max_size=8), st.lists(st.integers(1, 60_000), min_size=1))
-def test_bytes_come_whole_whatever_the_cuts(parts: list[int], cuts: list[int]) -> None:
+def test_bytes_cut_anywhere_arrive_completely(parts: list[int], cuts: list[int]) -> None:
     data = [os.urandom(size) for size in parts]
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -152,7 +152,7 @@ def test_a_tenants_weight_is_shared_out_among_its_sessions(tenants: dict[str, tu
 
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0.1, 20.0), st.integers(2, 4))
-def test_the_more_urgent_go_first_and_leave_a_little_to_each_class_below(cost: float, classes: int) -> None:
+def test_urgent_classes_run_first_and_leave_a_share_to_each_lower_class(cost: float, classes: int) -> None:
     fair: HierarchicalRoundRobin[int] = HierarchicalRoundRobin(QUANTUM)
     for priority in range(classes):
         fair.enter(priority, priority=priority)

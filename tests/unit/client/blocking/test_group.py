@@ -190,7 +190,7 @@ def test_each_side_of_a_pair_is_sent_alone_and_counts(
     assert (list(other.devices), other.sequence, other.operations[0].peer) == ([0, 2], 1, 0)
 
 
-def test_nothing_is_sent_as_something(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
+def test_empty_messages_are_sent_as_empty_parts(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
     """A send of an empty array is submitted, so that the receiver, which cannot know that it is empty, gets an
     error."""
     turned.send(turned.devices[0].zeros(0), to=1)

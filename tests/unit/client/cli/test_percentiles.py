@@ -20,7 +20,7 @@ def test_quantiles_are_numpys(values: list[float], share: float) -> None:
 
 
 @given(samples)
-def test_percentiles_go_from_good_to_bad(values: list[float]) -> None:
+def test_percentiles_are_ordered_from_better_to_worse(values: list[float]) -> None:
     times, rates = Percentiles.of(values, "lower"), Percentiles.of(values, "higher")
     assert times.p50 <= times.p90 <= times.p99 <= max(values)
     assert rates.p50 >= rates.p90 >= rates.p99 >= min(values)

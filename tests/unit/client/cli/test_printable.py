@@ -54,7 +54,7 @@ def test_cut_text_ends_with_dots() -> None:
     assert fit("\u65e5\u672c\u8a9e\u65e5\u672c\u8a9e", 8) == "\u65e5\u672c..." and fit("abcd", 2) == "ab"
 
 
-def test_columns_of_a_table_stand_below_each_other() -> None:
+def test_columns_of_a_table_are_aligned() -> None:
     rows = [["\u65e5\u672c\u8a9e", "1"], ["abc", "22"]]
     lines = table(["NAME", "N"], rows, frozenset({1})).splitlines()
     assert len({width(line) for line in lines}) == 1 and lines[1].endswith(" 1")

@@ -130,7 +130,7 @@ def test_frame_fits_any_terminal(columns: int, rows: int) -> None:
         assert sum(line.startswith("... ") for line in text) == 2, "of devices, and of sessions"
 
 
-def test_a_long_name_gives_way_where_columns_are_few() -> None:
+def test_long_names_are_cut_on_narrow_terminals() -> None:
     named = document(9, [device(0, name="NVIDIA H200 with a very long name", detail="")], [])
     assert "..." not in shown(frame(None, named, at=0.0, columns=200), 200)[4].split("serving")[1]
     assert "NVIDIA H200 with a very l..." in shown(frame(None, named, at=0.0, columns=72), 72)[5]
@@ -193,7 +193,7 @@ def test_clients_of_one_name_are_shown_with_host_and_pid() -> None:
     assert "w (box:7)" in lines.sessions(of_pid, {})[1].text
 
 
-def test_a_daemon_that_is_gone_is_said_to_be() -> None:
+def test_absent_daemon_is_reported_in_the_frame() -> None:
     lines = frame(None, NOW, gone=Gone("no daemon\x1b answers: " + "word " * 30, 1000.0), at=1065.5, columns=60)
     assert (
         "box: unreachable since" in lines[0].text

@@ -249,7 +249,7 @@ def test_generated_modules_are_imported_at_their_first_use() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_threads_that_use_one_first_find_the_same() -> None:
+def test_concurrent_first_uses_get_the_same_module() -> None:
     stands: Any = type(later.commands_pb2)
     fresh = stands("hearth_proto.v1.commands_pb2")
     found: list[Any] = []

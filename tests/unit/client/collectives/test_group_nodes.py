@@ -140,7 +140,7 @@ def test_rebuild_with_an_absent_daemon_fails(daemons: list[GroupDaemon], nodes: 
     assert not daemons[0].groups and not daemons[2].groups
 
 
-def test_sequences_begin_anew_with_a_rebuilt_group(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> None:
+def test_rebuilt_group_restarts_its_sequence(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> None:
     group = hearth.Group([node.device(0) for node in nodes])
     arrays = [device.ones(4) for device in group.devices]
     group.all_reduce(arrays)
@@ -187,7 +187,7 @@ def test_pairs_over_daemons_are_formed_once(daemons: list[GroupDaemon], nodes: l
     assert not any(daemon.groups for daemon in daemons)
 
 
-def test_two_ranks_need_no_group_but_their_own(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> None:
+def test_group_of_two_ranks_needs_no_pair_group(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> None:
     group = hearth.Group([nodes[0].device(0), nodes[1].device(0)])
     x, y = (device.ones(4) for device in group.devices)
     group.send(x, to=1)

@@ -118,7 +118,7 @@ def test_credentials_sent_when_a_session_opens(tmp_path: Path) -> None:
     assert opening(Credentials(), near) == (), "no listener is left: the daemon says what is missing"
 
 
-def test_a_socket_that_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
+def test_silent_identity_socket_is_not_waited_for(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(identity_path(f"{tmp_path}/h.sock"))
         listener.listen()

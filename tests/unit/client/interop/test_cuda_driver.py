@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -45,27 +46,32 @@ class Library:
         return [name.removeprefix("cuMem") for name in self.calls if name.startswith("cuMem")]
 
 
-def _set(value: int) -> Callable[..., None]:
+def _pointed(reference: Any, kind: Any) -> Any:
+    """Returns the object that a `ctypes.byref` refers to."""
+    return ctypes.cast(reference, ctypes.POINTER(kind)).contents
+
+
+def _set(value: int, kind: Any = ctypes.c_void_p) -> Callable[..., None]:
     def answer(to: Any, *_: Any) -> None:
-        to._obj.value = value
+        _pointed(to, kind).value = value
 
     return answer
 
 
 def _device(to: Any, ordinal: int) -> None:
-    to._obj.value = ordinal
+    _pointed(to, ctypes.c_int).value = ordinal
 
 
 def _uuid(to: Any, device: Any) -> None:
-    to._obj.bytes[:] = UUIDS[device.value]
+    _pointed(to, ctypes.c_ubyte * 16)[:] = UUIDS[device.value]
 
 
 def _name(status: int, to: Any) -> None:
-    to._obj.value = b"CUDA_ERROR_OUT_OF_MEMORY"
+    _pointed(to, ctypes.c_char_p).value = b"CUDA_ERROR_OUT_OF_MEMORY"
 
 
 _ANSWERS: dict[str, Callable[..., None]] = {
-    "cuDeviceGetCount": _set(2),
+    "cuDeviceGetCount": _set(2, ctypes.c_int),
     "cuDeviceGet": _device,
     "cuDeviceGetUuid_v2": _uuid,
     "cuDevicePrimaryCtxRetain": _set(CONTEXT),
@@ -85,8 +91,8 @@ def test_mapped_and_unmapped() -> None:
     assert library.mapping == ["ImportFromShareableHandle", "AddressReserve", "Map", "SetAccess", "Release"]
     assert library.seen["cuMemImportFromShareableHandle"][1:] == (5, 1)
     assert library.seen["cuMemMap"] == (ADDRESS, 4096, 0, HANDLE, 0)
-    access = library.seen["cuMemSetAccess"][2]._obj
-    assert (access.location.type, access.location.id, access.flags) == (1, 1, 3)
+    access = _pointed(library.seen["cuMemSetAccess"][2], ctypes.c_int * 3)  # location.type, location.id, flags
+    assert list(access) == [1, 1, 3]
     assert (mapping.address, mapping.dlpack_device, mapping.cuda) == (ADDRESS, (2, 1), True)
     del library.calls[:]
     mapping.close()

@@ -130,7 +130,7 @@ def test_unsupported_argument_is_named(arg: Any, words: str) -> None:
     assert caught.value.fix and caught.value.details["argument"] == "1"
 
 
-def test_an_int_that_does_not_fit_says_so() -> None:
+def test_int_out_of_range_is_reported() -> None:
     signature = arguments.signature((1, 2))
     for value in (2**63, 2**64, -(2**63) - 1):
         with pytest.raises(hearth.LaunchError, match=rf"argument 1 is {value}; .*64-bit") as caught:

@@ -129,7 +129,7 @@ def test_tensor_map_is_destroyed_with_its_last_reference_and_keeps_its_array_unt
     assert [list(each.free.buffers) for each in kinds if each.HasField("free")] == [[memory]]
 
 
-def test_freed_by_hand(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) -> None:
+def test_explicit_free_destroys_the_tensor_map(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) -> None:
     tile = gpu.zeros((8, 32), np.float32).tensor_map((8, 32))
     assert tile.array.shape == (8, 32) and "freed" not in repr(tile)
     tile.free()

@@ -90,7 +90,7 @@ def test_sender_is_woken_once_until_it_polls(work: Attachment) -> None:
     end(work, sender)
 
 
-def test_a_stream_that_was_left_sends_nothing_more(work: Attachment) -> None:
+def test_replaced_stream_sends_nothing(work: Attachment) -> None:
     first = Sender(work)
     attach(work)
     assert wait_for(lambda: work.inspect().sender_waits)
@@ -123,7 +123,7 @@ def test_unsent_work_is_sent_after_a_break(work: Attachment) -> None:
     end(work, second)
 
 
-def test_work_that_waits_for_a_lane_goes_when_none_comes(work: Attachment) -> None:
+def test_work_waiting_for_a_lane_is_sent_without_one(work: Attachment) -> None:
     sender = Sender(work)
     assert wait_for(lambda: work.inspect().sender_waits)
     work.hold()

@@ -35,7 +35,7 @@ def wait_for(condition: Any, seconds: float = 5.0) -> bool:
     return bool(condition())
 
 
-def test_a_lone_command_goes_at_once(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+def test_single_command_is_sent_at_once(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     f = kernel(gpu)
     f(*ONE, ())
     assert wait_for(lambda: daemon.records)
@@ -227,7 +227,7 @@ def test_every_waiting_thread_gets_a_loss(gpu: hearth.Device, daemon: FakeDaemon
     assert outcomes == [hearth.DeviceLostError] * 4
 
 
-def test_a_transfer_under_way_ends_with_the_device(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+def test_running_transfer_ends_with_the_device(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     x = gpu.zeros(1 << 20)
     gpu.synchronize()
     daemon.lose_on = "read"
@@ -244,7 +244,7 @@ def test_attach_waits_for_a_starting_device(gpu: hearth.Device, daemon: FakeDaem
     assert daemon.attaches == 4
 
 
-def test_a_device_that_does_not_come_back(daemon: FakeDaemon) -> None:
+def test_device_that_is_not_restarted_in_time(daemon: FakeDaemon) -> None:
     with hearth.connect(daemon.target, timeout=0.3) as node:
         daemon.refuse_attach = [reasons.Refusal(reasons.Reason.DEVICE_LOST, "starting", retry_after_s=0.1)] * 30
         with pytest.raises(hearth.DeviceLostError, match="starting"):

@@ -34,7 +34,7 @@ def test_output_goes_to_the_callback(capsys: pytest.CaptureFixture[str]) -> None
     assert seen == ["x"] and capsys.readouterr().out == "y"
 
 
-def test_a_callback_that_raises_is_warned_of_and_the_next_text_still_comes() -> None:
+def test_failing_callback_is_warned_of_and_still_called_for_the_next_text() -> None:
     output, seen = KernelOutput(), []
 
     def callback(text: str) -> None:
@@ -51,7 +51,7 @@ def test_a_callback_that_raises_is_warned_of_and_the_next_text_still_comes() -> 
 
 
 @pytest.mark.parametrize("stdout", [None, "closed"])
-def test_without_a_stdout_nothing_happens(monkeypatch: pytest.MonkeyPatch, stdout: str | None) -> None:
+def test_missing_stdout_is_ignored(monkeypatch: pytest.MonkeyPatch, stdout: str | None) -> None:
     stream = None if stdout is None else open(__file__)  # noqa: PTH123, SIM115
     if stream is not None:
         stream.close()

@@ -62,7 +62,7 @@ def ask() -> commands_pb2.Command:
     return commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage())
 
 
-def test_work_goes_over_the_lane(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_work_is_sent_over_the_lane(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     x = gpu.zeros(3)
     x.fill(2)
     assert x.get().sum() == 6
@@ -97,7 +97,7 @@ def test_waiting_work_is_sent_before_the_threads_of_the_lane_start(monkeypatch: 
     assert (sent, sent_before) == ([1], [1, 1])
 
 
-def test_lone_work_goes_at_once_and_much_goes_together(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_single_work_is_sent_at_once_and_much_work_is_batched(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     gpu.synchronize()
     work = attachment(gpu)
     before = len(daemon.batches)
@@ -152,7 +152,7 @@ def test_submission_does_not_wait_for_the_sending_thread(daemon: LaneDaemon, gpu
 
 
 @pytest.mark.parametrize("flaw", ["silent", "no_path", "no_ticket", "no_listener"])
-def test_without_a_lane_work_goes_over_the_stream(
+def test_work_is_sent_over_the_stream_without_a_lane(
     daemon: LaneDaemon, monkeypatch: pytest.MonkeyPatch, flaw: str, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(transports, "open_lane", partial(open_lane, seconds=0.05))
@@ -409,7 +409,7 @@ def test_closed_node_leaves_no_threads(daemon: LaneDaemon) -> None:
     gc.collect()
 
 
-def test_descriptors_are_given_back(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_descriptors_of_lanes_are_closed(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     def open_lanes() -> int:
         channel = attachment(gpu).channel
         return 0 if channel is None else channel.lane.fileno()

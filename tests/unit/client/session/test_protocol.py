@@ -151,7 +151,7 @@ def test_consecutive_launches_share_a_command() -> None:
     assert [len(command.launches) for command in sent.commands] == [192, 0, 64]
 
 
-def test_large_commands_go_in_batches_of_their_own() -> None:
+def test_large_commands_are_sent_in_separate_batches() -> None:
     session = attached(Session(Limits()))
     for _ in range(3):
         session.add(commands_pb2.Command(write=commands_pb2.Write(data=bytes(BATCH_BYTES - 100))).SerializeToString())
@@ -188,7 +188,7 @@ def test_reattach_continues_the_batch_numbers() -> None:
 
 
 @pytest.mark.parametrize("response", [ack(1), result(5), device_pb2.ExecuteResponse(attached=device_pb2.Attached())])
-def test_answers_to_nothing_break_the_protocol(response: device_pb2.ExecuteResponse) -> None:
+def test_unexpected_answers_are_protocol_errors(response: device_pb2.ExecuteResponse) -> None:
     session = attached(Session(Limits()))
     session.receive(response)
     assert session.fail_later is not None and session.fail_later.reason == "MALFORMED_MESSAGE"

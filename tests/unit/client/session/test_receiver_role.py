@@ -262,7 +262,7 @@ def test_responses_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment
         gpu.synchronize()
 
 
-def test_lone_work_goes_though_a_wait_was_expected(daemon: LaneDaemon, work: Attachment) -> None:
+def test_work_is_sent_without_the_expected_wait(daemon: LaneDaemon, work: Attachment) -> None:
     channel, last = work.channel, 0
     assert channel is not None
     while last < 30 or not channel.inspect().expects_request:
@@ -289,7 +289,7 @@ def test_a_launch_and_a_wait_are_one_message(daemon: LaneDaemon, work: Attachmen
 
 
 @pytest.mark.parametrize("timing", [{"tick": 60.0, "idle": 60.0, "soon": -1.0}], indirect=True)
-def test_acks_that_open_the_window_come_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment) -> None:
+def test_acks_open_the_window_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment) -> None:
     """Work that is left for an ack continues right after a wait, whichever thread had the role, and not only at the
     next tick or when the sending thread checks by itself. None is left for a request, which goes with a tick."""
     for start in range(1, 1001, 10):

@@ -132,7 +132,7 @@ def test_ended_session_is_detected_by_a_new_attach(watched: Watched) -> None:
     assert watched.given_up == ["it has ended"]
 
 
-def test_an_older_daemon_is_asked_once(watched: Watched) -> None:
+def test_older_daemon_is_queried_once(watched: Watched) -> None:
     watched.says = hearth.UnsupportedError("no such call", reason="UNSUPPORTED")
     watched.pass_(200)
     assert len(watched.asked) == 1 and not watched.given_up
@@ -173,7 +173,7 @@ def forgetful() -> Iterator[Forgetful]:
 
 
 @pytest.mark.parametrize("lanes", [True, False])
-def test_an_answer_that_was_lost_comes_again(forgetful: Forgetful, lanes: bool) -> None:
+def test_lost_answer_is_sent_again(forgetful: Forgetful, lanes: bool) -> None:
     forgetful.offers = lanes
     with hearth.connect(forgetful.target) as node:
         connection = connection_of(node.device(0))

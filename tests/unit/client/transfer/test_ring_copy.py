@@ -299,7 +299,7 @@ def test_lost_connection_leaves_all_bytes_to_other_paths() -> None:
 
 @pytest.mark.parametrize("way", [upload, download])
 @pytest.mark.parametrize("at", [1, 7])
-def test_an_interruption_leaves_no_slot_behind(way: Any, at: int) -> None:
+def test_interrupted_copy_returns_its_slots(way: Any, at: int) -> None:
     calls = 0
 
     def interrupt(done: int, total: int) -> None:
@@ -327,7 +327,7 @@ class Interrupting(np.ndarray):
         super().__setitem__(index, value)
 
 
-def test_an_interruption_while_a_piece_is_copied_leaves_no_slot_behind() -> None:
+def test_interrupt_during_a_piece_returns_its_slot() -> None:
     with device(20 * EACH) as gpu:
         with pytest.raises(KeyboardInterrupt):
             download(gpu, BufferPart(0, 1, 0), np.zeros(20 * EACH, np.uint8).view(Interrupting))

@@ -103,7 +103,7 @@ def test_a_channel_is_left_when_its_connection_broke() -> None:
         line.channel()
 
 
-def test_a_daemon_that_is_certainly_gone(tmp_path: Path) -> None:
+def test_absent_daemon_is_detected_by_its_socket(tmp_path: Path) -> None:
     path = tmp_path / "hearth.sock"
     transport = GrpcTransport(f"unix:{path}", loopback=True)
     assert transport.absent()

@@ -65,7 +65,7 @@ def test_a_segment_is_found_by_any_part_of_it_and_nothing_else() -> None:
     assert known.find(address_of(memoryview(bytes(100))), 100) is None
 
 
-def test_a_segment_that_is_gone_is_found_no_more_and_leaves_nothing() -> None:
+def test_released_segment_is_not_found_and_leaves_no_entry() -> None:
     known = KnownSegments()
     segment = Segment(1 << 16)
     known.add(segment)
@@ -168,7 +168,7 @@ def test_cached_memory_is_bounded_and_can_be_trimmed() -> None:
     assert descriptors() == before
 
 
-def test_spoiled_memory_is_never_used_again() -> None:
+def test_invalidated_memory_is_never_reused() -> None:
     pool = SegmentPool()
     lease = pool.lease(4 << 20)
     place = memory_segments.known.find(lease.__array_interface__["data"][0], 4 << 20)

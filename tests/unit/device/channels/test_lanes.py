@@ -194,7 +194,7 @@ def test_a_window_that_was_full_is_used_again(rig: Laned) -> None:
     assert [client.response().result.request for _ in range(2, 31)] == list(range(2, 31))
 
 
-def test_batches_that_come_again_hold_no_place(rig: Laned) -> None:
+def test_repeated_batches_use_no_window(rig: Laned) -> None:
     rig.prepare()
     client = rig.lane(max_batches=2, max_unacked_bytes=1 * KIB)
     client.batch(add(5))
@@ -311,7 +311,7 @@ def test_a_lane_that_was_handed_over_before_its_end_is_ended(rig: Laned) -> None
         assert [frame.kind for frame in client.rest()] in ([Kind.LIVE], [])
 
 
-def test_a_channel_may_be_opened_behind_its_lane(rig: Laned) -> None:
+def test_channel_may_be_opened_after_its_lane(rig: Laned) -> None:
     client = rig.hand_over(7)
     client.batch(sync(1))
     rig.barrier()
@@ -362,7 +362,7 @@ def test_malformed_message_closes_its_descriptors(rig: Laned, body: dict[str, An
     rig.lane()
 
 
-def test_a_front_that_does_not_listen_holds_lanes_up(rig: Laned) -> None:
+def test_unresponsive_front_blocks_lanes(rig: Laned) -> None:
     """Checks that copies for a front that does not read do not accumulate. The client's reports of received answers
     also go to the front."""
     client = rig.lane()
@@ -425,9 +425,7 @@ def shared() -> Iterator[Laned]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEPS, min_size=1, max_size=30), st.integers(0, 1000), st.lists(st.integers(1, 200), min_size=1))
-def test_however_the_bytes_are_cut_each_batch_runs_once(
-    shared: Laned, steps: list[Step], sent: int, sizes: list[int]
-) -> None:
+def test_batches_cut_at_any_byte_run_once(shared: Laned, steps: list[Step], sent: int, sizes: list[int]) -> None:
     """Sends a lane's bytes in pieces of any size and cuts the lane after `sent` thousandths; all batches are sent again
     over the link."""
     base = shared.end_lane()

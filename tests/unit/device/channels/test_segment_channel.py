@@ -216,7 +216,7 @@ def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:segment")
 
 
-def test_pages_are_locked_in_parts_on_a_thread_of_their_own(start: Start) -> None:
+def test_pages_are_locked_in_parts_on_a_separate_thread(start: Start) -> None:
     rig = start()
     client = rig.connect()
     size = 2 * PART + 4096
@@ -434,7 +434,7 @@ def test_busy_device_is_made_idle_to_unlock_pages(start: Start) -> None:
 
 
 @pytest.mark.parametrize("way", [write, read])
-def test_a_copy_that_the_driver_refuses_in_the_middle(start: Start, way: Callable[..., dict[str, Any]]) -> None:
+def test_copy_refused_by_the_driver_after_some_parts(start: Start, way: Callable[..., dict[str, Any]]) -> None:
     rig = start()
     client = rig.connect()
     size = 2 * PART
@@ -457,7 +457,7 @@ def test_a_copy_that_the_driver_refuses_in_the_middle(start: Start, way: Callabl
     rig.settled()
 
 
-def test_a_session_that_ends_with_copies_under_way_and_others_to_come(start: Start) -> None:
+def test_session_that_ends_with_running_and_queued_copies(start: Start) -> None:
     rig = start()
     client = rig.connect()
     memory = client.share(1, MIB)
@@ -512,7 +512,7 @@ def test_files_whose_close_blocks_delay_nothing(start: Start, monkeypatch: pytes
     rig.settled()
 
 
-def test_a_connection_that_comes_before_its_channel(start: Start) -> None:
+def test_connection_that_arrives_before_its_channel(start: Start) -> None:
     """Checks a connection that arrives first, which is possible because the two sockets are not ordered."""
     rig = start()
     early = rig.hand_over(channel=5)
@@ -527,7 +527,7 @@ def test_a_connection_that_comes_before_its_channel(start: Start) -> None:
     rig.until(Kind.CLOSED)
 
 
-def test_a_connection_that_comes_behind_its_channel(start: Start) -> None:
+def test_connection_that_arrives_after_its_channel(start: Start) -> None:
     """Checks a connection that arrives after the session has ended."""
     rig = start()
     rig.send(Kind.OPEN, b"{}", channel=3)

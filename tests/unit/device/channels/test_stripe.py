@@ -157,7 +157,7 @@ def test_stalled_client_loses_staging_memory_and_continues_on_another_stripe(mak
         each.close()
 
 
-def test_a_stripe_that_comes_before_its_session(make: Make) -> None:
+def test_stripe_that_arrives_before_its_session(make: Make) -> None:
     rig = make(64 << 20, 64 << 20)
     ours, theirs = socket.socketpair()
     files = [theirs.detach()]

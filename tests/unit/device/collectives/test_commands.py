@@ -116,7 +116,7 @@ def test_the_same_number_twice(rig: PeerRig) -> None:
     assert rig.hear("present")["devices"] == [1, 0]
 
 
-def test_nothing_to_do_is_matched_all_the_same(rig: PeerRig) -> None:
+def test_empty_operations_are_matched(rig: PeerRig) -> None:
     peer = rig.join()
     nothing = c.Collective(devices=(0, 1), sequence=1)
     rig.batch(c.Command(collective=nothing), collective(2, operation(count=0)))
@@ -147,7 +147,7 @@ def test_work_queued_behind_a_barrier_waits(rig: PeerRig) -> None:
 
 
 @pytest.mark.parametrize("follows", [False, True], ids=["without", "with"])
-def test_work_behind_a_sync_collective_waits_whatever_its_buffers(rig: PeerRig, follows: bool) -> None:
+def test_all_work_behind_a_synchronous_collective_waits(rig: PeerRig, follows: bool) -> None:
     """Checks that the command orders a read after the operation, which does not use buffer 2."""
     peer = rig.join()
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
@@ -407,7 +407,7 @@ def test_operations_behind_a_group_over_daemons_are_not_presented(rig: PeerRig) 
 
 
 @pytest.mark.parametrize("whose", [{}, {"group": bytes(range(16))}], ids=["devices", "group"])
-def test_a_rank_that_will_not_come_says_so(rig: PeerRig, whose: dict[str, Any]) -> None:
+def test_rank_that_cannot_take_part_reports_it(rig: PeerRig, whose: dict[str, Any]) -> None:
     rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
     rig.batch(collective(1, operation(destination=9), **whose), collective(2, operation(count=17), **whose))
     first, second = rig.hear("withdraw"), rig.hear("withdraw")

@@ -98,7 +98,7 @@ def test_a_communicator_that_has_failed(rig: PeerRig) -> None:
     assert rig.reason(sync) == Reason.COMMUNICATOR_FAILED
 
 
-def test_nothing_is_answered_before_the_outcome(rig: PeerRig) -> None:
+def test_answers_wait_for_the_outcome(rig: PeerRig) -> None:
     """Checks the state in which the device has completed the work, and its outcome is not known yet."""
     two_streams(rig)
     peer = launched(rig)

@@ -53,7 +53,7 @@ def started(messages: int = UNANSWERED) -> Desk:
     return desk
 
 
-def test_a_lone_operation_goes_at_once() -> None:
+def test_single_operation_is_sent_at_once() -> None:
     desk = started(1)
     desk.answered = 1
     desk.add()
@@ -76,7 +76,7 @@ def test_operations_gathered_during_two_unanswered_messages_are_sent_as_one() ->
     assert desk.settle() == [3]
 
 
-def test_nothing_is_kept_for_long() -> None:
+def test_operations_are_kept_only_briefly() -> None:
     desk = started()
     desk.add()
     assert desk.settle() == []
@@ -121,7 +121,7 @@ def test_operations_of_other_devices_or_sessions_are_sent_at_once() -> None:
         assert desk.settle() == [1, 1]
 
 
-def test_operations_that_differ_are_kept_together_and_sent_each_by_itself() -> None:
+def test_different_operations_are_kept_together_and_sent_separately() -> None:
     desk = started()
     desk.add(2)
     desk.add(2, [{"kind": "broadcast"}])

@@ -109,7 +109,7 @@ def test_tables_that_do_not_fit_are_refused() -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 63), st.binary(min_size=1, max_size=8))
-def test_nothing_but_a_refusal_comes_of_damage(tail: bytes, at: int, patch: bytes) -> None:
+def test_damaged_images_only_raise_refusals(tail: bytes, at: int, patch: bytes) -> None:
     damaged = bytearray(CUBIN)
     damaged[at : at + len(patch)] = patch
     for code in (

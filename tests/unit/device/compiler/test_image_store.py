@@ -9,7 +9,7 @@ from hearthd.device.backend.compiler import Assembly, Image, Job, Source
 from hearthd.device.compiler.image_store import ImageStore
 
 
-def test_the_one_used_longest_ago_goes() -> None:
+def test_least_recently_used_image_is_evicted() -> None:
     store = ImageStore(entries=2)
     jobs: list[Job] = [Source("a"), Source("b"), Assembly(b"c")]
     store.put(jobs[0], Image(b"A"))
@@ -33,7 +33,7 @@ def test_bytes_count_as_well_as_entries() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 400)), max_size=60))
-def test_the_sum_is_right_whatever_is_put(steps: list[tuple[int, int]]) -> None:
+def test_total_size_is_exact_after_any_sequence(steps: list[tuple[int, int]]) -> None:
     store = ImageStore(entries=4, size=1000)
     for name, size in steps:
         store.put(Source(str(name)), Image(bytes(size)))

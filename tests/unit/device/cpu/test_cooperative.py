@@ -97,7 +97,7 @@ def _stepped(kernels: Kernels, start: np.ndarray, rounds: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("grid", [(1,), (7,), (4, 2, 2), (32,)])
-def test_a_grid_that_meets_equals_one_launch_a_step(kernels: Kernels, grid: tuple[int, ...]) -> None:
+def test_synchronising_grid_equals_one_launch_for_each_step(kernels: Kernels, grid: tuple[int, ...]) -> None:
     n = int(np.prod(grid)) * 64 - 5
     start = np.random.default_rng(0).integers(0, 1000, n).astype(np.int32)
     a, b = start.copy(), np.zeros_like(start)
@@ -112,7 +112,7 @@ def test_shared_memory_stays_with_its_block(kernels: Kernels) -> None:
     np.testing.assert_array_equal(out, -(block * 1000 + 63 - thread))
 
 
-def test_blocks_that_wait_for_each_other_by_hand(kernels: Kernels) -> None:
+def test_blocks_that_synchronise_through_memory(kernels: Kernels) -> None:
     count, out = np.zeros(1, np.uint32), np.zeros(24 * 33, np.int32)
     kernels("own_barrier", 24, 33, count, out, cooperative=True)
     np.testing.assert_array_equal(out, 24)
@@ -131,7 +131,7 @@ def test_a_grid_is_valid_in_a_cooperative_launch_only(kernels: Kernels, cooperat
     np.testing.assert_array_equal(out, int(cooperative))
 
 
-def test_launches_at_once_do_not_meet_each_other(kernels: Kernels) -> None:
+def test_concurrent_launches_do_not_synchronise_with_each_other(kernels: Kernels) -> None:
     start = np.arange(8 * 64, dtype=np.int32)
     wanted = _stepped(kernels, start, 20)
     results = [(start.copy(), np.zeros_like(start)) for _ in range(4)]
@@ -168,7 +168,7 @@ def image(kernels: Kernels, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("mixed", True, 4, "grid.sync() in some threads of a block, __syncthreads() in others"),
     ],
 )
-def test_a_grid_that_cannot_meet_ends_the_process(
+def test_grid_that_cannot_synchronise_ends_the_process(
     image: Path, name: str, cooperative: bool, block: int, message: str
 ) -> None:
     script = f"""

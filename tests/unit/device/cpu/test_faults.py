@@ -64,14 +64,14 @@ def test_a_stack_overflow_in_a_fiber_ends_the_process(image: Path) -> None:
     assert process.returncode == -signal.SIGSEGV
 
 
-def test_trap_aborts_and_says_where(image: Path) -> None:
+def test_trap_aborts_with_its_location(image: Path) -> None:
     process = child(image, "module.function('trap').launch((1, 1, 1), (8, 1, 1), 0, good)")
     out, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGABRT
     assert "__trap()" in err and "thread: [3,0,0]" in err and "before" in out
 
 
-def test_a_failed_assertion_aborts_and_says_where(image: Path) -> None:
+def test_failed_assertion_aborts_with_its_location(image: Path) -> None:
     process = child(image, "module.function('check').launch((1, 1, 1), (8, 1, 1), 0, struct.pack('=i', 5))")
     _, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGABRT

@@ -116,7 +116,7 @@ def test_a_library_that_is_broken(communicators: CpuCommunicators, held: HeldCom
         rank.close()
 
 
-def test_a_cache_that_is_gone(communicators: CpuCommunicators, held: HeldCompiler, toolchain: Toolchain) -> None:
+def test_missing_cache_directory(communicators: CpuCommunicators, held: HeldCompiler, toolchain: Toolchain) -> None:
     """Checks that a cache that the operating system refuses fails the operation."""
     held.go_on(1)
     ranks = pair_of(communicators)

@@ -185,7 +185,7 @@ def test_kernels_are_assigned_to_the_commands_that_launched_them() -> None:
     assert activity.collect([11, 12]) == [] and not log.lines
 
 
-def test_two_traces_at_once_get_their_own_and_do_not_force_each_others_records_out() -> None:
+def test_concurrent_traces_get_their_own_records() -> None:
     cupti = FakeCupti()
     activity = KernelActivity(cupti, Log())
     activity.start()
@@ -202,7 +202,7 @@ def test_two_traces_at_once_get_their_own_and_do_not_force_each_others_records_o
     assert cupti.flushes == [0, FORCED]
 
 
-def test_a_kernel_whose_records_come_apart() -> None:
+def test_kernel_whose_records_arrive_separately() -> None:
     cupti = FakeCupti()
     activity = KernelActivity(cupti, Log())
     activity.start()
@@ -243,7 +243,7 @@ def test_missing_cupti_disables_activity_with_a_reason(error: Exception) -> None
     assert str(error) in log.lines[0]
 
 
-def test_a_cupti_that_refuses_later_costs_the_kernels_and_nothing_else() -> None:
+def test_later_cupti_failure_loses_only_the_kernels() -> None:
     cupti: Any = FakeCupti()
     log = Log()
     activity = KernelActivity(cupti, log)

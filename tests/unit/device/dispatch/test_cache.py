@@ -96,7 +96,7 @@ def seen(known: KnownDispatches, commands: Iterable[c.Dispatch]) -> list[bool]:
     return found
 
 
-def test_bytes_may_differ_and_nothing_else() -> None:
+def test_cache_ignores_contents_and_no_other_difference() -> None:
     known = KnownDispatches()
     other = sound(value=b"5678")
     other.bindings[1].data = b"another "

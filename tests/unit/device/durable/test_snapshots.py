@@ -216,7 +216,7 @@ def test_refusal_of_the_front_is_reported(make: Make) -> None:
     assert not rig.answer(third).HasField("error") and rig.copy(5) == data_of(100)
 
 
-def test_memory_that_takes_no_more_leaves_the_copy_before(make: Make) -> None:
+def test_failed_copy_keeps_the_previous_one(make: Make) -> None:
     rig = make()
     written(rig, 5, data_of(MIB))
     rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
@@ -290,7 +290,7 @@ def test_restore_reports_buffers_that_do_not_fit_and_restores_the_rest(make: Mak
     rig.close_session()
 
 
-def test_a_session_that_closes_in_the_middle(make: Make) -> None:
+def test_session_that_closes_during_a_copy(make: Make) -> None:
     rig = make()
     written(rig, 5, data_of(9 * MIB))
     rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))

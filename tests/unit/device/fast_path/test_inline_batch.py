@@ -279,7 +279,7 @@ def test_other_activity_of_session_forces_queued_path(rig: Passing, other: str) 
     session.permissions = session.trace = None
 
 
-def test_a_client_that_is_gone_harms_no_other(rig: Passing) -> None:
+def test_departed_client_harms_no_other(rig: Passing) -> None:
     client = rig.lane()
     client.batch(add(1), sync(1))
     client.response()
@@ -344,7 +344,7 @@ def asked_for_long(rig: Passing) -> None:
     rig.process.device.tracks.spin_policy = SpinPolicy(30.0)
 
 
-def test_the_next_step_comes_before_unawaited_work(lingering: tuple[Passing, threading.Semaphore]) -> None:
+def test_next_step_runs_before_unawaited_work(lingering: tuple[Passing, threading.Semaphore]) -> None:
     rig, rounds = lingering
     client = rig.lane()
     rig.process.idle_policy.round_s = 0.0
@@ -466,7 +466,7 @@ def test_running_work_of_other_streams_is_accounted(
     assert backlog.used > used and not backlog.active and not executor.sharing.meter.busy
 
 
-def test_a_step_behind_one_that_took_its_time_comes_first_too(lingering: tuple[Passing, threading.Semaphore]) -> None:
+def test_step_after_a_slow_one_runs_first_too(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """A step is answered in a later iteration of the loop; the next step is polled for before deferred work of the
     first."""
     rig, rounds = lingering

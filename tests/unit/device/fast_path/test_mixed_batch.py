@@ -186,7 +186,7 @@ def test_batches_forwarded_by_the_front(rig: Passing) -> None:
     assert rig.taken == 49
 
 
-def test_a_temporary_comes_and_goes_in_the_batch(rig: Passing) -> None:
+def test_temporary_allocated_and_freed_in_one_batch(rig: Passing) -> None:
     client = rig.lane()
     for number in range(1, 50):
         handle = 100 + number
@@ -374,7 +374,7 @@ def test_other_batches_are_left_alone(commands: tuple[c.Command, ...]) -> None:
     assert mixed_batch.read(encoded(*commands), 3) is None
 
 
-def test_another_number_or_no_batch_at_all() -> None:
+def test_wrong_numbers_and_other_messages_take_queued_path() -> None:
     assert mixed_batch.read(encoded(write(1), sync(1)), 3) is not None
     assert mixed_batch.read(encoded(write(1), sync(1)), 4) is None
     assert mixed_batch.read(b"\xff\xff", 3) is None

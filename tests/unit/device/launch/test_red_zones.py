@@ -9,7 +9,7 @@ from hearthd.device.launch.red_zones import ALIGNMENT, LARGEST, PATTERN, SMALLES
 
 
 @given(st.integers(0, 64 << 20))
-def test_zones_stand_close_on_both_sides(size: int) -> None:
+def test_red_zones_adjoin_the_buffer_on_both_sides(size: int) -> None:
     plan = shadow(size)
     assert plan.inside % ALIGNMENT == 0
     assert SMALLEST <= plan.zone <= LARGEST

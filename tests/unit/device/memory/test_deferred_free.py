@@ -133,7 +133,7 @@ def answers_beside(rig: Rig[CpuServer], over: Callable[[], Any]) -> int:
         count += 1
 
 
-def test_others_are_served_while_a_session_frees_and_ends(rig: Rig[CpuServer]) -> None:
+def test_other_sessions_are_served_during_frees_and_end_of_a_session(rig: Rig[CpuServer]) -> None:
     rig.send(Kind.OPEN, b"{}", channel=2)
     fill_up(rig)
     freed = rig.start(free=c.Free(buffers=range(1, MANY)))
@@ -169,7 +169,7 @@ def test_end_of_a_session_waits_for_its_frees(rig: Rig[CpuServer]) -> None:
     assert rig.server.memory_info().in_use == 0
 
 
-def test_an_allocation_behind_a_great_free_has_its_memory(rig: Rig[CpuServer]) -> None:
+def test_allocation_after_a_large_free_gets_its_memory(rig: Rig[CpuServer]) -> None:
     fill_up(rig)
     rig.batch(
         c.Command(free=c.Free(buffers=range(1, MANY + 1))),

@@ -88,7 +88,7 @@ def test_held_memory_outlives_its_handle(rig: Rig[Watched]) -> None:
     assert (usage(rig).allocations, usage(rig).bytes_in_use) == (0, 0) and rig.server.freed == [1000]
 
 
-def test_unreferenced_memory_goes_with_its_handle(rig: Rig[Watched]) -> None:
+def test_unheld_memory_is_freed_with_its_handle(rig: Rig[Watched]) -> None:
     rig.call(allocate=c.Allocate(buffer=1, size=1000))
     buffer = inside(rig, lambda memory, session: session.buffers.find(1))
     inside(rig, lambda memory, session: (memory.hold(buffer), memory.let_go(session, buffer)))

@@ -135,7 +135,7 @@ def test_all_temporaries_are_traced(rig: Ways) -> None:
     session.close()
 
 
-def test_memory_goes_back_behind_its_use_on_other_streams(rig: Ways) -> None:
+def test_memory_is_freed_after_its_use_on_other_streams(rig: Ways) -> None:
     session = Run(rig)
     del rig.server.waits[:]
     session.step(
@@ -171,7 +171,7 @@ def test_memory_is_not_reused_while_a_kernel_uses_it(rig: Ways) -> None:
     session.close()
 
 
-def test_refused_free_is_reported_and_costs_nothing_else(rig: Ways) -> None:
+def test_refused_free_is_reported_without_further_effect(rig: Ways) -> None:
     session = Run(rig)
     session.step(*[Command(allocate=c.Allocate(buffer=handle, size=64 * handle)) for handle in (1, 2, 3)])
     rig.server.refused = {64, 128}
@@ -265,7 +265,7 @@ def test_read_only_buffers_are_not_written(rig: Ways, command: dict[str, Any]) -
     session.close()
 
 
-def test_a_long_list_is_given_back_a_piece_at_a_time(rig: Ways) -> None:
+def test_long_list_of_frees_is_processed_in_pieces(rig: Ways) -> None:
     session = Run(rig)
     handles = range(1, 201)
     session.step(*[Command(allocate=c.Allocate(buffer=handle, size=64)) for handle in handles])

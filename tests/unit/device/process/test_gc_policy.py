@@ -48,7 +48,7 @@ def make_due() -> None:
         gc.collect(1)
 
 
-def test_no_full_collection_comes_by_itself_for_a_long_time() -> None:
+def test_automatic_full_collections_are_postponed() -> None:
     GarbageCollector().begin()
     assert gc.get_threshold()[2] == FORCED and gc.get_freeze_count()
 

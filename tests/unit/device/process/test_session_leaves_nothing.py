@@ -369,7 +369,7 @@ def beside_another(rig: Leaving) -> None:
         collectives, beside_another,
     ],
 )  # fmt: skip
-def test_a_session_that_ends_in_the_middle(rig: Leaving, opened: Opened) -> None:
+def test_session_that_ends_during_its_commands(rig: Leaving, opened: Opened) -> None:
     rig.prepare()
     opened(rig)
     rig.barrier()

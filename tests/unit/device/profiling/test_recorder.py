@@ -302,7 +302,7 @@ def test_the_reference_is_renewed_and_nothing_shifts() -> None:
     assert rig.leaked() == 0
 
 
-def test_full_traces_count_and_closed_ones_give_back() -> None:
+def test_full_traces_count_the_rest_and_closed_ones_release_events() -> None:
     rig = Rig()
     rig.trace(max_events=3)
     for _ in range(10):
@@ -349,7 +349,7 @@ class Activity:
         ]
 
 
-def test_kernel_activity_comes_with_the_trace_and_marks_around_every_command() -> None:
+def test_kernel_activity_and_marks_are_recorded_with_the_trace() -> None:
     activity, marks = Activity(), Activity()
     rig = Rig(activity=activity, marks=marks)
     rig.work("launch before", 1)

@@ -251,7 +251,7 @@ def test_host_memory_of_a_tenant_is_bounded() -> None:
     assert one.bytes_pinned == 0
 
 
-def test_a_copy_larger_than_the_quota_goes_alone() -> None:
+def test_copy_larger_than_the_quota_runs_alone() -> None:
     server: Any = SimpleNamespace(free_host=lambda buffer: None, host_grown=lambda: False, allocate_host=Lent)
     staging = Staging(server, 1000, SimpleNamespace(), lambda: None)  # type: ignore[arg-type]
     one = session("x", 100)
@@ -266,7 +266,7 @@ class Lent:
         self.size = size
 
 
-def test_a_grant_is_an_answer_also_where_the_pool_held_more_than_the_front_knew() -> None:
+def test_grant_answers_a_request_even_if_the_pool_held_more() -> None:
     process = Process(100)
     process.allocate(100)
     process.server.in_use = process.server.reserved = 120  # beyond the limit: the freed memory has not returned yet

@@ -56,7 +56,7 @@ def test_each_overdue_wait_is_reported_once() -> None:
     assert line.untold(TELL_S + 1) == [second] and line.untold(1e9) == []
 
 
-def test_when_to_look_again() -> None:
+def test_time_of_the_next_check() -> None:
     line: IdleQueue[str] = IdleQueue()
     line.add("free", 0.0, urgent=True)
     assert line.wake(5.0, 10.0) is None

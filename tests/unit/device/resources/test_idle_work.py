@@ -26,7 +26,7 @@ def rig() -> Iterator[Rig[Strict]]:
     made.close()
 
 
-def test_a_load_waits_for_the_kernel_and_nothing_else_waits_for_the_load(rig: Rig[Strict]) -> None:
+def test_load_waits_for_the_kernel_and_delays_no_other_work(rig: Rig[Strict]) -> None:
     value = prepare(rig)
     rig.server.gate.clear()
     rig.batch(launch(1, 1))
@@ -42,7 +42,7 @@ def test_a_load_waits_for_the_kernel_and_nothing_else_waits_for_the_load(rig: Ri
     assert rig.server.loaded == ["load", "load"]
 
 
-def test_a_device_that_is_never_idle_loads_all_the_same(rig: Rig[Strict]) -> None:
+def test_load_runs_on_a_device_that_is_never_idle(rig: Rig[Strict]) -> None:
     """Launches arrive without end: they are held back until the running ones are done."""
     value = prepare(rig)
     sent = 0
@@ -59,7 +59,7 @@ def test_a_device_that_is_never_idle_loads_all_the_same(rig: Rig[Strict]) -> Non
     assert value(1) == sent
 
 
-def test_unload_waits_and_holds_no_stream_back(rig: Rig[Strict]) -> None:
+def test_waiting_unload_blocks_no_stream(rig: Rig[Strict]) -> None:
     value = prepare(rig)
     load(rig, 2, b"to go")
     assert not rig.answer(ready(rig, 2)).HasField("error")

@@ -86,7 +86,7 @@ def test_sessions_of_one_tenant_share_its_weight(crowd: Crowd) -> None:
     share_time(crowd, 1.5, members, pytest.approx([0.25, 0.25, 0.5], rel=0.25))
 
 
-def test_the_more_urgent_goes_first_and_leaves_a_little(crowd: Crowd) -> None:
+def test_urgent_session_runs_first_and_leaves_a_share(crowd: Crowd) -> None:
     urgent, other = (
         crowd.join(tenant=tenant, priority=priority, nanoseconds=500_000, launches=4, window=16)
         for tenant, priority in (("a", -1), ("b", 0))
@@ -340,7 +340,7 @@ def test_a_call_that_has_begun_runs_on(crowd: Crowd) -> None:
 # ---- processes that share the device ----
 
 
-def test_without_a_turn_the_device_gets_nothing_and_the_rest_is_served(crowd: Crowd) -> None:
+def test_no_work_is_submitted_without_a_turn_and_other_commands_are_served(crowd: Crowd) -> None:
     member = crowd.join(tenant="a")
     crowd.send(Kind.TURN, flags=0)
     start(crowd, member, 1, allocate=c.Allocate(buffer=5, size=64))
@@ -381,7 +381,7 @@ def test_a_turn_that_ends_lets_little_work_run_on(crowd: Crowd) -> None:
     assert crowd.count(member) == total
 
 
-def test_a_process_that_is_alone_says_nothing_of_turns(crowd: Crowd) -> None:
+def test_single_process_sends_no_messages_about_turns(crowd: Crowd) -> None:
     members = [crowd.join(tenant=tenant, nanoseconds=200_000, launches=4) for tenant in "ab"]
     crowd.run(0.2, *members)
     assert crowd.busy == []

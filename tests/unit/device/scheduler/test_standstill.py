@@ -20,7 +20,7 @@ def test_standstill_lasts_while_commands_complete() -> None:
     assert row.left(9.0) == 0.0
 
 
-def test_another_stream_is_another_wait() -> None:
+def test_standstill_of_another_stream_is_separate() -> None:
     row: Standstill[str] = Standstill()
     assert row.lasts(0, 128, 1.0)
     assert row.lasts(1, 128, 2.0)

@@ -160,7 +160,7 @@ def test_deferred_commands_are_waited_for_while_the_stream_progresses(rig: Stand
     assert rig.sum() == summed(*[1] * FLOOD, *[2] * FLOOD)
 
 
-def test_a_session_that_ends_does_not_run_the_rest(rig: Standing) -> None:
+def test_ended_session_does_not_run_its_queued_launches(rig: Standing) -> None:
     rig.stand(LONG)
     rig.flood([1] * FLOOD)
     call = rig.start(read=c.Read(buffer=1, size=8))
@@ -172,7 +172,7 @@ def test_a_session_that_ends_does_not_run_the_rest(rig: Standing) -> None:
     assert rig.given() <= WHOLE_WINDOW
 
 
-def test_a_second_session_comes(rig: Standing) -> None:
+def test_second_session_during_a_standstill(rig: Standing) -> None:
     rig.stand(LONG)
     values = [each % 5 for each in range(FLOOD)]
     rig.flood(values)

@@ -78,7 +78,7 @@ def test_order_liveness_and_freedom(program: list[tuple[set[int], set[int], bool
                 assert place[earlier.number] < place[later.number]
 
 
-def test_ten_thousand_behind_one_cost_no_square() -> None:
+def test_cost_of_many_deferred_commands_is_linear() -> None:
     deferred: Deferred[Command] = Deferred()
     log: list[int] = []
     steps = 0
@@ -113,7 +113,7 @@ def test_clear_returns_all_commands_in_order() -> None:
     assert deferred.submit(Command(9, writes=[1]))
 
 
-def test_a_command_that_makes_another_ready_lets_it_run_in_the_same_pump() -> None:
+def test_command_made_ready_by_another_runs_in_the_same_pump() -> None:
     deferred: Deferred[Command] = Deferred()
     log: list[int] = []
     second = Command(1, writes=[2])

@@ -87,7 +87,7 @@ def test_a_limit_is_never_passed(most: int, steps: list[tuple[int, int]]) -> Non
         assert world.held() <= most
 
 
-def test_minting_asks_seldom() -> None:
+def test_shared_limit_is_consulted_seldom() -> None:
     asked = []
     world = World(1 << 20, ("a", 0))
     table = world.sessions[0].tables[0]

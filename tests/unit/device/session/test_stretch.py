@@ -17,7 +17,7 @@ def failure(place: Place) -> StreamFailure:
 
 
 @given(PLACES, PLACES, st.lists(PLACES))
-def test_the_place_decides_not_the_moment(since: Place, until: Place, places: list[Place]) -> None:
+def test_position_and_not_time_decides(since: Place, until: Place, places: list[Place]) -> None:
     stretch = Stretch(since)
     stretch.until = until  # the end has arrived while earlier commands are still waiting
     for place in places:
@@ -34,7 +34,7 @@ def test_open_stretch_contains_all_later_failures() -> None:
     assert [(each.seq, each.index) for each in stretch.failures] == [(1, 4), (9, 0)]
 
 
-def test_single_calls_have_no_place() -> None:
+def test_failures_of_single_calls_have_no_position() -> None:
     stretch = Stretch(None)
     stretch.add(failure((0, 0)))
     assert stretch.void

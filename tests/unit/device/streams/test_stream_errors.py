@@ -109,7 +109,7 @@ def test_the_status_lists_all_and_the_first_decides() -> None:
     assert [each.command for each in stream_failures(status)] == ["launch k1", "launch k2", "launch k3"]
 
 
-def test_handing_over_keeps_them_unseen() -> None:
+def test_handed_over_errors_stay_unreported() -> None:
     errors, heir = StreamErrors(), StreamErrors()
     first, late = failure(1), failure(2)
     errors.add(first)

@@ -334,7 +334,7 @@ def test_event_is_not_released_while_it_is_watched(rig: Rig) -> None:
     assert third.released, "no watcher is left"
 
 
-def test_a_watch_that_times_out_lets_go(rig: Rig) -> None:
+def test_timed_out_watch_releases_its_event(rig: Rig) -> None:
     event = rig.server.record(rig.track[0].stream)
     told: list[str] = []
     rig.tracks.watch(event, lambda: told.append("done"), 0.0, lambda: told.append("late"))

@@ -165,7 +165,7 @@ def test_memory_is_mapped_at_its_first_use(start: Start) -> None:
 @pytest.mark.parametrize(
     ("locks", "lockable"), [(True, 64 << 20), (False, 64 << 20), (False, 0)], ids=["locked", "copied", "nothing locked"]
 )
-def test_every_chunk_goes_through_a_slot(start: Start, locks: bool, lockable: int) -> None:
+def test_every_chunk_uses_a_slot(start: Start, locks: bool, lockable: int) -> None:
     """The device copies to the slot, or this process does."""
     rig = start(locks=locks, lockable=lockable)
     rig.share()
@@ -173,7 +173,7 @@ def test_every_chunk_goes_through_a_slot(start: Start, locks: bool, lockable: in
     assert rig.in_use() == 0
 
 
-def test_a_small_chunk_goes_through_the_socket(start: Start) -> None:
+def test_small_chunk_is_sent_over_the_socket(start: Start) -> None:
     rig = start()
     rig.share()
     slots = rig.fetch(2, 2 * CHUNK + CHUNK // 2)
@@ -181,7 +181,7 @@ def test_a_small_chunk_goes_through_the_socket(start: Start) -> None:
     assert rig.fetch(3, 10) == [None]
 
 
-def test_a_front_that_takes_nothing_makes_the_slots_run_dry_and_nothing_else(start: Start) -> None:
+def test_unresponsive_front_only_exhausts_the_slots(start: Start) -> None:
     rig = start()
     rig.share()
     ident = rig.ask(2, SIZE, 100)

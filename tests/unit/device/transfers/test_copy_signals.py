@@ -137,7 +137,7 @@ def test_a_segment_that_is_too_short_is_none_for_signals(rig: Sharing) -> None:
     short.close()
 
 
-def test_a_device_that_writes_none(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_signals(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuServer, "signal_address", lambda self, address: 0)
     ends = client, _, _ = begin(rig)
     found = told(rig, ends)
@@ -163,7 +163,7 @@ def test_signals_end_with_their_segment(rig: Sharing) -> None:
     assert word(found) == 3, "one that was under way has been written, and none since"
 
 
-def test_a_session_that_ends_with_one_under_way(rig: Sharing) -> None:
+def test_session_that_ends_with_a_pending_signal(rig: Sharing) -> None:
     ends = client, _, _ = begin(rig)
     told(rig, ends)
     gate = shut(rig)
@@ -176,7 +176,7 @@ def test_a_session_that_ends_with_one_under_way(rig: Sharing) -> None:
     rig.settled()
 
 
-def test_a_driver_that_refuses_one(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_refused_by_the_driver(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy is answered as usual, and no further signal is tried."""
     ends = client, _, _ = begin(rig)
     found = told(rig, ends)

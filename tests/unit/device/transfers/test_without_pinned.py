@@ -131,7 +131,7 @@ def test_lockable_memory_is_used_and_other_copies_are_direct(start: Start) -> No
     assert ok(rig.call(memory_usage=c.MemoryUsage())).memory_usage.bytes_pinned_in_use == 0
 
 
-def test_a_session_that_ends_meanwhile(start: Start) -> None:
+def test_session_that_ends_during_copies(start: Start) -> None:
     rig = start(0)
     ok(rig.call(allocate=c.Allocate(buffer=1, size=8)))
     gate = threading.Event()

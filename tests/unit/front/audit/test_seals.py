@@ -69,7 +69,7 @@ def test_a_log_is_signed_and_its_end_anchored(place: Place) -> None:
     assert not chain.problems and chain.guarantee == Guarantee.CHAIN and len(chain.unknown_keys) == 1
 
 
-def test_an_end_that_was_cut_is_found(place: Place) -> None:
+def test_truncated_log_is_detected(place: Place) -> None:
     place.daemon("a", "b", "c")
     whole = place.log.read_bytes()
     for kept in range(3):
@@ -80,7 +80,7 @@ def test_an_end_that_was_cut_is_found(place: Place) -> None:
     assert not cut.problems and cut.guarantee == Guarantee.KEYED
 
 
-def test_a_log_that_was_written_anew_is_found(place: Place, tmp_path: Path) -> None:
+def test_rewritten_log_is_detected(place: Place, tmp_path: Path) -> None:
     """The forger can write the log and knows the format, but does not have the key."""
     place.daemon("a", "b", "c")
     (tmp_path / "forger").mkdir()
@@ -100,7 +100,7 @@ def test_a_log_that_was_written_anew_is_found(place: Place, tmp_path: Path) -> N
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
-def test_no_line_can_be_made_up(place: Place, data: st.DataObject) -> None:
+def test_forged_lines_are_detected(place: Place, data: st.DataObject) -> None:
     """A process that can write the file changes a line and repairs the chain behind it. The signatures reveal it."""
     if not place.log.exists():
         place.daemon(*"abcdef")
@@ -120,7 +120,7 @@ def test_no_line_can_be_made_up(place: Place, data: st.DataObject) -> None:
     assert len(found.problems) >= len(lines) - which and "changed or forged" in found.problems[0]
 
 
-def test_the_daemon_itself_finds_that_entries_are_gone(place: Place) -> None:
+def test_daemon_detects_missing_entries_at_its_start(place: Place) -> None:
     """The end is removed while the daemon is down. The daemon reports that in its log, and in the audit log, whose
     numbers continue after the gap."""
     place.daemon("a", "b", "c")

@@ -47,7 +47,7 @@ def ready(*members: int, recorder: FlightRecorder | None = None) -> Communicator
     return communicators
 
 
-def test_go_says_rank_and_index() -> None:
+def test_release_message_has_rank_and_index() -> None:
     communicators = Communicators(nonce="nonce")
     sends = made(communicators, complete(2, 0, 1))
     assert [send.place for send in sends] == [place(2), place(0), place(1)]
@@ -182,7 +182,7 @@ def test_processes_of_a_device_have_communicators_of_their_own() -> None:
     assert ops(communicators.submit(complete(process=2, owner="t", sequence=2))) == [(0, "go"), (1, "go")]
 
 
-def test_a_reported_failure_aborts_every_rank_and_says_why() -> None:
+def test_reported_failure_aborts_every_rank_with_the_reason() -> None:
     recorder = FlightRecorder()
     sends = ready(recorder=recorder).message(place(1), message("failed", reason="unhandled system error"))
     assert ops(sends) == [(0, "abort"), (1, "abort")]

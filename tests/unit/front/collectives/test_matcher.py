@@ -39,7 +39,7 @@ def test_a_group_of_one() -> None:
     assert sends == [] and match is not None
 
 
-def test_a_rank_without_a_part_presents_all_the_same() -> None:
+def test_rank_without_a_part_still_presents() -> None:
     matcher = Matcher()
     send = {**SIGNATURE, "kind": "send", "peer": 1}
     recv = {**SIGNATURE, "kind": "recv", "peer": 0}
@@ -83,7 +83,7 @@ def test_a_mismatch_in_a_batch_names_the_position() -> None:
     assert "operation 2 of the batch" in refusal.message
 
 
-def test_a_send_that_does_not_meet_its_receive_names_both() -> None:
+def test_mismatched_send_and_receive_are_both_named() -> None:
     matcher = Matcher()
     group = key(0, 3)
     present(matcher, group, 0, {**part(), "signature": [{**SIGNATURE, "kind": "send", "peer": 1}]})

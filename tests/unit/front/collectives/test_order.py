@@ -140,7 +140,7 @@ def test_withdrawing_rank_gets_no_failure_message() -> None:
     assert reason_of(ranks.present(1, key(0, 1))[0].body) == Reason.COMMUNICATOR_FAILED
 
 
-def test_a_rank_that_comes_after_all() -> None:
+def test_rank_that_presents_after_its_withdrawal() -> None:
     """A sequence number that was refused can be used again if no other rank has received the refusal."""
     ranks = Ranks()
     assert ranks.withdraw(0, key(0, 1), REFUSED) == []
@@ -160,7 +160,7 @@ def test_a_rank_that_withdraws_while_the_communicator_is_made() -> None:
 
 
 @pytest.mark.parametrize("status", ["%%", "AAAA", None])
-def test_a_withdrawal_without_a_reason_is_none(status: object) -> None:
+def test_withdrawal_without_a_reason_is_refused(status: object) -> None:
     with pytest.raises(ValueError):
         Coordinator(nonce="n").withdraw(key(0, 1), 0, {"status": status})
 

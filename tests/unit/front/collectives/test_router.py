@@ -110,7 +110,7 @@ def test_waiting_operations_expire_in_time() -> None:
     run(scenario())
 
 
-def test_nothing_is_kept_of_a_session_that_ends() -> None:
+def test_ended_session_leaves_no_state() -> None:
     async def scenario() -> None:
         router, zero, one = CollectiveRouter([0, 1], 30), Link(0, sessions=("s", "t")), Link(1)
         said(router, zero, present())
@@ -159,7 +159,7 @@ class Relay:
         self.heard.append(session)
 
 
-def test_groups_over_daemons_go_their_way() -> None:
+def test_groups_over_daemons_are_routed_to_their_peers() -> None:
     async def scenario() -> None:
         router, zero = CollectiveRouter([0], 30), Link(0)
         relay = router.relay = Relay(router)

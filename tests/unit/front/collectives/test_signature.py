@@ -145,7 +145,7 @@ def test_order_matters_within_a_pair_only() -> None:
     assert found.position == 1
 
 
-def test_to_itself() -> None:
+def test_exchange_of_a_rank_with_itself() -> None:
     lists = {0: [operation("send", peer=0), operation("recv", peer=0, count=5)]}
     found = mismatch(lists, 1)
     assert found is not None and found.pair == (0, 0, 4, 5)

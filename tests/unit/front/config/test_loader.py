@@ -208,7 +208,7 @@ def test_command_line(tmp_path: Path) -> None:
     assert hearthd("serve", "--no-such-flag").returncode == 2
 
 
-def test_the_entry_points_stay_light() -> None:
+def test_entry_points_import_few_modules() -> None:
     """Device processes import the main module again, and must not import the front with it."""
     code = (
         "import sys, hearthd.cli.main, hearthd.__main__; "
@@ -233,7 +233,7 @@ def test_the_front_imports_no_cuda_and_no_device() -> None:
     assert out.stdout.strip() == "[]"
 
 
-def test_a_setting_that_is_gone_is_named_in_the_environment_too() -> None:
+def test_removed_setting_in_the_environment_is_named() -> None:
     with pytest.raises(ConfigError, match=r"HEARTH_AUTH_HTTP_ON_LOOPBACK was removed: .*metrics_on_loopback"):
         load(environ={"HEARTH_AUTH_HTTP_ON_LOOPBACK": "true"})
     config, _ = load(environ={"HEARTH_HTTP_HOSTS": "hearthd, *.Example.org."})

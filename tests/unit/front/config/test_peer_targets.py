@@ -101,7 +101,7 @@ def test_a_name_of_the_list_is_looked_up_once(names: dict[str, list[str]]) -> No
     assert names["lookups"] == ["gpu1"], "a second answer could differ"
 
 
-def test_a_closed_one_finds_no_names(names: dict[str, list[str]]) -> None:
+def test_closed_target_list_resolves_no_names(names: dict[str, list[str]]) -> None:
     names["gpu1"] = ["127.0.0.1"]
 
     async def work() -> None:

@@ -65,7 +65,7 @@ def test_table_is_bounded_and_keeps_the_worst(peers: list[int]) -> None:
     assert penalties.penalized("worst", 0.0)
 
 
-def test_the_worst_come_first_and_only_penalized_ones() -> None:
+def test_penalized_peers_are_listed_worst_first() -> None:
     penalties = Penalties()
     for peer, points in (("10.0.0.1", 4.0), ("10.0.0.2", 9.0), ("10.0.0.3", 1.0), ("10.0.0.4", 6.0)):
         penalties.add(peer, 0.0, points)
@@ -101,7 +101,7 @@ def test_no_connection_with_a_credential_is_closed_and_the_limits_hold(
 
 
 @given(st.integers(1, 30), st.integers(17, 200))
-def test_a_peer_with_many_connections_does_not_cost_another_its_own(few: int, many: int) -> None:
+def test_many_connections_of_one_peer_do_not_displace_others(few: int, many: int) -> None:
     few = min(few, BOUNDS.most // 2)
     honest = [UnauthenticatedConnection(n, n, "10.0.0.1", "x", 0.0) for n in range(few)]
     crowd = [UnauthenticatedConnection(n, n, "10.0.0.2", "x", 0.5) for n in range(many)]
@@ -109,7 +109,7 @@ def test_a_peer_with_many_connections_does_not_cost_another_its_own(few: int, ma
     assert not [each for each in closing if each.peer == "10.0.0.1"]
 
 
-def test_the_oldest_goes_first() -> None:
+def test_oldest_connection_is_closed_first() -> None:
     crowd = [UnauthenticatedConnection(n, n, "10.0.0.2", "x", n / 100) for n in range(20)]
     closing = dict(judge(crowd, BOUNDS, Penalties(), 0.3))
     assert [each.number for each in closing] == [0, 1, 2, 3]
@@ -140,7 +140,7 @@ def test_budget_of_calls_without_a_credential_recovers_with_time() -> None:
     assert judge([probe, flood], BOUNDS, Penalties(), 1000.0) == [(flood, "flood")]
 
 
-def test_a_held_stranger_may_wait_for_its_turn_and_not_for_ever() -> None:
+def test_wait_of_a_held_connection_is_bounded() -> None:
     penalties = Penalties()
     penalties.add("10.0.0.2", 0.0, 5.0)
     held = UnauthenticatedConnection(1, 1, "10.0.0.2", "x", 0.0, held=True)
@@ -169,7 +169,7 @@ def test_each_held_connection_has_its_turn_and_no_two_come_at_once(arrivals: lis
         assert since == sorted(since)
 
 
-def test_a_peer_with_many_held_connections_costs_another_one_turn() -> None:
+def test_many_held_connections_of_one_peer_delay_another_by_one_turn() -> None:
     turns = TurnOrder(period=1.0)
     crowd = [UnauthenticatedConnection(n, n, "10.0.0.2", "x", 0.0) for n in range(50)]
     assert turns.next(crowd, 10.0) in crowd

@@ -37,7 +37,7 @@ def in_a_process(first: bool) -> tuple[bool, bool]:
     return asyncio.run(main())
 
 
-def test_orphans_are_waited_for_and_nothing_else() -> None:
+def test_only_orphans_are_reaped() -> None:
     # In separate processes, because this process has children of pytest.
     for first, expected in ((True, "(False, True)"), (False, "(True, True)")):
         code = f"from tests.unit.front.daemon import test_orphans as t; print(t.in_a_process({first}))"

@@ -46,7 +46,7 @@ def test_newer_copy_of_a_reused_handle_is_kept() -> None:
     assert list(shelf.copies) == [2]
 
 
-def test_a_commit_counts_as_a_whole_or_not_at_all() -> None:
+def test_commit_is_atomic() -> None:
     shelf = StoreIndex()
     shelf.reserve(1, 1, 10)
     with pytest.raises(KeyError):

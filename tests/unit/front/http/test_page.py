@@ -130,7 +130,7 @@ def test_status_document_reports_device_activity(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_trace_is_downloaded_or_said_to_be_broken(tmp_path: Path) -> None:
+def test_trace_is_downloaded_or_reported_as_broken(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pages(tmp_path) as (f, client):
             await f.open("me")

@@ -88,7 +88,9 @@ def test_user_of_no_tenant_has_no_further_access(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("access", "mode"), [("owner", 0o600), ("all", 0o666)])
-def test_socket_has_the_access_of_the_others_and_goes_with_the_daemon(tmp_path: Path, access: str, mode: int) -> None:
+def test_socket_has_the_access_mode_of_the_others_and_is_removed_at_the_end(
+    tmp_path: Path, access: str, mode: int
+) -> None:
     path = tmp_path / "x.sock"
 
     async def scenario() -> None:

@@ -120,7 +120,7 @@ def test_connection_of_a_departed_client_is_not_handed_over(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_a_response_on_its_way_by_the_stream_comes_before_any_lane(tmp_path: Path, said: bool) -> None:
+def test_pending_stream_response_precedes_the_lane(tmp_path: Path, said: bool) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()

@@ -67,7 +67,7 @@ def test_lanes_are_offered_over_the_unix_socket_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["off", "too long", "no descriptors"])
-def test_no_lanes_at_all(tmp_path: Path, why: str) -> None:
+def test_disabled_lanes_are_not_offered(tmp_path: Path, why: str) -> None:
     flags: dict[str, Any] = {"off": {"lanes__enabled": False}, "too long": {"lanes__path": f"/tmp/{'x' * 103}"}}
     process = FakeLauncher() if why == "no descriptors" else launcher()
 
@@ -82,7 +82,7 @@ def test_no_lanes_at_all(tmp_path: Path, why: str) -> None:
     run(scenario())
 
 
-def test_the_socket_is_for_its_owner_and_goes_with_the_daemon(tmp_path: Path) -> None:
+def test_socket_is_private_and_removed_with_the_daemon(tmp_path: Path) -> None:
     path = tmp_path / "h.sock.lane"
     with socket.socket(socket.AF_UNIX) as left:  # left by a daemon that was killed
         left.bind(str(path))

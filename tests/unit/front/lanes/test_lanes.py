@@ -157,7 +157,7 @@ def test_a_received_may_overtake_the_copies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong", [b"\xff\xff", b"", received(1).SerializeToString(), received(1 << 40).SerializeToString()]
 )
-def test_a_received_that_cannot_be_ends_the_attachment_only(tmp_path: Path, wrong: bytes) -> None:
+def test_invalid_received_report_ends_only_the_attachment(tmp_path: Path, wrong: bytes) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
@@ -221,7 +221,7 @@ def test_a_fresh_attachment_after_a_lane(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_new_stream_takes_the_place_of_one_with_a_lane(tmp_path: Path) -> None:
+def test_new_stream_replaces_one_with_a_lane(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
@@ -353,7 +353,7 @@ def test_a_lane_that_ends_unused_is_counted_and_left_for_the_stream(
     assert "lane_unused" in capsys.readouterr().out
 
 
-def test_a_client_may_ask_where_its_attachment_stands(tmp_path: Path) -> None:
+def test_client_may_query_the_state_of_its_attachment(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             await f.open()
@@ -388,7 +388,7 @@ def test_a_client_may_ask_where_its_attachment_stands(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_unused_lanes_have_a_line_of_the_log_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unused_lanes_are_logged_periodically(capsys: pytest.CaptureFixture[str]) -> None:
     now, counted = [0.0], [0]
     unused = UnusedLanes(lambda: counted.__setitem__(0, counted[0] + 1), lambda: now[0])
     for _ in range(25):

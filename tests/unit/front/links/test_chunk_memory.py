@@ -126,7 +126,7 @@ def test_a_chunk_is_taken_from_its_slot_which_is_free_at_once() -> None:
     run(scenario())
 
 
-def test_chunks_that_come_both_ways_keep_their_order() -> None:
+def test_chunks_over_memory_and_socket_keep_their_order() -> None:
     async def scenario() -> None:
         async with linked() as end:
             channel, (layout, memory) = opened(end.link), end.taken()
@@ -245,7 +245,7 @@ def test_chunk_memory_of_an_unused_front_takes_no_memory() -> None:
     run(scenario())
 
 
-def test_without_memfd_chunks_go_through_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_use_the_socket_without_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
 
     async def scenario() -> None:

@@ -67,7 +67,7 @@ def test_readings_that_swing_about_a_threshold_change_the_level_once(readings: l
 
 
 @given(READINGS)
-def test_calm_returns_when_the_load_is_gone(course: list[tuple[float, float]]) -> None:
+def test_level_returns_to_calm_after_the_load(course: list[tuple[float, float]]) -> None:
     trigger, now = Trigger(FIRST, SECOND), 0.0
     for reading, pause in course:
         now += pause
@@ -79,7 +79,7 @@ def test_calm_returns_when_the_load_is_gone(course: list[tuple[float, float]]) -
 
 
 @given(st.lists(st.floats(0, 100)), st.floats(100, 1000))
-def test_single_reading_that_stands_out_counts_for_nothing(readings: list[float], spike: float) -> None:
+def test_single_outlier_is_ignored(readings: list[float], spike: float) -> None:
     recent = MedianFilter()
     for reading in readings:
         recent.add(reading)

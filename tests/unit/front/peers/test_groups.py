@@ -111,7 +111,7 @@ def test_operation_behind_another_is_launched_after_it() -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_rank_that_never_comes(late: int) -> None:
+def test_rank_that_never_presents(late: int) -> None:
     async def work() -> None:
         async with pair() as both:
             there = both.ranks[1 - late]
@@ -481,7 +481,7 @@ def test_peers_are_notified_of_the_end_of_a_daemon() -> None:
     run(work())
 
 
-def test_a_batch_that_daemons_cannot_tell_each_other() -> None:
+def test_batch_too_large_for_a_peer_message() -> None:
     async def work() -> None:
         async with pair() as both:
             link, session = both.ranks[1], both.sessions[1]

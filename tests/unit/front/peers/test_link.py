@@ -290,7 +290,7 @@ def test_flooding_peer_is_read_slowly(loop: str, tls: bool, certificates: Server
     run(work(), loop)
 
 
-def test_a_message_that_means_nothing_ends_the_link() -> None:
+def test_malformed_message_ends_the_link() -> None:
     async def work() -> None:
         async with echo() as made:
             link = await greet(made)
@@ -382,7 +382,7 @@ def test_a_handshake_that_never_ends(certificates: ServerCertificates) -> None:
 # ---- port ----
 
 
-def test_the_port_opens_once_and_says_where() -> None:
+def test_port_opens_once_and_reports_its_address() -> None:
     async def work() -> None:
         async with echo() as made:
             first = made.port.addresses

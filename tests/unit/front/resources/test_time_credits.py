@@ -240,7 +240,7 @@ def test_a_process_that_ends_leaves_its_turn() -> None:
     assert simulation.turns.report("unheard of", WANTS, ProcessShare(), simulation.now) == []
 
 
-def test_the_more_urgent_tenant_goes_first_and_leaves_a_little() -> None:
+def test_urgent_tenant_runs_first_and_leaves_a_share() -> None:
     simulation = Simulation()
     simulation.join("urgent", ProcessShare("a", priority=-1), 0.001)
     simulation.join("other", ProcessShare("b"), 0.001)

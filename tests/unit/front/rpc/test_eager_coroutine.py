@@ -196,7 +196,7 @@ def test_a_write_that_fails_ends_the_stream() -> None:
     _with_client(scenario)
 
 
-def test_a_client_that_never_reads_is_displaced_all_the_same() -> None:
+def test_client_that_never_reads_can_be_displaced() -> None:
     async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
         attachment.on_response(b"1")
         attachment.on_response(b"2")

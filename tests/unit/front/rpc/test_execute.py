@@ -35,7 +35,7 @@ def test_batches_pass_through_and_are_acknowledged(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_attached_says_generation_and_window(tmp_path: Path) -> None:
+def test_attached_event_has_generation_and_window(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, limits__max_batches_in_flight=7) as f:
             await f.open()

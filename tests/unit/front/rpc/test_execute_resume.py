@@ -160,7 +160,7 @@ def test_held_batches_are_sent_again_by_the_client(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_an_old_stream_that_is_still_there_gives_way(tmp_path: Path) -> None:
+def test_existing_stream_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()

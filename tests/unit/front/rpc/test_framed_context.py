@@ -109,7 +109,7 @@ def call_server(refused: bool) -> CallServer:
 
 @pytest.mark.parametrize("sent", [HEAD[:-1], HEAD, HEAD + HALF], ids=["part of METHOD", "METHOD", "part of MESSAGE"])
 @pytest.mark.parametrize("refused", [False, True], ids=["read", "refused"])
-def test_a_call_goes_with_its_connection(
+def test_call_ends_with_its_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes, refused: bool
 ) -> None:
     """The call is freed at once, not later by the garbage collector. Otherwise unauthenticated clients could fill the
@@ -195,7 +195,7 @@ def test_a_call_with_waiting_messages_is_not_timed_out(tmp_path: Path, size: int
     assert all(thread.name != "sender" for thread in threading.enumerate())
 
 
-def test_an_answer_that_came_before_a_question_could_be_asked(tmp_path: Path) -> None:
+def test_answer_that_arrived_before_the_wait(tmp_path: Path) -> None:
     """The daemon has answered and closed the connection. The client's ping fails, and the client still reads the
     answer."""
     path = str(tmp_path / "calls")

@@ -73,9 +73,7 @@ async def wrong_write(f: Front, transfer: int) -> None:
 
 
 @pytest.mark.parametrize("transfer", [complete, too_long, wrong_write])
-def test_a_transfer_that_is_over_leaves_no_message_behind(
-    tmp_path: Path, transfer: Callable[[Front, int], Awaitable[None]]
-) -> None:
+def test_ended_transfer_leaves_no_message(tmp_path: Path, transfer: Callable[[Front, int], Awaitable[None]]) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()
@@ -89,7 +87,7 @@ def test_a_transfer_that_is_over_leaves_no_message_behind(
     run(scenario())
 
 
-def test_a_call_that_is_refused_goes_at_once(tmp_path: Path) -> None:
+def test_refused_call_is_released_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             with uncollected():

@@ -66,7 +66,7 @@ def test_an_upload_continues(tmp_path: Path, offset: int) -> None:
     run(scenario())
 
 
-def test_an_upload_whose_stream_breaks_behind_its_last_byte(tmp_path: Path) -> None:
+def test_upload_stream_breaks_after_its_last_byte(tmp_path: Path) -> None:
     """All bytes were passed on, and the device process reads nothing at the moment. They are not sent again."""
 
     async def scenario() -> None:
@@ -90,7 +90,7 @@ def test_an_upload_whose_stream_breaks_behind_its_last_byte(tmp_path: Path) -> N
     run(scenario())
 
 
-def test_a_gap_is_refused_and_spoils_nothing(tmp_path: Path) -> None:
+def test_gap_is_refused_without_damage(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()
@@ -106,7 +106,7 @@ def test_a_gap_is_refused_and_spoils_nothing(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_stream_that_is_thought_to_be_there_gives_way(tmp_path: Path) -> None:
+def test_stale_stream_is_replaced(tmp_path: Path) -> None:
     """The old stream may hold a message while it waits for the device's credits. That message is not passed on
     twice."""
 

@@ -256,7 +256,7 @@ def test_a_write_of_the_wrong_size_is_refused(tmp_path: Path, sent: int) -> None
     run(scenario())
 
 
-def test_a_refused_write_or_read_says_why(tmp_path: Path) -> None:
+def test_refused_write_or_read_reports_the_reason(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()

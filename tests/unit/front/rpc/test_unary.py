@@ -114,7 +114,7 @@ def test_cancelled_call_leaves_no_state(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_calls_under_way_are_bounded(tmp_path: Path) -> None:
+def test_number_of_running_calls_is_bounded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()

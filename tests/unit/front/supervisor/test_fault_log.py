@@ -50,7 +50,7 @@ def test_window_does_not_depend_on_the_rate_of_sampling() -> None:
     assert kept.samples < 40 and kept.seconds == pytest.approx(WINDOW_S, abs=1)
 
 
-def test_a_device_that_says_nothing_any_more_slows_down() -> None:
+def test_rates_of_a_silent_device_decay() -> None:
     rates = Rates()
     rates.sample(0.0, {"n": 0})
     rates.sample(2.0, {"n": 100})
@@ -58,7 +58,7 @@ def test_a_device_that_says_nothing_any_more_slows_down() -> None:
     assert rates.per_second(20.0) == {"n": 5.0}
 
 
-def test_counts_of_a_process_that_is_gone_are_in_the_sum() -> None:
+def test_counts_of_ended_processes_are_included() -> None:
     totals = DeviceTotals()
     totals.observe(1, {"counters": {"launches": 5}})
     totals.observe(2, {"counters": {"launches": 7, "other": 1}})
@@ -170,7 +170,7 @@ def test_traces_are_bounded_by_tenant_and_in_all() -> None:
     assert traces.find("id119", OPERATOR) and traces.find("id-1", OPERATOR), "room is made by who has most"
 
 
-def test_traces_go_after_a_while() -> None:
+def test_traces_expire() -> None:
     now = [0.0]
     traces = RecentTraces(lambda _: None, lambda: now[0])
     traces.add(trace(1))

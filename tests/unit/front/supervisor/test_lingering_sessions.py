@@ -67,7 +67,7 @@ def test_lingering_session_that_only_frees_has_more_time_and_quarantines_none() 
 
 
 @pytest.mark.parametrize("answer", [None, {}, [], {"1": None}, {"9": {"busy": False}}, {"1": {}}])
-def test_a_process_that_does_not_say_is_taken_to_be_busy(answer: Any) -> None:
+def test_process_without_a_report_is_considered_busy(answer: Any) -> None:
     sessions = LingeringSessions()
     sessions.left(1, "a", "x", 0.0)
     sessions.ask(GRACE)

@@ -150,7 +150,7 @@ def test_invalid_dates_are_refused(tmp_path: Path, expires: str) -> None:
         load(write(tmp_path, text), {})
 
 
-def test_tenants_stand_in_the_file_only(tmp_path: Path) -> None:
+def test_tenants_are_configured_in_the_file_only(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\[\[tenants\]\]"):
         load(environ={"HEARTH_TENANTS": "alice"})
     for text in ('tenants = "alice"\n', '[tenants]\nname = "alice"\n'):

@@ -82,7 +82,7 @@ def test_mismatched_message_is_reported(three: Ranks, change: dict[str, Any]) ->
     assert outcomes[2][0] is Reason.COMMUNICATOR_FAILED
 
 
-def test_a_rank_that_never_comes_is_named(three: Ranks) -> None:
+def test_missing_rank_is_named(three: Ranks) -> None:
     three.start(1, [BARRIER, summing(three, 1)])
     three.start(0, [summing(three, 0)], 0.3)
     reason, message = three.outcome(0)
@@ -94,7 +94,7 @@ def test_a_rank_that_never_comes_is_named(three: Ranks) -> None:
 
 
 @pytest.mark.parametrize("kind", ["send", "recv"])
-def test_a_peer_that_never_comes_is_named(three: Ranks, kind: str) -> None:
+def test_missing_peer_is_named(three: Ranks, kind: str) -> None:
     data = address(three.array(0, MANY))
     three.start(0, [CollectiveExchange(kind, data, data, MANY, peer=2)], 0.3)
     reason, message = three.outcome(0)

@@ -170,7 +170,7 @@ def _model(what: np.ndarray, rounds: int, group: Callable[[int], int]) -> np.nda
 
 @pytest.mark.parametrize("threads", [1, 2, 31, 32, 33, 64, 100, 257])
 @pytest.mark.parametrize("seed", range(6))
-def test_threads_that_return_take_part_in_nothing_more(lives: Kernels, threads: int, seed: int) -> None:
+def test_returned_threads_take_no_further_part(lives: Kernels, threads: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     chances = [[1 / 3] * 3, [0.9, 0, 0.1], [0.02, 0, 0.98], [0, 0.5, 0.5], [1, 0, 0], [0, 1, 0]][seed]
     what = random.choice(3, threads, p=chances).astype(np.int32)

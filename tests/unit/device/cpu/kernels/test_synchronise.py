@@ -325,7 +325,7 @@ def test_threads_that_return_early(kernels: Kernels, n: int) -> None:
     np.testing.assert_array_equal(out[:n], reversed_ + reversed_[np.arange(n) ^ 1])
 
 
-def test_a_spinning_thread_lets_the_others_run(kernels: Kernels) -> None:
+def test_spinning_thread_does_not_block_the_others(kernels: Kernels) -> None:
     out = np.full(96, -1, np.int32)
     kernels("ordered", 1, 96, out)
     np.testing.assert_array_equal(out, np.arange(96))
