@@ -7,7 +7,7 @@
 #   make lock    writes locks/, the exact packages that all of this installs; make audit looks for advisories
 #   make tools   installs what some tests drive: Chromium and systemd's tools, on Debian and its kin (as root), and
 #                Kubernetes' schemas
-#   make docs    the reference of the client, from its docstrings, into build/reference
+#   make docs    the site of the documentation, with the reference from the docstrings, into build/docs
 #   make bench   measures, with its baselines, into tests/bench/results/
 
 PYTHON ?= python3
@@ -55,7 +55,7 @@ demo: $(VENV)/.server
 	$(BIN)/hearthd demo
 
 # mypy runs beside the tests. In a fresh clone all tests are compiled first, once, and not by each of the processes.
-test: $(VENV)/.dev $(VENV)-proto/.tools
+test: $(VENV)/.docs $(VENV)-proto/.tools
 	$(BIN)/ruff check client server proto tests docs deploy
 	$(BIN)/ruff format --check -q client server proto tests docs deploy
 	$(BIN)/python locks/check.py
@@ -104,8 +104,9 @@ serve: $(VENV)/.server
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.bench
 
-docs: $(VENV)/.dev
-	$(BIN)/python docs/reference.py build/reference
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q -f docs/site/mkdocs.yml
+	@echo "open build/docs/index.html"
 
 # The generator lives in a separate environment: see proto/generate.py.
 proto: $(VENV)-proto/.tools
@@ -124,6 +125,10 @@ $(VENV)/.server: pyproject.toml locks/server.txt | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml locks/server.txt locks/dev.txt | $(VENV)/bin/python
 	$(call install,server dev $(MACHINE),$(VENV),--require-hashes,dev$(COMPILER_EXTRA)$(CUDA_EXTRA))
 	@touch $@ $(VENV)/.server
+
+$(VENV)/.docs: $(VENV)/.dev locks/docs.txt
+	$(call install,server dev docs $(MACHINE),$(VENV),--require-hashes,dev$(comma)docs)
+	@touch $@
 
 $(VENV)-oldest/.dev: pyproject.toml locks/oldest.txt
 	@$(PYTHON) -m venv $(VENV)-oldest
