@@ -4,7 +4,8 @@
 #   make test-quick   the unit tests but for the slow ones, and a smoke of the daemon: a minute or so
 #   make test-oldest  the same with the oldest packages that pyproject.toml allows, in .venv-oldest; make smoke-oldest: a
 #                part of it
-#   make lock    writes locks/, the exact packages that all of this installs; make audit looks for advisories
+#   make lock    writes locks/, the exact packages that all of this installs; make audit looks for advisories;
+#                make sbom writes their bills of materials (CycloneDX) into build/sbom
 #   make tools   installs what some tests drive: Chromium and systemd's tools, on Debian and its kin (as root), and
 #                Kubernetes' schemas
 #   make docs    the site of the documentation, with the reference from the docstrings, into build/docs
@@ -49,7 +50,7 @@ LOWER := $(patsubst %,tests/%.py,unit/front/admission/test_admission unit/front/
   unit/front/http/test_server unit/front/test_opentelemetry unit/front/auth/test_tls unit/front/gpu/test_health \
   unit/client/cli/test_output daemon/tenants/test_admission daemon/cli/test_status daemon/operations/test_first_process)
 
-.PHONY: demo test test-quick test-oldest smoke-oldest tools docs lint lock audit typecheck proto proto-check bench clean serve
+.PHONY: demo test test-quick test-oldest smoke-oldest tools docs lint lock audit sbom typecheck proto proto-check bench clean serve
 
 demo: $(VENV)/.server
 	$(BIN)/hearthd demo
@@ -96,7 +97,18 @@ lock: $(VENV)-tools/.tools
 
 # Asks the index for advisories, over the internet.
 audit: $(VENV)-tools/.tools
-	$(VENV)-tools/bin/pip-audit --disable-pip --require-hashes -r locks/server.txt -r locks/dev.txt
+	$(VENV)-tools/bin/pip-audit --disable-pip --require-hashes -r locks/server.txt -r locks/dev.txt -r locks/docs.txt
+
+# Against the schema, which takes ten seconds for each.
+SBOM_FLAGS ?= --validate
+
+# The tool warns that requirements files have no graph of dependencies.
+sbom: $(VENV)-tools/.tools
+	@mkdir -p build/sbom
+	@for extra in cpu cuda12 cuda13; do cat locks/server.txt locks/$$extra.txt \
+	  | PYTHONWARNINGS=ignore $(VENV)-tools/bin/cyclonedx-py requirements --pyproject pyproject.toml \
+	    --output-reproducible $(SBOM_FLAGS) -o build/sbom/$$extra.cdx.json - || exit 1; done
+	@ls build/sbom/*
 
 serve: $(VENV)/.server
 	$(BIN)/hearthd serve
@@ -143,7 +155,8 @@ $(VENV)-proto/.tools: Makefile
 
 $(VENV)-tools/.tools: Makefile
 	@$(PYTHON) -m venv $(VENV)-tools
-	@$(VENV)-tools/bin/pip install -q --disable-pip-version-check uv pip-audit >$(VENV)-tools/pip.log 2>&1 \
+	@$(VENV)-tools/bin/pip install -q --disable-pip-version-check uv pip-audit cyclonedx-bom==7.5.0 \
+	  >$(VENV)-tools/pip.log 2>&1 \
 	  || { cat $(VENV)-tools/pip.log >&2; exit 1; }
 	@touch $@
 

@@ -41,7 +41,7 @@ def closure(*requirements: str) -> set[str]:
     return set(found)
 
 
-def make(folder: Path, *requirements: str) -> Path:
+def make(folder: Path, *requirements: str, project: bool = True) -> Path:
     """Makes an environment with the packages of `closure(*requirements)`, and their commands.
 
     `hearth-gpu` stands for the client in this working tree, and the command `hearth`.
@@ -49,6 +49,7 @@ def make(folder: Path, *requirements: str) -> Path:
     Args:
         folder: Empty folder for the environment.
         *requirements: Requirements as for pip.
+        project: False leaves `hearth-gpu` out, so that a built package can be installed.
 
     Returns:
         The environment's Python.
@@ -56,7 +57,7 @@ def make(folder: Path, *requirements: str) -> Path:
     venv.EnvBuilder(symlinks=True).create(folder)
     python = folder / "bin" / "python"
     packages = next(folder.glob("lib/python*/site-packages"))
-    for name in closure(*requirements):
+    for name in closure(*requirements) - (set() if project else {PROJECT}):
         of = distribution(name)
         if name == PROJECT:
             sources = [ROOT / "client" / "hearth", ROOT / "proto" / "hearth_proto"]
