@@ -112,8 +112,9 @@ def test_impossible_geometry_is_refused_here(
 )
 def test_arguments_are_checked_against_the_kernel(gpu: hearth.Device, arguments: tuple[object], what: str) -> None:
     common(gpu, "add_one")((1,), (1,), arguments)
-    with pytest.raises(hearth.LaunchError, match=what):
+    with pytest.raises(hearth.LaunchError, match=what) as caught:
         gpu.synchronize()
+    assert caught.value.fix.startswith("pass 2 arguments, of 8 and 4 bytes"), caught.value.fix
     gpu.synchronize()
 
 
@@ -125,6 +126,7 @@ def test_all_that_is_wrong_is_said_at_once(gpu: hearth.Device) -> None:
     for part in ("1 argument is given", "grid.y is 70000", "block.x is 2000", "shared memory"):
         assert part in message
     assert int(caught.value.details["failures"]) >= 4
+    assert "this launch passes 1 argument, of 4 bytes; launch within these limits" in caught.value.fix
 
 
 SHARED = """

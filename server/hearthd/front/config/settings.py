@@ -55,7 +55,7 @@ class ListenSettings(Section):
 
 
 class DeviceSettings(Section):
-    """The devices of the node, and the processes that serve them."""
+    """The devices of this node, and their processes: start, restart, confinement, and sharing by tenants."""
 
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     """"auto": CUDA if there are GPUs and CuPy, otherwise the CPU."""
@@ -120,7 +120,7 @@ class DeviceSettings(Section):
 
 
 class SessionSettings(Section):
-    """Sessions of clients."""
+    """Limits of sessions, and the time (`lease`) for which a session is kept while its client is disconnected."""
 
     lease: Seconds = Field(default=30.0, gt=0)
     """Time for which a session outlives its last connection."""
@@ -133,8 +133,9 @@ class SessionSettings(Section):
 
 
 class LaneSettings(Section):
-    """Connections that lead directly to the device process: over a Unix socket for clients on this host, and over
-    `listen.lanes` for bulk data.
+    """Connections that lead directly to the device process.
+
+    Clients on this host use a Unix socket; `listen.lanes` is for bulk data.
     """
 
     enabled: bool = True
@@ -155,7 +156,7 @@ class LaneSettings(Section):
 
 
 class LaunchSettings(Section):
-    """Time limits of kernels and modules."""
+    """Time limits of kernels, and of modules that wait for kernels."""
 
     timeout: Seconds = Field(default=0.0, ge=0)
     """A kernel that runs longer ends its device process; 0: no limit."""
@@ -206,7 +207,7 @@ class CompileSettings(Section):
 
 
 class LogSettings(Section):
-    """The daemon's log, on stderr."""
+    """The daemon's own log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
@@ -215,7 +216,7 @@ class LogSettings(Section):
 
 
 class LimitSettings(Section):
-    """Limits of one session, sent to its client, which keeps them."""
+    """Maximum sizes of messages, and limits of each session. All of them but `max_handles` are announced to clients."""
 
     max_inline_bytes: Bytes = Field(default=1 << 20, ge=1 << 10, le=16 << 20)
     """Data of one write or read inside a batch of commands."""
