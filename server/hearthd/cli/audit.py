@@ -26,7 +26,7 @@ def add_to(app: Any) -> None:
     """Adds the group of commands to the typer application."""
     import typer
 
-    audit = typer.Typer(no_args_is_help=True, help="Inspect the audit log.")
+    audit = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Inspect the audit log.")
     app.add_typer(audit, name="audit")
     File = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file: names the log, its key and anchor.")]
 

@@ -146,9 +146,10 @@ def add_to(app: typer.Typer) -> None:
         directory: Annotated[Path, typer.Option(help="Where the files are written.")] = Path(),
         days: Annotated[int, typer.Option(min=1, max=3650, help="Days that the certificate is valid.")] = 365,
     ) -> None:
-        """Make a private authority and a certificate for the daemon: ca.pem for clients, tls.pem and tls.key for [tls].
+        """Make a private authority and a certificate.
 
-        The key of the authority is not kept: a new certificate has a new authority.
+        Writes ca.pem for clients, and tls.pem and tls.key for [tls] of the daemon. The key of the authority is not
+        kept: a new certificate has a new authority.
         """
         try:
             make(names, directory, days)

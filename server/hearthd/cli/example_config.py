@@ -40,7 +40,10 @@ def add_to(app: typer.Typer) -> None:
     def example_config(
         name: Annotated[str | None, typer.Argument(metavar="NAME", help="The example.", show_default=False)] = None,
     ) -> None:
-        """Print a commented example configuration; without NAME, list the examples."""
+        """Print a commented example configuration.
+
+        Without NAME, list the examples.
+        """
         if name is None:
             print(listed())
         elif name in EXAMPLES:

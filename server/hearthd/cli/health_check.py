@@ -41,7 +41,10 @@ def add_to(app: typer.Typer) -> None:
         ] = False,
         timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.01)] = 3.0,
     ) -> None:
-        """Ask the daemon of this configuration whether it is ready; exit status 1: it is not."""
+        """Ask whether the daemon is ready; exit status 1 if not.
+
+        The configuration, or --unix, names the daemon.
+        """
         from hearthd.front.config.loader import ConfigError, load
 
         try:

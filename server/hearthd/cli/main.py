@@ -173,7 +173,12 @@ def build_app() -> Any:
 
     from hearthd.cli import audit, certificate, example_config, health_check, service_unit
 
-    app = typer.Typer(name="hearthd", no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        name="hearthd",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help, as of `hearth`; markup takes "[tls]" for a style
+    )
     File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
     Named = Annotated[Optional[Path], typer.Argument(metavar="FILE", help="The same as --config.", show_default=False)]  # noqa: UP045
     Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -222,13 +227,19 @@ def build_app() -> Any:
         json: Json = False,
         strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 if there are warnings.")] = False,
     ) -> None:
-        """Say whether the daemon would start with this file, environment and flags, and what may not be meant."""
+        """Check whether the daemon would start.
+
+        Reads the file, the environment and the flags, and warns about settings that may be unintended.
+        """
         _check_config(either(file, config), flags, json, strict)
 
     @app.command("print-config")
     @_with_flags
     def print_config(flags: Any, file: Named = None, config: File = None, json: Json = False) -> None:
-        """Print the configuration that would be used, and where each value comes from."""
+        """Print each setting, its value and its origin.
+
+        Reads the file, the environment and the flags, as `serve` does.
+        """
         _print_config(either(file, config), flags, json)
 
     @app.command()
