@@ -43,35 +43,51 @@ class KernelLimits:
     static_shared_bytes: int
 
 
+class Violation(str):
+    """A sentence about a violated limit, with the path of the launch's field that violates it."""
+
+    field: str
+    __slots__ = ("field",)
+
+    def __new__(cls, text: str, field: str) -> Violation:
+        """Creates the sentence `text`."""
+        made = super().__new__(cls, text)
+        made.field = field
+        return made
+
+
 def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, shared_mem: int) -> list[str]:
-    """Returns the violated limits, one sentence each; an empty list if the launch fits."""
+    """Returns the violated limits, one sentence each; an empty list if the launch fits.
+
+    Each sentence is a `Violation`.
+    """
     wrong: list[str] = []
     for what, dim in (("grid", grid), ("block", block)):
         wrong += [
-            f"{what}.{axis} is 0; every dimension must be at least 1"
+            Violation(f"{what}.{axis} is 0; every dimension must be at least 1", f"{what}.{axis}")
             for axis, n in zip(AXES, dim, strict=True)
             if not n
         ]
     for what, dim, most in (("block", block, limits.max_block_dim), ("grid", grid, limits.max_grid_dim)):
         wrong += [
-            f"{what}.{axis} is {n}; the device's maximum is {limit}"
+            Violation(f"{what}.{axis} is {n}; the device's maximum is {limit}", f"{what}.{axis}")
             for axis, n, limit in zip(AXES, dim, most, strict=True)
             if n > limit
         ]
     threads = block[0] * block[1] * block[2]
     if threads > limits.max_threads_per_block:
-        wrong.append(f"the block has {threads} threads; the device's maximum is {limits.max_threads_per_block}")
+        text = f"the block has {threads} threads; the device's maximum is {limits.max_threads_per_block}"
+        wrong.append(Violation(text, "block"))
     elif threads > kernel.max_threads_per_block:
-        wrong.append(
-            f"the block has {threads} threads; this kernel's maximum is {kernel.max_threads_per_block} "
-            "(its registers or __launch_bounds__)"
-        )
+        text = f"the block has {threads} threads; this kernel's maximum is {kernel.max_threads_per_block} "
+        wrong.append(Violation(text + "(its registers or __launch_bounds__)", "block"))
     total = shared_mem + kernel.static_shared_bytes
     if total > limits.shared_mem_per_block_optin:
-        wrong.append(
+        text = (
             f"{total} bytes of shared memory ({shared_mem} dynamic, {kernel.static_shared_bytes} static) are "
             f"requested; the device's maximum per block is {limits.shared_mem_per_block_optin}"
         )
+        wrong.append(Violation(text, "shared_mem"))
     return wrong
 
 
@@ -82,9 +98,13 @@ def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]]) ->
     """
     if len(given) != len(real):
         arguments = "1 argument is" if len(given) == 1 else f"{len(given)} arguments are"
-        return [f"{arguments} given; the kernel has {len(real)} parameter{'' if len(real) == 1 else 's'}"]
+        text = f"{arguments} given; the kernel has {len(real)} parameter{'' if len(real) == 1 else 's'}"
+        return [Violation(text, "arguments")]
     return [
-        f"argument {index} has {place.size} bytes{_kind(place)}; the kernel's parameter has {real_size}"
+        Violation(
+            f"argument {index} has {place.size} bytes{_kind(place)}; the kernel's parameter has {real_size}",
+            f"arguments[{index}]",
+        )
         for index, (place, (_, real_size)) in enumerate(zip(given, real, strict=True))
         if place.size != real_size
     ]
@@ -112,4 +132,5 @@ def refuse(
             "shared_mem": shared_mem,
             "failures": len(wrong),
         },
+        fields=list(dict.fromkeys(each.field for each in wrong if isinstance(each, Violation))),
     )
