@@ -1,6 +1,7 @@
 """Tools that know nothing of Hearth: they call it by server reflection, and show the reason, the fix and the fields.
 
-Each tool is optional. `make tools` installs them, on a machine with Node.js also the package for it.
+Each tool is optional. grpc_requests is in the extra dev; `make tools` installs grpcurl and, on a machine with npm, the
+packages for Node.js.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def test_grpcurl_shows_reason_fix_and_fields(grpcurl: str, daemon: DaemonProcess
 
 def test_grpc_requests_shows_reason_and_fix(daemon: DaemonProcess, raw: Raw) -> None:
     if importlib.util.find_spec("grpc_requests") is None:
-        pytest.skip("grpc_requests is not installed: `make tools`")
+        pytest.skip("grpc_requests is not installed: the extra dev")
     program = f"""
 import json, sys, grpc
 from grpc_requests import Client
