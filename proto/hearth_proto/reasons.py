@@ -2,9 +2,13 @@
 
 A refusal is sent as a `google.rpc.Status`: the gRPC code, one sentence that says what was requested and what is
 allowed, and an `ErrorInfo`. Its `reason` is one of `Reason`, its `domain` is ``hearth.v1``, and its `metadata` contains
-the requested and allowed values and `fix`. `hearth.v1.Status` and `hearth.v1.ErrorInfo` have the field numbers of the
-corresponding `google.rpc` messages, so that the client needs no further package to read them, and every gRPC tool can
-read them.
+the requested and allowed values and `fix`. A `RetryInfo` says when a retry may succeed, and a `BadRequest` names the
+invalid fields of the request. `hearth.v1.Status`, `ErrorInfo`, `RetryInfo` and `BadRequest` have the field numbers of
+the corresponding `google.rpc` messages, so that the client needs no further package to read them, and every gRPC tool
+can read them.
+
+The message of a status that ends a gRPC call contains the reason and the fix as well (`explained`), because many tools
+show only the code and the message of an error. `from_status` removes both again.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
 _ERROR_INFO_URL = "type.googleapis.com/google.rpc.ErrorInfo"
 _RETRY_INFO_URL = "type.googleapis.com/google.rpc.RetryInfo"
+_BAD_REQUEST_URL = "type.googleapis.com/google.rpc.BadRequest"
 _STREAM_ERRORS_URL = "type.googleapis.com/hearth.v1.StreamErrors"
 
 
@@ -162,7 +167,8 @@ class Refusal(Exception):
 
     `message` is one sentence that says what was requested and what is allowed; `fix` says what to do. `details` holds
     the requested and allowed values (strings, sent as `ErrorInfo.metadata`). `retry_after_s`, in seconds, adds a
-    `RetryInfo`.
+    `RetryInfo`. `fields`, the paths of the request's invalid fields such as ``block.x``, adds a `BadRequest`; the paths
+    of a command begin in the command's message.
     """
 
     def __init__(
@@ -173,6 +179,7 @@ class Refusal(Exception):
         fix: str = "",
         details: Mapping[str, object] | None = None,
         retry_after_s: float | None = None,
+        fields: Sequence[str] = (),
     ) -> None:
         super().__init__(message)
         self.reason = reason
@@ -180,13 +187,13 @@ class Refusal(Exception):
         self.fix = fix
         self.details = {key: str(value) for key, value in (details or {}).items()}
         self.retry_after_s = retry_after_s
+        self.fields = tuple(fields)
 
     def __str__(self) -> str:
-        text = f"{self.reason}: {self.message}"
-        return f"{text} Fix: {self.fix}" if self.fix else text
+        return _full_text(str(self.reason), self.message, self.fix)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.reason, self.message, self.fix, self.details, self.retry_after_s)
+        return _rebuild, (self.reason, self.message, self.fix, self.details, self.retry_after_s, self.fields)
 
     @property
     def code(self) -> Code:
@@ -209,6 +216,11 @@ class Refusal(Exception):
             retry = status_pb2.RetryInfo()
             retry.retry_delay.FromNanoseconds(int(self.retry_after_s * 1e9))
             status.details.append(AnyMessage(type_url=_RETRY_INFO_URL, value=retry.SerializeToString()))
+        if self.fields:
+            bad = status_pb2.BadRequest()
+            for field in self.fields:
+                bad.field_violations.add(field=field, description=self.message)
+            status.details.append(AnyMessage(type_url=_BAD_REQUEST_URL, value=bad.SerializeToString()))
         if failures:
             errors = status_pb2.StreamErrors(failures=failures)
             status.details.append(AnyMessage(type_url=_STREAM_ERRORS_URL, value=errors.SerializeToString()))
@@ -216,35 +228,97 @@ class Refusal(Exception):
 
 
 def _rebuild(
-    reason: Reason, message: str, fix: str, details: Mapping[str, object], retry_after_s: float | None
+    reason: Reason,
+    message: str,
+    fix: str,
+    details: Mapping[str, object],
+    retry_after_s: float | None,
+    fields: Sequence[str],
 ) -> Refusal:
-    return Refusal(reason, message, fix=fix, details=details, retry_after_s=retry_after_s)
+    return Refusal(reason, message, fix=fix, details=details, retry_after_s=retry_after_s, fields=fields)
+
+
+def _full_text(reason: str, message: str, fix: str) -> str:
+    if not fix:
+        return f"{reason}: {message}"
+    end = "" if message[-1:] in ".!?:\n" else "."
+    return f"{reason}: {message}{end} Fix: {fix}"
+
+
+def explained(status: status_pb2.Status) -> status_pb2.Status:
+    """Returns `status` with the message "REASON: message Fix: fix".
+
+    A status without an `ErrorInfo`, and one whose message has this form already, is returned unchanged.
+    """
+    info = _error_info(status)
+    if info is None:
+        return status
+    fix = info.metadata.get("fix", "")
+    result = status_pb2.Status()
+    result.CopyFrom(status)
+    result.message = _full_text(info.reason, _plain_message(status.message, info.reason, fix), fix)
+    return result
+
+
+def _plain_message(message: str, reason: str, fix: str) -> str:
+    """Returns the message without the reason and the fix that `explained` adds.
+
+    A period that `explained` inserted before the fix remains.
+    """
+    head, tail = f"{reason}: ", f" Fix: {fix}" if fix else ""
+    if message.startswith(head) and message.endswith(tail) and len(message) >= len(head) + len(tail):
+        return message[len(head) : len(message) - len(tail)]
+    return message
+
+
+def within(status: status_pb2.Status, field: str) -> status_pb2.Status:
+    """Returns `status` with `field`, which holds the command, put in front of the paths of invalid fields."""
+    refusal = from_status(status)
+    if not refusal.fields:
+        return status
+    refusal.fields = tuple(f"{field}.{path}" for path in refusal.fields)
+    return refusal.to_status(stream_failures(status))
+
+
+def _error_info(status: status_pb2.Status) -> status_pb2.ErrorInfo | None:
+    for detail in status.details:
+        if detail.type_url == _ERROR_INFO_URL:
+            try:
+                return status_pb2.ErrorInfo.FromString(detail.value)
+            except DecodeError:
+                return None
+    return None
 
 
 def from_status(status: status_pb2.Status) -> Refusal:
-    """Returns the refusal that a wire status describes.
+    """Returns the refusal that a wire status describes, without the reason and the fix that `explained` adds.
 
     For a status without an `ErrorInfo`, the reason follows from its code.
     """
     reason = _reason_of_code(status.code)
-    fix = ""
+    message, fix = status.message, ""
     details: dict[str, str] = {}
     retry: float | None = None
+    fields: list[str] = []
     for detail in status.details:
         try:
             if detail.type_url == _ERROR_INFO_URL:
                 info = status_pb2.ErrorInfo.FromString(detail.value)
                 details = dict(info.metadata)
                 fix = details.pop("fix", "")
+                message = _plain_message(message, info.reason, fix)
                 if info.reason in Reason.__members__:
                     reason = Reason(info.reason)
                 else:  # a reason of a newer daemon: keep its name among the details
                     details.setdefault("reason", info.reason)
             elif detail.type_url == _RETRY_INFO_URL:
                 retry = status_pb2.RetryInfo.FromString(detail.value).retry_delay.ToNanoseconds() / 1e9
+            elif detail.type_url == _BAD_REQUEST_URL:
+                violations = status_pb2.BadRequest.FromString(detail.value).field_violations
+                fields += [violation.field for violation in violations]
         except DecodeError:
             continue
-    return Refusal(reason, status.message, fix=fix, details=details, retry_after_s=retry)
+    return Refusal(reason, message, fix=fix, details=details, retry_after_s=retry, fields=fields)
 
 
 def to_text(refusal: Refusal) -> str:

@@ -26,7 +26,7 @@ from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1chearth_proto/v1/status.proto\x12\thearth.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"N\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\"\x92\x01\n\tErrorInfo\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x34\n\x08metadata\x18\x03 \x03(\x0b\x32\".hearth.v1.ErrorInfo.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\";\n\tRetryInfo\x12.\n\x0bretry_delay\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x80\x01\n\x0e\x43ommandFailure\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\x04\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x01(\r\x12!\n\x06status\x18\x05 \x01(\x0b\x32\x11.hearth.v1.Status\x12\x0e\n\x06merged\x18\x06 \x01(\r\";\n\x0cStreamErrors\x12+\n\x08\x66\x61ilures\x18\x01 \x03(\x0b\x32\x19.hearth.v1.CommandFailureb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1chearth_proto/v1/status.proto\x12\thearth.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"N\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\"\x92\x01\n\tErrorInfo\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x34\n\x08metadata\x18\x03 \x03(\x0b\x32\".hearth.v1.ErrorInfo.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\";\n\tRetryInfo\x12.\n\x0bretry_delay\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x82\x01\n\nBadRequest\x12>\n\x10\x66ield_violations\x18\x01 \x03(\x0b\x32$.hearth.v1.BadRequest.FieldViolation\x1a\x34\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"\x80\x01\n\x0e\x43ommandFailure\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\x04\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x01(\r\x12!\n\x06status\x18\x05 \x01(\x0b\x32\x11.hearth.v1.Status\x12\x0e\n\x06merged\x18\x06 \x01(\r\";\n\x0cStreamErrors\x12+\n\x08\x66\x61ilures\x18\x01 \x03(\x0b\x32\x19.hearth.v1.CommandFailureb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,8 +43,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ERRORINFO_METADATAENTRY']._serialized_end=329
   _globals['_RETRYINFO']._serialized_start=331
   _globals['_RETRYINFO']._serialized_end=390
-  _globals['_COMMANDFAILURE']._serialized_start=393
-  _globals['_COMMANDFAILURE']._serialized_end=521
-  _globals['_STREAMERRORS']._serialized_start=523
-  _globals['_STREAMERRORS']._serialized_end=582
+  _globals['_BADREQUEST']._serialized_start=393
+  _globals['_BADREQUEST']._serialized_end=523
+  _globals['_BADREQUEST_FIELDVIOLATION']._serialized_start=471
+  _globals['_BADREQUEST_FIELDVIOLATION']._serialized_end=523
+  _globals['_COMMANDFAILURE']._serialized_start=526
+  _globals['_COMMANDFAILURE']._serialized_end=654
+  _globals['_STREAMERRORS']._serialized_start=656
+  _globals['_STREAMERRORS']._serialized_end=715
 # @@protoc_insertion_point(module_scope)

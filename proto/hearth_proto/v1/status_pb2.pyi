@@ -43,6 +43,19 @@ class RetryInfo(_message.Message):
     retry_delay: _duration_pb2.Duration
     def __init__(self, retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
+class BadRequest(_message.Message):
+    __slots__ = ("field_violations",)
+    class FieldViolation(_message.Message):
+        __slots__ = ("field", "description")
+        FIELD_FIELD_NUMBER: _ClassVar[int]
+        DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+        field: str
+        description: str
+        def __init__(self, field: _Optional[str] = ..., description: _Optional[str] = ...) -> None: ...
+    FIELD_VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    field_violations: _containers.RepeatedCompositeFieldContainer[BadRequest.FieldViolation]
+    def __init__(self, field_violations: _Optional[_Iterable[_Union[BadRequest.FieldViolation, _Mapping]]] = ...) -> None: ...
+
 class CommandFailure(_message.Message):
     __slots__ = ("command", "stream", "seq", "index", "status", "merged")
     COMMAND_FIELD_NUMBER: _ClassVar[int]

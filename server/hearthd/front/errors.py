@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from hearth_proto.reasons import STATUS_DETAILS_KEY, Reason, Refusal, from_status, stream_failures
+from hearth_proto.reasons import STATUS_DETAILS_KEY, Reason, Refusal, explained, from_status, stream_failures
 from hearth_proto.v1 import status_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -19,13 +19,21 @@ _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 MAX_MESSAGE = 1024
 MAX_DETAILS = 3072
 """Limits, in bytes, of a status in trailing metadata, because gRPC peers drop calls whose trailing metadata exceed 8
-KiB (text is percent-encoded, details are base64-encoded). A longer status, for instance with a compiler's log, is
-truncated. On the Execute stream a status is a message, and is sent whole."""
+KiB (text is percent-encoded, details are base64-encoded). The message includes the reason and the fix. A longer status,
+for instance with a compiler's log, is truncated. On the Execute stream a status is a message, and is sent whole."""
+_AROUND_MESSAGE = 64
+"""Maximum number of characters that `explained` adds to a message and its fix: the reason and punctuation."""
 
 
 async def abort(context: Context, status: status_pb2.Status) -> NoReturn:
-    """Ends the call with `status`; its details are sent in the trailing metadata."""
+    """Ends the call with `status`; its details are sent in the trailing metadata.
+
+    The message of a gRPC call contains the reason and the fix as well, for tools that show only code and message. The
+    client at the other end of a framed call reads the details.
+    """
     status = fitted(status)
+    if not getattr(context, "framed", False):
+        status = explained(status)
     code = _GRPC_CODES.get(status.code, grpc.StatusCode.UNKNOWN)
     if code is grpc.StatusCode.OK:  # a failed command without a code; success must not be reported
         code = grpc.StatusCode.INTERNAL
@@ -43,13 +51,15 @@ async def abort(context: Context, status: status_pb2.Status) -> NoReturn:
 def fitted(status: status_pb2.Status) -> status_pb2.Status:
     """Returns `status`, truncated to fit the trailing metadata.
 
-    The message is truncated first, then the longest values, then the later failures of a stream.
+    The fix and the message are truncated first, then the longest values. Then the invalid fields and the later failures
+    of a stream are left out.
     """
-    if len(status.message) <= MAX_MESSAGE and status.ByteSize() <= MAX_MESSAGE + MAX_DETAILS:
+    if _fits(status):
         return status
     refusal = from_status(status)
     failures = stream_failures(status)
-    refusal.message = _cut(refusal.message, MAX_MESSAGE)
+    refusal.fix = _cut(refusal.fix, MAX_MESSAGE // 2)
+    refusal.message = _cut(refusal.message, MAX_MESSAGE - len(refusal.fix) - _AROUND_MESSAGE)
     room = max(256, MAX_DETAILS // (4 if failures else 1))
     while sum(len(key) + len(value) for key, value in refusal.details.items()) + len(refusal.fix) > room:
         if len(refusal.fix) > room // 2:
@@ -64,11 +74,20 @@ def fitted(status: status_pb2.Status) -> status_pb2.Status:
     for failure in failures:
         failure.status.CopyFrom(fitted_message(failure.status))
     cut = refusal.to_status(failures)
-    while failures and cut.ByteSize() > MAX_MESSAGE + MAX_DETAILS:
-        failures.pop()
+    while (failures or refusal.fields) and not _fits(cut):
+        if refusal.fields:
+            refusal.fields = ()
+        else:
+            failures.pop()
         cut = refusal.to_status(failures)
     cut.code = status.code
     return cut
+
+
+def _fits(status: status_pb2.Status) -> bool:
+    """Returns whether `status` fits the trailing metadata, with the reason and the fix in its message."""
+    whole = explained(status)
+    return len(whole.message) <= MAX_MESSAGE and whole.ByteSize() <= MAX_MESSAGE + MAX_DETAILS
 
 
 def fitted_message(status: status_pb2.Status) -> status_pb2.Status:

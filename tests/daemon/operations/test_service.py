@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from prometheus_client.parser import text_string_to_metric_families
 
 import hearth
@@ -77,18 +77,27 @@ def test_health_watch_follows_the_device_and_the_drain(start_daemon: StartDaemon
     channel.close()
 
 
-def test_reflection(raw: Raw) -> None:
-    stub: Any = reflection_pb2_grpc.ServerReflectionStub(raw.channel)
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection(raw: Raw, version: str) -> None:
+    service = f"grpc.reflection.{version}.ServerReflection"
+    call: Any = raw.channel.stream_stream(
+        f"/{service}/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )
 
     def ask(**fields: str) -> Any:
-        (answer,) = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(**fields)]), timeout=TIMEOUT)
+        (answer,) = call(iter([reflection_pb2.ServerReflectionRequest(**fields)]), timeout=TIMEOUT)
         return answer
 
     services = {service.name for service in ask(list_services="").list_services_response.service}
-    assert {"hearth.v1.NodeService", "hearth.v1.DeviceService", "grpc.health.v1.Health"} <= services
-    for symbol in ("hearth.v1.DeviceService", "hearth.v1.NodeService", "hearth.v1.Command"):
+    assert {"hearth.v1.NodeService", "hearth.v1.DeviceService", "grpc.health.v1.Health", service} <= services
+    symbols = ("hearth.v1.DeviceService", "hearth.v1.NodeService", "hearth.v1.Command", service)
+    details = ("google.rpc.Status", "google.rpc.ErrorInfo", "google.rpc.RetryInfo", "google.rpc.BadRequest")
+    for symbol in (*symbols, *details):
         files = ask(file_containing_symbol=symbol).file_descriptor_response.file_descriptor_proto
-        assert files and b"hearth" in files[0]
+        assert symbol.rpartition(".")[2].encode() in files[0]
+    assert ask(file_containing_symbol="google.rpc.Help").error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
 # ---- HTTP ----

@@ -28,7 +28,7 @@ from tests.support.daemon.raw import Raw, refused
 DESCRIBE = "/hearth.v1.NodeService/Describe"
 LOAD_MODULE = "/hearth.v1.DeviceService/LoadModule"
 HEALTH = "/grpc.health.v1.Health/Check"
-REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+REFLECTION = ("v1", "v1alpha")
 MIB = 1 << 20
 WAIT = 30.0
 DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAUTHENTICATED = 4, 8, 12, 16
@@ -150,7 +150,9 @@ def test_requests_have_limits_before_they_are_decoded(lent: TenantDaemon, daemon
 
 
 def test_reflection_requires_a_credential(lent: TenantDaemon, daemon: DaemonProcess) -> None:
-    assert answered(daemon, REFLECTION, message(b""))[0] == UNAUTHENTICATED
+    for version in REFLECTION:
+        path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+        assert answered(daemon, path, message(b""))[0] == UNAUTHENTICATED
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
     with grpc.insecure_channel(daemon.grpc) as channel:

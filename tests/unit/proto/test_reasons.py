@@ -9,9 +9,21 @@ import pytest
 from google.protobuf.any_pb2 import Any
 from google.rpc import error_details_pb2, status_pb2
 
-from hearth_proto.reasons import CODES, Code, Reason, Refusal, from_status, from_text, stream_failures, to_text
+from hearth_proto.reasons import (
+    CODES,
+    Code,
+    Reason,
+    Refusal,
+    explained,
+    from_status,
+    from_text,
+    stream_failures,
+    to_text,
+    within,
+)
 from hearth_proto.v1.status_pb2 import CommandFailure, Status
 
+ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 PUBLISHED = {
     "INVALID_ARGUMENT": Code.INVALID_ARGUMENT,
     "INVALID_HANDLE": Code.NOT_FOUND,
@@ -98,6 +110,67 @@ def test_status_is_readable_by_the_google_rpc_messages() -> None:
     assert retry.retry_delay.ToMilliseconds() == 1500
 
 
+def test_google_reads_invalid_fields() -> None:
+    status = Refusal(Reason.LAUNCH_INVALID, "too large", fields=["block.x", "arguments[1]"]).to_status()
+    wire = status_pb2.Status.FromString(status.SerializeToString())
+    bad = error_details_pb2.BadRequest()
+    assert wire.details[1].Unpack(bad)
+    found = [(violation.field, violation.description) for violation in bad.field_violations]
+    assert found == [("block.x", "too large"), ("arguments[1]", "too large")]
+    assert from_status(status).fields == ("block.x", "arguments[1]")
+    assert from_status(within(status, "command")).fields == ("command.block.x", "command.arguments[1]")
+    assert pickle.loads(pickle.dumps(from_status(status))).fields == ("block.x", "arguments[1]")
+    plain = Refusal(Reason.LAUNCH_INVALID, "too large").to_status()
+    assert within(plain, "command") is plain and len(plain.details) == 1
+
+
+def test_paths_move_outwards_and_nothing_else_changes() -> None:
+    failures = [CommandFailure(command="launch f", seq=1)]
+    refusal = Refusal(
+        Reason.QUEUE_FULL, "full", fix="wait", details={"limit": 8}, retry_after_s=1.5, fields=["size", "offset"]
+    )
+    status = within(refusal.to_status(failures), "command")
+    again = from_status(status)
+    assert (again.reason, again.message, again.fix, again.details, again.retry_after_s) == (
+        Reason.QUEUE_FULL, "full", "wait", {"limit": "8"}, 1.5,
+    )  # fmt: skip
+    assert stream_failures(status) == failures
+
+
+@pytest.mark.parametrize(
+    ("message", "fix", "text"),
+    [
+        ("Too many.", "Ask for less.", "QUOTA_EXCEEDED: Too many. Fix: Ask for less."),
+        ("too many", "ask for less", "QUOTA_EXCEEDED: too many. Fix: ask for less"),
+        ("too many", "", "QUOTA_EXCEEDED: too many"),
+        ("", "ask for less", "QUOTA_EXCEEDED:  Fix: ask for less"),
+    ],
+)
+def test_message_of_an_explained_status_has_reason_and_fix(message: str, fix: str, text: str) -> None:
+    refusal = Refusal(Reason.QUOTA_EXCEEDED, message, fix=fix, details={"allowed": 4})
+    status = explained(refusal.to_status())
+    assert status.message == text == str(refusal)
+    assert explained(status) == status, "once only"
+    again = from_status(status)
+    assert again.message.removesuffix(".") == message.removesuffix("."), "and a client shows neither twice"
+    assert (again.reason, again.fix, again.details) == (refusal.reason, fix, {"allowed": "4"})
+    assert str(again) == str(refusal)
+
+
+def test_an_unknown_reason_is_explained_by_its_name() -> None:
+    status = Refusal(Reason.INTERNAL, "x", fix="y").to_status()
+    info = error_details_pb2.ErrorInfo(reason="NOT_INVENTED_YET", domain="hearth.v1", metadata={"fix": "y"})
+    status.details[0].value = info.SerializeToString()
+    assert explained(status).message == "NOT_INVENTED_YET: x. Fix: y"
+    assert from_status(explained(status)).message == "x."
+
+
+def test_a_status_without_error_info_is_not_explained() -> None:
+    broken = Status(code=5, message="m", details=[Any(type_url=ERROR_INFO, value=b"\xff")])
+    for status in (Status(code=14, message="connection refused"), broken):
+        assert explained(status) is status
+
+
 def test_failures_travel_with_the_status() -> None:
     inner = Refusal(Reason.LAUNCH_INVALID, "grid.x is 0")
     failures = [CommandFailure(command="launch f", seq=n, status=inner.to_status()) for n in range(3)]
@@ -108,7 +181,7 @@ def test_failures_travel_with_the_status() -> None:
 
 def test_status_of_another_service() -> None:
     assert from_status(Status(code=14, message="connection refused")).reason == Reason.DEVICE_UNAVAILABLE
-    broken = Status(code=5, details=[Any(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=b"\xff")])
+    broken = Status(code=5, details=[Any(type_url=ERROR_INFO, value=b"\xff")])
     assert from_status(broken).reason == Reason.INVALID_HANDLE
 
 

@@ -45,35 +45,51 @@ class KernelLimits:
     static_shared_bytes: int
 
 
+class Violation(str):
+    """A sentence about a violated limit, with the path of the launch's field that violates it."""
+
+    field: str
+    __slots__ = ("field",)
+
+    def __new__(cls, text: str, field: str) -> Violation:
+        """Creates the sentence `text`."""
+        made = super().__new__(cls, text)
+        made.field = field
+        return made
+
+
 def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, shared_mem: int) -> list[str]:
-    """Returns the violated limits, one sentence each; an empty list if the launch fits."""
+    """Returns the violated limits, one sentence each; an empty list if the launch fits.
+
+    Each sentence is a `Violation`.
+    """
     wrong: list[str] = []
     for what, dim in (("grid", grid), ("block", block)):
         wrong += [
-            f"{what}.{axis} is 0; every dimension must be at least 1"
+            Violation(f"{what}.{axis} is 0; every dimension must be at least 1", f"{what}.{axis}")
             for axis, n in zip(AXES, dim, strict=True)
             if not n
         ]
     for what, dim, most in (("block", block, limits.max_block_dim), ("grid", grid, limits.max_grid_dim)):
         wrong += [
-            f"{what}.{axis} is {n}; the device's maximum is {limit}"
+            Violation(f"{what}.{axis} is {n}; the device's maximum is {limit}", f"{what}.{axis}")
             for axis, n, limit in zip(AXES, dim, most, strict=True)
             if n > limit
         ]
     threads = block[0] * block[1] * block[2]
     if threads > limits.max_threads_per_block:
-        wrong.append(f"the block has {threads} threads; the device's maximum is {limits.max_threads_per_block}")
+        text = f"the block has {threads} threads; the device's maximum is {limits.max_threads_per_block}"
+        wrong.append(Violation(text, "block"))
     elif threads > kernel.max_threads_per_block:
-        wrong.append(
-            f"the block has {threads} threads; this kernel's maximum is {kernel.max_threads_per_block} "
-            "(its registers or __launch_bounds__)"
-        )
+        text = f"the block has {threads} threads; this kernel's maximum is {kernel.max_threads_per_block} "
+        wrong.append(Violation(text + "(its registers or __launch_bounds__)", "block"))
     total = shared_mem + kernel.static_shared_bytes
     if total > limits.shared_mem_per_block_optin:
-        wrong.append(
+        text = (
             f"{total} bytes of shared memory ({shared_mem} dynamic, {kernel.static_shared_bytes} static) are "
             f"requested; the device's maximum per block is {limits.shared_mem_per_block_optin}"
         )
+        wrong.append(Violation(text, "shared_mem"))
     return wrong
 
 
@@ -84,17 +100,18 @@ def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]], ki
     """
     if len(given) != len(real):
         arguments = "1 argument is" if len(given) == 1 else f"{len(given)} arguments are"
-        return [f"{arguments} given; the kernel has {len(real)} parameter{'' if len(real) == 1 else 's'}"]
+        text = f"{arguments} given; the kernel has {len(real)} parameter{'' if len(real) == 1 else 's'}"
+        return [Violation(text, "arguments")]
     wrong: list[str] = []
     for index, (place, (_, real_size), kind) in enumerate(zip(given, real, kinds or "?" * len(real), strict=True)):
         if converted(place) and kind == "f":
             text = (
                 f"argument {index} is an integer; the kernel's parameter has a floating-point type of {real_size} bytes"
             )
-            wrong.append(text + _scalar(kind, real_size))
+            wrong.append(Violation(text + _scalar(kind, real_size), f"arguments[{index}]"))
         elif place.size != real_size and not (converted(place) and kind in INTEGER_KINDS):
             text = f"argument {index} has {place.size} bytes{_kind(place)}; the kernel's parameter has {real_size}"
-            wrong.append(text if place.pointer else text + _scalar(kind, real_size))
+            wrong.append(Violation(text if place.pointer else text + _scalar(kind, real_size), f"arguments[{index}]"))
     return wrong
 
 
@@ -158,6 +175,7 @@ def refuse(
             "shared_mem": shared_mem,
             "failures": len(wrong),
         },
+        fields=list(dict.fromkeys(each.field for each in wrong if isinstance(each, Violation))),
     )
 
 

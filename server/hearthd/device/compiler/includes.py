@@ -79,6 +79,7 @@ def check(
                 f"The compiler option {option!r} has more than one line.",
                 fix="write each option in one line",
                 details={"requested": option, "log": ""},
+                fields=["options"],
             )
     texts = {**headers, SOURCE: code}
     words = [word for option in options for word in _IDENTIFIER.findall(option)]
@@ -97,6 +98,7 @@ def check(
                 f"The name expression {expression!r} is not a name.",
                 fix='write names as the source would, e.g. "scale<float>"',
                 details={"requested": expression, "log": ""},
+                fields=["name_expressions"],
             )
 
 
@@ -115,6 +117,7 @@ def check_name(name: str) -> None:
             f"The header name {name[:MAX_NAME]!r} leads out of its directory, or is not a name.",
             fix="name headers as the source includes them, relative and without '..'",
             details={"log": "", "header": name[:MAX_NAME]},
+            fields=["headers"],
         )
 
 

@@ -342,6 +342,7 @@ def _refusal(text: str, why: str, fix: str) -> Refusal:
         f"The compiler option {text!r} is not allowed: {why}. Allowed are: {ALLOWED}.",
         fix=fix,
         details={"option": text, "allowed": ALLOWED, "log": f"error: the option {text!r} is not allowed: {why}"},
+        fields=["options"],
     )
 
 

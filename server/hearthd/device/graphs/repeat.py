@@ -162,4 +162,5 @@ def check_count(count: int, what: str) -> None:
             f"{what} is to be launched 0 times; the minimum is 1",
             fix="skip the command when there is nothing to launch",
             details={"count": count},
+            fields=["count"],
         )

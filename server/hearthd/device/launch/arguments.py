@@ -41,6 +41,7 @@ def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, t
                 f"argument {index} has no value",
                 fix="set one of pointer, tensor_map, raw or a scalar",
                 details={"argument": index},
+                fields=[f"arguments[{index}]"],
             )
         read_only = kind == "int64"  # an integer, which is converted to the parameter's type
         if kind == "pointer":
@@ -56,7 +57,12 @@ def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, t
         layout.append(Place(len(block), len(value), kind in ("pointer", "tensor_map"), read_only))
         block += value
         if len(block) > 0x7FFF:
-            raise Refusal(Reason.LAUNCH_INVALID, "the arguments take more than 32767 bytes", fix="pass a buffer")
+            raise Refusal(
+                Reason.LAUNCH_INVALID,
+                "the arguments take more than 32767 bytes",
+                fix="pass a buffer",
+                fields=["arguments"],
+            )
     return pack_layout(layout), tuple(buffers), bytes(block)
 
 

@@ -22,6 +22,7 @@ from hearth_proto.launches import (
 )
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend import launch_limits, residency
+from hearthd.device.backend.launch_limits import Violation
 from hearthd.device.backend.resources import Function
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.watchdog import Watchdog
@@ -265,13 +266,14 @@ class Binder:
         )
         wrong = launch_limits.check(limits, kernel, grid, block, shared_mem)
         if record.extension is not None and not record.extension.iterations:
-            wrong.append("iterations is 0; a kernel must be launched at least once")
+            wrong.append(Violation("iterations is 0; a kernel must be launched at least once", "iterations"))
         attributes = attributes_of(record)
         if attributes is None:
             return wrong, []
         resident: list[str] = []
         if attributes.cluster is not None:
-            wrong += residency.check_cluster(limits, grid, attributes.cluster)
+            clusters = residency.check_cluster(limits, grid, attributes.cluster)
+            wrong += [Violation(text, "cluster") for text in clusters]
             if not wrong and not server.max_clusters(function, attributes.cluster, block, shared_mem):
                 resident.append(
                     f"no cluster of {residency.product(attributes.cluster)} blocks of this kernel fits the device"

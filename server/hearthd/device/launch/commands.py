@@ -331,6 +331,7 @@ def _flags(command: commands_pb2.Launch) -> int:
             f"launch mode {command.mode} is unknown",
             fix=f"use one of {', '.join(map(commands_pb2.LaunchMode.Name, MODES))}",
             details={"mode": command.mode},
+            fields=["mode"],
         )
     return MODES[command.mode] | (LaunchFlag.COOPERATIVE if command.cooperative else 0)
 

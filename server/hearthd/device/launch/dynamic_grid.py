@@ -46,6 +46,7 @@ class DynamicGrid:
                 f"the grid is to be read at byte {self._offset} of buffer {self._buffer.handle}",
                 fix="a uint32 lies at a multiple of 4",
                 details={"offset": self._offset},
+                fields=["dynamic_grid.offset"],
             )
         address = self._buffer.range(self._offset, GRID.size, "the grid of a launch")
         device = self._device

@@ -63,6 +63,7 @@ class ModuleCommands:
                 Reason.COMPILE_FAILED,
                 f"the source is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}",
                 fix="send the source as UTF-8 text",
+                fields=["code"],
             )
             return
 

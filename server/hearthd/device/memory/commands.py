@@ -187,6 +187,7 @@ class MemoryCommands:
                 f"{command.mode} is not an allocation mode",
                 fix="ALLOCATION_MODE_PERSISTENT opens a window, ALLOCATION_MODE_AUTO closes one",
                 details={"mode": command.mode},
+                fields=["mode"],
             )
         origin.reply()
 
@@ -260,6 +261,7 @@ def _named(session: DeviceSession, command: commands_pb2.Allocate) -> list[Buffe
             f"an allocation of buffer {command.buffer} with {command.size} bytes and of {len(command.parts)} parts",
             fix="name either one buffer and its size, or parts",
             details={"buffer": command.buffer, "size": command.size, "parts": len(command.parts)},
+            fields=["buffer", "size", "parts"],
         )
     buffers: dict[int, Buffer] = {}
     session.buffers.check_room(len(command.parts))

@@ -265,6 +265,7 @@ def check_pattern(command: commands_pb2.Fill) -> None:
             f"fill of {command.size} bytes at {command.offset} with a pattern of {len(pattern)}",
             fix=f"the pattern has {PATTERN_SIZES} bytes, and offset and size are multiples of that",
             details={"size": command.size, "offset": command.offset, "pattern": len(pattern)},
+            fields=["pattern", "offset", "size"],
         )
 
 

@@ -104,10 +104,10 @@ class Listeners:
         self._metrics.registry.register(self._health.watchers)
         open_service = self._gate.open_service(health.NAME, self._health.methods(), self._guard)
         listed = (node_service.NAME, device_service.NAME, health.NAME)
-        reflection = Reflection(listed, self._gate, self._metrics).handler()
+        reflection = Reflection(listed, self._gate, self._metrics).handlers()
         options = (*_GRPC_OPTIONS, *self._connections.grpc_options(), *grpc_server.options(self._gate.limits.largest))
         server = grpc_server.make(
-            (*services, open_service, reflection), self._gate.account, options, self._connections.guard.admits
+            (*services, open_service, *reflection), self._gate.account, options, self._connections.guard.admits
         )
         self._server = server
         grpc_address = ""

@@ -116,6 +116,7 @@ def check_group(group: bytes) -> bytes:
             f"The group has {len(group)} bytes; a group's id has {GROUP_BYTES}.",
             fix="Pass on the group that CreateGroup returned.",
             details={"requested": len(group), "allowed": GROUP_BYTES},
+            fields=["group"],
         )
     return group
 
@@ -131,18 +132,21 @@ def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
             Reason.INVALID_ARGUMENT, f"The ticket's secret has {len(ticket.secret)} bytes; it must have "
             f"{SECRET_BYTES}.",
             fix=fix, details={"requested": len(ticket.secret), "allowed": SECRET_BYTES},
+            fields=["ticket.secret"],
         )  # fmt: skip
     if len(ticket.certificate_sha256) not in (0, 32):
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"The ticket's certificate_sha256 has {len(ticket.certificate_sha256)} bytes; it must have 32, or none.",
             fix=fix, details={"requested": len(ticket.certificate_sha256), "allowed": 32},
+            fields=["ticket.certificate_sha256"],
         )  # fmt: skip
     if not 1 <= len(ticket.addresses) <= MAX_ADDRESSES:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"The ticket has {len(ticket.addresses)} addresses; it must have 1 to {MAX_ADDRESSES}.",
             fix=fix, details={"requested": len(ticket.addresses), "allowed": MAX_ADDRESSES},
+            fields=["ticket.addresses"],
         )  # fmt: skip
     found = []
     for text in ticket.addresses:
@@ -155,6 +159,7 @@ def addresses_of(ticket: node_pb2.GroupTicket) -> list[Address]:
                 Reason.INVALID_ARGUMENT, f"The ticket's address {text[:300]!r} is not a host and a port to "
                 "connect to.",
                 fix=fix, details={"requested": text[:300]},
+                fields=["ticket.addresses"],
             ) from None  # fmt: skip
         found.append(address)
     return list(dict.fromkeys(found))

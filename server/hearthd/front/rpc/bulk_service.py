@@ -96,6 +96,7 @@ class BulkService:
                 f"{request.stripes} stripes were requested; allowed are 1 to {MAX_STRIPES} (0: shared memory).",
                 fix=f"Request at most {MAX_STRIPES}, and more in another call.",
                 details={"requested": request.stripes, "allowed": MAX_STRIPES},
+                fields=["stripes"],
             )
         refusal = device.quarantine_refusal(session)
         if refusal is not None:
@@ -177,6 +178,7 @@ def _attached(session: Session, ordinal: int, generation: int) -> Channel:
         f"Session {session.id} is not attached to device {ordinal} (generation {generation}).",
         fix="Attach to the device with Execute first, and name Attached.generation.",
         details={"session": session.id, "device": ordinal, "generation": generation},
+        fields=["generation"],
     )
 
 

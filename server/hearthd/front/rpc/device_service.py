@@ -378,4 +378,5 @@ def _check_carried(call: str, command: Message) -> None:
             Reason.INVALID_ARGUMENT,
             f"The single call {call} carries its bytes inline, and also names shared memory.",
             fix=f"Leave Shared out, or send the {call} in a batch of Execute.",
+            fields=["command.shared"],
         )

@@ -52,6 +52,9 @@ class FramedCall(asyncio.Protocol):
     Calls `starts` with the payload of METHOD. To a handler this object is the call's context.
     """
 
+    framed = True
+    """True, unlike a gRPC context, which lacks this attribute: the client reads the details of a refusal."""
+
     def __init__(
         self,
         starts: Starts,

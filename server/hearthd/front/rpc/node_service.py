@@ -250,6 +250,7 @@ def _dedicated(isolation: int) -> bool:
             f"OpenSession.isolation is {isolation}; there are {', '.join(node_pb2.Isolation.keys())}.",
             fix="Omit it for the daemon's default.",
             details={"requested": isolation},
+            fields=["isolation"],
         )
     return isolation == node_pb2.ISOLATION_DEDICATED
 

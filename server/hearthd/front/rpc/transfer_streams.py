@@ -40,6 +40,7 @@ def check_transfer(transfer: int) -> None:
             f"Transfer {transfer} was requested; clients number transfers from 1 to {FRONT_TRANSFERS - 1}.",
             fix="Use the number that the Write or Read command named.",
             details={"requested": transfer, "allowed": f"1 to {FRONT_TRANSFERS - 1}"},
+            fields=["transfer"],
         )
 
 
@@ -140,6 +141,7 @@ def _incomplete(flow: Upload) -> Refusal:
             f"The upload announces {flow.size} bytes, but sent {flow.passed}.",
             fix="Set UploadRequest.size, in the first message, to the bytes of the whole transfer.",
             details={"requested": flow.passed, "allowed": flow.size},
+            fields=["size"],
         )
     return _Incomplete(
         Reason.TRANSFER_ABORTED,
@@ -283,6 +285,7 @@ def _wrong_size(sent: int, size: int) -> Refusal:
         f"Write.size announces {size} bytes, the stream carries {sent}{'' if sent < size else ' or more'}.",
         fix="Set Write.size, in the first message, to the number of bytes that follow.",
         details={"requested": sent, "allowed": size},
+        fields=["command.size"],
     )
 
 

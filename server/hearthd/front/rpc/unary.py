@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.reasons import Reason, Refusal, within
 from hearth_proto.v1 import commands_pb2, device_pb2
 from hearthd.front.errors import Context
 from hearthd.front.rpc.server_call import StatusError, decoder
@@ -100,7 +100,8 @@ def build_command(kind: str, message: Message | None, stream: int) -> commands_p
 async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb2.Result:
     """Sends a command and returns its result.
 
-    Raises `StatusError` with the device's own status if the command failed.
+    Raises `StatusError` with the device's own status if the command failed. Its paths of invalid fields begin in the
+    request of the single call, whose field `command` is the command.
     """
     if channel.calls >= MAX_CALLS:
         raise Refusal(
@@ -122,7 +123,7 @@ async def submit(channel: Channel, command: commands_pb2.Command) -> commands_pb
         finally:
             queue.give(size)
     if result.HasField("error"):
-        raise StatusError(result.error)
+        raise StatusError(within(result.error, "command"))
     return result
 
 

@@ -51,6 +51,14 @@ def test_all_failures_of_one_launch_in_one_message() -> None:
     refusal = refuse("saxpy", wrong, (0, 70000, 1), (1025, 1, 65), 227 << 10)
     assert all(each in refusal.message for each in wrong)
     assert refusal.details["failures"] == "6"
+    assert refusal.fields == ("grid.x", "block.x", "block.z", "grid.y", "block", "shared_mem")
+
+
+def test_invalid_arguments_are_named_by_their_field() -> None:
+    wrong = check_parameters([Place(0, 4), Place(8, 8, True)], [(0, 4), (8, 4)])
+    assert refuse("saxpy", [*wrong, "of no field"], (1, 1, 1), (1, 1, 1), 0).fields == ("arguments[1]",)
+    wrong = check_parameters([Place(0, 4)], [(0, 4), (8, 8)])
+    assert refuse("saxpy", wrong, (1, 1, 1), (1, 1, 1), 0).fields == ("arguments",)
 
 
 def test_the_kernels_own_bound() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from hearth_proto.reasons import Reason, Refusal, stream_failures
+from hearth_proto.reasons import Reason, Refusal, explained, from_status, stream_failures
 from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2, status_pb2
 from hearthd.front.errors import MAX_DETAILS, MAX_MESSAGE, fitted
 from hearthd.front.rpc.unary import CALLS, UnaryCall
@@ -143,6 +143,12 @@ def test_long_statuses_are_cut_to_fit_the_metadata() -> None:
     small = fitted(Refusal(Reason.LAUNCH_FAILED, "many").to_status(failures))
     assert small.ByteSize() <= MAX_MESSAGE + MAX_DETAILS + 256
     assert stream_failures(small)[0].command == "launch 0"
+    fields = [f"arguments[{n}]" for n in range(100)]
+    small = fitted(Refusal(Reason.LAUNCH_INVALID, "m" * 900, fix="f" * 900, fields=fields).to_status())
+    whole = explained(small)
+    assert len(whole.message) <= MAX_MESSAGE and whole.ByteSize() <= MAX_MESSAGE + MAX_DETAILS
+    assert whole.message.startswith("LAUNCH_INVALID: mmm") and whole.message.endswith("fff ... cut")
+    assert from_status(whole).fix.endswith("fff ... cut") and "Fix" not in from_status(whole).message
     short = Refusal(Reason.INTERNAL, "short").to_status()
     assert fitted(short) is short
 
