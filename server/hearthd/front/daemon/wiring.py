@@ -23,7 +23,7 @@ from hearthd.front.lanes.stripe_port import StripePort
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.metrics.collector import Metrics
 from hearthd.front.overload.manager import OverloadManager
-from hearthd.front.peers.connect import PeerReach
+from hearthd.front.peers.connect import PeerConnector
 from hearthd.front.peers.groups import PeerGroups
 from hearthd.front.peers.targets import PeerTargets
 from hearthd.front.resources.time_credits import TimeCredits
@@ -93,7 +93,7 @@ class DaemonParts:
         targets = PeerTargets.of(config)
         traces = RecentTraces(self.sessions.accounts.session)
         self.supervisor.prepare.append(traces.watch)
-        self.groups = PeerGroups(self.collectives, PeerReach(targets))
+        self.groups = PeerGroups(self.collectives, PeerConnector(targets))
         self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
         self.supervisor.prepare.append(self.groups.watch)  # runs before channels to a process are opened
         self.durable_store = DurableStore(self.sessions, config.sessions.durable_bytes or share_of_host())
