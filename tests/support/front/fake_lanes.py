@@ -199,7 +199,7 @@ class LaneClient:
                 taken.append(device_pb2.ExecuteResponse.FromString(frame.payload).result.request)
         return taken
 
-    async def end_reason(self) -> None:
+    async def over(self) -> None:
         """Returns when the other end has closed the connection."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:

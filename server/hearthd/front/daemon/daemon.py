@@ -219,7 +219,7 @@ class Daemon:
         self._asked_to_stop.set()
         if self._signals > 1:
             self._asked_again.set()
-            self._drain.hurry()
+            self._drain.end_wait()
 
     def _on_hangup(self) -> None:
         if self._hangup.is_the_end:

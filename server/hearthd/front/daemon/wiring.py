@@ -107,7 +107,7 @@ class DaemonParts:
         account = UnauthenticatedBytes(config.admission.max_unauthenticated_bytes, self.metrics.registry)
         self.gate = AdmissionGate(self.access.auth, AdmissionLimits.of(config), account)
         self.access.connections = self.connections
-        self.gate.on_shown = self.sessions.on_shown = self.connections.shown
+        self.gate.on_credential = self.sessions.on_credential = self.connections.note_credential
         self.gate.on_probe, account.on_refused = self.connections.probed, self.connections.refused
         self.gate.overloaded = self.overload.admit
         self.credits = TimeCredits(self.sessions)

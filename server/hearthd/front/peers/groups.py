@@ -113,7 +113,13 @@ class PeerGroups:
         return group, secret
 
     async def join(
-        self, session: Session, group: bytes, node: int, members: Members, ticket: node_pb2.GroupTicket, time_limit: float
+        self,
+        session: Session,
+        group: bytes,
+        node: int,
+        members: Members,
+        ticket: node_pb2.GroupTicket,
+        time_limit: float,
     ) -> None:
         """Connects to the coordinator, and returns after the coordinator has admitted this daemon.
 

@@ -74,7 +74,7 @@ class PeerPort:
         self.on_refused: Callable[[str, str], None] = lambda host, reason: None
         """Called with the address and the reason of each connection that is not accepted or sends nothing in time."""
         self._logged = LogThrottle(_LOG_S)
-        self._accepting = AcceptLoop("peers", self._accepted, self._short)
+        self._accepting = AcceptLoop("peers", self._on_accepted, self._on_shortage)
 
     async def open(self) -> None:
         """Starts to listen, if the port is not open yet.
@@ -120,7 +120,7 @@ class PeerPort:
 
     # ---- connections ----
 
-    def _accepted(self, connection: socket.socket, where: Any) -> None:
+    def _on_accepted(self, connection: socket.socket, where: Any) -> None:
         """Counts an unauthenticated connection and starts its handshake, or closes it if there are too many."""
         host = str(where[0])
         if self.strangers >= MAX_STRANGERS or self._from[host] >= MAX_STRANGERS_OF_ONE:
@@ -133,7 +133,7 @@ class PeerPort:
         self._from[host] += 1
         self._accepting.keep(self._run_handshake(connection, host))
 
-    def _short(self, error: OSError) -> None:
+    def _on_shortage(self, error: OSError) -> None:
         self._not_accepted("descriptors", error.strerror or str(error))
 
     def _not_accepted(self, kind: str, why: str) -> None:

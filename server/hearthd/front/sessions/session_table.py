@@ -54,7 +54,7 @@ class SessionTable:
         self._closing: set[asyncio.Task[list[int]]] = set()
         self.accounts = accounts if accounts is not None else TenantAccounts()
         self.audit = Audit()
-        self.on_shown: Callable[[Caller | None], None] = lambda caller: None
+        self.on_credential: Callable[[Caller | None], None] = lambda caller: None
         """Called with the caller that opened the session whose token the running call shows. None: no live session."""
         self.check_use: Callable[[Session], None] = lambda session: None
         """Raises `UNAUTHENTICATED` if the running call may not use the session; see `auth.session_binding`."""
@@ -152,9 +152,9 @@ class SessionTable:
         if session is None and key in self._revoked:
             raise _ended(*self._revoked[key])
         if session is None or session.closing or session.deadline <= now:
-            self.on_shown(None)
+            self.on_credential(None)
             raise errors.session_expired()
-        self.on_shown(session.caller)
+        self.on_credential(session.caller)
         session.touched = now
         opentelemetry.of_session(session)
         return session

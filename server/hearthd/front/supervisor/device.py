@@ -242,7 +242,7 @@ class Device(DeviceStatus):
         for key, worker in list(self.workers.serving.items()):
             if key.tenant in quotas:
                 worker.quota = quotas[key.tenant].on_device(self.memory_total)
-                self._grants.use(worker.generation, key.tenant, worker.quota)
+                self._grants.assign(worker.generation, key.tenant, worker.quota)
             elif key.tenant and worker.holds_nothing:
                 self._end(worker)
 
@@ -275,16 +275,16 @@ class Device(DeviceStatus):
         now = time.monotonic()
         self.rates.sample(now, self.totals.sums(THROUGHPUT))
         self.history.add(now, self.rates)
-        self.tenant_memory.hear(generation, stats)
-        self.reports.hear(generation, stats)
-        self._grants.hear(generation, stats)
+        self.tenant_memory.on_report(generation, stats)
+        self.reports.on_report(generation, stats)
+        self._grants.on_report(generation, stats)
 
     def learn(self, process: Process) -> None:
         self.properties = process.properties
         self.known = True
         self._failures.clear()
         self.times.started(time.monotonic() - process.begin)
-        self._grants.learn(process.properties.total_memory)
+        self._grants.set_total(process.properties.total_memory)
         process.link.device_memory = self.memory_total
 
     async def prepare(self, process: Process, worker: Worker) -> None:
@@ -292,7 +292,7 @@ class Device(DeviceStatus):
         assert key is not None
         self.totals.belongs(process.generation, key.tenant)
         self.tenant_memory.belongs(process.generation, key.tenant)
-        self._grants.use(process.generation, key.tenant, worker.quota)
+        self._grants.assign(process.generation, key.tenant, worker.quota)
         process.link.serves = lambda session: self.key(session) == key and not self.quarantine_refusal(session)
         await self._owner.before_serving(process.link)
 

@@ -139,7 +139,7 @@ def test_who_looks_first_does_not_keep_a_new_certificate_from_grpc(
     assert certificates.expires == pytest.approx(time.time() + 30 * 86400, abs=86400)
     issue(tmp_path, "good", days=60)
     now[0] += 6
-    assert certificates.look(), "a scrape, or a page"
+    assert certificates.refresh(), "a scrape, or a page"
     assert certificates.expires == pytest.approx(time.time() + 60 * 86400, abs=86400)
     assert server.handshake() and server.shown == [(key.read_bytes(), certificate.read_bytes())]
     assert not server.handshake()

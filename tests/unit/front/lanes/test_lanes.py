@@ -17,7 +17,7 @@ from hearth_proto import frames
 from hearth_proto.frames import Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import device_pb2, node_pb2
-from hearthd.front.lanes.ticket_port import TicketPatience
+from hearthd.front.lanes.ticket_port import TicketTimeouts
 from hearthd.front.lanes.tickets import LaneTickets
 from hearthd.front.sessions.channel import Channel
 from hearthd.front.sessions.command_queue import CommandQueue
@@ -236,7 +236,7 @@ def test_who_says_nothing_or_nonsense_is_hung_up_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             path, port = f.daemon.config.lane_path, f.daemon.parts.lanes
-            port.patience = TicketPatience(ticket=0.3)
+            port.timeouts = TicketTimeouts(ticket=0.3)
             sockets = open_sockets()
             for data, reason in said.items():
                 before = refusals(f, reason)
@@ -248,7 +248,7 @@ def test_who_says_nothing_or_nonsense_is_hung_up_on(tmp_path: Path) -> None:
             client.write(b"\x20\0")
             client.close()
             await until(lambda: refusals(f, "closed") == 1)
-            port.patience = TicketPatience(ticket=30.0)
+            port.timeouts = TicketTimeouts(ticket=30.0)
             f.daemon.parts.connections.limiter("lanes").most_per_peer = 8
             flood = [await asyncio.open_unix_connection(path) for _ in range(12)]
             await until(lambda: refusals(f, "crowded") == 4)
@@ -594,7 +594,7 @@ def test_client_continues_without_waiting_for_its_lane(tmp_path: Path) -> None:
 def test_a_stream_that_is_not_at_rest_gets_no_lane(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
-            f.daemon.parts.lanes.patience = TicketPatience(rest=0.2)
+            f.daemon.parts.lanes.timeouts = TicketTimeouts(idle=0.2)
             await f.open()
             stream, attached = await attach(f)
             big = device_pb2.ExecuteResponse(event=device_pb2.Event(output=device_pb2.Output(text="x" * (1 << 20))))
@@ -634,7 +634,7 @@ def test_a_batch_on_the_stream_voids_the_ticket(tmp_path: Path) -> None:
 def test_a_batch_that_comes_during_the_hand_over_ends_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
-            f.daemon.parts.lanes.patience = TicketPatience(rest=30.0)
+            f.daemon.parts.lanes.timeouts = TicketTimeouts(idle=30.0)
             await f.open()
             stream, attached = await attach(f)
             device(f).send(Kind.RESPONSE, result(5), channel=1)
