@@ -88,7 +88,7 @@ class DaemonParts:
         self.metrics.registry.register(self.overload)
         self.sessions.overloaded = lambda: self.overload.why
         self.supervisor.sessions = self.sessions
-        self.supervisor.on_barred = self._on_session_close
+        self.supervisor.on_quarantined = self._on_session_close
         self.supervisor.prepare.append(self.sessions.accounts.listen)
         targets = PeerTargets.of(config)
         traces = RecentTraces(self.sessions.accounts.session)

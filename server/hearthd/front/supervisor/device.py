@@ -91,7 +91,7 @@ class Device(DeviceStatus):
         self.restarts: dict[str, int] = {}
         self.share_refusals: Counter[str] = Counter()
         """Number of refused starts of a process because the tenant had used up its share of processes, by tenant."""
-        self._told = LogThrottle()
+        self._log_throttle = LogThrottle()
         self.times = ProcessDurations()
         self.totals = DeviceTotals()
         self.rates = Rates()
@@ -124,8 +124,8 @@ class Device(DeviceStatus):
         Execute stream (`attaching`) sees the loss from the generation that it attaches to.
         """
         last = session.ended.get(self.ordinal)
-        if last is not None and last.loss is not None and not last.told:
-            last.told = True
+        if last is not None and last.loss is not None and not last.loss_reported:
+            last.loss_reported = True
             if not attaching:
                 raise last.loss
         while True:
@@ -193,7 +193,7 @@ class Device(DeviceStatus):
         shares = Shares(self.policy.max_processes, self.policy.weights)
         if not shares.admits(key.tenant, used):
             self.share_refusals[key.tenant] += 1
-            if self._told.due(key.tenant, time.monotonic()):
+            if self._log_throttle.due(key.tenant, time.monotonic()):
                 log.warning("process_share_taken", device=self.ordinal, tenant=key.tenant, processes=used[key.tenant])
             raise Refusal(
                 Reason.DEVICE_UNAVAILABLE,
@@ -279,11 +279,11 @@ class Device(DeviceStatus):
         self.reports.on_report(generation, stats)
         self._grants.on_report(generation, stats)
 
-    def learn(self, process: Process) -> None:
+    def process_ready(self, process: Process) -> None:
         self.properties = process.properties
         self.known = True
         self._failures.clear()
-        self.times.started(time.monotonic() - process.begin)
+        self.times.started(time.monotonic() - process.started_at)
         self._grants.set_total(process.properties.total_memory)
         process.link.device_memory = self.memory_total
 

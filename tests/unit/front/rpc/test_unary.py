@@ -203,7 +203,7 @@ def test_a_device_that_never_says_closed_holds_up_a_close_within_bounds(tmp_path
             await f.devices.Sync(device_pb2.SyncRequest(target=f.target()))
             f.launcher.closes = False
             [session] = list(f.daemon.sessions)
-            await f.daemon.sessions.close(session, "test", patience=0.05)
+            await f.daemon.sessions.close(session, "test", time_limit=0.05)
             assert f.device().closed and not len(f.daemon.sessions)
 
     run(scenario())
