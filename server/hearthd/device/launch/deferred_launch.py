@@ -39,7 +39,7 @@ class LaunchRun:
         wait was refused."""
         self._waiting: Waiting | None = None
         """The queued idle work of this launch, pending or done; None if there is none."""
-        self._plea = MemoryRequest(device.grants, lambda: device.kick(origin.session))
+        self._request = MemoryRequest(device.grants, lambda: device.kick(origin.session))
         self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
         extension = parsed.record.extension
         if parsed.grid_buffer is not None and extension is not None:
@@ -79,7 +79,7 @@ class LaunchRun:
         try:
             return Validation(self._device, self._binder, self._origin, bound, self._parsed).run()
         except Refusal as refusal:
-            if not self._plea.waits(refusal):
+            if not self._request.waits(refusal):
                 raise
             return False
 
@@ -114,7 +114,7 @@ class LaunchRun:
 
     def _refuse(self, refusal: Refusal) -> None:
         self._device.telemetry.loads_refused += 1
-        self._parsed.entry.refused = refusal, self._device.idle_work.hopeful()
+        self._parsed.entry.refused = refusal, self._device.idle_work.retry_condition()
         self._rested = refusal
         self._device.kick(self._origin.session)
 

@@ -135,13 +135,13 @@ class ModuleCommands:
 
         def again(hopeful: Callable[[], bool]) -> None:
             if hopeful():
-                entry.pending, entry.error, entry.again = True, None, None
+                entry.pending, entry.error, entry.retry_load = True, None, None
                 self._at_rest(session, entry, image)
 
         def refuse(refusal: Refusal) -> None:
             del self._resting[entry]
             self._device.telemetry.loads_refused += 1
-            entry.pending, entry.error, entry.again = False, refusal, partial(again, idle_work.hopeful())
+            entry.pending, entry.error, entry.retry_load = False, refusal, partial(again, idle_work.retry_condition())
             self._device.kick(session)
 
         waiting = idle_work.load(
@@ -192,13 +192,13 @@ class ModuleCommands:
             self._unload(session, entry)
 
     def hold(self, entry: ModuleEntry) -> None:
-        """Keeps the code loaded until `let_go`, even after the handle is destroyed.
+        """Keeps the code loaded until `unhold`, even after the handle is destroyed.
 
         Used by graphs and prepared launches.
         """
         entry.holders += 1
 
-    def let_go(self, session: DeviceSession, entry: ModuleEntry) -> None:
+    def unhold(self, session: DeviceSession, entry: ModuleEntry) -> None:
         """Ends one `hold`. `session` is the session that owns the module."""
         entry.holders -= 1
         if entry.released and not entry.holders:
@@ -208,7 +208,7 @@ class ModuleCommands:
         waiting = self._waiting.pop(entry, None)
         if waiting is not None:
             self._device.compiler.abandon(*waiting)
-        entry.again = None
+        entry.retry_load = None
         resting = self._resting.pop(entry, None)
         if resting is not None:
             self._device.idle_work.drop(resting)

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hearth_proto.frames import Kind
 from hearthd.device.outbox import Outbox
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.platform.telemetry import Telemetry
 
 TELL_S = 1.0
@@ -160,4 +160,4 @@ class DeviceTimeMeter(Generic[P]):
             if not self._under_way:
                 self._untold.clear()
                 return asleep
-        return sooner(left, asleep)
+        return at_most(left, asleep)

@@ -26,7 +26,7 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.scheduler.arrivals import Arrivals
 from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.process_turns import ProcessTurns
@@ -228,17 +228,17 @@ class FairShare:
                 for track in undone:
                     self._tracks.on_complete(track, _noticed)
 
-    def sleep(self, asleep: float | None) -> float | None:
+    def max_sleep(self, asleep: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds; at most `asleep`, where None means no limit."""
         if self._more or self.slicing.more:
             return 0.0
         if self.slicing.on:
-            asleep = self.slicing.sleep(asleep)
+            asleep = self.slicing.max_sleep(asleep)
         else:
             for backlog in self._active:
                 if backlog.standstill.stream is not None:
-                    asleep = sooner(backlog.standstill.left(time.perf_counter()), asleep)
-        return self.meter.poll(self.turns.sleep(asleep))
+                    asleep = at_most(backlog.standstill.left(time.perf_counter()), asleep)
+        return self.meter.poll(self.turns.max_sleep(asleep))
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
         """Executes up to `commands` commands of the session; returns True if more are waiting."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from hearth_proto.frames import Frame, Kind
 from hearthd.device.outbox import Outbox
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.scheduler.backlog import Backlog
 
 IDLE_S = 2e-3
@@ -66,9 +66,9 @@ class ProcessTurns:
         self._told, self._idle_since = state, None
         self._outbox.put(Kind.BUSY, flags=state)
 
-    def sleep(self, asleep: float | None) -> float | None:
+    def max_sleep(self, asleep: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds: at most `asleep` and until an idle report is due."""
         if self._idle_since is None:
             return asleep
         left = max(self._idle_since + IDLE_S - self._clock(), 0.0)
-        return sooner(left, asleep)
+        return at_most(left, asleep)

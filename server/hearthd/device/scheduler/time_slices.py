@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from hearthd.device.context import DeviceContext
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.scheduler.backlog import COPY, NOTHING, Backlog, Slice
 from hearthd.device.scheduler.device_time import DeviceTimeMeter
 from hearthd.device.scheduler.pace import AHEAD, BESIDE_S, PATIENCE_S, QUANTUM_S, SLICE_S
@@ -128,7 +128,7 @@ class TimeSlices:
             self.close(backlog)
             self.stir(backlog)
 
-    def sleep(self, asleep: float | None) -> float | None:
+    def max_sleep(self, asleep: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds: at most `asleep`, and at most until a slice becomes late.
 
         If completions have to be polled, returns 0 near the expected end of a turn, because the next session waits for
@@ -138,9 +138,9 @@ class TimeSlices:
         for each in self.active:
             if each.slices and not each.slices[-1].late:
                 left = max(each.late_at - now, 0.0)
-                asleep = sooner(left, asleep)
+                asleep = at_most(left, asleep)
             if each.wanting and each.late:
-                asleep = sooner(max(each.chances.at - now, 0.0), asleep)
+                asleep = at_most(max(each.chances.at - now, 0.0), asleep)
         holder = self._holder
         if not self._tracks.notified and holder is not None and holder.slices and holder.pace.seconds:
             left = holder.since + holder.slices[0].count * holder.pace.seconds - now

@@ -371,7 +371,7 @@ class StreamPool:
     def _pending(self) -> bool:
         return bool(self._watched) or any(track.pending for track in self.live)
 
-    def sleep(self) -> float | None:
+    def max_sleep(self) -> float | None:
         """Returns the seconds to sleep until the next poll; None: until woken. Called at the end of a loop iteration.
 
         For less than a millisecond, it is better to poll `news` while `awaits` is true.

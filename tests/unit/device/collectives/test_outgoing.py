@@ -58,7 +58,7 @@ def test_a_lone_operation_goes_at_once() -> None:
     desk.answered = 1
     desk.add()
     assert desk.settle() == [1]
-    assert desk.rows.sleep(None) is None
+    assert desk.rows.max_sleep(None) is None
 
 
 def test_what_gathers_while_two_messages_have_no_answer_is_one_message() -> None:
@@ -80,14 +80,14 @@ def test_nothing_is_kept_for_long() -> None:
     desk = started()
     desk.add()
     assert desk.settle() == []
-    assert desk.rows.sleep(None) == pytest.approx(KEEP_S)
+    assert desk.rows.max_sleep(None) == pytest.approx(KEEP_S)
     desk.now += KEEP_S / 2
     desk.add()
     assert desk.settle() == []
     desk.now += KEEP_S
-    assert desk.rows.sleep(None) == 0.0
+    assert desk.rows.max_sleep(None) == 0.0
     assert desk.settle() == [2]
-    assert desk.rows.sleep(None) is None
+    assert desk.rows.max_sleep(None) is None
 
 
 def test_number_of_kept_messages_is_bounded() -> None:

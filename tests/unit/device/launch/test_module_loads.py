@@ -131,7 +131,7 @@ def test_what_needs_the_module_fails_with_the_refusal(start: Start) -> None:
 
 def test_who_asks_again_later_waits_again(start: Start) -> None:
     rig = start(LIMIT)
-    rig.process.device.idle_work.again_s = 2 * LIMIT
+    rig.process.device.idle_work.retry_s = 2 * LIMIT
     endless(rig)
     load(rig, 2, b"another")
     while counter(rig, "loads_refused") < 3:

@@ -111,7 +111,7 @@ def test_functions_of_a_module_that_is_not_there(rig: Rig[CpuServer]) -> None:
 def test_no_more_of_them_are_remembered_than_is_good() -> None:
     table: HandleTable[object] = HandleTable("stream", ReplayCache())
     for handle in range(REFUSED + 10):
-        table.never_made(handle, Refusal(Reason.QUEUE_FULL, FULL))
+        table.mark_failed(handle, Refusal(Reason.QUEUE_FULL, FULL))
     assert not table.forget(0), "which is no handle"
     assert sum(table.refuses(handle) for handle in range(REFUSED + 10)) == REFUSED
     assert "is not live" in table.unknown(1).message and FULL in table.unknown(REFUSED).message

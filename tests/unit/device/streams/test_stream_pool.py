@@ -360,7 +360,7 @@ def test_nothing_to_wait_for_is_done_at_once(rig: Rig) -> None:
     done: list[int] = []
     rig.tracks.after_all([], lambda: done.append(1))
     assert done == [1]
-    assert rig.tracks.sleep() is None
+    assert rig.tracks.max_sleep() is None
 
 
 def test_unused_buffer_needs_no_wait(rig: Rig) -> None:

@@ -166,11 +166,11 @@ def test_a_silent_stranger_is_dropped_and_one_with_a_credential_is_not() -> None
     async def scenario() -> None:
         observer, over = Observer(), asyncio.Event()
         limits = limiter(observer)
-        proven, silent = (limits.admit("10.0.0.1", over.set) for _ in range(2))
-        assert proven is not None and silent is not None
-        proven.expect(0.01)
+        authenticated, silent = (limits.admit("10.0.0.1", over.set) for _ in range(2))
+        assert authenticated is not None and silent is not None
+        authenticated.expect(0.01)
         silent.expect(0.02)
-        proven.mark_authenticated()
+        authenticated.mark_authenticated()
         await over.wait()
         assert observer.refused == {"silent": 1} and len(limits) == 1
 

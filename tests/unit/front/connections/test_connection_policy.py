@@ -32,7 +32,7 @@ STRANGERS = st.lists(
         peer=PEERS,
         name=st.just("x"),
         since=st.floats(0, 100),
-        proven=st.booleans(),
+        authenticated=st.booleans(),
         closed=st.booleans(),
         bytes=st.integers(0, 4 << 20),
     ),
