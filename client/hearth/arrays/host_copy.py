@@ -71,7 +71,9 @@ class PinnedCopies:
         self._pairs: dict[int, _Pair] = {}
         """Pairs by the id of the host array."""
 
-    def find(self, array: ArrayLike, host: Any, way: int, on: BaseStream | None, blocking: bool) -> PinnedCopy | None:
+    def find(
+        self, array: ArrayLike, host: Any, direction: int, on: BaseStream | None, blocking: bool
+    ) -> PinnedCopy | None:
         """Looks up the copy to repeat.
 
         Args:
@@ -91,18 +93,18 @@ class PinnedCopies:
         ):  # fmt: skip
             return None
         flags = host.flags
-        if not flags.c_contiguous or (way == DOWN and not flags.writeable):
+        if not flags.c_contiguous or (direction == DOWN and not flags.writeable):
             return None
         if on is None:
             on = streams.current(array._connection)
-        copy = pair.copies.get((way, None if on is None else id(on)))
-        if copy is None or copy.again(array._memory, on, blocking):
+        copy = pair.copies.get((direction, None if on is None else id(on)))
+        if copy is None or copy.repeatable(array._memory, on, blocking):
             return copy
         self._pairs = {}  # a remembered copy may refer to an attachment that has ended
         return None
 
     def remember(
-        self, array: ArrayLike, host: np.ndarray[Any, Any], way: int, given: BaseStream | None, copy: PinnedCopy
+        self, array: ArrayLike, host: np.ndarray[Any, Any], direction: int, given: BaseStream | None, copy: PinnedCopy
     ) -> None:
         """Keeps a copy, to be found again by its host array.
 
@@ -125,7 +127,7 @@ class PinnedCopies:
         if len(pair.copies) >= _PAIRS:
             pair.copies.clear()
         on = given if given is not None else streams.current(array._connection)
-        pair.copies[way, None if on is None else id(on)] = copy
+        pair.copies[direction, None if on is None else id(on)] = copy
 
 
 def part_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -> plan.BufferPart:
@@ -328,8 +330,10 @@ def _recorded(array: ArrayLike, given: BaseStream | None) -> bool:
     return on is not None and on._recorder is not None
 
 
-def _remember(array: HostCopied, host: np.ndarray[Any, Any], way: int, on: BaseStream | None, copy: PinnedCopy) -> None:
+def _remember(
+    array: HostCopied, host: np.ndarray[Any, Any], direction: int, on: BaseStream | None, copy: PinnedCopy
+) -> None:
     if type(host) is np.ndarray and host.dtype is array._dtype and host.base is not None:
         if array._copies is None:
             array._copies = PinnedCopies()
-        array._copies.remember(array, host, way, on, copy)
+        array._copies.remember(array, host, direction, on, copy)

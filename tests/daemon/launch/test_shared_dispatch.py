@@ -163,7 +163,7 @@ def test_one_that_is_given_up_keeps_its_memory_until_it_is_answered(
         gate.hold()
         gpu.dispatch_async(kernel, *inverting(x, x.size))
         wait_until(lambda: Kind.DOWNLOAD in placed and jobs, "its place")
-        jobs[-1].give_up()
+        jobs[-1].cancel()
         others = [hearth.zeros_pinned(x.size, np.uint8) for _ in range(6)]
         gate.open()
     gpu.synchronize()
