@@ -178,7 +178,7 @@ class Negotiation:
         lane = pending.lane
         if lane is not None:
             lane.launched(pending)
-            self._go_on(lane)
+            self._schedule_next(lane)
         self._launched[pending.key] = None
         while len(self._launched) > REMEMBERED:
             self._launched.popitem(last=False)
@@ -190,7 +190,7 @@ class Negotiation:
             full = lane.head is None
             lane.done(pending)
             if full:
-                self._go_on(lane)
+                self._schedule_next(lane)
         self._remove_presented(pending)
         if pending.session in self._failing:
             self._failing.discard(pending.session)
@@ -208,7 +208,7 @@ class Negotiation:
         self._released.pop(pending, None)
         if pending.lane is not None:
             pending.lane.drop(pending)
-            self._go_on(pending.lane)
+            self._schedule_next(pending.lane)
         if pending.comm is not None:
             self._report_missed(pending.key, pending.comm, refusal.message)
         elif pending.error is None:
@@ -224,7 +224,7 @@ class Negotiation:
             pending.made = False
             self._make_room(pending.session, pending.weight)
 
-    def _go_on(self, lane: LaunchOrder[PendingCollective]) -> None:
+    def _schedule_next(self, lane: LaunchOrder[PendingCollective]) -> None:
         """Schedules the session of the next operation on the track, which may be a different session."""
         head = lane.head
         if head is not None:

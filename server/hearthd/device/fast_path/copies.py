@@ -15,7 +15,7 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path import plain_batch
-from hearthd.device.fast_path.answer import InlineAnswer, untroubled
+from hearthd.device.fast_path.answer import InlineAnswer, is_unobstructed
 from hearthd.device.fast_path.completion_signal import signal
 from hearthd.device.fast_path.inline_batch import InlineBatch
 from hearthd.device.fast_path.plain_batch import LoneCopy
@@ -101,7 +101,7 @@ class InlineCopies:
         track = stream.track
         if (
             stream.capture is not None
-            or not untroubled(self._device, stream, buffer, named.offset, named.size)
+            or not is_unobstructed(self._device, stream, buffer, named.offset, named.size)
             or named.start + named.size > segment.size
             or not segment.pinned
             or (buffer.read_only is not None if named.writes else stream.errors)

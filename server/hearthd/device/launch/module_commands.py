@@ -86,7 +86,7 @@ class ModuleCommands:
             self._submit(session, entry, assembly, as_it_is)
 
     def _submit(self, session: DeviceSession, entry: ModuleEntry, job: Job, otherwise: Compiled | None = None) -> None:
-        def landed(outcome: Compiled) -> None:
+        def compiled(outcome: Compiled) -> None:
             del self._waiting[entry]
             self._count(outcome)
             if outcome.error is not None and outcome.error.reason is Reason.NO_COMPILER and otherwise is not None:
@@ -94,8 +94,8 @@ class ModuleCommands:
             self._load(session, entry, outcome)
             self._device.kick(session)
 
-        self._waiting[entry] = job, landed
-        self._device.compiler.submit(job, landed, session.channel)
+        self._waiting[entry] = job, compiled
+        self._device.compiler.submit(job, compiled, session.channel)
 
     def _count(self, outcome: Compiled) -> None:
         telemetry = self._device.telemetry
@@ -123,9 +123,9 @@ class ModuleCommands:
         if prints(outcome.image.code):
             entry.prints = session
         entry.log = outcome.image.log
-        self._at_rest(session, entry, outcome.image)
+        self._load_when_idle(session, entry, outcome.image)
 
-    def _at_rest(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
+    def _load_when_idle(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
         """Loads the module when no kernel runs.
 
         If that takes longer than the time limit, the commands that wait for the module are refused, and later commands
@@ -136,7 +136,7 @@ class ModuleCommands:
         def again(hopeful: Callable[[], bool]) -> None:
             if hopeful():
                 entry.pending, entry.error, entry.retry_load = True, None, None
-                self._at_rest(session, entry, image)
+                self._load_when_idle(session, entry, image)
 
         def refuse(refusal: Refusal) -> None:
             del self._resting[entry]
@@ -145,12 +145,12 @@ class ModuleCommands:
             self._device.kick(session)
 
         waiting = idle_work.load(
-            session, f"the load of module {entry.handle}", lambda: self._bring_in(session, entry, image), refuse
+            session, f"the load of module {entry.handle}", lambda: self._load_now(session, entry, image), refuse
         )
         if waiting is not None:
             self._resting[entry] = waiting
 
-    def _bring_in(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
+    def _load_now(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
         """Loads the module, unless its handle has been destroyed and nothing holds it any more."""
         self._resting.pop(entry, None)
         entry.pending = False

@@ -133,7 +133,7 @@ class Executor:
             session = self._sessions.get(self._kicked.pop())
             if session is not None:
                 session.deferred.pump()
-                self.sharing.pumped(session)
+                self.sharing.deferred_retried(session)
 
     @property
     def held_up(self) -> bool:

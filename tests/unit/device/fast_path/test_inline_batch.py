@@ -401,7 +401,7 @@ def test_others_are_heard_meanwhile(lingering: tuple[Passing, threading.Semaphor
 def test_what_was_done_in_between_is_in_the_books(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """Commands, batches and device time are counted, although the accounting is deferred."""
     rig, _ = lingering
-    rig.process.executor.inline_path.here_s = 30.0
+    rig.process.executor.inline_path.poll_s = 30.0
     asked_for_long(rig)  # so that each batch is awaited in the iteration in which it arrives
     executor = rig.process.executor
     client = rig.lane()
@@ -442,7 +442,7 @@ def test_what_is_still_under_way_beside_is_in_the_books(
 ) -> None:
     """A client that is answered for one stream may have submitted work to another stream in the same batch."""
     rig, _ = lingering
-    rig.process.executor.inline_path.here_s = 30.0
+    rig.process.executor.inline_path.poll_s = 30.0
     asked_for_long(rig)
     executor = rig.process.executor
     for kind in ({"create_stream": c.CreateStream(stream=5)}, {"allocate": c.Allocate(buffer=2, size=8)}):
@@ -468,7 +468,7 @@ def test_a_step_behind_one_that_took_its_time_comes_first_too(lingering: tuple[P
     """A step is answered in a later iteration of the loop; the next step is polled for before deferred work of the
     first."""
     rig, rounds = lingering
-    rig.process.executor.inline_path.here_s = 0.0
+    rig.process.executor.inline_path.poll_s = 0.0
     asked_for_long(rig)
     executor, tracks = rig.process.executor, rig.process.device.tracks
     client = rig.lane()
