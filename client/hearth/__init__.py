@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hearth.blocking.module import RawModule as RawModule
     from hearth.blocking.node import Node as Node
     from hearth.blocking.node import connect as connect
+    from hearth.blocking.node import device as device
     from hearth.blocking.profile import Profile as Profile
     from hearth.blocking.profile import Trace as Trace
     from hearth.blocking.stream import Event as Event
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from hearth.profiling.base_trace import KernelActivity as KernelActivity
     from hearth.profiling.base_trace import TraceEvent as TraceEvent
     from hearth.progress import show_progress as show_progress
+    from hearth.shapes import cdiv as cdiv
     from hearth.transfer.pinned import empty_like_pinned as empty_like_pinned
     from hearth.transfer.pinned import empty_pinned as empty_pinned
     from hearth.transfer.pinned import zeros_like_pinned as zeros_like_pinned
@@ -96,7 +98,7 @@ _HOMES = {
     "blocking.graph": ("Graph", "Prepared"),
     "blocking.group": ("Group",),
     "blocking.module": ("RawModule",),
-    "blocking.node": ("Node", "connect"),
+    "blocking.node": ("Node", "connect", "device"),
     "blocking.profile": ("Profile", "Trace"),
     "blocking.stream": ("Event", "Stream", "get_elapsed_time"),
     "collectives.flight_recorder": ("FlightRecord",),
@@ -132,6 +134,7 @@ _HOMES = {
     "kernels.by_value": ("Struct",),
     "profiling.base_trace": ("KernelActivity", "TraceEvent"),
     "progress": ("show_progress",),
+    "shapes": ("cdiv",),
     "transfer.pinned": ("empty_like_pinned", "empty_pinned", "zeros_like_pinned", "zeros_pinned"),
     "types": ("DeviceInfo", "DeviceProperties", "MemoryUsage", "NodeInfo", "ProcessInfo", "SessionInfo"),
 }
@@ -194,7 +197,9 @@ __all__ = [
     "UnsupportedError",
     "UnsupportedTypeError",
     "__version__",
+    "cdiv",
     "connect",
+    "device",
     "empty_like_pinned",
     "empty_pinned",
     "get_elapsed_time",

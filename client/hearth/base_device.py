@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from hearth import dtypes, shapes
 from hearth import lazy_numpy as np
-from hearth.arrays import host_copy
-from hearth.arrays.allocation import allocate, allocate_many
+from hearth.arrays import host_copy, ranges
+from hearth.arrays.allocation import allocate, allocate_many, persistent_memory
 from hearth.arrays.base_array import BaseArray
 from hearth.arrays.published import Publications
 from hearth.base_stream import BaseStream, current, resolve
 from hearth.codec.decode import DONE
 from hearth.codec.encode import SYNC_ALL
-from hearth.errors import ArgumentError, DtypeError, UnsupportedError
+from hearth.errors import ArgumentError, UnsupportedError
 from hearth.session.late_errors import NO_STREAM
 from hearth_proto.later import commands_pb2
 
@@ -190,9 +190,11 @@ class BaseDevice(ABC, Generic[A, S]):
                 return plain
         wanted = None if dtype is None else shapes.dtype_of(dtype)
         if isinstance(obj, BaseArray):
+            from hearth.arrays import device_copy
+
             same = obj._device._node._session is self._node._session
-            if same and (wanted is None or wanted == obj.dtype or _converts(obj.dtype, wanted)):
-                return self._from_session(cast("A", obj), wanted, stream)
+            if same and (wanted is None or wanted == obj.dtype or device_copy.converts(obj.dtype, wanted)):
+                return device_copy.from_session(self, cast("A", obj), wanted, stream)
             obj = self._at_host(obj)  # an array of another session; or strings and dates, which only the host converts
         made: list[A] = []
 
@@ -202,7 +204,7 @@ class BaseDevice(ABC, Generic[A, S]):
             made.append(fresh)
 
         if isinstance(obj, np.ndarray | np.generic | bool | int | float | complex):
-            upload(_host(obj, wanted))
+            upload(host_copy.array_of(obj, wanted))
         else:
             from hearth.arrays.asarray import on_gpu, with_host_array
 
@@ -212,18 +214,6 @@ class BaseDevice(ABC, Generic[A, S]):
                 return fresh if wanted is None else fresh.astype(wanted, stream, copy=False)
             with_host_array(obj, wanted, upload)
         return made[0]
-
-    def _from_session(self, obj: A, wanted: np.dtype[Any] | None, stream: BaseStream | None) -> A:
-        """Copies an array of any device of this session, converted to dtype `wanted`; None: without conversion."""
-        if wanted is not None and wanted != obj.dtype:
-            obj = obj.astype(wanted, stream if obj._connection is self._connection else None)
-            if obj._connection is self._connection:
-                return obj
-        if obj._connection is self._connection:
-            return obj.copy(stream)
-        fresh = allocate(self, obj.shape, obj.dtype, stream)
-        fresh.copy_from(obj, stream)
-        return fresh
 
     def empty(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
         """Makes an array with arbitrary contents.
@@ -288,16 +278,8 @@ class BaseDevice(ABC, Generic[A, S]):
         of memory, until `memory_cleanup` or the end of the session. The block applies to all of the session's work on
         the device, from every thread; blocks may be nested.
         """
-        connection = self._connection
-        attachment = connection.attachment()
-        attachment.submit(_mode(commands_pb2.ALLOCATION_MODE_PERSISTENT))
-        try:
+        with persistent_memory(self._connection):
             yield
-        finally:
-            now = connection.attachment() if connection.refusal is None else None
-            # a later process generation has no persistent window to close
-            if now is not None and now.space is attachment.space:
-                now.submit(_mode(commands_pb2.ALLOCATION_MODE_AUTO))
 
     def zeros(self, shape: shapes.Shape, dtype: Any = float, stream: BaseStream | None = None) -> A:
         """Makes an array of zeros.
@@ -354,6 +336,50 @@ class BaseDevice(ABC, Generic[A, S]):
             fill_value = np.zeros((), fresh.dtype)
         fresh.fill(fill_value, stream)
         return fresh
+
+    def arange(
+        self, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, stream: BaseStream | None = None
+    ) -> A:
+        """Makes an array of the numbers of `numpy.arange`, which the host computes.
+
+        Args:
+            start: First number; the end if `stop` is None.
+            stop: End, excluded; None: the numbers begin at 0 and end before `start`.
+            step: Distance between two numbers.
+            dtype: Type of the elements; None: NumPy's choice.
+            stream: Stream of the copy; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: There are no such numbers.
+            DtypeError: No device has elements of that type.
+        """
+        return self.array(ranges.arange(start, stop, step, dtype), stream=stream)
+
+    def linspace(
+        self, start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None,
+        stream: BaseStream | None = None,
+    ) -> A:  # fmt: skip
+        """Makes an array of the numbers of `numpy.linspace`, which the host computes.
+
+        Args:
+            start: First number.
+            stop: Last number.
+            num: Quantity of numbers, at least 0.
+            endpoint: Includes `stop`.
+            dtype: Type of the elements; None: NumPy's choice.
+            stream: Stream of the copy; None: the current one.
+
+        Returns:
+            The new array.
+
+        Raises:
+            ArgumentError: There are no such numbers.
+            DtypeError: No device has elements of that type.
+        """
+        return self.array(ranges.linspace(start, stop, num, endpoint, dtype), stream=stream)
 
     def empty_like(self, a: Any, dtype: Any = None, stream: BaseStream | None = None) -> A:
         """Makes an array with the shape of `a` and arbitrary contents.
@@ -437,13 +463,14 @@ class BaseDevice(ABC, Generic[A, S]):
         """
 
     @abstractmethod
-    def publish(self, name: str, array: A, tenants: Sequence[str] = ()) -> Any:
+    def publish(self, name: str, array: A, tenants: Sequence[str] = (), *, replace: bool = False) -> Any:
         """Publishes an array under a name; see `hearth.Device.publish`.
 
         Args:
             name: Name within this tenant.
             array: An array of this device.
             tenants: Other tenants that may attach it; ``"*"``: all.
+            replace: Ends an earlier publication under the name.
         """
 
     @abstractmethod
@@ -571,26 +598,3 @@ class BaseDevice(ABC, Generic[A, S]):
 
 def _type_of(a: Any) -> Any:
     return a._dtype if isinstance(a, BaseArray) else a.dtype
-
-
-def _host(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
-    try:
-        return np.asarray(obj, dtype, order="C")
-    except (TypeError, ValueError, OverflowError) as error:
-        raise DtypeError(
-            f"this {type(obj).__name__} cannot be converted to an array ({error}).",
-            reason="INVALID_ARGUMENT",
-            fix="pass an object that np.asarray accepts.",
-        ) from None
-
-
-def _converts(since: np.dtype[Any], to: np.dtype[Any] | None) -> bool:
-    from hearth.arrays import astype
-
-    return astype.known(since, to)
-
-
-def _mode(mode: commands_pb2.AllocationMode) -> commands_pb2.Command:
-    command = commands_pb2.Command()
-    command.set_allocation_mode.mode = mode
-    return command

@@ -167,6 +167,11 @@ class BaseNode(ABC, Generic[D]):
         """All devices, by ordinal."""
         return [self.device(ordinal) for ordinal in sorted(self._session.connections)]
 
+    @property
+    def gpu(self) -> D:
+        """The first device: ``node.device(0)``."""
+        return self.device()
+
     def device(self, ordinal: int = 0) -> D:
         """Returns one device. Does not block.
 

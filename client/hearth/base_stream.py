@@ -290,12 +290,23 @@ class BaseStream:
 
 
 class BaseEvent:
-    """Abstract event: a point in the order of a stream's work. Recorded by `Stream.record`."""
+    """Abstract event: a point in the order of a stream's work. Recorded by `Stream.record` and `record`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._attachment: Attachment | None = None
         self._handle = 0
+
+    def record(self, stream: BaseStream | None = None) -> None:
+        """Records the event after the work submitted so far to a stream: ``stream.record(event)``. Does not block.
+
+        Args:
+            stream: Stream of the same device; None: the current one.
+
+        Raises:
+            ArgumentError: The stream belongs to another device.
+        """
+        (stream or current(self._connection) or BaseStream(self._connection, default=True))._record(self)
 
     def _record_on(self, attachment: Attachment, connection: Connection) -> int:
         self._check(connection)

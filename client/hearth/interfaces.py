@@ -104,13 +104,14 @@ class DeviceContext(Connected, Protocol[A_co]):
         """
         ...
 
-    def publish(self, name: str, array: Any, tenants: Sequence[str] = ...) -> Any:
+    def publish(self, name: str, array: Any, tenants: Sequence[str] = ..., *, replace: bool = ...) -> Any:
         """Publishes an array under a name; see `hearth.Device.publish`.
 
         Args:
             name: Name within this tenant.
             array: An array of this device.
             tenants: Other tenants that may attach it; ``"*"``: all.
+            replace: Ends an earlier publication under the name.
         """
         ...
 
@@ -190,11 +191,12 @@ class ArrayLike(Connected, Protocol):
         """
         ...
 
-    def astype(self, dtype: Any) -> Self:
+    def astype(self, dtype: Any, stream: BaseStream | None = ...) -> Self:
         """Copies the array with its elements converted; see `hearth.arrays.base_array.BaseArray.astype`.
 
         Args:
             dtype: Type of the new elements.
+            stream: Stream of the conversion; None: the current one.
 
         Returns:
             The converted array.

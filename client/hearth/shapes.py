@@ -330,3 +330,31 @@ def reshaped(size: int, shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
             fix="use a shape whose product is the number of elements.",
         )
     return tuple(axes)
+
+
+def cdiv(a: int, b: int) -> int:
+    """Divides, and rounds the result up: the number of blocks of `b` threads that cover `a` elements.
+
+    Args:
+        a: Number of elements.
+        b: Number of elements of a block, not 0.
+
+    Returns:
+        The number of blocks.
+
+    Raises:
+        ArgumentError: `b` is 0.
+        DtypeError: An argument is not a whole number.
+    """
+    try:
+        return -(-operator.index(a) // operator.index(b))
+    except TypeError:
+        raise DtypeError(
+            f"cdiv({a!r}, {b!r}) has an argument that is not an integer.",
+            reason="INVALID_ARGUMENT",
+            fix="use int(...) or //.",
+        ) from None
+    except ZeroDivisionError:
+        raise ArgumentError(
+            f"cdiv({a}, 0) divides by 0.", reason="INVALID_ARGUMENT", fix="pass the number of elements of a block."
+        ) from None

@@ -21,8 +21,9 @@ offset field                   meaning
        u32 iterations          number of consecutive launches
        u64 grid_buffer         handle of a buffer with the grid as three u32, instead of `grid`; 0: none
        u64 grid_offset         offset in that buffer, bytes
-..     parameters x (u16, u16) in the kernel's order: offset in the block (top bit: the kernel only reads the buffer)
-                               and size (top bit: a buffer's address; with size 128: a tensor map)
+..     parameters x (u16, u16) in the kernel's order: offset in the block (top bit: the kernel only reads the buffer;
+                               for a value: a signed integer of 8 bytes, converted to the parameter's type) and size
+                               (top bit: a buffer's address; with size 128: a tensor map)
 ..     padding to 8
 ..     pointers x u64          handles of buffers and tensor maps, in the kernel's order
 ..     parameter block         laid out by C's rules; contains offsets into buffers instead of addresses
@@ -48,6 +49,8 @@ EXTENSION = struct.Struct("<4IQQ")
 PARAMETER = struct.Struct("<HH")
 POINTER_BIT = 0x8000
 READ_ONLY_BIT = 0x8000
+INTEGER_BYTES = 8
+"""Size, in bytes, of an integer that the daemon converts to the parameter's type."""
 TENSOR_MAP_BYTES = 128
 """sizeof(CUtensorMap), cuda.h."""
 MAX_PARAMETER_BYTES = 32764
@@ -83,7 +86,11 @@ class Extension(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A parameter of a layout. `pointer`: a buffer's address, or a tensor map if `size` is 128."""
+    """A parameter of a layout.
+
+    `pointer`: a buffer's address, or a tensor map if `size` is 128. `read_only` for a value: a signed integer of 8
+    bytes, which the daemon converts to the parameter's type.
+    """
 
     offset: int
     size: int

@@ -36,7 +36,7 @@ def seconds(text: str) -> float:
     return float(text.removesuffix("s"))
 
 
-def test_it_is_valid_by_the_compose_specification() -> None:
+def test_compose_file_is_valid() -> None:
     schemas = resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
     schema = json.loads((schemas / "compose-spec.json").read_text())
     errors = list(jsonschema.validators.validator_for(schema)(schema).iter_errors(COMPOSE))
@@ -44,7 +44,7 @@ def test_it_is_valid_by_the_compose_specification() -> None:
 
 
 @pytest.mark.parametrize("service", sorted(SERVICES))
-def test_what_it_mounts_is_there(service: str) -> None:
+def test_mounted_files_exist(service: str) -> None:
     for mount in [*SERVICES[service]["volumes"]]:
         source = mount.split(":")[0]
         if source.startswith("."):
@@ -80,7 +80,7 @@ def test_the_daemon_understands_its_settings(service: str) -> None:
     assert f"sockets:{Path(config.unix_path).parent}" in settings["volumes"]
 
 
-def test_one_has_the_gpus() -> None:
+def test_only_cuda_service_reserves_gpus() -> None:
     (device,) = SERVICES["hearthd"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
     assert config_of("hearthd").devices.backend == "cuda" and SERVICES["hearthd"]["build"]["args"]["EXTRA"] == "cuda12"

@@ -54,7 +54,7 @@ def test_every_base_has_a_version() -> None:
         assert any(character.isdigit() for character in tag) and tag.count(".") == 2, arguments()[name]
 
 
-def test_it_names_extras_and_the_version_of_the_project() -> None:
+def test_extras_and_version_are_those_of_the_project() -> None:
     assert arguments()["EXTRA"] in PROJECT["optional-dependencies"]
     assert arguments()["VERSION"] == PROJECT["version"]
     text = (ROOT / "Dockerfile").read_text()
@@ -80,7 +80,7 @@ def test_the_cpu_backend_has_the_system_s_compiler(tmp_path: Path, extra: str, c
     assert sum(f"hearth.whl[{packages}]" in line for line in lines) == 1
 
 
-def test_the_image_is_no_root_s_and_runs_the_daemon_itself() -> None:
+def test_image_runs_the_daemon_without_root_and_without_a_shell() -> None:
     user, group = one("USER").value[0].split(":")
     assert user == group == "7421"  # numbers, because Kubernetes cannot tell whether a name is root
     # without a shell, which would receive the signals
@@ -90,7 +90,7 @@ def test_the_image_is_no_root_s_and_runs_the_daemon_itself() -> None:
     assert one("STOPSIGNAL").value == ("SIGTERM",)
 
 
-def test_its_settings_and_places_are_the_daemon_s() -> None:
+def test_settings_and_volumes_are_those_of_the_daemon() -> None:
     config, origins = load(environ=environment())
     assert origins == {("listen", "unix"): "HEARTH_LISTEN_UNIX", ("log", "format"): "HEARTH_LOG_FORMAT"}
     volumes = one("VOLUME").value

@@ -52,7 +52,7 @@ def test_queries_are_promql(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_queries_name_what_is_there() -> None:
+def test_queries_name_existing_metrics() -> None:
     known = scraped.names(scraped.page()) | scraped.of_gpus()
     assert len(queries()) > 80
     for title, expression, _ in queries():
@@ -60,7 +60,7 @@ def test_queries_name_what_is_there() -> None:
         assert named and named <= known, (title, named - known)
 
 
-def test_queries_and_legends_name_labels_that_are_there() -> None:
+def test_queries_and_legends_name_existing_labels() -> None:
     known = scraped.labels(scraped.page())
     for family in scraped.gpu_families():
         known[scraped.full_name(family)] = {label for sample in family.samples for label in sample.labels}
@@ -86,7 +86,7 @@ def test_variables_are_declared_and_found() -> None:
             assert match and (match[2] in known[match[1]] or match[2] == "instance"), variable
 
 
-def test_panels_are_what_grafana_expects() -> None:
+def test_dashboard_has_the_format_of_grafana() -> None:
     assert DASHBOARD["uid"] == "hearth" and DASHBOARD["id"] is None and DASHBOARD["schemaVersion"] >= 36
     assert DASHBOARD["title"] and DASHBOARD["time"] and DASHBOARD["refresh"]
     everything = list(panels())

@@ -76,7 +76,7 @@ def configuration(variant: str) -> Config:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_is_what_kubernetes_takes(version: str) -> None:
+def test_every_object_is_valid(version: str) -> None:
     if importlib.util.find_spec("kubernetes_validate") is None:
         pytest.skip("kubernetes-validate is not installed (`make tools`)")
     import kubernetes_validate
@@ -91,7 +91,7 @@ def test_every_object_is_what_kubernetes_takes(version: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_kustomize_makes_is_what_kubernetes_takes(variant: str) -> None:
+def test_rendered_objects_are_valid(variant: str) -> None:
     program("kubectl")
     objects = rendered(variant)
     if importlib.util.find_spec("kubernetes_validate") is None:
@@ -200,7 +200,7 @@ def test_labels_and_selectors_agree(variant: str) -> None:
 
 
 @pytest.mark.parametrize("each", [each for each in plain() if each["kind"] in ("DaemonSet", "Pod")], ids=str)
-def test_pods_are_as_the_level_restricted_wants_them(each: Object) -> None:
+def test_pods_meet_the_restricted_security_level(each: Object) -> None:
     pod = each["spec"]["template"]["spec"] if each["kind"] == "DaemonSet" else each["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -239,7 +239,7 @@ def test_example_clients_are_let_in() -> None:
     assert monitor["authorization"]["credentials"] == {"name": tokens["metadata"]["name"], "key": "token"}
 
 
-def test_no_token_that_anybody_knows_opens_anything() -> None:
+def test_sample_tokens_are_not_accepted() -> None:
     """The base contains placeholders: the daemon does not start until each has been replaced."""
     text = (FOLDER / "base" / "hearth.toml").read_text()
     assert text.count("sha256:") == text.count("sha256:PUT-") == 2

@@ -44,18 +44,18 @@ def test_promtool_accepts_rules_and_configuration() -> None:
     promtool("check", "config", "prometheus.yml")
 
 
-def test_alerts_go_off_when_they_should_and_not_otherwise() -> None:
+def test_alerts_fire_on_their_conditions_only() -> None:
     promtool("test", "rules", "hearth.rules.test.yml")
 
 
-def test_rules_name_what_is_there() -> None:
+def test_rules_name_existing_metrics() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     known = scraped.names(scraped.page()) | scraped.of_gpus() | recorded | {"up"}
     for rule in rules():
         assert promql.metrics(rule["expr"]) <= known, rule["expr"]
 
 
-def test_rules_name_labels_that_are_there() -> None:
+def test_rules_name_existing_labels() -> None:
     known = scraped.labels(scraped.page())
     everywhere = {"job", "instance"}
     for rule in rules():
@@ -64,7 +64,7 @@ def test_rules_name_labels_that_are_there() -> None:
             assert promql.labels(rule["expr"]) - everywhere <= set().union(*(known[name] for name in named)), rule
 
 
-def test_every_alert_says_what_to_do() -> None:
+def test_every_alert_has_a_runbook() -> None:
     alerts = [rule for rule in rules() if "alert" in rule]
     assert len({rule["alert"] for rule in alerts}) == len(alerts) > 25
     for rule in alerts:
@@ -105,7 +105,7 @@ def _described() -> dict[str, tuple[str, set[str]]]:
     return found
 
 
-def test_the_mapping_names_what_is_there() -> None:
+def test_mapping_names_existing_metrics() -> None:
     text = (FOLDER / "METRICS.md").read_text()
     mapping = text[text.index("## Triton") :]
     described = _described().keys()

@@ -70,7 +70,7 @@ def test_verify_the_unit_of_one_user(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_verify_finds_what_is_wrong(tmp_path: Path) -> None:
+def test_verify_reports_an_unknown_setting(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.service"
     wrong.write_text(SYSTEM.read_text().replace("KillMode=mixed", "KillMod=mixed"))
     done = subprocess.run([program("systemd-analyze"), "verify", str(installed(tmp_path, wrong, []))],
@@ -134,7 +134,7 @@ def prefix() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("unit", [SYSTEM, USER], ids=["system", "user"])
-def test_what_the_filter_keeps_out(unit: Path) -> None:
+def test_filter_refuses_forbidden_calls(unit: Path) -> None:
     """The filter refuses forbidden calls, which shows that the filter was active for the permitted calls below."""
     program("systemd-analyze")
     code = """
@@ -155,7 +155,7 @@ print(open("/proc/self/status").read().split("NoNewPrivs:")[1].split()[0], oct(o
 
 
 @pytest.mark.parametrize("unit", [SYSTEM, USER], ids=["system", "user"])
-def test_a_life_as_the_unit_has_it(prefix: Path, unit: Path) -> None:
+def test_daemon_runs_from_start_to_end_under_the_unit_restrictions(prefix: Path, unit: Path) -> None:
     program("systemd-analyze")
     manager = NotifySocket(prefix / "notify")
     config = prefix / "hearth.toml"

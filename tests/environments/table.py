@@ -41,6 +41,8 @@ PATHS = (
     "tests/unit/device/platform/test_sandbox.py",
     "tests/unit/front/audit/test_recorder.py",
     "tests/unit/front/config/test_loader.py",
+    "tests/unit/front/lanes/test_hand_over.py",
+    "tests/unit/front/lanes/test_lane_offers.py",
     "tests/unit/front/lanes/test_lanes.py",
     "tests/unit/front/daemon/test_process.py",
     "tests/unit/client/session/test_lane_channel.py",
@@ -109,11 +111,14 @@ SHARED_MEMORY = (
     "tests/daemon/memory/test_oversubscription.py",
     "tests/daemon/transfers/test_pinned.py",
     "tests/daemon/memory/test_published.py",
+    "tests/daemon/memory/test_published_ends.py",
+    "tests/daemon/memory/test_published_reads.py",
     "tests/daemon/transfers/test_segments.py",
 )
 """Tests that share memory between processes, or use much of it."""
 
 CLOCKS = (
+    "tests/unit/client/session/test_interrupted_waits.py",
     "tests/unit/client/session/test_receiver_role.py",
     "tests/unit/client/session/test_watchdog.py",
     "tests/unit/device/scheduler/test_sharing.py",

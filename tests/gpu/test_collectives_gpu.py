@@ -105,7 +105,7 @@ def test_sums_are_rounded_as_by_nccl(group: hearth.Group, direct: list[Mapping[s
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint16"])
-def test_what_nccl_cannot_reduce_is_refused_by_name(group: hearth.Group, dtype: str) -> None:
+def test_dtypes_that_nccl_cannot_reduce_are_refused_by_name(group: hearth.Group, dtype: str) -> None:
     """Operations that only move the dtype work. Dtypes that no backend reduces (bool, complex numbers) are refused by
     the client."""
     for reduce in (group.all_reduce, group.reduce_scatter, group.reduce):
@@ -175,7 +175,7 @@ def test_many_in_one_batch(group: hearth.Group) -> None:
             assert set(array.get()) == {n * i + n * (n - 1) // 2}
 
 
-def test_one_to_another(group: hearth.Group) -> None:
+def test_send_and_receive_between_two_devices(group: hearth.Group) -> None:
     first, last = group.devices[0], group.devices[-1]
     for size in (1, 1000, (1 << 22) + 3):
         host = np.random.default_rng(size).integers(0, 256, size, np.uint8)

@@ -79,7 +79,7 @@ def test_uuid_is_nvml_s(server: CudaServer) -> None:
     assert server.properties.uuid in [each if isinstance(each, str) else each.decode() for each in found]
 
 
-def test_a_device_that_is_not_there(server: CudaServer) -> None:
+def test_unknown_device_is_refused(server: CudaServer) -> None:
     from hearthd.device.cuda.server import CudaServer
 
     with pytest.raises(Refusal) as caught:

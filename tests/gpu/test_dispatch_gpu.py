@@ -102,7 +102,7 @@ def test_kernel_times_are_the_devices_own(gpu: hearth.Device) -> None:
         assert 256 * 2**20 / timing.download_ns < 70, "GB/s, no more than the bus has"
 
 
-def test_iterations_beyond_what_the_driver_queues(gpu: hearth.Device) -> None:
+def test_more_iterations_than_the_driver_queues(gpu: hearth.Device) -> None:
     triple = gpu.RawModule(code=KERNELS).get_function("triple")
     n = 5000
     pending = gpu.dispatch_async(triple, 1, 32, [InOut(np.ones(32, np.uint32)), np.int32(32)], iterations=n, timed=True)
@@ -114,7 +114,7 @@ def test_iterations_beyond_what_the_driver_queues(gpu: hearth.Device) -> None:
     assert (out == pow(3, n, 1 << 32)).all() and (x.get() == 3).all()
 
 
-def test_the_pool_is_used_again_and_nothing_is_read_of_what_it_held(gpu: hearth.Device) -> None:
+def test_outputs_contain_no_previous_contents_of_the_pool(gpu: hearth.Device) -> None:
     nothing = gpu.RawModule(code=KERNELS).get_function("nothing")
     size = 3 << 20
     for filler in range(3):
@@ -130,7 +130,7 @@ def test_the_pool_is_used_again_and_nothing_is_read_of_what_it_held(gpu: hearth.
     assert gpu.memory_usage().bytes_in_use == 0
 
 
-def test_copies_go_beside_kernels_of_other_dispatches(gpu: hearth.Device) -> None:
+def test_copies_run_concurrently_with_kernels_of_other_dispatches(gpu: hearth.Device) -> None:
     """While the kernel of one dispatch runs for a quarter of a second, another dispatch on another stream completes."""
     module = gpu.RawModule(code=KERNELS)
     spin, triple = module.get_function("spin"), module.get_function("triple")

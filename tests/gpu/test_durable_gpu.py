@@ -30,7 +30,7 @@ def lossy(tmp_path: Path) -> Iterator[DaemonProcess]:
     assert not left
 
 
-def test_back_after_a_sticky_error_and_a_hang(lossy: DaemonProcess) -> None:
+def test_restore_after_a_sticky_error_and_a_hang(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         host, matrix = noise(33 * MIB + 3), noise(1000 * 37).reshape(1000, 37)

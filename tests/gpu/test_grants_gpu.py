@@ -84,7 +84,7 @@ def test_the_pool_never_holds_more_than_was_granted(own: CudaServer) -> None:
         own.free(memory, stream)
 
 
-def test_what_is_unused_goes_back_to_the_device(own: CudaServer) -> None:
+def test_unused_memory_is_returned_to_the_device(own: CudaServer) -> None:
     limited = Limited(own, None)
     stream = own.create_stream()
     kept = limited.grants.allocate(64 * MIB, stream)

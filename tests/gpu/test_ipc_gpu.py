@@ -203,7 +203,7 @@ def test_the_device_process_is_killed(daemon: DaemonProcess) -> None:
     settled(daemon, 0)
 
 
-def test_memory_comes_back(daemon: DaemonProcess) -> None:
+def test_exported_memory_is_returned_to_the_driver(daemon: DaemonProcess) -> None:
     """Exported memory goes back to the driver once both sides have released it."""
     with daemon.connect() as node:
         gpu = node.device(0)
@@ -223,7 +223,7 @@ def test_memory_comes_back(daemon: DaemonProcess) -> None:
         wait_until(lambda: gpu.memory_usage().device_free > before - size // 2, "the memory's return")
 
 
-def test_a_gpu_that_is_not_there(daemon: DaemonProcess) -> None:
+def test_export_to_a_process_without_the_gpu_is_refused(daemon: DaemonProcess) -> None:
     program = """
 try:
     x.ipc()

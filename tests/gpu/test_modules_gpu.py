@@ -113,6 +113,30 @@ def test_source_compiled_by_a_worker_runs(server: CudaServer, pool: CompileWorke
     puts(server, image, stream)
 
 
+MIXED = """
+struct S { int a; };
+template <typename T> __global__ void typed(T a, T* out) { *out = a; }
+__global__ void plain(unsigned a, int b, unsigned* out) { *out = a + b; }
+extern "C" __global__ void mixed(bool b, short s, unsigned u, long long l, float f, double d, S st, int* out) {
+    *out = s;
+}
+"""
+
+
+def test_functions_know_the_kinds_of_their_parameters(server: CudaServer, pool: CompileWorkers) -> None:
+    image = pool.run(Source(MIXED, name_expressions=("typed<float>", "typed<unsigned char>", "plain")))
+    module = server.load(image)
+    assert module.function("mixed").kinds[:7] == "nnnnff?" and len(module.function("mixed").kinds) == 8
+    assert module.function("typed<float>").kinds[0] == "f" and module.function("typed<unsigned char>").kinds[0] == "u"
+    assert module.function("plain").kinds[:2] == "ui"
+    bare = server.load(Image(image.code))
+    assert bare.function("mixed").kinds == "?" * 8, "a CUBIN has none"
+    text = server.load(Image(PTX))
+    assert text.function("put").kinds == "n"
+    for each in (module, bare, text):
+        server.unload(each)
+
+
 def test_ptx_assembled_by_a_worker_runs(server: CudaServer, pool: CompileWorkers, stream: Stream) -> None:
     try:
         print(pool.identity(Assembly(PTX)).decode())
@@ -200,7 +224,7 @@ def test_a_module_comes_with_its_kernels_loaded(server: CudaServer, pool: Compil
     server.unload(module)
 
 
-def test_the_first_use_of_a_kernel_does_not_wait_for_what_is_running(
+def test_first_launch_of_a_kernel_does_not_wait_for_running_work(
     server: CudaServer, pool: CompileWorkers, stream: Stream
 ) -> None:
     """A load does wait (see `hearthd.device.resources.idle_work`), so all of a module is loaded at once."""

@@ -72,7 +72,7 @@ def test_readings_of_a_gpu(nvml: Nvml, server: CudaServer) -> None:
     print(reading)
 
 
-def test_a_gpu_that_runs_tests_is_well(nvml: Nvml, server: CudaServer) -> None:
+def test_gpu_under_test_is_healthy(nvml: Nvml, server: CudaServer) -> None:
     reading = read(nvml, server)
     assert health.hardware_fault(reading) == ""
     fenced: list[str] = []
@@ -124,7 +124,7 @@ def test_memory_that_is_allocated_is_in_the_readings(nvml: Nvml, server: CudaSer
     assert during.memory_used - before.memory_used > 1 << 29
 
 
-def test_the_page_has_them(nvml: Nvml, server: CudaServer) -> None:
+def test_metrics_page_has_the_readings(nvml: Nvml, server: CudaServer) -> None:
     reading = read(nvml, server)
     page, _ = Metrics.render(gpu.families({0: reading}))
     text = page.decode()

@@ -89,7 +89,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 # ---- times ----
 
 
-def test_events_tell_what_cupys_events_tell(server: CudaServer) -> None:
+def test_events_agree_with_those_of_cupy(server: CudaServer) -> None:
     import cupy
 
     kernel = cupy.RawKernel(SPIN, "spin")
@@ -158,14 +158,16 @@ def test_a_trace_has_the_devices_times(start: Start) -> None:
 # ---- printf ----
 
 
-def test_what_prints_is_recognised(server: CudaServer) -> None:
+def test_kernels_that_print_are_recognised(server: CudaServer) -> None:
     say = server.compiler.compile(Source(SAY))
     spin = server.compiler.compile(Source(SPIN))
     assert prints(say.code) and not prints(spin.code)
     assert isinstance(say, Image)
 
 
-def test_flush_brings_what_has_ended_and_does_not_wait(server: CudaServer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_flush_delivers_output_of_completed_kernels_without_waiting(
+    server: CudaServer, capfd: pytest.CaptureFixture[str]
+) -> None:
     stream, busy = server.create_stream(), server.create_stream()
     server.flush_output()
     launch(server, SAY, "say", stream, np.int32(7))

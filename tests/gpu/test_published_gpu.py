@@ -110,7 +110,7 @@ def settled(server: CudaServer, free: int) -> None:
         time.sleep(0.01)
 
 
-def test_another_process_reads_it_and_cannot_write(server: CudaServer, stream: Any) -> None:
+def test_another_process_can_read_and_cannot_write(server: CudaServer, stream: Any) -> None:
     memory = server.create_shared(SIZE)
     assert memory.size == SIZE
     assert memory.reserved >= SIZE
@@ -137,7 +137,7 @@ def test_another_process_reads_it_and_cannot_write(server: CudaServer, stream: A
         pytest.xfail("this driver maps no device memory read-only")
 
 
-def test_it_outlives_the_process_that_made_it(server: CudaServer, stream: Any) -> None:
+def test_memory_outlives_the_process_that_created_it(server: CudaServer, stream: Any) -> None:
     free = server.memory_info().free
     ours, theirs = socket.socketpair()
     size = 64 * MIB
@@ -159,7 +159,7 @@ def test_it_outlives_the_process_that_made_it(server: CudaServer, stream: Any) -
     settled(server, free)
 
 
-def test_nothing_is_left_of_it(server: CudaServer, stream: Any) -> None:
+def test_release_leaves_no_memory_or_descriptors(server: CudaServer, stream: Any) -> None:
     warm = server.create_shared(MIB)
     server.release_shared(warm)
     free = server.memory_info().free

@@ -74,7 +74,7 @@ def local() -> tuple[float, float]:
     return SIZE / up / 1e9, SIZE / down / 1e9
 
 
-def test_it_is_one_dma(daemon: DaemonProcess) -> None:
+def test_copy_of_shared_memory_has_dma_speed(daemon: DaemonProcess) -> None:
     """The benchmark measures the exact speed; this test only shows that nothing prevents it."""
     pinned_up, pinned_down = local()
     with Sharing(daemon.unix) as sharing:
@@ -170,7 +170,7 @@ class Launcher:
 
 
 @pytest.mark.parametrize("size", [64 * MIB, GIB])
-def test_whom_it_holds_up(daemon: DaemonProcess, size: int) -> None:
+def test_locking_of_pages_and_latency_of_other_clients(daemon: DaemonProcess, size: int) -> None:
     """Measures the locking and unlocking of pages beside a client that launches and waits."""
     with Launcher(daemon) as other:
         quiet = time.perf_counter() - 0.2
@@ -194,7 +194,7 @@ def test_whom_it_holds_up(daemon: DaemonProcess, size: int) -> None:
     assert max(taking, giving) < 1000
 
 
-def test_a_release_beside_a_kernel_that_runs_on(daemon: DaemonProcess) -> None:
+def test_release_during_a_running_kernel_delays_no_other_work(daemon: DaemonProcess) -> None:
     """No other work waits for the release: neither a launch on another stream with a wait for it, nor further
     sharing."""
     with hearth.connect(daemon.unix) as node, Sharing(daemon.unix) as sharing:

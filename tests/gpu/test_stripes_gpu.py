@@ -46,7 +46,7 @@ def values(size: int, seed: int = 1) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("size", [8 * MIB, 100 * MIB + 4, 1024 * MIB + 12])
-def test_bit_for_bit(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> None:
+def test_transferred_bytes_are_identical(gpu: hearth.Device, daemon: DaemonProcess, size: int) -> None:
     host = values(size)
     x = gpu.asarray(host)
     out = np.zeros_like(host)

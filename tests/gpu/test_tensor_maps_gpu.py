@@ -208,14 +208,14 @@ def test_a_tile_of_every_width_of_element(bench: Bench, dtype: type) -> None:
 
 
 @pytest.mark.parametrize("corner", [(-3, 0), (60, 40), (0, -4), (100, 0)])
-def test_outside_the_tensor_are_zeros(bench: Bench, corner: tuple[int, int]) -> None:
+def test_elements_outside_the_tensor_are_zero(bench: Bench, corner: tuple[int, int]) -> None:
     x = np.random.default_rng(0).random((64, 48), np.float32) + 1
     row, column = corner
     found = load(bench, matrix_spec(x, (8, 16)), bench.put(x), column, row, np.zeros((8, 16), np.float32))
     np.testing.assert_array_equal(found, cut(x, row, column, (8, 16)))
 
 
-def test_outside_the_tensor_are_nans_where_asked_for(bench: Bench) -> None:
+def test_elements_outside_the_tensor_are_nan_with_nan_fill(bench: Bench) -> None:
     x = np.random.default_rng(0).random((64, 48), np.float32)
     spec = matrix_spec(x, (8, 16), oob_fill="nan")
     found = load(bench, spec, bench.put(x), 40, 60, np.zeros((8, 16), np.float32))
@@ -471,7 +471,7 @@ def test_interleaved_maps_are_taken_by_the_driver(bench: Bench, interleave: str,
         {"interleave": "16b"},
     ],
 )
-def test_what_the_checks_refuse_the_driver_refuses_too(bench: Bench, changes: dict[str, Any]) -> None:
+def test_driver_refuses_the_maps_that_the_checks_refuse(bench: Bench, changes: dict[str, Any]) -> None:
     fields: dict[str, Any] = {
         "dtype": "float32", "shape": (48, 64), "strides": (192,), "element_strides": (1, 1), "access": Tile((16, 8)),
         **changes,

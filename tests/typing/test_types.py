@@ -63,7 +63,7 @@ def clean() -> Mapping[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH", "VIRTUAL_ENV")}
 
 
-def test_it_is_the_wheel_that_is_looked_at(python: Path) -> None:
+def test_packages_are_imported_from_the_wheel(python: Path) -> None:
     code = "import hearth, hearth_proto, hearthd; print(hearth.__file__, hearth_proto.__file__, hearthd.__file__)"
     found = subprocess.run(
         [python, "-c", code], capture_output=True, text=True, env=clean(), check=True, cwd=python.parent
@@ -71,7 +71,7 @@ def test_it_is_the_wheel_that_is_looked_at(python: Path) -> None:
     assert all(Path(each).is_relative_to(python.parents[1]) for each in found.stdout.split())
 
 
-def test_mypy_takes_what_is_right_and_finds_what_is_wrong(
+def test_mypy_accepts_the_good_program_and_reports_each_error_of_the_wrong_one(
     python: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     kept = getattr(request.config, "cache", None)  # what it made of the standard library and NumPy the last time
@@ -107,7 +107,7 @@ def test_pyright_agrees(python: Path, tmp_path: Path) -> None:
     assert not right and set(EXPECTED) <= lines, done.stdout
 
 
-def test_what_is_in_the_wheel(wheel: Path) -> None:
+def test_contents_of_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as files:
         names = set(files.namelist())
     tops = {name.partition("/")[0] for name in names}
@@ -134,7 +134,7 @@ def metadata(wheel: Path, name: str) -> email.message.Message:
         return email.message_from_bytes(files.read(path))
 
 
-def test_what_it_says_of_itself(wheel: Path) -> None:
+def test_metadata_of_the_wheel(wheel: Path) -> None:
     said = metadata(wheel, "METADATA")
     assert said["Name"] == "hearth-gpu" and said["Requires-Python"] == ">=3.11"
     assert said["Version"] == hearth_proto.VERSION
@@ -156,7 +156,7 @@ def test_what_it_says_of_itself(wheel: Path) -> None:
     assert metadata(wheel, "WHEEL")["Root-Is-Purelib"] == "true"
 
 
-def test_what_it_depends_on_fits_together(wheel: Path) -> None:
+def test_requirements_of_the_wheel_are_met(wheel: Path) -> None:
     """Every requirement is met, as `pip check` tests it for all packages."""
     for text in metadata(wheel, "METADATA").get_all("Requires-Dist", []):
         needed = Requirement(text)

@@ -35,7 +35,7 @@ def functions(path: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize(("item", "test", "backend"), rows(), ids=lambda cell: cell[:60])
-def test_a_row_names_tests_that_exist_or_says_why(item: str, test: str, backend: str) -> None:
+def test_row_names_existing_tests_or_states_a_reason(item: str, test: str, backend: str) -> None:
     named = NAMED.findall(test)
     assert item
     assert "TODO" not in test
@@ -49,7 +49,7 @@ def test_a_row_names_tests_that_exist_or_says_why(item: str, test: str, backend:
         assert REASON.match(test) and not backend, f"{item} has neither a test nor a reason: {test!r}"
 
 
-def test_every_part_of_the_inventories_is_there() -> None:
+def test_every_section_of_the_inventories_exists() -> None:
     headings = [line[3:].split(":")[0] for line in TABLE.read_text().splitlines() if line.startswith("## ")]
     wanted = [f"CubeCL 1.{part}" for part in range(1, 13)]
     wanted += ["CubeCL 2", "CubeCL 3.2", "CubeCL 3.3", *(f"CubeCL 5.{part}" for part in range(1, 10))]

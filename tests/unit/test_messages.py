@@ -124,7 +124,7 @@ def test_messages_are_free_of_idioms(package: str) -> None:
     assert found == {}
 
 
-def test_patterns_find_what_they_are_for() -> None:
+def test_patterns_find_their_examples() -> None:
     tree = ast.parse('"""nobody"""\nraise E(f"{x} hung up", fix="ask whoever has it")\n')
     texts = [text for _, text in _literals(tree)]
     assert texts == ["{} hung up", "ask whoever has it"]

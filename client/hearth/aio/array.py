@@ -244,17 +244,18 @@ class DeviceArray(BaseArray):
         await self._connection.opened()
         return await self._connection.home.call(partial(ipc.export, self), undo=lambda exported: exported.close())
 
-    async def publish(self, name: str, tenants: Sequence[str] = ()) -> None:
+    async def publish(self, name: str, tenants: Sequence[str] = (), *, replace: bool = False) -> None:
         """Lets other sessions attach the array under a name, read-only, after the earlier work is done.
 
         Args:
             name: Name within this tenant.
             tenants: Other tenants that may attach it; ``"*"``: all.
+            replace: Ends an earlier publication under the name.
 
         Raises:
             HearthError: An error that `Device.publish` raises.
         """
-        await self._device.publish(name, self, tenants)
+        await self._device.publish(name, self, tenants, replace=replace)
 
     def _send(
         self,

@@ -77,7 +77,7 @@ class LoopAttachment(Attachment):
             token: Token of the session.
             device: Ordinal of the device.
             lease: Seconds for which a broken connection may be resumed.
-            again: Backoff that decides about further attempts.
+            backoff: Backoff that decides about further attempts.
 
         Raises:
             HearthError: The error of the last attempt.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -15,8 +16,9 @@ from hearth.aio.module import Function, RawModule
 from hearth.aio.stream import Event, Stream
 from hearth.arrays import host_copy
 from hearth.arrays.allocation import allocate
+from hearth.arrays.published import pauses_within
 from hearth.base_device import BaseDevice
-from hearth.errors import LaunchTypeError, UnsupportedError
+from hearth.errors import HearthError, LaunchTypeError, UnsupportedError
 from hearth.kernels.dispatch import How, job_of
 
 if TYPE_CHECKING:
@@ -141,7 +143,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
         return prepared
 
     @telemetry.traced("hearth.publish", telemetry.of_name)
-    async def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
+    async def publish(
+        self, name: str, array: DeviceArray, tenants: Sequence[str] = (), *, replace: bool = False
+    ) -> None:
         """Lets other sessions attach an array under a name, after the earlier work is done.
 
         See `hearth.Device.publish`. If the await is cancelled, the array may be published nevertheless.
@@ -150,16 +154,18 @@ class Device(BaseDevice[DeviceArray, Stream]):
             name: Name within this tenant.
             array: An array of this device.
             tenants: Other tenants that may attach it; ``"*"``: all.
+            replace: Ends an earlier publication under the name, by any session of this tenant, at the moment at which
+                the array is published. Arrays that are attached already remain usable.
 
         Raises:
-            InvalidHandleError: The name is in use (``NAME_IN_USE``).
+            InvalidHandleError: The name is in use (``NAME_IN_USE``); the message names the session that published it.
             ArgumentError: The array cannot be published, e.g. because it is part of a buffer, or the name is invalid.
             DtypeError: `array` is no device array.
             UnsupportedError: The daemon does not publish arrays, the array belongs to another device or session, or its
                 dtype cannot be described by a name.
         """
         await self._connection.opened()
-        await self._connection.home.call(partial(self._publications.publish, name, array, tenants))
+        await self._connection.home.call(partial(self._publications.publish, name, array, tenants, replace))
 
     async def unpublish(self, name: str) -> None:
         """Ends a publication under a name of this tenant, by any of its sessions. Attached arrays remain usable.
@@ -174,7 +180,13 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.attach", telemetry.of_name)
     async def attach(
-        self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
+        self,
+        name: str,
+        tenant: str | None = None,
+        *,
+        shape: shapes.Shape | None = None,
+        dtype: Any = None,
+        wait: float = 0.0,
     ) -> DeviceArray:
         """Attaches a published array, read-only.
 
@@ -185,18 +197,27 @@ class Device(BaseDevice[DeviceArray, Stream]):
             tenant: Tenant that published it; None: this session's own.
             shape: Shape to view the memory with; None: the publisher's.
             dtype: Element type to view the memory with; None: the publisher's.
+            wait: Seconds to wait until the name is published; 0: it has to be published already.
 
         Returns:
             The array.
 
         Raises:
             InvalidHandleError: There is no such name, or it is not published to this tenant (``NOT_PUBLISHED``).
-            ArgumentError: The memory does not have the size of an array of that shape and dtype.
+            ArgumentError: The memory does not have the size of an array of that shape and dtype, or `wait` is negative.
             BufferLostError: The device process was lost during the call.
         """
-        await self._connection.until_attached()  # the generation of the array is that of the attached process
+        pauses = pauses_within(wait)
         attach = partial(self._publications.attach, self, name, tenant, shape, dtype)
-        return await self._connection.home.call(attach, undo=lambda array: array.free())
+        while True:
+            await self._connection.until_attached()  # the generation of the array is that of the attached process
+            try:
+                return await self._connection.home.call(attach, undo=lambda array: array.free())
+            except HearthError as error:
+                pause = next(pauses, None) if error.reason == "NOT_PUBLISHED" else None
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
 
     async def published(self) -> list[PublishedArray]:
         """Lists the arrays that this session may attach, beginning with those of the session's tenant.
@@ -333,7 +354,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
         options: Iterable[str] = (),
         name_expressions: Iterable[str] | None = None,
         headers: Mapping[str, str] | None = None,
-        **unsupported: Any,
+        enable_cooperative_groups: bool = False,
+        **cupys: Any,
     ) -> RawModule:
         """Loads CUDA C++ source, PTX, CUBIN or fatbin. Does not wait for the compile.
 
@@ -343,7 +365,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
             options: Options of the compiler, e.g. ``("-DN=4",)``.
             name_expressions: C++ names to instantiate, e.g. ``["scale<float>"]``.
             headers: Texts of headers, by their names in the source's ``#include``.
-            **unsupported: Further keywords of CuPy's `RawModule`, accepted with their default values only.
+            enable_cooperative_groups: Makes every launch of the module's kernels cooperative.
+            **cupys: Further keywords of CuPy's `RawModule` (``backend``, ``jitify``, ``translate_cucomplex``), which
+                have no effect; the compile log has a note.
 
         Returns:
             The module. Errors of the compiler are raised by `RawModule.compile`, or by the first call that waits for a
@@ -354,7 +378,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
                 accepts.
             DtypeError: `code` or `options` has a wrong type.
             OSError: The file `path` cannot be read.
-            UnsupportedError: A keyword of CuPy's asks for a feature that Hearth does not have, or is unknown.
+            UnsupportedError: There is no such keyword, or it has a value that CuPy does not have.
         """
         return RawModule(
             self,
@@ -363,7 +387,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
             options=options,
             name_expressions=name_expressions,
             headers=headers,
-            **unsupported,
+            enable_cooperative_groups=enable_cooperative_groups,
+            **cupys,
         )
 
     def stream(self, priority: int = 0) -> Stream:
@@ -377,14 +402,14 @@ class Device(BaseDevice[DeviceArray, Stream]):
         """
         return Stream(self._connection, priority)
 
-    def RawKernel(self, code: str | bytes, name: str, options: Iterable[str] = (), **unsupported: Any) -> Function:
+    def RawKernel(self, code: str | bytes, name: str, options: Iterable[str] = (), **keywords: Any) -> Function:
         """Loads one kernel as a separate module. Does not wait for the compile.
 
         Args:
             code: CUDA C++ source, PTX, CUBIN or fatbin.
             name: Name of the kernel in the code.
             options: Options of the compiler.
-            **unsupported: Further keywords of CuPy's `RawKernel`; see `RawModule`.
+            **keywords: Further keywords of CuPy's `RawKernel`; see `RawModule`.
 
         Returns:
             The kernel.
@@ -396,7 +421,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         from hearth.kernels.base_module import check_order
 
         check_order(code, name)
-        return self.RawModule(code, options=options, **unsupported).get_function(name)
+        return self.RawModule(code, options=options, **keywords).get_function(name)
 
     def event(self) -> Event:
         """Makes an event, to be recorded by `Stream.record`.

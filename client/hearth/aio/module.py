@@ -10,6 +10,8 @@ from hearth.kernels.base_function import ATTRIBUTES, BaseFunction
 from hearth.kernels.base_module import BaseModule, logged
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hearth import shapes
     from hearth.aio.connection import LoopConnection
     from hearth.kernels.base_function import Occupancy
@@ -25,7 +27,7 @@ class Function(BaseFunction):
     _connection: LoopConnection
 
     async def attributes(self) -> dict[str, int]:
-        """Returns registers, shared, local and constant memory, and the largest block, by CuPy's name."""
+        """Returns the attributes below except `parameters`, by CuPy's ten names."""
         return {name: await getattr(self, name)() for name in ATTRIBUTES}
 
     async def num_regs(self) -> int:
@@ -52,6 +54,22 @@ class Function(BaseFunction):
         """Returns the maximum dynamic shared memory of a launch, in bytes."""
         return (await self._describe()).max_dynamic_shared_bytes
 
+    async def preferred_shared_memory_carveout(self) -> int:
+        """Returns the preferred shared memory of a multiprocessor in percent; -1: the driver's default."""
+        return (await self._describe()).preferred_shared_memory_carveout
+
+    async def ptx_version(self) -> int:
+        """Returns the version of the PTX of the kernel, 10 * major + minor; 0 on the CPU backend."""
+        return (await self._describe()).ptx_version
+
+    async def binary_version(self) -> int:
+        """Returns the compute capability of the compiled kernel, 10 * major + minor; 0 on the CPU backend."""
+        return (await self._describe()).binary_version
+
+    async def cache_mode_ca(self) -> int:
+        """Returns 1 if the kernel was compiled with ``-Xptxas --dlcm=ca``, otherwise 0."""
+        return int((await self._describe()).cache_mode_ca)
+
     async def parameters(self) -> list[tuple[int, int]]:
         """Returns (offset, size) in bytes of each parameter in the parameter block."""
         return [(parameter.offset, parameter.size) for parameter in (await self._describe()).parameters]
@@ -72,6 +90,33 @@ class Function(BaseFunction):
         """
         await self._connection.opened()
         return await self._connection.home.asked(self._occupying(block, shared_mem, cluster))
+
+    async def forall(self, n: int, block: int = 0, stream: Any = None, shared_mem: int = 0) -> Callable[..., None]:
+        """Binds a launch of at least `n` threads, in blocks of the size with the highest occupancy, as in Numba.
+
+        The grid may have more than `n` threads: the kernel has to compare its index with the number of elements. Waits
+        for the compile if `block` is 0.
+
+        Args:
+            n: Number of threads; 0: the launch does nothing.
+            block: Threads of a block; 0: the size with the highest occupancy.
+            stream: Stream of the launch; None or 0: the current one.
+            shared_mem: Dynamic shared memory of a block in bytes.
+
+        Returns:
+            A function that takes the kernel's arguments and launches it: ``(await f.forall(n))(args...)``.
+
+        Raises:
+            ArgumentError: `n` or `block` is negative.
+            CompileError: The kernel does not compile.
+        """
+        if not block:
+            block = self._blocks.get(shared_mem, 0)
+        if not block:
+            await self._connection.opened()
+            found = await self._connection.home.asked(self._suggesting(shared_mem))
+            block = self._blocks[shared_mem] = found.suggested_block
+        return self._covering(n, block, stream, shared_mem)
 
     async def _describe(self) -> commands_pb2.FunctionResult:
         described = self._described
@@ -104,6 +149,7 @@ class RawModule(BaseModule[Function, GlobalArray]):
         """
         await self._connection.opened()
         with logged(log_stream) as log:
+            log.append(self._notes)
             log.append((await self._connection.home.asked(self._describing(), timeout)).log)
 
     async def functions(self) -> list[str]:

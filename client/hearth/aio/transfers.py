@@ -319,7 +319,7 @@ async def download(
         into: The memory to fill.
         timeout: Seconds to wait at most; None: no limit.
         report: Progress callback, called in the event loop; None: none.
-        ours: Nothing else refers to `into`, so later writes to it do no harm.
+        owned: Nothing else refers to `into`, so later writes to it do no harm.
 
     Raises:
         TimeoutError: The bytes have not arrived in time.

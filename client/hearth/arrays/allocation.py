@@ -5,7 +5,8 @@ Sent one way, so `OutOfMemoryError` is raised by the next call that waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from hearth import base_stream as streams
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hearth.base_stream import BaseStream
     from hearth.dtypes import Dtype
     from hearth.interfaces import DeviceContext
+    from hearth.session.connection import Connection
 
 A = TypeVar("A")
 
@@ -90,3 +92,27 @@ def allocate_many(
         device._array_type(device, Memory(space, part.buffer, part.size), 0, shape, dtype)
         for part, (shape, dtype) in zip(command.allocate.parts, specs, strict=True)
     ]
+
+
+@contextmanager
+def persistent_memory(connection: Connection) -> Iterator[None]:
+    """Keeps memory that is allocated in the block reserved for the session; see `hearth.Device.persistent_memory`.
+
+    Args:
+        connection: Connection to the device.
+    """
+    attachment = connection.attachment()
+    attachment.submit(_mode(commands_pb2.ALLOCATION_MODE_PERSISTENT))
+    try:
+        yield
+    finally:
+        now = connection.attachment() if connection.refusal is None else None
+        # a later process generation has no persistent window to close
+        if now is not None and now.space is attachment.space:
+            now.submit(_mode(commands_pb2.ALLOCATION_MODE_AUTO))
+
+
+def _mode(mode: commands_pb2.AllocationMode) -> commands_pb2.Command:
+    command = commands_pb2.Command()
+    command.set_allocation_mode.mode = mode
+    return command

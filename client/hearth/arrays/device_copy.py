@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hearth import base_stream as streams
 from hearth.arrays import strided
+from hearth.arrays.allocation import allocate
 from hearth.errors import ArgumentError, UnsupportedError
 from hearth.session.collective_order import sorted_order, submit_in_order
 from hearth_proto import layouts
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hearth.base_stream import BaseStream
-    from hearth.interfaces import ArrayLike
+    from hearth.interfaces import ArrayLike, DeviceContext
+
+A = TypeVar("A", bound="ArrayLike")
 
 
 def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
@@ -145,3 +148,33 @@ def moved(array: ArrayLike, elements: int) -> tuple[str, int]:
 def name_of(dtype: np.dtype[Any]) -> str:
     """Returns the dtype's name. Cached, because NumPy builds the name at each access."""
     return dtype.name
+
+
+def converts(since: np.dtype[Any], to: np.dtype[Any]) -> bool:
+    """Returns True if the device converts elements of dtype `since` to dtype `to`."""
+    from hearth.arrays import astype
+
+    return astype.known(since, to)
+
+
+def from_session(device: DeviceContext[A], obj: A, wanted: np.dtype[Any] | None, stream: BaseStream | None) -> A:
+    """Copies an array of any device of the session to new memory on a device.
+
+    Args:
+        device: The device.
+        obj: The array.
+        wanted: Type of the elements, to which the device converts them; None: that of `obj`.
+        stream: Stream of the copy; None: the current one.
+
+    Returns:
+        The copy.
+    """
+    if wanted is not None and wanted != obj.dtype:
+        obj = obj.astype(wanted, stream if obj._connection is device._connection else None)
+        if obj._connection is device._connection:
+            return obj
+    if obj._connection is device._connection:
+        return obj.copy(stream)
+    fresh = allocate(device, obj.shape, obj.dtype, stream)
+    fresh.copy_from(obj, stream)
+    return fresh

@@ -13,7 +13,7 @@ from hearth import base_stream as streams
 from hearth import lazy_numpy as np
 from hearth import progress as progresses
 from hearth import telemetry
-from hearth.errors import ArgumentError
+from hearth.errors import ArgumentError, DtypeError
 from hearth.transfer import plan, router
 from hearth.transport.spin_wait import DOWN, UP
 
@@ -79,7 +79,7 @@ class PinnedCopies:
         Args:
             array: The device array.
             host: The host array, or any other object.
-            way: `UP` or `DOWN`.
+            direction: `UP` or `DOWN`.
             on: Stream of the copy; None: the current one.
             blocking: The call is to block until the copy is complete.
 
@@ -111,7 +111,7 @@ class PinnedCopies:
         Args:
             array: The device array.
             host: The host array, which was copied directly.
-            way: `UP` or `DOWN`.
+            direction: `UP` or `DOWN`.
             given: Stream of the copy, as the caller gave it; None: the current one.
             copy: The copy.
         """
@@ -337,3 +337,26 @@ def _remember(
         if array._copies is None:
             array._copies = PinnedCopies()
         array._copies.remember(array, host, direction, on, copy)
+
+
+def array_of(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
+    """Converts an object to a host array in C order.
+
+    Args:
+        obj: A NumPy array or scalar, or a Python number.
+        dtype: Type of the elements; None: that of `obj`.
+
+    Returns:
+        The array; `obj` itself if it is one.
+
+    Raises:
+        DtypeError: `obj` cannot be converted.
+    """
+    try:
+        return np.asarray(obj, dtype, order="C")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DtypeError(
+            f"this {type(obj).__name__} cannot be converted to an array ({error}).",
+            reason="INVALID_ARGUMENT",
+            fix="pass an object that np.asarray accepts.",
+        ) from None

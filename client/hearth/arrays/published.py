@@ -8,7 +8,9 @@ gone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hearth import shapes
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 
 A = TypeVar("A")
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+"""Pauses between requests for a name that is not published yet."""
 
 
 class Publications:
@@ -37,13 +42,14 @@ class Publications:
         """Handles, by name and tenant, of attach requests whose answer was lost with the connection. A repeated request
         uses the same handle."""
 
-    def publish(self, name: str, array: Any, tenants: Sequence[str]) -> None:
+    def publish(self, name: str, array: Any, tenants: Sequence[str], replace: bool = False) -> None:
         """Publishes an array; see `Device.publish`. Blocks.
 
         Args:
             name: Name within this tenant.
             array: An array of this device.
             tenants: Other tenants that may attach it; ``"*"``: all.
+            replace: Ends an earlier publication under the name.
 
         Raises:
             DtypeError: `array` is no device array.
@@ -76,6 +82,7 @@ class Publications:
                 name=name,
                 tenants=tenants,
                 description=describe(array.shape, array.dtype),
+                replace=replace,
             ),
             device_pb2.PublishResponse,
         )
@@ -91,6 +98,41 @@ class Publications:
         """
         request = device_pb2.UnpublishRequest(target=self._target(), name=name)
         self._call("Unpublish", request, device_pb2.UnpublishResponse)
+
+    def attach_within(
+        self,
+        wait: float,
+        device: DeviceContext[A],
+        name: str,
+        tenant: str | None,
+        given_shape: shapes.Shape | None,
+        dtype: Any,
+    ) -> A:
+        """Attaches a published array, and waits until it is published. Blocks.
+
+        Args:
+            wait: Seconds to wait at most.
+            device: The device.
+            name: The published name.
+            tenant: Tenant that published it; None: this session's own.
+            given_shape: Shape to view the memory with; None: the publisher's.
+            dtype: Element type to view the memory with; None: the publisher's.
+
+        Returns:
+            The array.
+
+        Raises:
+            HearthError: An error that `attach` raises; `InvalidHandleError` if the name is not published in time.
+        """
+        pauses = pauses_within(wait)
+        while True:
+            try:
+                return self.attach(device, name, tenant, given_shape, dtype)
+            except HearthError as error:
+                pause = next(pauses, None) if error.reason == "NOT_PUBLISHED" else None
+                if pause is None:
+                    raise
+            time.sleep(pause)
 
     def attach(
         self, device: DeviceContext[A], name: str, tenant: str | None, given_shape: shapes.Shape | None, dtype: Any
@@ -169,6 +211,32 @@ class Publications:
         if connection.refusal is not None:
             raise connection.refusal.again()
         return connection.transport.call_device(method, request, response_type, connection.timeout)
+
+
+def pauses_within(wait: float) -> Iterator[float]:
+    """Returns the seconds to wait before each further attempt to attach an array, until `wait` seconds have passed.
+
+    Args:
+        wait: Seconds from now.
+
+    Returns:
+        The pauses.
+
+    Raises:
+        ArgumentError: `wait` is negative or not finite.
+    """
+    if not 0 <= wait < math.inf:
+        raise ArgumentError(
+            f"wait is {wait} s; it must be a number from 0.", reason="INVALID_ARGUMENT", fix="pass seconds."
+        )
+    return _pauses_until(time.monotonic() + wait)
+
+
+def _pauses_until(deadline: float) -> Iterator[float]:
+    pause = _FIRST_PAUSE_S
+    while (left := deadline - time.monotonic()) > 0:
+        yield min(pause, left)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def _seen_as(

@@ -241,7 +241,7 @@ class DeviceArray(BaseArray):
 
         return ipc.export(self)
 
-    def publish(self, name: str, tenants: Sequence[str] = ()) -> None:
+    def publish(self, name: str, tenants: Sequence[str] = (), *, replace: bool = False) -> None:
         """Lets other sessions attach the array under a name, read-only: see `Device.publish`.
 
         Blocks until it is published.
@@ -249,11 +249,12 @@ class DeviceArray(BaseArray):
         Args:
             name: Name within this tenant.
             tenants: Other tenants that may attach it; ``"*"``: all.
+            replace: Ends an earlier publication under the name.
 
         Raises:
             HearthError: An error that `Device.publish` raises.
         """
-        self._device.publish(name, self, tenants)
+        self._device.publish(name, self, tenants, replace=replace)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Returns DLPack's type and number of the device, as numbered in this process.

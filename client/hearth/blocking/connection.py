@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,10 @@ from hearth.transport.backoff import AttachBackoff
 
 if TYPE_CHECKING:
     from hearth.transport.base import Transport
+
+
+LAUNCH_BLOCKING = "HEARTH_LAUNCH_BLOCKING"
+"""Environment variable that makes launches wait, unless it is empty or 0; see `hearth.blocking.launch_blocking`."""
 
 
 class BlockingAttachment(Attachment):
@@ -54,6 +59,15 @@ class BlockingAttachment(Attachment):
         raise error.again()
 
 
+def _attachment_type() -> type[BlockingAttachment]:
+    """Returns the class of new attachments, which the environment variable HEARTH_LAUNCH_BLOCKING selects."""
+    if os.environ.get(LAUNCH_BLOCKING, "") in ("", "0"):
+        return BlockingAttachment
+    from hearth.blocking.launch_blocking import LaunchBlockingAttachment
+
+    return LaunchBlockingAttachment
+
+
 class BlockingConnection(Connection):
     """A connection whose first use, and whose first use after a loss, blocks until the device is attached."""
 
@@ -68,7 +82,7 @@ class BlockingConnection(Connection):
             while True:
                 if self.refusal is not None:
                     raise self.refusal.again()
-                fresh = BlockingAttachment(
+                fresh = _attachment_type()(
                     self.limits, self._ended, self._deferred.keep, self.kernel_output, self._requests, self.timing
                 )
                 try:

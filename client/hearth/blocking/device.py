@@ -73,7 +73,8 @@ class Device(BaseDevice[DeviceArray, Stream]):
         options: Iterable[str] = (),
         name_expressions: Iterable[str] | None = None,
         headers: Mapping[str, str] | None = None,
-        **unsupported: Any,
+        enable_cooperative_groups: bool = False,
+        **cupys: Any,
     ) -> RawModule:
         """Loads CUDA C++ source, PTX, CUBIN or fatbin. Does not wait for the compile.
 
@@ -83,7 +84,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
             options: Options of the compiler, e.g. ``("-DN=4",)``.
             name_expressions: C++ names to instantiate, e.g. ``["scale<float>"]``.
             headers: Texts of headers, by their names in the source's ``#include``.
-            **unsupported: Further keywords of CuPy's `RawModule`, accepted with their default values only.
+            enable_cooperative_groups: Makes every launch of the module's kernels cooperative.
+            **cupys: Further keywords of CuPy's `RawModule` (``backend``, ``jitify``, ``translate_cucomplex``), which
+                have no effect; the compile log has a note.
 
         Returns:
             The module. Errors of the compiler are raised by `RawModule.compile`, or by the first call that waits for a
@@ -94,7 +97,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
                 accepts.
             DtypeError: `code` or `options` has a wrong type.
             OSError: The file `path` cannot be read.
-            UnsupportedError: A keyword of CuPy's asks for a feature that Hearth does not have, or is unknown.
+            UnsupportedError: There is no such keyword, or it has a value that CuPy does not have.
         """
         # Imported late: the lane of an attached device is opened during the import.
         from hearth.blocking.module import RawModule
@@ -106,17 +109,18 @@ class Device(BaseDevice[DeviceArray, Stream]):
             options=options,
             name_expressions=name_expressions,
             headers=headers,
-            **unsupported,
+            enable_cooperative_groups=enable_cooperative_groups,
+            **cupys,
         )
 
-    def RawKernel(self, code: str | bytes, name: str, options: Iterable[str] = (), **unsupported: Any) -> Function:
+    def RawKernel(self, code: str | bytes, name: str, options: Iterable[str] = (), **keywords: Any) -> Function:
         """Loads one kernel as a separate module. Does not wait for the compile.
 
         Args:
             code: CUDA C++ source, PTX, CUBIN or fatbin.
             name: Name of the kernel in the code.
             options: Options of the compiler.
-            **unsupported: Further keywords of CuPy's `RawKernel`; see `RawModule`.
+            **keywords: Further keywords of CuPy's `RawKernel`; see `RawModule`.
 
         Returns:
             The kernel.
@@ -128,7 +132,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         from hearth.kernels.base_module import check_order
 
         check_order(code, name)
-        return self.RawModule(code, options=options, **unsupported).get_function(name)
+        return self.RawModule(code, options=options, **keywords).get_function(name)
 
     # ---- streams ----
 
@@ -390,7 +394,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
     # ---- published arrays ----
 
     @telemetry.traced("hearth.publish", telemetry.of_name)
-    def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = ()) -> None:
+    def publish(self, name: str, array: DeviceArray, tenants: Sequence[str] = (), *, replace: bool = False) -> None:
         """Lets other sessions attach an array under a name, after the earlier work is done.
 
         Blocks until the array is published.
@@ -403,15 +407,17 @@ class Device(BaseDevice[DeviceArray, Stream]):
             name: Name within this tenant.
             array: An array of this device.
             tenants: Other tenants that may attach it; ``"*"``: all.
+            replace: Ends an earlier publication under the name, by any session of this tenant, at the moment at which
+                the array is published. Arrays that are attached already remain usable.
 
         Raises:
-            InvalidHandleError: The name is in use (``NAME_IN_USE``).
+            InvalidHandleError: The name is in use (``NAME_IN_USE``); the message names the session that published it.
             ArgumentError: The array cannot be published, e.g. because it is part of a buffer, or the name is invalid.
             DtypeError: `array` is no device array.
             UnsupportedError: The daemon does not publish arrays, the array belongs to another device or session, or its
                 dtype cannot be described by a name.
         """
-        self._publications.publish(name, array, tenants)
+        self._publications.publish(name, array, tenants, replace)
 
     def unpublish(self, name: str) -> None:
         """Ends a publication under a name of this tenant, by any of its sessions.
@@ -428,7 +434,13 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     @telemetry.traced("hearth.attach", telemetry.of_name)
     def attach(
-        self, name: str, tenant: str | None = None, *, shape: shapes.Shape | None = None, dtype: Any = None
+        self,
+        name: str,
+        tenant: str | None = None,
+        *,
+        shape: shapes.Shape | None = None,
+        dtype: Any = None,
+        wait: float = 0.0,
     ) -> DeviceArray:
         """Attaches a published array, read-only. Blocks until the array is attached.
 
@@ -437,16 +449,17 @@ class Device(BaseDevice[DeviceArray, Stream]):
             tenant: Tenant that published it; None: this session's own.
             shape: Shape to view the memory with; None: the publisher's.
             dtype: Element type to view the memory with; None: the publisher's.
+            wait: Seconds to wait until the name is published; 0: it has to be published already.
 
         Returns:
             The array.
 
         Raises:
             InvalidHandleError: There is no such name, or it is not published to this tenant (``NOT_PUBLISHED``).
-            ArgumentError: The memory does not have the size of an array of that shape and dtype.
+            ArgumentError: The memory does not have the size of an array of that shape and dtype, or `wait` is negative.
             BufferLostError: The device process was lost during the call.
         """
-        return self._publications.attach(self, name, tenant, shape, dtype)
+        return self._publications.attach_within(wait, self, name, tenant, shape, dtype)
 
     def published(self) -> list[PublishedArray]:
         """Lists the arrays that this session may attach, beginning with those of the session's tenant.

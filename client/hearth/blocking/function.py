@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hearth import progress
+from hearth.errors import ArgumentError, UnsupportedError
 from hearth.kernels.base_function import ATTRIBUTES, BaseFunction
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hearth.kernels.base_function import Occupancy
     from hearth_proto.v1 import commands_pb2
 
@@ -21,7 +24,7 @@ class Function(BaseFunction):
 
     @property
     def attributes(self) -> dict[str, int]:
-        """Registers, shared, local and constant memory, and the largest block, by CuPy's name.
+        """The attributes below except `parameters`, by CuPy's ten names.
 
         Blocks until the kernel is compiled.
         """
@@ -54,8 +57,57 @@ class Function(BaseFunction):
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """Maximum dynamic shared memory of a launch, in bytes."""
+        """Maximum dynamic shared memory of a launch, in bytes.
+
+        May be set, as in CuPy, to a number up to this maximum, without effect: each launch requests the memory that it
+        needs.
+        """
         return self._describe().max_dynamic_shared_bytes
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, size: int) -> None:
+        most = self.max_dynamic_shared_size_bytes
+        if not 0 <= size <= most:
+            raise ArgumentError(
+                f"{size} bytes of dynamic shared memory for {self.name}; a launch may have {most}.",
+                reason="INVALID_ARGUMENT",
+                fix=f"set at most {most}, or nothing: a launch requests what it needs.",
+            )
+
+    @property
+    def preferred_shared_memory_carveout(self) -> int:
+        """Preferred shared memory of a multiprocessor in percent of the maximum; -1: the driver's default.
+
+        May be set, to a hint that the driver need not follow; the call waits for the compile. The CPU backend ignores
+        it.
+        """
+        return self._describe().preferred_shared_memory_carveout
+
+    @preferred_shared_memory_carveout.setter
+    def preferred_shared_memory_carveout(self, percent: int) -> None:
+        described = self._describing(percent).wait()
+        if described.preferred_shared_memory_carveout != percent:
+            raise UnsupportedError(
+                "this daemon does not set the preferred shared memory of kernels.",
+                reason="UNSUPPORTED",
+                fix="use a newer daemon.",
+            )
+        self._described, self._carveout = described, percent
+
+    @property
+    def ptx_version(self) -> int:
+        """Version of the PTX from which the kernel was compiled, 10 * major + minor; 0 on the CPU backend."""
+        return self._describe().ptx_version
+
+    @property
+    def binary_version(self) -> int:
+        """Compute capability for which the kernel was compiled, 10 * major + minor; 0 on the CPU backend."""
+        return self._describe().binary_version
+
+    @property
+    def cache_mode_ca(self) -> int:
+        """1 if the kernel was compiled with ``-Xptxas --dlcm=ca``, otherwise 0."""
+        return int(self._describe().cache_mode_ca)
 
     @property
     def parameters(self) -> list[tuple[int, int]]:
@@ -77,6 +129,31 @@ class Function(BaseFunction):
             LaunchError: No multiprocessor can run such a block.
         """
         return self._occupying(block, shared_mem, cluster).wait()
+
+    def forall(self, n: int, block: int = 0, stream: Any = None, shared_mem: int = 0) -> Callable[..., None]:
+        """Binds a launch of at least `n` threads, in blocks of the size with the highest occupancy, as in Numba.
+
+        The grid may have more than `n` threads: the kernel has to compare its index with the number of elements. Waits
+        for the compile if `block` is 0.
+
+        Args:
+            n: Number of threads; 0: the launch does nothing.
+            block: Threads of a block; 0: the size with the highest occupancy.
+            stream: Stream of the launch; None or 0: the current one.
+            shared_mem: Dynamic shared memory of a block in bytes.
+
+        Returns:
+            A function that takes the kernel's arguments and launches it: ``f.forall(n)(args...)``.
+
+        Raises:
+            ArgumentError: `n` or `block` is negative.
+            CompileError: The kernel does not compile.
+        """
+        if not block:
+            block = self._blocks.get(shared_mem, 0)
+        if not block:
+            block = self._blocks[shared_mem] = self._suggesting(shared_mem).wait().suggested_block
+        return self._covering(n, block, stream, shared_mem)
 
     def _describe(self) -> commands_pb2.FunctionResult:
         if self._described is None:

@@ -88,6 +88,7 @@ class RawModule(BaseModule[Function, GlobalArray]):
             TimeoutError: The compile is not done in time; it continues.
         """
         with logged(log_stream) as log:
+            log.append(self._notes)
             log.append(self._describe(timeout).log)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING, Any, Literal
 
 from hearth import telemetry
@@ -82,6 +83,35 @@ def connect(
             meanwhile=_import_parts,
         )
     )  # fmt: skip
+
+
+_defaults: dict[int, Node] = {}
+"""The node of this process's default session, by process id, so that a forked process opens a session."""
+_opening = threading.Lock()
+
+
+def device(ordinal: int = 0) -> Device:
+    """Returns a device of this process's default session.
+
+    The first call opens the session, with the environment's settings (`connect` without arguments), and blocks until it
+    is open. The session stays open until Python exits; after its node is closed, or in a forked process, the next call
+    opens a new session.
+
+    Args:
+        ordinal: Number of the device on the node, from 0.
+
+    Returns:
+        The device.
+
+    Raises:
+        ArgumentError: The node has no device of that number.
+        HearthError: An error that `connect` raises.
+    """
+    with _opening:
+        node = _defaults.get(os.getpid())
+        if node is None or node.closed:
+            node = _defaults[os.getpid()] = connect()
+        return node.device(ordinal)
 
 
 def _make_connection(

@@ -56,7 +56,7 @@ class Stream(BaseStream):
 
 
 class Event(BaseEvent):
-    """A point in a stream. Made by `Device.event`, recorded by `Stream.record`."""
+    """A point in a stream. Made by `Device.event`, recorded by `Stream.record` or `record`."""
 
     @property
     def done(self) -> bool:

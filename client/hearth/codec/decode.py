@@ -62,6 +62,7 @@ _ATTACHED = {
 _OFFER = {0x0A: "path", 0x12: "ticket", 0x18: "valid_ns"}
 _OPENED = {0x0A: "session_id", 0x12: "session_token", 0x28: "lease_ns", 0x32: "limits"}
 _OPENED_DEVICE = 0x3A
+_OPENED_FEATURE = 0x42
 _DURABLE = 6  # of Attached, repeated
 _RESULT = 0x1A  # ExecuteResponse.result
 
@@ -113,6 +114,7 @@ class Opened:
             opened.session_id = str(opened.session_id, "utf-8")
             opened.session_token = str(opened.session_token, "utf-8")
             opened.limits = _known((later.node_pb2, "SessionLimits"), opened.limits, _LIMITS)
+            opened.features = [str(each, "utf-8") for tag, each in _fields(data) if tag == _OPENED_FEATURE]
             kind = later.node_pb2, "Device"
             opened.devices = [
                 _known(kind, each, {0x08: "ordinal"}) for tag, each in _fields(data) if tag == _OPENED_DEVICE

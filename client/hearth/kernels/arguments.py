@@ -8,8 +8,11 @@ argument                                             passed as                  
 NumPy or ml_dtypes scalar, 0-d array                 the same C type                         its size; `long double`:
                                                                                              the dtype's
 complex64, complex128                                `cuComplex`, `thrust::complex`          8, 16
-bool, int, float, complex                            `bool`, `long long`, `double`,          1, 8, 8, 16
-                                                     `complex<double>`, as in CuPy
+NumPy array of one element, not of 8 bytes           the same C type, as in CuPy             as a scalar's
+bool, float, complex                                 `bool`, `double`, `complex<double>`,    1, 8, 16
+                                                     as in CuPy
+int                                                  the parameter's integer type            8
+None                                                 null pointer                            8
 structured scalar (`np.void`)                        struct of the dtype's bytes             the dtype's: use
                                                                                              `np.dtype(..., align=True)`
 `bytes`                                              struct                                  8
@@ -34,6 +37,8 @@ from hearth_proto import launches
 
 _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q",
              ("u", 1): "B", ("u", 2): "H", ("u", 4): "I", ("u", 8): "Q"}  # fmt: skip
+_ADDRESS_BYTES = 8
+_NULL_BYTES = bytes(_ADDRESS_BYTES)
 _DIM_MAX = 2**32 - 1
 _AXES = "xyz"
 
@@ -58,20 +63,34 @@ class Parameter(NamedTuple):
     alignment: int
     pointer: bool = False
     read_only: bool = False
+    """True for a buffer that the kernel only reads, and for an integer that the daemon converts to the parameter's
+    type."""
 
 
+_INTEGER = Parameter("q", launches.INTEGER_BYTES, 8, False, True)
 _PYTHON = (
     (bool, Parameter("?", 1, 1)),  # before int, because bool is a subclass of int
-    (int, Parameter("q", 8, 8)),
+    (int, _INTEGER),
     (float, Parameter("d", 8, 8)),
     (complex, Parameter("", 16, 16)),
+    (type(None), Parameter("", 8, 8)),
 )
 
 
 class Signature:
     """All properties of a launch that depend only on the types of its arguments."""
 
-    __slots__ = ("block_size", "layout", "pack", "pack_checked", "parameters", "pointers", "raw", "size")
+    __slots__ = (
+        "block_size",
+        "exact_layout",
+        "layout",
+        "pack",
+        "pack_checked",
+        "parameters",
+        "pointers",
+        "raw",
+        "size",
+    )
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         offset = 0
@@ -94,6 +113,9 @@ class Signature:
         self.parameters = len(places)
         packed = launches.pack_layout(places)
         self.layout = packed.ljust(launches.padded(len(packed)), b"\0")
+        exact = launches.pack_layout([place._replace(read_only=place.read_only and place.pointer) for place in places])
+        self.exact_layout = exact.ljust(len(self.layout), b"\0")
+        """The layout for a daemon that does not convert integers."""
         self.pointers = tuple(index for index, parameter in enumerate(parameters) if parameter.pointer)
         self.raw = tuple(index for index, parameter in enumerate(parameters) if not parameter.code)
         tail = struct.Struct(f"<{len(self.pointers)}Q{''.join(codes)}{-offset % 8}x")
@@ -112,6 +134,7 @@ class Signature:
         flags: int,
         timeout_ns: int,
         extension: launches.Extension | None = None,
+        converts_integers: bool = True,
     ) -> bytes:
         """Packs the record up to its buffer handles.
 
@@ -124,6 +147,7 @@ class Signature:
             flags: `LaunchFlag` bits.
             timeout_ns: Time limit in nanoseconds; 0: none.
             extension: Fields that few launches have; None: none.
+            converts_integers: The daemon converts integers to the types of the kernel's parameters.
 
         Returns:
             The head.
@@ -148,7 +172,7 @@ class Signature:
                 timeout_ns,
             )
             + extended
-            + self.layout
+            + (self.layout if converts_integers else self.exact_layout)
         )
 
     def tail(self, args: Sequence[Any]) -> bytes:
@@ -265,8 +289,8 @@ def parameter(index: int, arg: Any) -> Parameter:
 
 
 def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
-    """Returns the encoding of a NumPy scalar or 0-d array."""
-    if arg.shape != () or arg.dtype.kind in "OSU":
+    """Returns the encoding of a NumPy scalar or an array of one element."""
+    if arg.size != 1 or arg.dtype.kind in "OSU" or (arg.shape and arg.nbytes == _ADDRESS_BYTES):
         raise _refused(index, arg)
     passed = _scalar(arg.dtype)
     if isinstance(arg, np.generic) and not isinstance(arg, np.void):
@@ -282,8 +306,8 @@ def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
 
 def raw_bytes(arg: Any) -> bytes:
     """Returns the bytes of an argument for which `struct` has no code."""
-    if isinstance(arg, bytes):
-        return arg
+    if arg is None or isinstance(arg, bytes):
+        return _NULL_BYTES if arg is None else arg
     if isinstance(arg, complex):
         return struct.pack("<dd", arg.real, arg.imag)
     if isinstance(arg, ByValue):

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hearth import base_stream as streams
 from hearth.base_stream import current_streams
 from hearth.codec import encode
-from hearth.errors import HearthError, LaunchError, LaunchTypeError
+from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
+from hearth.kernels.pointer_types import PointerTypes
 from hearth.session.memory import DeviceOperand
+from hearth.shapes import cdiv
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
         """The module of a kernel: `hearth.kernels.base_module.BaseModule`."""
 
         _connection: Connection
+        _source: str
+
+        _cooperative: bool
 
         def _handle_on(self, attachment: Attachment) -> int: ...
 
@@ -53,7 +58,10 @@ rest. Replaced as a whole. A plain tuple, because reading it is most of a launch
 _NEVER: _Recent = (None, None, _LISTS, None, 0, "", b"", lambda args, space: None)
 
 
-ATTRIBUTES = ("num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes", "max_threads_per_block")
+ATTRIBUTES = (
+    "max_threads_per_block", "shared_size_bytes", "const_size_bytes", "local_size_bytes", "num_regs", "ptx_version",
+    "binary_version", "cache_mode_ca", "max_dynamic_shared_size_bytes", "preferred_shared_memory_carveout",
+)  # fmt: skip
 """The keys of `Function.attributes`, which are CuPy's names."""
 
 
@@ -94,6 +102,11 @@ class BaseFunction:
         """Head and signature of the last launch that `_recent` did not match."""
         self._recent: _Recent = _NEVER
         self._described: commands_pb2.FunctionResult | None = None
+        self._carveout: int | None = None
+        """Preferred shared memory in percent, which later attachments set again; None: never set."""
+        self._blocks: dict[int, int] = {}
+        """Block sizes of the highest occupancy, by dynamic shared memory in bytes."""
+        self._pointers: PointerTypes | None = None
         self._bind(self._connection.attachment())
 
     def __call__(
@@ -125,7 +138,8 @@ class BaseFunction:
             mode: ``"checked"``; ``"validate"``, which surrounds every array among the arguments with red zones and
                 reports writes to them (slow, copies each array); or ``"unchecked"``, which leaves the check of the
                 geometry to the driver.
-            cooperative: Makes the whole grid resident at once, so that the grid can synchronize.
+            cooperative: Makes the whole grid resident at once, so that the grid can synchronize. Always True for a
+                kernel of a module with `enable_cooperative_groups`.
             cluster: Blocks of a cluster along each axis, as `grid`; None: no clusters.
             iterations: Number of launches in a row.
             **unknown: No other keyword is accepted.
@@ -159,6 +173,8 @@ class BaseFunction:
                 if tail is not None:
                     attachment.launch(head + tail)
                     return
+        if self._module._cooperative:
+            cooperative = True
         record = self._pack(
             attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
         )
@@ -222,8 +238,10 @@ class BaseFunction:
                     self._refuse("the grid", grid)
                 key = ()
             entry = launch_config.head(
-                bound.handle, on, grid, block, args, shared_mem, timeout, mode, cooperative, cluster, iterations
-            )
+                bound.handle, on, grid, block, args, shared_mem, timeout, mode, cooperative, cluster, iterations,
+                connection.limits.converts_integers,
+            )  # fmt: skip
+            self._check_pointers(args)
             if key and arguments.fixed(key[9:]):
                 if len(heads) >= _CACHE_LIMIT:
                     heads.clear()
@@ -263,6 +281,12 @@ class BaseFunction:
             if pack is not None:
                 self._recent = attachment, attachment.space, grid, block, shared_mem, mode, entry[0], pack
 
+    def _check_pointers(self, args: Sequence[Any]) -> None:
+        """Warns about arrays whose dtype is not what the source declares, at the first launch of each form."""
+        if self._pointers is None:
+            self._pointers = PointerTypes(self._module._source, self.name)
+        self._pointers.check(args)
+
     def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:
         for index in signature.pointers:
             if args[index]._memory.owner is not space:
@@ -301,7 +325,25 @@ class BaseFunction:
 
         return launch
 
+    def _covering(self, n: int, block: int, stream: Any, shared_mem: int) -> Callable[..., None]:
+        """Returns the launch of `n` threads in blocks of `block` threads; a launch of 0 threads does nothing.
+
+        Raises:
+            ArgumentError: `n` or `block` is negative.
+        """
+        blocks = cdiv(n, block)
+        if n < 0 or block < 0:
+            raise ArgumentError(
+                f"forall has {n} threads in blocks of {block}; a number is negative.",
+                reason="INVALID_ARGUMENT",
+                fix="pass 0 or more.",
+            )
+        return self[blocks, block, stream, shared_mem] if blocks else _launch_nothing
+
     # ---- requests whose answers the subclass waits for ----
+
+    def _suggesting(self, shared_mem: int) -> PendingResult[Occupancy]:
+        return self._occupying(1, shared_mem, None)
 
     def _occupying(self, block: Any, shared_mem: int, cluster: Any) -> PendingResult[Occupancy]:
         attachment = self._connection.attachment()
@@ -314,10 +356,9 @@ class BaseFunction:
             asked.cluster.x, asked.cluster.y, asked.cluster.z = arguments.dimensions("cluster", cluster)
         return self._connection.asking(command, _occupancy, attachment)
 
-    def _describing(self) -> PendingResult[commands_pb2.FunctionResult]:
+    def _describing(self, carveout: int | None = None) -> PendingResult[commands_pb2.FunctionResult]:
         attachment = self._connection.attachment()
-        command = commands_pb2.Command()
-        command.describe_function.function = self._handle_on(attachment)
+        command = _description(self._handle_on(attachment), carveout)
         return self._connection.asking(command, lambda result: result.function, attachment)
 
     def _repr_html_(self) -> str:
@@ -358,6 +399,8 @@ class BaseFunction:
                 handle = connection.mint()
                 on = streams.resolve(None, connection, attachment, work=False)
                 attachment.submit(encode.get_function(on, handle, module, self.name))
+                if self._carveout is not None:
+                    attachment.submit(_description(handle, self._carveout))
                 self._bound = _Bound(attachment, handle, {})
             return self._bound
 
@@ -383,6 +426,19 @@ class BaseFunction:
             fix="launch the kernel again.",
             details=details,
         )
+
+
+def _description(function: int, carveout: int | None) -> commands_pb2.Command:
+    """Returns the command that describes a function, after setting its preferred shared memory if that is given."""
+    command = commands_pb2.Command()
+    command.describe_function.function = function
+    if carveout is not None:
+        command.describe_function.preferred_shared_memory_carveout = carveout
+    return command
+
+
+def _launch_nothing(*args: Any) -> None:
+    """Launches nothing."""
 
 
 def _occupancy(answer: commands_pb2.Result) -> Occupancy:

@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 _ELF = b"\x7fELF"
 _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")  # fatbin, and the wrapper that nvcc links in
-
+_WITHOUT_EFFECT = {
+    "jitify": "the headers of the standard library and of CUDA are found without it",
+    "translate_cucomplex": "the functions of cuComplex.h are compiled as they are",
+}
+"""CuPy's keywords that have no effect, each with the reason."""
 
 F = TypeVar("F", bound=BaseFunction)
 """The class of the module's kernels."""
@@ -54,9 +58,13 @@ class BaseModule(Generic[F, G]):
         options: Iterable[str] = (),
         name_expressions: Iterable[str] | None = None,
         headers: Mapping[str, str] | None = None,
-        **unsupported: Any,
+        enable_cooperative_groups: bool = False,
+        **cupys: Any,
     ) -> None:
-        _refuse_keywords(unsupported)
+        self._notes = _keyword_notes(cupys)
+        """Lines of the compile log, each with its line end, about keywords that have no effect."""
+        self._cooperative = bool(enable_cooperative_groups)
+        """True if every launch of the module's kernels is cooperative."""
         self._device = device
         self._connection = device._connection
         if (code is None) == (path is None):
@@ -81,6 +89,7 @@ class BaseModule(Generic[F, G]):
                 fix="read the file as UTF-8, or pass bytes.",
             )
         data = code.encode() if isinstance(code, str) else bytes(code)
+        self._source = code if isinstance(code, str) and code_kind(data) == encode.CUDA_CPP else ""
         if isinstance(options, str):
             raise DtypeError(
                 "options is a str; it must be a sequence of str.",
@@ -263,11 +272,22 @@ def check_order(code: object, name: object) -> None:
         )
 
 
-def _refuse_keywords(keywords: Mapping[str, Any]) -> None:
+def _keyword_notes(keywords: Mapping[str, Any]) -> str:
+    """Returns a line of the compile log for each of CuPy's keywords that has no effect.
+
+    Raises:
+        UnsupportedTypeError: A keyword is misspelt.
+        UnsupportedError: There is no such keyword, or it has a value that CuPy does not have.
+    """
+    notes = []
     for name, value in keywords.items():
-        if name == "backend" and value == "nvrtc":
-            continue  # CuPy's default
-        if name in ("jitify", "translate_cucomplex", "enable_cooperative_groups") and not value:
+        if name == "backend" and value in ("nvrtc", "nvcc"):
+            if value == "nvcc":
+                notes.append("note: backend='nvcc' has no effect: the daemon compiles with its own compiler\n")
+            continue
+        if name in _WITHOUT_EFFECT and (value is None or isinstance(value, bool | np.bool_)):
+            if value:
+                notes.append(f"note: {name}=True has no effect: {_WITHOUT_EFFECT[name]}\n")
             continue
         from hearth.keywords import names, suggestion
 
@@ -281,3 +301,4 @@ def _refuse_keywords(keywords: Mapping[str, Any]) -> None:
             reason="UNSUPPORTED",
             fix="omit it; pass headers={...} for additional include files.",
         )
+    return "".join(notes)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hearth import shapes
-from hearth.errors import ArgumentError, DtypeError, LaunchError, LaunchTypeError
-from hearth.kernels import arguments
+from hearth.errors import ArgumentError, DtypeError, LaunchTypeError
+from hearth.kernels import arguments, unpassable
 from hearth.kernels.base_pending_dispatch import Output
 from hearth.session.memory import DeviceOperand
 from hearth.transfer import plan
@@ -196,6 +196,8 @@ def binding_of(index: int, argument: Any, function: BaseFunction, attachment: At
             value.pointer.buffer = memory.handle
             value.pointer.offset = argument._offset
             value.pointer.read_only = passed.read_only
+    elif passed.read_only and -(2**63) <= argument < 2**63:
+        value.int64 = argument  # the daemon converts it to the parameter's type
     else:
         value.raw = _value_bytes(index, argument, passed)
     return Binding(role=Binding.ROLE_VALUE, value=value)
@@ -207,12 +209,7 @@ def _value_bytes(index: int, argument: Any, passed: arguments.Parameter) -> byte
     try:
         return struct.pack(f"<{passed.code}", argument)
     except struct.error:
-        raise LaunchError(
-            f"argument {index} is {argument}; a Python int is passed as a 64-bit signed integer.",
-            reason="LAUNCH_INVALID",
-            fix="wrap it in the type that the kernel declares, e.g. np.uint64(...).",
-            details={"argument": str(index)},
-        ) from None
+        raise unpassable.too_large(index, argument) from None
 
 
 def places_of(given: Sequence[Any], out: Sequence[Array | None] | None) -> list[Output]:

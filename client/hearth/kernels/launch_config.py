@@ -27,6 +27,7 @@ def head(
     cooperative: bool,
     cluster: Any,
     iterations: int,
+    converts_integers: bool = True,
 ) -> tuple[bytes, arguments.Signature]:
     """Packs the part of a record that does not change from launch to launch.
 
@@ -42,6 +43,7 @@ def head(
         cooperative: Makes the whole grid resident at once.
         cluster: Blocks of a cluster along each axis; None: no clusters.
         iterations: Number of launches in a row.
+        converts_integers: The daemon converts integers to the types of the kernel's parameters.
 
     Returns:
         The head, and the signature that packs the arguments.
@@ -71,6 +73,7 @@ def head(
         flags,
         nanoseconds(timeout),
         extension,
+        converts_integers,
     )
     return packed, signature
 

@@ -24,12 +24,16 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
         fix = (
             "upload it with gpu.asarray(...) and pass the result; for a single value pass a scalar, e.g. np.float32(x)."
         )
+        if arg.size == 1 and arg.dtype.kind not in "OSU":
+            what = (
+                f"a NumPy array of one element of 8 bytes ({arg.dtype}), and a pointer parameter would take its value "
+                "for an address"
+            )
+            fix = "pass x.flat[0] for the value, or gpu.asarray(x) for a pointer."
     elif isinstance(arg, list | tuple):
         what, fix = f"a {type(arg).__name__}", "upload it with gpu.asarray(...)."
     elif isinstance(arg, str):
         what, fix = "a str", "pass bytes for a struct, or upload the text with gpu.asarray(...)."
-    elif arg is None:
-        what, fix = "None", "pass np.uint64(0) for a null pointer."
     else:
         what = f"of type {type(arg).__module__}.{type(arg).__qualname__}"
         fix = "pass a DeviceArray, a number, a NumPy or ctypes scalar, or bytes for a struct."
@@ -54,16 +58,29 @@ def _is_buffer(arg: Any) -> bool:
     return True
 
 
+def too_large(index: int, arg: int) -> LaunchError:
+    """Builds the error of a Python int that does not fit in 64 bits with a sign.
+
+    Args:
+        index: Number of the argument.
+        arg: The argument.
+
+    Returns:
+        The error.
+    """
+    return LaunchError(
+        f"argument {index} is {arg}; a Python int is passed as a 64-bit signed integer at most.",
+        reason="LAUNCH_INVALID",
+        fix="pass np.uint64(x) for an unsigned parameter of 8 bytes.",
+        details={"argument": str(index)},
+    )
+
+
 def out_of_range(args: Sequence[Any]) -> LaunchError:
     """Builds the error of a number that does not fit in its C type; the error names the argument of `args`."""
     for index, arg in enumerate(args):
         if isinstance(arg, int) and not -(2**63) <= arg < 2**63:
-            return LaunchError(
-                f"argument {index} is {arg}; a Python int is passed as a 64-bit signed integer.",
-                reason="LAUNCH_INVALID",
-                fix="wrap it in the type that the kernel declares, e.g. np.uint64(...).",
-                details={"argument": str(index)},
-            )
+            return too_large(index, arg)
     return LaunchError(
         "the values of the arguments are out of the range of their types.",
         reason="LAUNCH_INVALID",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 ConnectionFactory = Callable[["Transport", str, int, Limits, float, float], Connection]
 
+_INTEGERS = "integers"
+"""Feature of a daemon that converts the integers of a launch to the types of the kernel's parameters."""
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
@@ -49,7 +51,7 @@ class NodeSession:
         self.token = opened.session_token
         self.opened = opened
         self.timeout = timeout
-        self.limits = _limits(opened.limits)
+        self.limits = _limits(opened.limits)._replace(converts_integers=_INTEGERS in opened.features)
         self.pid = os.getpid()
         self.refusal: HearthError | None = None
         self.connections = {

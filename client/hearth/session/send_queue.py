@@ -30,6 +30,8 @@ class Limits(NamedTuple):
     max_batches_in_flight: int = 8
     max_code_bytes: int = 64 << 20
     max_unacked_bytes: int = 32 << 20
+    converts_integers: bool = False
+    """True if the daemon converts the integers of a launch to the types of the kernel's parameters."""
 
 
 class _Counted(NamedTuple):

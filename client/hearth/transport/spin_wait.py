@@ -84,7 +84,7 @@ class SpinWait:
         """Records the request of a copy, behind the copies in flight.
 
         Args:
-            way: Direction: `UP` or `DOWN`.
+            direction: Direction: `UP` or `DOWN`.
             size: Size of the copy in bytes.
             now: Monotonic time in seconds.
         """
@@ -111,7 +111,7 @@ class SpinWait:
         """Records that a copy has ended, and updates the estimated pace.
 
         Args:
-            way: Direction: `UP` or `DOWN`.
+            direction: Direction: `UP` or `DOWN`.
             size: Size of the copy in bytes.
             begun: Monotonic time in seconds at which the copy was requested.
             now: Monotonic time in seconds.

@@ -416,10 +416,12 @@ class DescribeModule(_message.Message):
     def __init__(self, module: _Optional[int] = ...) -> None: ...
 
 class DescribeFunction(_message.Message):
-    __slots__ = ("function",)
+    __slots__ = ("function", "preferred_shared_memory_carveout")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    PREFERRED_SHARED_MEMORY_CARVEOUT_FIELD_NUMBER: _ClassVar[int]
     function: int
-    def __init__(self, function: _Optional[int] = ...) -> None: ...
+    preferred_shared_memory_carveout: int
+    def __init__(self, function: _Optional[int] = ..., preferred_shared_memory_carveout: _Optional[int] = ...) -> None: ...
 
 class Dim3(_message.Message):
     __slots__ = ("x", "y", "z")
@@ -847,7 +849,7 @@ class ModuleResult(_message.Message):
     def __init__(self, functions: _Optional[_Iterable[str]] = ..., globals: _Optional[_Iterable[str]] = ..., log: _Optional[str] = ..., cached: bool = ..., compile_ns: _Optional[int] = ...) -> None: ...
 
 class FunctionResult(_message.Message):
-    __slots__ = ("name", "parameters", "registers", "static_shared_bytes", "local_bytes", "constant_bytes", "max_threads_per_block", "max_dynamic_shared_bytes")
+    __slots__ = ("name", "parameters", "registers", "static_shared_bytes", "local_bytes", "constant_bytes", "max_threads_per_block", "max_dynamic_shared_bytes", "ptx_version", "binary_version", "cache_mode_ca", "preferred_shared_memory_carveout")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     REGISTERS_FIELD_NUMBER: _ClassVar[int]
@@ -856,6 +858,10 @@ class FunctionResult(_message.Message):
     CONSTANT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_THREADS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     MAX_DYNAMIC_SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PTX_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BINARY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CACHE_MODE_CA_FIELD_NUMBER: _ClassVar[int]
+    PREFERRED_SHARED_MEMORY_CARVEOUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
     registers: int
@@ -864,7 +870,11 @@ class FunctionResult(_message.Message):
     constant_bytes: int
     max_threads_per_block: int
     max_dynamic_shared_bytes: int
-    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., registers: _Optional[int] = ..., static_shared_bytes: _Optional[int] = ..., local_bytes: _Optional[int] = ..., constant_bytes: _Optional[int] = ..., max_threads_per_block: _Optional[int] = ..., max_dynamic_shared_bytes: _Optional[int] = ...) -> None: ...
+    ptx_version: int
+    binary_version: int
+    cache_mode_ca: bool
+    preferred_shared_memory_carveout: int
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., registers: _Optional[int] = ..., static_shared_bytes: _Optional[int] = ..., local_bytes: _Optional[int] = ..., constant_bytes: _Optional[int] = ..., max_threads_per_block: _Optional[int] = ..., max_dynamic_shared_bytes: _Optional[int] = ..., ptx_version: _Optional[int] = ..., binary_version: _Optional[int] = ..., cache_mode_ca: bool = ..., preferred_shared_memory_carveout: _Optional[int] = ...) -> None: ...
 
 class Parameter(_message.Message):
     __slots__ = ("offset", "size")

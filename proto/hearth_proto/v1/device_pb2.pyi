@@ -617,18 +617,20 @@ class EndTraceRequest(_message.Message):
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.EndTrace, _Mapping]] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("target", "buffer", "name", "tenants", "description")
+    __slots__ = ("target", "buffer", "name", "tenants", "description", "replace")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
     target: Target
     buffer: int
     name: str
     tenants: _containers.RepeatedScalarFieldContainer[str]
     description: bytes
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., buffer: _Optional[int] = ..., name: _Optional[str] = ..., tenants: _Optional[_Iterable[str]] = ..., description: _Optional[bytes] = ...) -> None: ...
+    replace: bool
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., buffer: _Optional[int] = ..., name: _Optional[str] = ..., tenants: _Optional[_Iterable[str]] = ..., description: _Optional[bytes] = ..., replace: bool = ...) -> None: ...
 
 class PublishResponse(_message.Message):
     __slots__ = ()

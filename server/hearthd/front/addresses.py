@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 
 class Address(NamedTuple):
+    """A host (a name, or an IP address without brackets) and a TCP port. As text, an IPv6 host is put in brackets."""
+
     host: str
     port: int
 
@@ -76,8 +78,10 @@ def parse_address(text: str) -> Address:
 
 
 def default_unix_path(environ: Mapping[str, str]) -> str:
-    """Returns `/run/hearth/hearth.sock` if that directory is writable or can be created, otherwise
-    `$XDG_RUNTIME_DIR/hearth/hearth.sock`, otherwise `~/.cache/hearth/hearth.sock`. Clients search the same places.
+    """Returns the path of the Unix socket if none is configured. Clients search the same places.
+
+    The path is `/run/hearth/hearth.sock` if that directory is writable or can be created, otherwise
+    `$XDG_RUNTIME_DIR/hearth/hearth.sock`, otherwise `~/.cache/hearth/hearth.sock`.
     """
     run = Path("/run/hearth")
     if os.access(run, os.W_OK | os.X_OK) or (not run.exists() and os.access(run.parent, os.W_OK | os.X_OK)):

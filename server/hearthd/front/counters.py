@@ -21,8 +21,10 @@ Number = int | float
 
 @dataclass
 class HistogramCounts:
-    """A histogram: upper bounds in nanoseconds, the count of each bucket and of values above the last bound, and the
-    sum.
+    """A histogram of durations.
+
+    `bounds_ns`: upper bounds of the buckets, in nanoseconds. `counts`: the count of each bucket, then that of values
+    above the last bound. `sum_ns`: the sum of all values.
     """
 
     bounds_ns: tuple[int, ...]
@@ -35,6 +37,7 @@ class HistogramCounts:
         return HistogramCounts(tuple(int(bound * 1e9) for bound in seconds), [0] * (len(seconds) + 1), 0)
 
     def observe(self, seconds: float) -> None:
+        """Adds one duration, in seconds. A negative duration counts as 0."""
         nanoseconds = max(0, int(seconds * 1e9))
         self.counts[bisect.bisect_left(self.bounds_ns, nanoseconds)] += 1
         self.sum_ns += nanoseconds
@@ -64,6 +67,7 @@ class Counts:
         )
 
     def plus(self, other: Counts) -> Counts:
+        """Returns the sum of both. If the bounds of two histograms of one name differ, that of `other` is taken."""
         return Counts(
             _sum(self.counters, other.counters),
             _sum(self.operations, other.operations),
@@ -109,6 +113,7 @@ class DeviceTotals:
             self._before[tenant] = self._before.get(tenant, Counts()).plus(last)
 
     def by_tenant(self) -> dict[str, Counts]:
+        """Returns the totals of each tenant, with the last known counts of running processes."""
         found = dict(self._before)
         for generation, last in sorted(self._last.items()):
             tenant = self._tenants.get(generation, EVERYBODY)

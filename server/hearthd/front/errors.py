@@ -41,8 +41,9 @@ async def abort(context: Context, status: status_pb2.Status) -> NoReturn:
 
 
 def fitted(status: status_pb2.Status) -> status_pb2.Status:
-    """Returns `status`, truncated to fit the trailing metadata: first the message, then the longest values, then the
-    later failures of a stream.
+    """Returns `status`, truncated to fit the trailing metadata.
+
+    The message is truncated first, then the longest values, then the later failures of a stream.
     """
     if len(status.message) <= MAX_MESSAGE and status.ByteSize() <= MAX_MESSAGE + MAX_DETAILS:
         return status
@@ -82,6 +83,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def session_expired() -> Refusal:
+    """Returns the refusal of a session token that belongs to no open session."""
     return Refusal(
         Reason.SESSION_EXPIRED,
         "The session token names no live session: unknown or expired session.",
@@ -91,8 +93,9 @@ def session_expired() -> Refusal:
 
 
 def session_not_found(session_id: str) -> Refusal:
-    """Returns the refusal of a session's public id, with the same message if the session belongs to another tenant or
-    does not exist.
+    """Returns the refusal of a session's public id.
+
+    The message is the same if the session belongs to another tenant or does not exist.
     """
     return Refusal(
         Reason.INVALID_HANDLE,
@@ -103,6 +106,7 @@ def session_not_found(session_id: str) -> Refusal:
 
 
 def device_not_found(ordinal: int, ordinals: Iterable[int]) -> Refusal:
+    """Returns the refusal of an unknown device. `ordinals`: the devices that the message lists."""
     known = ", ".join(map(str, ordinals)) or "none"
     return Refusal(
         Reason.DEVICE_NOT_FOUND,
@@ -113,6 +117,10 @@ def device_not_found(ordinal: int, ordinals: Iterable[int]) -> Refusal:
 
 
 def too_large(what: str, size: int, most: int, setting: str) -> Refusal:
+    """Returns the refusal of `what`, which has `size` bytes of at most `most`.
+
+    `setting`: the name of the limit in `OpenSessionResponse.limits`.
+    """
     return Refusal(
         Reason.MESSAGE_TOO_LARGE,
         f"{what} has {size} bytes; the maximum is {most}.",
@@ -122,4 +130,5 @@ def too_large(what: str, size: int, most: int, setting: str) -> Refusal:
 
 
 def malformed(message: str, fix: str) -> Refusal:
+    """Returns the refusal `MALFORMED_MESSAGE`."""
     return Refusal(Reason.MALFORMED_MESSAGE, message, fix=fix)

@@ -62,8 +62,10 @@ def exporters(environ: Mapping[str, str]) -> list[str]:
 
 
 def switch_on(environ: Mapping[str, str] = os.environ) -> None:
-    """Starts tracing if the environment asks for traces, or the process already has a provider
-    (`opentelemetry-instrument`, an embedder). An error is logged, and the daemon serves without traces.
+    """Starts tracing if the environment asks for traces, or if the process already has a provider.
+
+    A provider exists under `opentelemetry-instrument`, or if an embedder has set one. An error is logged, and the
+    daemon serves without traces.
     """
     try:
         provider = _configured()
@@ -168,10 +170,14 @@ class NamedSession(Protocol):
     """A session, as spans name it."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The public id of the session."""
+        ...
 
     @property
-    def tenant(self) -> Tenant: ...
+    def tenant(self) -> Tenant:
+        """The tenant to which the session belongs."""
+        ...
 
 
 def of_session(session: NamedSession) -> None:

@@ -34,6 +34,7 @@ def check_free(address: Address, setting: str) -> None:
 
 
 def listen_error(address: Address, setting: str, error: OSError) -> ListenError:
+    """Returns the error of an address that cannot be listened on. `setting`: its name in the section `listen`."""
     if error.errno == errno.EADDRINUSE:
         return ListenError(
             f"listen.{setting}: port {address.port} on {address.host} is in use, perhaps by another hearthd; "
@@ -138,6 +139,7 @@ class UnixSocket:
         )
 
     def unusable(self, error: OSError) -> ListenError:
+        """Returns the error of a path that cannot be claimed or listened on."""
         return ListenError(f"{self._setting}: {self.path} cannot be used: {error.strerror or error}")
 
     def release(self) -> None:

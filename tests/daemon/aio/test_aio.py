@@ -25,7 +25,7 @@ from tests.support.daemon.loops import LOOPS, Gate, run, threads
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("way", WAYS)
-def test_it_computes(daemon: DaemonProcess, way: str, loop: str) -> None:
+def test_kernels_and_copies_give_right_results(daemon: DaemonProcess, way: str, loop: str) -> None:
     async def main() -> None:
         async with connect(daemon, way) as node:
             gpu = node.device(0)
@@ -107,7 +107,7 @@ def test_graphs_and_profiles(daemon: DaemonProcess) -> None:
     run(main)
 
 
-def test_what_is_asked_of_the_node(daemon: DaemonProcess) -> None:
+def test_queries_of_node(daemon: DaemonProcess) -> None:
     async def main() -> None:
         node = await connect(daemon)
         gpu = node.device(0)
@@ -190,7 +190,7 @@ def test_many_large_arrays_share_few_threads(daemon: DaemonProcess) -> None:
     run(main)
 
 
-def test_a_full_queue_holds_nothing_up(daemon: DaemonProcess) -> None:
+def test_full_queue_blocks_no_other_task(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with connect(daemon) as node:
             gpu = node.device(0)
@@ -220,7 +220,7 @@ def test_a_full_queue_holds_nothing_up(daemon: DaemonProcess) -> None:
     run(main)
 
 
-def test_uploads_on_their_way_are_bounded(daemon: DaemonProcess) -> None:
+def test_number_of_pending_uploads_is_bounded(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with connect(daemon, "grpc") as node:
             gpu = node.device(0)
@@ -240,7 +240,7 @@ def test_uploads_on_their_way_are_bounded(daemon: DaemonProcess) -> None:
     run(main)
 
 
-def test_errors_come_where_they_come_without_asyncio(daemon: DaemonProcess) -> None:
+def test_errors_are_raised_where_the_synchronous_client_raises_them(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with connect(daemon) as node:
             gpu = node.device(0)
@@ -271,7 +271,7 @@ def test_errors_come_where_they_come_without_asyncio(daemon: DaemonProcess) -> N
     run(main)
 
 
-def test_a_deadline(daemon: DaemonProcess) -> None:
+def test_timeouts_are_raised_and_leave_the_session_usable(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with connect(daemon) as node:
             gpu = node.device(0)
@@ -290,7 +290,7 @@ def test_a_deadline(daemon: DaemonProcess) -> None:
     run(main)
 
 
-def test_a_loop_that_is_not_its_own(daemon: DaemonProcess) -> None:
+def test_use_from_other_event_loop_is_refused(daemon: DaemonProcess) -> None:
     async def stray(node: aio.Node, x: aio.DeviceArray) -> None:
         for use in (x.get, node.describe, node.close):
             with pytest.raises(hearth.UnsupportedError, match="another event loop"):
@@ -323,7 +323,7 @@ def test_a_loop_that_is_not_its_own(daemon: DaemonProcess) -> None:
     assert outcomes == [None, None]
 
 
-def test_beside_the_synchronous_client(daemon: DaemonProcess, gpu: hearth.Device) -> None:
+def test_asyncio_and_synchronous_clients_in_one_process(daemon: DaemonProcess, gpu: hearth.Device) -> None:
     gpu.synchronize()  # starts the client's threads
 
     async def main() -> None:
@@ -337,7 +337,7 @@ def test_beside_the_synchronous_client(daemon: DaemonProcess, gpu: hearth.Device
     run(main)
 
 
-def test_a_node_that_is_left_open(daemon: DaemonProcess) -> None:
+def test_session_of_an_unclosed_node_is_closed(daemon: DaemonProcess) -> None:
     async def main() -> str:
         node = await connect(daemon)
         gpu = node.device(0)

@@ -130,7 +130,7 @@ def test_failure_before_a_cancelled_wait_is_raised_by_the_next(daemon: DaemonPro
     run(main)
 
 
-def test_the_answer_and_the_cancel_at_once(daemon: DaemonProcess) -> None:
+def test_cancellation_at_the_moment_of_the_answer(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with connect(daemon) as node:
             gpu = node.device(0)
@@ -169,7 +169,7 @@ async def _connected(connecting: Awaitable[aio.Node]) -> aio.Node:
     return await connecting
 
 
-def test_blocks_that_are_cancelled(daemon: DaemonProcess) -> None:
+def test_cancelled_async_with_blocks(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with connect(daemon) as node:
             gpu = node.device(0)

@@ -92,7 +92,7 @@ def test_a_read_behind_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: 
     run(main)
 
 
-def test_durable_arrays_come_back(lossy: DaemonProcess) -> None:
+def test_durable_arrays_are_restored_after_a_loss(lossy: DaemonProcess) -> None:
     async def main() -> None:
         async with aio.connect(lossy.unix) as node:
             gpu = node.device(0)
@@ -192,7 +192,7 @@ def test_absent_daemon(tmp_path: object) -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_connections_that_are_cut(daemon: DaemonProcess, reset: bool) -> None:
+def test_repeatedly_cut_connections(daemon: DaemonProcess, reset: bool) -> None:
     async def main() -> None:
         with Cutter(daemon.unix) as cutter:
             async with aio.connect(cutter.address) as node:

@@ -111,7 +111,7 @@ def test_dtype_is_converted_behind_the_read(daemon: DaemonProcess, fake: FakeGpu
 
 
 @pytest.mark.parametrize("error", [MemoryError("none left"), hearth.TransferError("no copy.", reason="UNSUPPORTED")])
-def test_failed_read_is_reported_and_holds_nothing_up(daemon: DaemonProcess, fake: FakeGpu, error: Exception) -> None:
+def test_failed_read_is_reported_and_delays_nothing(daemon: DaemonProcess, fake: FakeGpu, error: Exception) -> None:
     async def main() -> None:
         async with aio.connect(daemon.unix) as node:
             gpu = node.device(0)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs me
 
 @MAKES
 @pytest.mark.parametrize("size", [INLINE - 1, INLINE, INLINE + 1, 4 * INLINE + 7, 33 * INLINE + 13])
-def test_every_size_and_the_way_that_it_goes(daemon: DaemonProcess, size: int, make: Make) -> None:
+def test_copies_of_every_size_use_the_expected_path(daemon: DaemonProcess, size: int, make: Make) -> None:
     async def main() -> None:
         async with aio.connect(daemon.unix) as node:
             gpu = node.device(0)
@@ -51,7 +51,7 @@ def test_every_size_and_the_way_that_it_goes(daemon: DaemonProcess, size: int, m
 
 
 @MAKES
-def test_reads_that_might_come_in_a_batch_do_not_where_they_are_a_habit(daemon: DaemonProcess, make: Make) -> None:
+def test_repeated_reads_use_the_expected_path(daemon: DaemonProcess, make: Make) -> None:
     async def main(target: str, size: int, shared: bool) -> None:
         async with aio.connect(target) as node:
             gpu = node.device(0)
@@ -101,7 +101,7 @@ def test_views_rows_and_dispatches(daemon: DaemonProcess, make: Make, loop: str)
     run(main, loop)
 
 
-def test_those_that_wait_keep_no_thread(daemon: DaemonProcess) -> None:
+def test_waiting_operations_block_no_thread(daemon: DaemonProcess) -> None:
     """More operations of each kind than there are threads wait for a kernel; the same number completes on another
     stream."""
     size = 2 * INLINE
@@ -139,7 +139,7 @@ def test_those_that_wait_keep_no_thread(daemon: DaemonProcess) -> None:
     run(main)
 
 
-def test_the_place_in_the_order_is_where_it_is_first_awaited(daemon: DaemonProcess) -> None:
+def test_order_of_a_read_is_set_by_its_first_await(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with aio.connect(daemon.unix) as node:
             gpu = node.device(0)
@@ -184,7 +184,7 @@ def test_a_cancelled_get_leaves_its_out_alone(daemon: DaemonProcess, make: Make,
     run(main)
 
 
-def test_a_cancel_while_it_is_copied_waits_for_that(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancellation_waits_for_a_running_copy(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with aio.connect(daemon.unix) as node:
             gpu, loop = node.device(0), asyncio.get_running_loop()
@@ -212,7 +212,7 @@ def test_a_cancel_while_it_is_copied_waits_for_that(daemon: DaemonProcess, monke
 
 
 @MAKES
-def test_a_dispatch_copies_its_inputs_beside_the_loop(
+def test_dispatch_copies_its_inputs_outside_the_event_loop(
     daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
     """After a cancelled await has ended, the dispatch no longer uses the caller's memory."""
@@ -252,7 +252,7 @@ def test_a_dispatch_copies_its_inputs_beside_the_loop(
     run(main)
 
 
-def test_what_is_pinned_is_neither_taken_nor_let_go_of_before_it_is_read(daemon: DaemonProcess) -> None:
+def test_pinned_source_is_not_copied_and_stays_alive_until_read(daemon: DaemonProcess) -> None:
     size = 3 * INLINE
 
     async def main() -> None:
@@ -285,7 +285,7 @@ def test_what_is_pinned_is_neither_taken_nor_let_go_of_before_it_is_read(daemon:
 
 
 @pytest.mark.parametrize("without", [refused, old, little])
-def test_where_it_cannot_be_shared_it_goes_as_ever(
+def test_fallback_without_shared_memory(
     daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, without: Callable[..., None]
 ) -> None:
     async def main() -> None:
@@ -309,7 +309,7 @@ def test_where_it_cannot_be_shared_it_goes_as_ever(
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("whole", [False, True], ids=["device", "daemon"])
-def test_what_is_lost_in_the_middle(lossy: DaemonProcess, start_daemon: StartDaemon, whole: bool, loop: str) -> None:
+def test_connection_lost_during_copy(lossy: DaemonProcess, start_daemon: StartDaemon, whole: bool, loop: str) -> None:
     daemon = start_daemon() if whole else lossy
     first = daemon.generation()
 

@@ -39,6 +39,8 @@ class Places(NamedTuple):
     expired: str
     locked: str
     """A socket that no user may access."""
+    ordinals: str
+    """The ordinals of the devices of `plain`, as messages list them."""
 
 
 class Mistake(NamedTuple):
@@ -75,9 +77,11 @@ MISTAKES = (
     Mistake("no right to administer", "drain {strict} --ca {ca} --token {token}", 1, ("admin",)),
     Mistake("a malformed HEARTH_TARGET", "status", 2, ("from HEARTH_TARGET", "host:7421"), {"HEARTH_TARGET": "a:b/c"}),
     Mistake("a malformed TARGET", "top unix:", 2, ("from the command line", '"unix:/run')),
-    Mistake("a device that is not there", "devices 77 {plain}", 1, ("no device 77; it has 0, 1", "hearth devices")),
+    Mistake(
+        "a device that is not there", "devices 77 {plain}", 1, ("no device 77; it has {ordinals}.", "hearth devices")
+    ),
     Mistake("no number of a device", "devices -- -1 {plain}", 2, ("not a device number",)),
-    Mistake("another device to restart", "restart-device 77 {plain}", 1, ("Device 77", "0, 1")),
+    Mistake("another device to restart", "restart-device 77 {plain}", 1, ("Device 77", "devices: {ordinals}.")),
     Mistake("a session that is not there", "sessions end 0123abcd {plain}", 1, ("no session '0123abcd'",)),
     Mistake("no session to end", "sessions end", 2, ("hearth sessions end ID",)),
     Mistake(
@@ -115,7 +119,9 @@ def strict(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
 
 @pytest.fixture
 def places(daemon: DaemonProcess, strict: tuple[DaemonProcess, dict[str, str]], tmp_path: Path) -> Places:
-    return Places(plain=daemon.grpc, http=daemon.http, locked=str(tmp_path / "locked.sock"), **strict[1])
+    ordinals = ", ".join(map(str, daemon.ordinals()))
+    locked = str(tmp_path / "locked.sock")
+    return Places(plain=daemon.grpc, http=daemon.http, locked=locked, ordinals=ordinals, **strict[1])
 
 
 @pytest.fixture(autouse=True)
@@ -139,10 +145,11 @@ def test_a_mistake(mistake: Mistake, places: Places, monkeypatch: pytest.MonkeyP
     for name, value in mistake.variables.items():
         monkeypatch.setenv(name, value.format(**places._asdict()))
     status = main.main(mistake.arguments.format(**places._asdict()).split())
-    told(status, mistake.status, capsys.readouterr(), *mistake.says)
+    says = [each.format(**places._asdict()) for each in mistake.says]
+    told(status, mistake.status, capsys.readouterr(), *says)
 
 
-def test_a_daemon_that_drains_is_looked_at(places: Places, capsys: Any) -> None:
+def test_status_of_a_draining_daemon(places: Places, capsys: Any) -> None:
     """`hearth status` opens no session, so it is answered; its exit status says that the daemon is not ready."""
     status = main.main(["status", places.strict, "--ca", places.ca, "--token", places.token])
     written = capsys.readouterr()
@@ -156,7 +163,7 @@ def test_another_version(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch,
     told(status, 1, capsys.readouterr(), "The client speaks protocol versions 98 to 99", "Upgrade the daemon")
 
 
-def test_a_socket_that_one_may_not_use(places: Places) -> None:
+def test_socket_without_permission(places: Places) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(places.locked)
         listener.listen()

@@ -111,7 +111,7 @@ def test_arrays_from_files_and_made_up_and_a_result_in_a_file(run: Run, tmp_path
     assert not [each for each in tmp_path.iterdir() if each.suffix == ".part"]
 
 
-def test_a_document(run: Run) -> None:
+def test_output_as_json_document(run: Run) -> None:
     done = run(
         "several.cu", "out:int[4]", "i32=3", "--kernel", "fill", "--block", "4", "--grid", "2", "--json", "--timed"
     )
@@ -122,7 +122,7 @@ def test_a_document(run: Run) -> None:
     assert found["device_ns"] > 0 and found["output"] == "" and found["device"]["ordinal"] == 0
 
 
-def test_what_kernels_print(run: Run) -> None:
+def test_kernel_output_is_printed(run: Run) -> None:
     done = run("several.cu", "--kernel", "hello", "i32=42", "--block", "1")
     assert done.status == 0 and done.out.splitlines()[1:] == ["hello 42"]
     done = run("several.cu", "--kernel", "hello", "i32=42", "--block", "1", "--json", "--shared")
@@ -148,7 +148,7 @@ def test_templates_macros_and_headers(run: Run, tmp_path: Path) -> None:
 # ---- mistakes ----
 
 
-def test_a_kernel_has_to_be_chosen_where_there_are_several(run: Run) -> None:
+def test_kernel_must_be_named_if_the_source_has_several(run: Run) -> None:
     done = run("several.cu")
     assert done.status == 2 and "has 4 kernels: " in done.line and "--kernel" in done.line
     done = run("several.cu", "--kernel", "none")
@@ -183,7 +183,7 @@ def test_the_compilers_log_is_shown_in_full(run: Run, tmp_path: Path) -> None:
         (["saxpy.cu", "--target", CLOSED], 1, "no daemon answers at"),
     ],
 )  # fmt: skip
-def test_one_line_for_each(run: Run, arguments: list[str], status: int, says: str) -> None:
+def test_each_mistake_is_reported_in_one_line(run: Run, arguments: list[str], status: int, says: str) -> None:
     done = run(*arguments)
     assert done.status == status and says in done.line, done
 

@@ -63,8 +63,10 @@ def test_status(daemon: DaemonProcess, run: Command, road: str) -> None:
     assert (done.status, done.err) == (0, "")
     lines = done.out.splitlines()
     assert lines[0].endswith(": ready") and f"at {target}" in lines[1] and lines[2].startswith("sessions: ")
-    words = [line.split()[0] for line in lines[4:10]]
-    assert words == ["DEVICE", "QUEUED", "0", lines[7].split()[0], "1", lines[9].split()[0]] and "serving" in lines[6]
+    assert [line.split()[0] for line in lines[4:6]] == ["DEVICE", "QUEUED"]
+    ordinals = daemon.ordinals()
+    rows = lines[6 : 6 + 2 * len(ordinals) : 2]  # two lines for each device
+    assert [row.split()[0] for row in rows] == list(map(str, ordinals)) and all("serving" in row for row in rows)
     found = run("status", target, "--json").document
     page = daemon.status()
     assert found["target"] == target and found["ready"] and not found["draining"]
@@ -87,13 +89,14 @@ def test_published(start_daemon: StartDaemon, run: Command) -> None:
     assert run("published", daemon.unix).out == "no published arrays\n"
     with daemon.connect() as owner, daemon.connect() as user:
         owner.device(0).zeros((2, 3), "float32").publish("weights")
-        owner.device(1).zeros(4, "int8").publish("bias")
+        last = daemon.ordinals()[-1]
+        owner.device(last).zeros(4, "int8").publish("zero_point")
         attached = user.device(0).attach("weights")
         header, *rows = (line.split() for line in run("published", daemon.unix).out.splitlines())
         assert header == ["NAME", "TENANT", "SESSION", "DEVICE", "SHAPE", "DTYPE", "SIZE", "ATTACHED", "SINCE"]
         session = owner.session_id
         assert rows[0][:9] == ["weights", "default", session, "0", "2x3", "float32", "24", "bytes", "1"]
-        assert rows[1][:9] == ["bias", "default", session, "1", "4", "int8", "4", "bytes", "0"]
+        assert rows[1][:9] == ["zero_point", "default", session, str(last), "4", "int8", "4", "bytes", "0"]
         assert rows[1][-1] == "ago"
         found = run("published", daemon.unix, "--json").document
         assert (
@@ -107,16 +110,17 @@ def test_published(start_daemon: StartDaemon, run: Command) -> None:
 
 
 def test_devices(daemon: DaemonProcess, gpu: hearth.Device, run: Command) -> None:
-    done = run("devices", daemon.unix)
-    assert done.status == 0 and [line.split()[0] for line in done.out.splitlines()] == ["DEVICE", "0", "1"]
-    detail = run("devices", "1", daemon.unix).out
-    assert detail.startswith("device 1: ") and "\n  warp_size " in detail and " 1024 x 1024 x 64\n" in detail
+    done, ordinals = run("devices", daemon.unix), daemon.ordinals()
+    last = ordinals[-1]
+    assert done.status == 0 and [line.split()[0] for line in done.out.splitlines()] == ["DEVICE", *map(str, ordinals)]
+    detail = run("devices", str(last), daemon.unix).out
+    assert detail.startswith(f"device {last}: ") and "\n  warp_size " in detail and " 1024 x 1024 x 64\n" in detail
     found = run("devices", "--json", daemon.unix).document
-    assert [each["ordinal"] for each in found["devices"]] == [0, 1]
+    assert [each["ordinal"] for each in found["devices"]] == ordinals
     first = found["devices"][0]
     assert first["state"] == "serving" and first["properties"]["total_memory"] == gpu.properties.total_memory
     assert first["properties"]["features"] == sorted(gpu.properties.features)
-    assert [each["ordinal"] for each in run("devices", "--json", "1", daemon.unix).document["devices"]] == [1]
+    assert [each["ordinal"] for each in run("devices", "--json", str(last), daemon.unix).document["devices"]] == [last]
 
 
 def test_sessions(lossy: DaemonProcess, run: Command) -> None:
@@ -124,13 +128,14 @@ def test_sessions(lossy: DaemonProcess, run: Command) -> None:
     daemon = lossy
     assert run("sessions", daemon.unix).out == "no sessions\n"
     with daemon.connect(name=HOSTILE) as node:
-        node.device(1).zeros(8).get()
+        last = daemon.ordinals()[-1]
+        node.device(last).zeros(8).get()
         done = run("sessions", daemon.unix)
         (row,) = (line for line in done.out.splitlines() if line.startswith(node.session_id))
         assert row.isprintable() and " connected " in row
         assert row.endswith(f"evil \u65e5\u672c ({socket.gethostname()}:{os.getpid()})")
         (found,) = run("sessions", daemon.grpc, "--json").document["sessions"]
-        assert found["id"] == node.session_id and found["client"] == HOSTILE and found["devices"] == [1]
+        assert found["id"] == node.session_id and found["client"] == HOSTILE and found["devices"] == [last]
         assert found["process"] == f"{socket.gethostname()}:{os.getpid()}"
         assert found["tenant"] == "default" and found["connected"] and found["device_seconds"] >= 0
         for text in (run("status", daemon.unix).out, run("top", "--once", "--interval", "0.1", daemon.unix).out):
@@ -154,12 +159,12 @@ def test_the_end_of_a_session(daemon: DaemonProcess, run: Command) -> None:
 # ---- waiting ----
 
 
-def test_waiting_for_a_daemon_that_is_not_there(run: Command) -> None:
+def test_wait_for_absent_daemon_times_out(run: Command) -> None:
     done = run("status", "127.0.0.1:1", "--wait", "0.3")
     assert done.status == 1 and "connection refused" in done.err
 
 
-def test_waiting_for_one_that_comes(
+def test_wait_returns_when_daemon_starts(
     daemon: DaemonProcess, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon's socket does not exist at the first attempt."""
@@ -181,7 +186,7 @@ def test_waiting_for_one_that_comes(
 # ---- operating ----
 
 
-def test_operating(start_daemon: StartDaemon, run: Command) -> None:
+def test_operator_commands(start_daemon: StartDaemon, run: Command) -> None:
     own = start_daemon(cpu_count=1, drain_timeout="20s")
     before = own.status()["devices"][0]["generation"]
     done = run("restart-device", "0", own.unix, "--wait", "60", "--json")

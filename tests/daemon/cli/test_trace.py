@@ -23,16 +23,16 @@ import multiprocessing, os, subprocess, sys
 import numpy as np, hearth
 from tests.support.daemon.kernels import common
 
-def work(ordinal, times):
+def work(index, times):
     with hearth.connect() as node:
-        gpu = node.device(ordinal)
+        gpu = node.devices[index]
         add_one, x = common(gpu, "add_one"), gpu.zeros(256, np.int32)
         for _ in range(times):
             add_one((1,), (256,), (x, np.int32(256)))
         assert (x.get() == times).all()
 
 if sys.argv[1] == "child":
-    work(1, 2)
+    work(-1, 2)
     raise SystemExit
 def unclosed():                              # its process ends without Python's exit functions
     global node
@@ -45,7 +45,7 @@ child.join()
 subprocess.run([sys.executable, "-c", os.environ["PROGRAM"], "child"], check=True)
 work(0, 8)
 node = hearth.connect()                      # and never closed
-node.device(1).zeros(4, np.int32)
+node.devices[-1].zeros(4, np.int32)
 raise RuntimeError("the end of it")
 """
 
@@ -65,7 +65,7 @@ def read(path: Path) -> Summary:
     return summarize(json.loads(path.read_text()))
 
 
-def test_a_program_of_several_processes_that_ends_badly(daemon: DaemonProcess, tmp_path: Path) -> None:
+def test_program_of_several_processes_that_fails(daemon: DaemonProcess, tmp_path: Path) -> None:
     output = tmp_path / "trace.json"
     done = trace(
         "record", "--output", str(output), "--", sys.executable, "-c", PROGRAM, "parent", HEARTH_TARGET=daemon.unix,
@@ -74,10 +74,10 @@ def test_a_program_of_several_processes_that_ends_badly(daemon: DaemonProcess, t
     assert done.returncode == 1 and "RuntimeError: the end of it" in done.stderr
     assert "hearth: the program ended with status 1" in done.stderr and not done.stdout
     assert list(tmp_path.iterdir()) == [output]
-    found = read(output)
+    found, last = read(output), daemon.ordinals()[-1]
     assert launches(found) == {"add_one": 11} and not found.dropped and not found.lost
     assert sorted(name.split(":")[0].split(", ")[1] for name, _, _ in found.devices) == [
-        "device 0", "device 0", "device 1", "device 1",
+        "device 0", "device 0", f"device {last}", f"device {last}",
     ]  # fmt: skip
 
     shown = trace("show", str(output))
@@ -105,7 +105,7 @@ def traced(daemon: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return tmp_path / f"trace-{os.getpid()}.json"
 
 
-def test_sessions_beside_and_after_each_other(daemon: DaemonProcess, traced: Path) -> None:
+def test_trace_file_has_all_sessions_of_the_program(daemon: DaemonProcess, traced: Path) -> None:
     with daemon.connect() as first, daemon.connect() as second:
         for node in (first, second):
             x = node.device(0).zeros(16, np.int32)
@@ -122,7 +122,7 @@ def test_sessions_beside_and_after_each_other(daemon: DaemonProcess, traced: Pat
     assert {row.name for row in found.transfers} == {"fill", "read"} and launches(found) == {"add_one": 2}
 
 
-def test_a_programs_own_traces_are_a_part_of_it(daemon: DaemonProcess, traced: Path) -> None:
+def test_traces_of_the_program_itself_are_part_of_the_trace_file(daemon: DaemonProcess, traced: Path) -> None:
     with daemon.connect() as node:
         gpu = node.device(0)
         add_one, x = common(gpu, "add_one"), gpu.zeros(16, np.int32)

@@ -76,7 +76,7 @@ def test_many_queued(pair: list[hearth.Device]) -> None:
         assert (array.get() == 2.0**40).all()
 
 
-def test_ordered_with_the_work_around_it(pair: list[hearth.Device]) -> None:
+def test_collectives_are_ordered_with_kernels_and_copies(pair: list[hearth.Device]) -> None:
     group = hearth.Group(pair)
     add_one = [common(device, "add_one") for device in pair]
     arrays = [device.zeros(64, np.int32) for device in pair]
@@ -125,7 +125,7 @@ def test_sessions_and_threads_do_not_mix(daemon: DaemonProcess) -> None:
         assert all(pool.map(work, (1, 100, 10_000, 1_000_000)))
 
 
-def test_what_does_not_fit_is_refused_here(pair: list[hearth.Device]) -> None:
+def test_mismatched_arrays_are_refused_by_the_client(pair: list[hearth.Device]) -> None:
     group = hearth.Group(pair)
     good = [device.zeros(4, np.float32) for device in pair]
     for arrays, error in (

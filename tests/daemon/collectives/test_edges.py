@@ -22,7 +22,7 @@ from tests.support.timing import LATE
 # ---- memory ----
 
 
-def test_in_place_where_nccl_has_it(ranks: Ranks) -> None:
+def test_in_place_operations_as_in_nccl(ranks: Ranks) -> None:
     """The rank's smaller buffer is a part of its larger buffer."""
     kinds = {
         "all_gather": lambda rank: operation("all_gather", A, A, count=8, source_offset=32 * rank),
@@ -55,7 +55,7 @@ def test_in_place_where_nccl_has_it(ranks: Ranks) -> None:
             assert ranks.data(rank, A)[24:] == [rank + 1.0] * (FLOATS - 24), (kind, rank)
 
 
-def test_nothing_to_move_is_an_operation_all_the_same(ranks: Ranks) -> None:
+def test_empty_operations_still_count(ranks: Ranks) -> None:
     for kind in (
         "all_reduce",
         "reduce",
@@ -286,7 +286,7 @@ def test_commands_behind_a_late_group_delay_no_other(three: DaemonProcess) -> No
             assert ranks.data(rank, B) == [6.0] * FLOATS
 
 
-def test_rows_that_the_ranks_have_in_different_orders_are_refused_at_once(three: DaemonProcess) -> None:
+def test_queues_in_different_orders_on_the_ranks_are_refused_at_once(three: DaemonProcess) -> None:
     with Ranks(three, 2) as ranks:
         first, second = ranks.next((0, 1)), ranks.next((0, 1))
         row = [collective((0, 1), number, operation("all_reduce", A, A)) for number in (first, second)]
@@ -299,7 +299,7 @@ def test_rows_that_the_ranks_have_in_different_orders_are_refused_at_once(three:
         ranks.work()
 
 
-def test_a_rank_that_is_refused_tells_the_others_at_once(ranks: Ranks) -> None:
+def test_refused_rank_fails_the_others_at_once(ranks: Ranks) -> None:
     number = ranks.next()
     for rank in (0, 2):
         ranks.streams[rank].batch(collective((0, 1, 2), number, operation("all_reduce", A, B), timeout=60))
@@ -315,7 +315,7 @@ def test_a_rank_that_is_refused_tells_the_others_at_once(ranks: Ranks) -> None:
     ranks.work()
 
 
-def test_rows_that_are_longer_than_what_is_presented_at_once(three: DaemonProcess) -> None:
+def test_queues_longer_than_the_number_presented_at_once(three: DaemonProcess) -> None:
     """Two sessions, each with more operations than the device process presents at once, in opposite orders."""
     with three.connect() as one, three.connect() as other, ThreadPoolExecutor(2) as pool:
 

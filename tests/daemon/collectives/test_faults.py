@@ -60,7 +60,7 @@ def floats(stream: Execute) -> list[float]:
     return list(np.frombuffer(result.read.data, np.float32))
 
 
-def test_ranks_come_together(ranks: list[Execute]) -> None:
+def test_all_reduce_of_two_ranks(ranks: list[Execute]) -> None:
     for stream in ranks:
         stream.batch(part(1))
     assert [floats(stream) for stream in ranks] == [[6.0] * 4] * 2
@@ -89,7 +89,7 @@ def test_a_mismatch_names_the_field_and_the_values(
     assert [floats(stream) for stream in ranks] == [[6.0] * 4] * 2
 
 
-def test_a_missing_rank_is_named_in_time_and_the_daemon_lives(ranks: list[Execute], daemon: DaemonProcess) -> None:
+def test_missing_rank_is_named_in_time_and_the_daemon_continues(ranks: list[Execute], daemon: DaemonProcess) -> None:
     began = time.monotonic()
     ranks[0].batch(part(1, timeout=0.3))
     refusal = failure(ranks[0])
@@ -148,7 +148,7 @@ def test_dropped_arrays_take_part_to_the_end(pair: list[hearth.Device]) -> None:
      {"count": 2**62}, {"source_offset": 2**63}, {"devices": (0, 77)}],
     ids=str,
 )  # fmt: skip
-def test_what_cannot_be_is_refused_at_once(ranks: list[Execute], wrong: dict[str, Any]) -> None:
+def test_invalid_operations_are_refused_at_once(ranks: list[Execute], wrong: dict[str, Any]) -> None:
     ranks[0].batch(part(1, **wrong))
     assert failure(ranks[0]).reason in (
         Reason.INVALID_ARGUMENT, Reason.UNSUPPORTED, Reason.OUT_OF_BOUNDS, Reason.DEVICE_NOT_FOUND

@@ -44,7 +44,7 @@ def reduce(ranks: Ranks, *timeouts_ns: int) -> None:
         stream.batch(command)
 
 
-def test_it_delays_no_other_session(held: HeldCompiler, ranks: Ranks) -> None:
+def test_first_compile_delays_no_other_session(held: HeldCompiler, ranks: Ranks) -> None:
     reduce(ranks, 60 * 10**9, 60 * 10**9)
     held.begun(2)
     for stream in ranks.streams:
@@ -62,7 +62,7 @@ def test_it_delays_no_other_session(held: HeldCompiler, ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("timeouts_ns", [(1, 60 * 10**9), (60 * 10**9, 1), (10**8, 10**8)])
-def test_a_timeout_that_is_too_short_for_it(held: HeldCompiler, ranks: Ranks, timeouts_ns: tuple[int, int]) -> None:
+def test_timeout_shorter_than_the_first_compile(held: HeldCompiler, ranks: Ranks, timeouts_ns: tuple[int, int]) -> None:
     """Every rank reports the timeout, whether the other ranks have arrived or not; the next operation works."""
     reduce(ranks, *timeouts_ns)
     for rank in ranks.devices:

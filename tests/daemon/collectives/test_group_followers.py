@@ -36,7 +36,7 @@ def entry(rank: Rank, group: bytes, sequence: int) -> Any:
     return found
 
 
-def test_both_daemons_know_what_was_done(pair: list[Rank]) -> None:
+def test_both_daemons_record_completed_operations(pair: list[Rank]) -> None:
     group = form(pair)
     for sequence in range(1, 4):
         work(pair, group, sequence)

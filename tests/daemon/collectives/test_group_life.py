@@ -44,7 +44,7 @@ def works(group: hearth.Group) -> None:
 # ---- subgroups, threads ----
 
 
-def test_subgroups_beside_the_whole(group: hearth.Group) -> None:
+def test_subgroups_and_whole_group_work_together(group: hearth.Group) -> None:
     for ranks in ([0, 1], [3, 2, 1], [2], [1, 0]):
         small = group.subgroup(ranks)
         arrays = [device.full(10, rank, np.int32) for rank, device in zip(ranks, small.devices, strict=True)]
@@ -209,7 +209,7 @@ def test_rebuilt_without_a_rank_that_is_lost(cache: Path) -> None:
         wait_until(again)
 
 
-def test_a_closed_group_leaves_what_is_under_way(group: hearth.Group) -> None:
+def test_close_of_group_does_not_abort_pending_operations(group: hearth.Group) -> None:
     arrays = [device.ones(1000, np.int32) for device in group.devices]
     group.all_reduce(arrays)
     group.close()

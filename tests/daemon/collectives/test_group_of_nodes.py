@@ -48,7 +48,7 @@ def works(group: hearth.Group) -> None:
     assert all((array.get() == expected).all() for array in arrays)
 
 
-def test_it_is_a_group_like_any(group: hearth.Group) -> None:
+def test_group_over_daemons_behaves_like_group_of_one_node(group: hearth.Group) -> None:
     n = len(group)
     hosts = [np.arange(12, dtype=np.float32).reshape(6, 2) + 100 * rank for rank in range(n)]
     arrays = [device.asarray(host) for device, host in zip(group.devices, hosts, strict=True)]
@@ -110,7 +110,7 @@ def test_two_sessions_of_one_daemon_with_two_devices(lossy: DaemonProcess) -> No
             assert (y.get() == 3).all()
 
 
-def test_the_recorder_and_a_rank_that_never_comes(group: hearth.Group) -> None:
+def test_flight_recorder_after_mismatch_and_missing_rank(group: hearth.Group) -> None:
     works(group)
     target = group.devices[1].zeros(3, np.int32)
     group.recv(target, source=0)
@@ -144,7 +144,9 @@ def test_a_dropped_group_is_left_on_all_daemons(connected: list[hearth.Node]) ->
     wait_until(lambda: known() == before)
 
 
-def test_one_that_refuses(connected: list[hearth.Node], daemons: list[DaemonProcess]) -> None:
+def test_group_creation_with_closed_session_fails_and_others_stay_usable(
+    connected: list[hearth.Node], daemons: list[DaemonProcess]
+) -> None:
     lost = daemons[0].connect()
     device = lost.device(0)
     lost.close()

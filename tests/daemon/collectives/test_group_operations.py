@@ -81,7 +81,7 @@ def test_products_and_means(group: hearth.Group) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "bool", "complex64", "S5", "M8[us]"])
-def test_what_is_only_moved(group: hearth.Group, dtype: str) -> None:
+def test_operations_that_only_move_data(group: hearth.Group, dtype: str) -> None:
     n = len(group)
     given = hosts(group, (12, 5), "int64" if dtype.startswith(("S", "M")) else dtype)
     given = [host.astype(dtype) for host in given]
@@ -206,7 +206,7 @@ def test_a_batch_of_many(group: hearth.Group) -> None:
     same(arrays[4][:1], given[4][n - 1 :])
 
 
-def test_everything_to_everybody_by_hand(group: hearth.Group) -> None:
+def test_all_to_all_by_sends_and_receives(group: hearth.Group) -> None:
     n = len(group)
     given = hosts(group, (n, 17), "int32")
     arrays = on_devices(group, given)

@@ -85,7 +85,7 @@ def test_tenants_of_a_reachable_daemon_learn_which_setting_is_missing(started: A
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
-def test_daemons_of_one_host_find_each_other_as_they_are(started: Any, name: str) -> None:
+def test_daemons_of_one_host_connect_with_default_settings(started: Any, name: str) -> None:
     with ranks(started(), started()) as both:
         created = both[0].call("CreateGroup", members=members(2))
         port = created.ticket.addresses[0].rpartition(":")[2]
@@ -102,7 +102,7 @@ def test_an_empty_list_allows_nothing(started: Any) -> None:
         work(both[:1], group, 1)
 
 
-def test_the_configuration_shows_it(tmp_path: Path) -> None:
+def test_print_config_shows_the_peers(tmp_path: Path) -> None:
     path = tmp_path / "hearth.toml"
     path.write_text(toml({"collectives": {"peers": ["auto", "gpu1:7424", "10.0.0.0/8"]}}))
     done = hearthd("print-config", "--config", str(path), env=environment())

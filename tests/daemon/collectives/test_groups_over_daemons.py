@@ -86,7 +86,7 @@ def test_every_kind_and_a_batch(pair: list[Rank]) -> None:
     assert [rank.stream.failures() for rank in pair] == [[], []]
 
 
-def test_groups_beside_each_other(pair: list[Rank], two: list[DaemonProcess]) -> None:
+def test_several_groups_of_the_same_sessions(pair: list[Rank], two: list[DaemonProcess]) -> None:
     """Several groups of the same sessions, used in different orders on separate buffers, and a group of another
     client."""
     outs = {10 + number: form(pair) for number in range(3)}
@@ -101,7 +101,7 @@ def test_groups_beside_each_other(pair: list[Rank], two: list[DaemonProcess]) ->
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-def test_a_rank_that_is_refused_tells_the_other_at_once(pair: list[Rank], odd: int) -> None:
+def test_refused_rank_fails_the_other_at_once(pair: list[Rank], odd: int) -> None:
     group = form(pair)
     other = 1 - odd
     pair[other].present(group, 1, operation("all_reduce", A, B))
@@ -119,7 +119,7 @@ def test_a_rank_that_is_refused_tells_the_other_at_once(pair: list[Rank], odd: i
     work(pair, group, 3)
 
 
-def test_rows_in_different_orders_are_refused_at_once(pair: list[Rank]) -> None:
+def test_queues_in_different_orders_are_refused_at_once(pair: list[Rank]) -> None:
     group = form(pair)
     row = [operation("all_reduce", A, A)] * 2
     for rank, numbers in zip(pair, ((1, 2), (2, 1)), strict=True):
@@ -228,7 +228,7 @@ def test_a_daemon_is_killed_in_mid_operation(lent_nodes: LentNodes, lost: int, l
 
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("how", ["leave", "session"])
-def test_who_leaves_ends_it_for_all(two: list[DaemonProcess], who: int, how: str) -> None:
+def test_leaving_rank_ends_group_for_all(two: list[DaemonProcess], who: int, how: str) -> None:
     with ranks(*two) as pair:
         group = form(pair)
         work(pair, group, 1)
@@ -249,7 +249,7 @@ def test_who_leaves_ends_it_for_all(two: list[DaemonProcess], who: int, how: str
         assert stays.failure().reason == Reason.INVALID_HANDLE
 
 
-def test_a_daemon_that_stops_says_so(lent_nodes: LentNodes) -> None:
+def test_stopping_daemon_notifies_its_peers(lent_nodes: LentNodes) -> None:
     with ranks(*lent_nodes.lend(2)) as pair:
         group = form(pair)
         work(pair, group, 1)
@@ -263,7 +263,7 @@ def test_a_daemon_that_stops_says_so(lent_nodes: LentNodes) -> None:
 # ---- permissions ----
 
 
-def test_tickets_that_are_not_good(pair: list[Rank]) -> None:
+def test_invalid_tickets_are_refused(pair: list[Rank]) -> None:
     first, second = pair
     created = first.call("CreateGroup", members=members(2))
     fields = {"group": created.group, "node": 1, "members": members(2), "ticket": created.ticket}
@@ -308,7 +308,7 @@ def test_tickets_that_are_not_good(pair: list[Rank]) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_members_that_are_no_group(pair: list[Rank], wrong: list[tuple[int, int]], reason: Reason) -> None:
+def test_invalid_members_are_refused(pair: list[Rank], wrong: list[tuple[int, int]], reason: Reason) -> None:
     found = [node_pb2.GroupMember(node=node, device=device) for node, device in wrong]
     request = node_pb2.CreateGroupRequest(session_token=pair[0].raw.token, members=found)
     refusal = refused(pair[0].raw.node.CreateGroup, request, timeout=20)
@@ -348,7 +348,7 @@ def test_rights_are_checked_on_every_node(cache: Path) -> None:
         work(alice, created.group, 1)
 
 
-def test_devices_that_a_tenant_may_not_use_are_not_there(cache: Path) -> None:
+def test_devices_of_other_tenants_are_reported_as_absent(cache: Path) -> None:
     config, tokens = tenants("alice", tenant("bob", devices=[5]))
     with nodes(cache, 1, **config) as (daemon,), contextlib.ExitStack() as stack:
         from tests.support.daemon.raw import Raw

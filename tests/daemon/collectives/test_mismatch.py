@@ -81,7 +81,7 @@ SENDS = {
 
 
 @pytest.mark.parametrize("what", SENDS)
-def test_sends_and_receives_that_do_not_meet(ranks: Ranks, what: str) -> None:
+def test_mismatched_sends_and_receives(ranks: Ranks, what: str) -> None:
     number = ranks.next()
     operations = (*SENDS[what], None)
     for stream, one in zip(ranks.streams, operations, strict=True):
@@ -152,7 +152,7 @@ WRONG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_what_cannot_be_is_refused_at_once(ranks: Ranks) -> None:
+def test_invalid_operations_are_refused_at_once(ranks: Ranks) -> None:
     """The other ranks receive the error only when they present their part; this also holds for the second operation of
     a batch."""
     assert ranks.next() == 1  # all of the commands have this number
@@ -177,7 +177,7 @@ def test_what_cannot_be_is_refused_at_once(ranks: Ranks) -> None:
     ranks.work()
 
 
-def test_an_operation_that_one_rank_cannot_present_fails_on_the_others_when_they_come(ranks: Ranks) -> None:
+def test_operation_refused_on_one_rank_fails_on_ranks_that_present_later(ranks: Ranks) -> None:
     number = ranks.next()
     ranks.streams[0].batch(collective((0, 1, 2), number, operation("all_reduce", A, B, count=FLOATS + 1)))
     assert ranks.failure(0).reason == Reason.OUT_OF_BOUNDS

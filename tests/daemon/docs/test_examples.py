@@ -71,7 +71,7 @@ def start(cache: Path, authority: Authority, tmp_path: Path) -> Iterator[Callabl
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_each_is_read_as_it_is(path: Path, tmp_path: Path) -> None:
+def test_each_example_loads_unchanged(path: Path, tmp_path: Path) -> None:
     sample, path = path, tmp_path / path.name
     path.write_text(filled(sample.read_text()))
     config, origins = load(path, {})

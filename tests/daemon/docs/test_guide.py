@@ -149,7 +149,7 @@ def test_from_the_shell(daemon: DaemonProcess, tmp_path: Path) -> None:
     assert (np.load(tmp_path / "y.npy") == 2 * np.arange(1 << 20, dtype=np.float32) + 1).all()
 
 
-def test_watch_it(daemon: DaemonProcess) -> None:
+def test_monitoring_section(daemon: DaemonProcess) -> None:
     look, check, prometheus = shell("Watch it")
     here = [command.replace("127.0.0.1:7422", daemon.http) for command in (look, check)]
     promtool = program("promtool")
@@ -164,7 +164,7 @@ def test_watch_it(daemon: DaemonProcess) -> None:
     subprocess.run([promtool, "check", "config", ROOT / config], check=True, timeout=60, capture_output=True)
 
 
-def test_the_configuration_it_shows_is_accepted(tmp_path: Path) -> None:
+def test_configuration_of_the_deployment_page_is_accepted(tmp_path: Path) -> None:
     (text,) = [fence.text for fence in fences(DEPLOYMENT) if fence.language == "toml"]
     assert tomllib.loads(text)["listen"]["grpc"] == "0.0.0.0:7421"
     for name in ("tls.pem", "tls.key"):

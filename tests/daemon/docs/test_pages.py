@@ -36,7 +36,7 @@ def test_a_page(path: Path, daemon: DaemonProcess, start_daemon: StartDaemon, tm
 
 
 @pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=[*NAMES, "README.md"])
-def test_what_a_page_refers_to_exists(path: Path) -> None:
+def test_files_and_links_of_a_page_exist(path: Path) -> None:
     page = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"`[^`\n]*`", "", page)):
         if not re.match(r"[a-z]+:", target):
@@ -46,7 +46,7 @@ def test_what_a_page_refers_to_exists(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=NAMES)
-def test_what_is_not_run_says_why(path: Path) -> None:
+def test_untested_fences_state_a_reason(path: Path) -> None:
     for fence in fences(path.read_text()):
         assert fence.options.get("untested", "why") != "", f"line {fence.line}"
 

@@ -17,7 +17,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
 
-def test_every_file_and_target_it_names_exists() -> None:
+def test_files_and_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z]+)\b", README)) - {"it"}:
         assert f"\n{target}:" in makefile, target

@@ -155,7 +155,7 @@ def test_in_a_graph_the_kernel_is_named_that_was_running(node: DaemonProcess) ->
     client.node.close()
 
 
-def test_a_process_that_is_killed_tells_what_ran(node: DaemonProcess) -> None:
+def test_killed_process_reports_the_running_kernel(node: DaemonProcess) -> None:
     client = Client(node)
     client.holds_the_device()
     os.kill(node.device_pid(), signal.SIGKILL)

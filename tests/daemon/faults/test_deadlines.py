@@ -112,7 +112,7 @@ def test_a_call_that_is_cancelled_is_dropped(counted: Counted, daemon: DaemonPro
     assert counted.count == 2
 
 
-def test_what_is_running_is_left_to_run(counted: Counted, daemon: DaemonProcess) -> None:
+def test_deadline_does_not_stop_a_running_kernel(counted: Counted, daemon: DaemonProcess) -> None:
     """A launch runs on the device, and the deadline of a wait for it passes: the kernel completes nevertheless."""
     before = dropped(daemon)
     counted.launch(nanoseconds=400_000_000)
@@ -125,7 +125,7 @@ def test_what_is_running_is_left_to_run(counted: Counted, daemon: DaemonProcess)
     assert dropped(daemon) == before
 
 
-def test_memory_of_what_runs_on_is_not_used_again_before_its_end(counted: Counted) -> None:
+def test_memory_of_a_running_kernel_is_not_reused_before_its_end(counted: Counted) -> None:
     """The buffer is freed while the kernel that writes to it runs; the next owner of its memory finds only its own
     bytes."""
     raw = counted.raw

@@ -55,7 +55,7 @@ def test_two_arrays_stay_of_one_moment_through_a_storm_of_losses(lossy: DaemonPr
             assert known <= found.pop() <= value
 
 
-def test_losses_while_arrays_are_brought_back(lossy: DaemonProcess) -> None:
+def test_losses_during_restore(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         hosts = [noise(24 * MIB, seed) for seed in (1, 2)]
@@ -71,7 +71,7 @@ def test_losses_while_arrays_are_brought_back(lossy: DaemonProcess) -> None:
             np.testing.assert_array_equal(array.get(), host)
 
 
-def test_a_session_that_ends_while_its_arrays_are_brought_back(lossy: DaemonProcess) -> None:
+def test_session_that_ends_during_restore(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         keep = gpu.durable(gpu.ones(4, np.int32))

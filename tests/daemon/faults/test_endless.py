@@ -134,7 +134,7 @@ def test_a_client_is_killed(node: DaemonProcess, isolation: str) -> None:
     is_over(node, session, pid, before)
 
 
-def test_an_operator_ends_it_and_who_comes_meanwhile_is_served_by_the_next_process(node: DaemonProcess) -> None:
+def test_new_session_gets_next_process_while_operator_ends_endless_session(node: DaemonProcess) -> None:
     before = abandoned(node)
     victim = node.connect()
     start(victim)
@@ -162,7 +162,7 @@ def test_an_operator_ends_it_and_who_comes_meanwhile_is_served_by_the_next_proce
     victim.close()
 
 
-def test_a_busy_neighbour_notices_nothing_and_all_is_free_when_it_has_left(node: DaemonProcess) -> None:
+def test_busy_neighbour_is_unaffected_and_resources_are_free_after_it_leaves(node: DaemonProcess) -> None:
     before = abandoned(node)
     pid = process_of(node)["pid"]
     with node.connect() as neighbour:

@@ -105,7 +105,7 @@ def test_a_poisoned_buffer_fails_a_read_from_any_stream(gpu: hearth.Device) -> N
     x.get(stream=side)
 
 
-def test_work_of_another_stream_on_a_poisoned_buffer_is_skipped_there(gpu: hearth.Device) -> None:
+def test_work_of_another_stream_on_a_poisoned_buffer_is_skipped(gpu: hearth.Device) -> None:
     x, y, side = gpu.zeros(4, np.int32), gpu.full(4, 5, np.int32), gpu.stream()
     gpu.synchronize()
     bad_launch(gpu, x)
@@ -131,7 +131,7 @@ def test_a_poisoned_buffer_can_be_written_anew(gpu: hearth.Device) -> None:
             gpu.synchronize()
 
 
-def test_other_streams_and_devices_notice_nothing(gpu: hearth.Device, node: hearth.Node) -> None:
+def test_other_streams_and_devices_are_unaffected(gpu: hearth.Device, node: hearth.Node) -> None:
     add_one, fine = common(gpu, "add_one"), gpu.stream()
     x, y = gpu.zeros(4, np.int32), gpu.zeros(4, np.int32, fine)
     bad_launch(gpu, x)

@@ -142,7 +142,7 @@ def test_exit_code_of_a_device_whose_forkserver_is_gone(daemon: DaemonProcess) -
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_forkserver_is_killed_while_it_is_asked_for_a_process(daemon: DaemonProcess) -> None:
+def test_forkserver_killed_during_a_request(daemon: DaemonProcess) -> None:
     """The forkserver is stopped, so that the request waits in its socket, and is then killed."""
     old = forkserver(daemon)
     os.kill(old, signal.SIGSTOP)
@@ -180,13 +180,13 @@ def test_daemon_stops_cleanly_after_the_loss(daemon: DaemonProcess, replaced: bo
     assert "Traceback" not in daemon.log()
 
 
-def test_daemon_stops_beside_a_stopped_forkserver(daemon: DaemonProcess) -> None:
+def test_daemon_ends_while_its_forkserver_is_stopped(daemon: DaemonProcess) -> None:
     os.kill(forkserver(daemon), signal.SIGSTOP)
     assert daemon.stop() == 0
     assert not daemon.left_behind()
 
 
-def test_killed_front_takes_devices_of_a_lost_forkserver_with_it(daemon: DaemonProcess) -> None:
+def test_device_processes_of_a_lost_forkserver_end_with_the_front(daemon: DaemonProcess) -> None:
     """Stopped device processes end too: the kernel ends them, without running their code."""
     old = forkserver(daemon)
     os.kill(old, signal.SIGKILL)

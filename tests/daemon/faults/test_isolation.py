@@ -88,7 +88,7 @@ def lenient(cache: Any) -> Iterator[DaemonProcess]:
     assert not left
 
 
-def test_a_fault_of_a_dedicated_session_is_its_own_and_so_is_that_of_the_shared_ones(lenient: DaemonProcess) -> None:
+def test_faults_of_dedicated_and_shared_sessions_do_not_affect_each_other(lenient: DaemonProcess) -> None:
     with lenient.connect() as shared_node, lenient.connect(isolation="dedicated") as own_node:
         assert own_node.isolation == "dedicated"
         shared, own = Worker(shared_node), Worker(own_node)
@@ -173,7 +173,7 @@ def test_each_tenant_has_its_process_and_only_that_is_lost(start_daemon: StartDa
         assert 'hearth_kernel_launches_total{device="0",tenant="y"}' in counters
 
 
-def test_idle_processes_end_and_come_back(start_daemon: StartDaemon) -> None:
+def test_idle_processes_end_and_are_started_again(start_daemon: StartDaemon) -> None:
     config, tokens = tenants("x", "y", devices={**DEVICES, "idle_timeout": "300ms"})
     daemon = start_daemon(**config)
     baseline = len(marked(daemon.mark))
@@ -271,7 +271,7 @@ def test_how_soon_a_faulted_device_serves_again(start_daemon: StartDaemon, spare
     assert statistics.median(took) < 10
 
 
-def test_groups_of_sessions_in_processes_of_their_own(start_daemon: StartDaemon) -> None:
+def test_groups_of_sessions_in_separate_processes(start_daemon: StartDaemon) -> None:
     """Both groups reduce over the same devices; the loss of a process affects only one of the groups."""
     daemon = start_daemon(cpu_count=2, devices=DEVICES)
     with daemon.connect() as shared_node, daemon.connect(isolation="dedicated") as own_node:

@@ -170,7 +170,7 @@ def stacks(daemon: DaemonProcess) -> str:
     return daemon.log()[start:]
 
 
-def test_all_comes_back(daemon: DaemonProcess, nursery: Nursery, tmp_path: Path) -> None:
+def test_killed_clients_release_all_resources(daemon: DaemonProcess, nursery: Nursery, tmp_path: Path) -> None:
     rng = random.Random(4)
     generations = [device["generation"] for device in daemon.status()["devices"]]
     everything(daemon)

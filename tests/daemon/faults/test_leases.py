@@ -75,7 +75,7 @@ def everything(node: hearth.Node) -> list[object]:
     return kept
 
 
-def test_close_gives_all_back_before_it_returns(daemon: DaemonProcess) -> None:
+def test_close_releases_all_resources_before_it_returns(daemon: DaemonProcess) -> None:
     node = daemon.connect()
     kept = everything(node)
     before = held(daemon)
@@ -107,7 +107,7 @@ def test_close_with_kernels_running(daemon: DaemonProcess) -> None:
         saxpy_works(other.device(0))
 
 
-def test_a_dedicated_session_takes_its_processes_with_it(daemon: DaemonProcess) -> None:
+def test_processes_of_a_dedicated_session_end_with_it(daemon: DaemonProcess) -> None:
     before = set(marked(daemon.mark))
     node = daemon.connect(isolation="dedicated")
     saxpy_works(node.device(0))
@@ -196,7 +196,7 @@ def _slowly(raw: Raw, seconds: float) -> object:
     time.sleep(seconds)
 
 
-def test_a_client_that_only_sits_there_stays(daemon: DaemonProcess) -> None:
+def test_idle_client_keeps_its_session(daemon: DaemonProcess) -> None:
     """A client renews its lease by itself, whether it has used a device or not."""
     with daemon.connect() as idle, daemon.connect() as used:
         x = used.device(0).ones(4)

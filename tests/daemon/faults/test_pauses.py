@@ -118,7 +118,7 @@ def pid_of(victim: str, daemon: DaemonProcess, walker: Walker) -> int:
 
 
 @pytest.mark.parametrize("victim", ["front", "device"])
-def test_a_client_that_gave_its_lane_up_is_answered(
+def test_client_without_its_lane_is_answered(
     paused: DaemonProcess, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     """The front is stopped from before the ticket is presented until the client has sent its work over the stream. Or

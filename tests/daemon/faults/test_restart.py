@@ -84,7 +84,7 @@ def busy(raw: Raw, node: hearth.Node) -> list[object]:
     return keep
 
 
-def test_kill_9_amid_work_and_a_start_in_the_same_place(start: Start, temporary: Path) -> None:
+def test_kill_9_under_load_and_restart_at_the_same_addresses(start: Start, temporary: Path) -> None:
     segments = shared_memory()
     first = start()
     used = [device["memory"]["used_bytes"] for device in first.status()["devices"]]
@@ -130,7 +130,7 @@ CLEARED = ("hearth-workers-", "hearth-forkserver-")
 """Directories that a killed process may leave behind, and that the next daemon removes."""
 
 
-def test_what_was_left_is_cleared_away(start: Start, temporary: Path) -> None:
+def test_next_daemon_removes_leftover_directories(start: Start, temporary: Path) -> None:
     stale = [temporary / f"{prefix}stale" for prefix in CLEARED]
     for path in stale:
         (path / "1").mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_what_was_left_is_cleared_away(start: Start, temporary: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_kill_9_while_it_starts(temporary: Path, cache: Path, tmp_path: Path, seed: int) -> None:
+def test_kill_9_during_the_start(temporary: Path, cache: Path, tmp_path: Path, seed: int) -> None:
     mark = f"killed-{os.getpid()}-{seed}-{time.monotonic_ns()}"
     arguments = ["--backend", BACKEND, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--lanes", ""]
     arguments += ["--unix", str(temporary / "s")]
@@ -165,7 +165,7 @@ def test_kill_9_while_it_starts(temporary: Path, cache: Path, tmp_path: Path, se
     assert all(name.startswith(CLEARED) for name in left), left
 
 
-def test_a_daemon_is_not_driven_out(start: Start) -> None:
+def test_second_daemon_at_the_same_addresses_is_refused(start: Start) -> None:
     """A second daemon in the same place is refused with a reason, and affects no session."""
     daemon = start()
     for arguments in (
@@ -181,7 +181,7 @@ def test_a_daemon_is_not_driven_out(start: Start) -> None:
         saxpy_works(node.device(0))
 
 
-def test_a_port_with_connections_of_the_dead(start: Start) -> None:
+def test_restart_on_a_port_with_connections_of_the_killed_daemon(start: Start) -> None:
     """Connections that were open when the front was killed do not keep its ports occupied (TIME_WAIT)."""
     first = start()
     hosts = [address.rpartition(":") for address in (first.grpc, first.http)]

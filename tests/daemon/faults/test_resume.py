@@ -76,7 +76,7 @@ def cutter(daemon: DaemonProcess) -> Iterator[Cutter]:
         yield proxy
 
 
-def test_a_connection_that_is_cut_while_nothing_happens(cutter: Cutter) -> None:
+def test_idle_connection_that_is_cut(cutter: Cutter) -> None:
     with hearth.connect(cutter.address) as node:
         counter = Counter(node.device(0))
         for number in range(1, 6):
@@ -125,7 +125,7 @@ def test_opening_a_session_over_connections_that_are_cut(cutter: Cutter) -> None
             assert node.describe().devices
 
 
-def test_a_connection_that_falls_silent(cutter: Cutter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connection_is_replaced(cutter: Cutter, monkeypatch: pytest.MonkeyPatch) -> None:
     """No peer closes the connection: the client notices by its pings, and takes the session over from a stream that the
     daemon considers alive."""
     times = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
@@ -200,7 +200,7 @@ def test_a_dispatch_with_large_inputs_and_outputs_across_cuts(cutter: Cutter) ->
         assert cutter.cuts > 1
 
 
-def test_what_kernels_print_and_what_fails_comes_once(cutter: Cutter) -> None:
+def test_kernel_output_and_errors_arrive_exactly_once(cutter: Cutter) -> None:
     """Events and errors of one-way commands, over connections that are cut repeatedly."""
     code = r"""extern "C" __global__ void say(int n) { printf("%d.\n", n); }"""
     texts: list[str] = []
@@ -227,7 +227,7 @@ def test_what_kernels_print_and_what_fails_comes_once(cutter: Cutter) -> None:
         assert len(outages(gpu)) > 3
 
 
-def test_a_timeout_while_the_connection_is_away(cutter: Cutter) -> None:
+def test_timeout_during_an_outage(cutter: Cutter) -> None:
     with hearth.connect(cutter.address) as node:
         counter = Counter(node.device(0))
         cutter.refuse()
@@ -295,7 +295,7 @@ def test_a_transfers_stream_that_comes_late(daemon: DaemonProcess, monkeypatch: 
 
 
 @pytest.mark.parametrize("way", ["down", "up", "dispatch"])
-def test_what_is_given_up_while_the_connection_is_away(cutter: Cutter, way: str) -> None:
+def test_transfer_cancelled_during_outage_is_reported_to_daemon(cutter: Cutter, way: str) -> None:
     """The daemon still receives the message: otherwise its command, and everything behind it, would wait for the bytes
     forever."""
     host = np.arange(3 << 20, dtype=np.uint8)
@@ -359,7 +359,7 @@ def test_a_timeout_between_the_last_byte_and_the_answer(cutter: Cutter, monkeypa
         counter.check()
 
 
-def test_who_submits_while_it_is_away_waits_for_room(cutter: Cutter) -> None:
+def test_submission_during_outage_waits_for_window(cutter: Cutter) -> None:
     with hearth.connect(cutter.address) as node:
         counter = Counter(node.device(0))
         cutter.refuse()
@@ -377,7 +377,7 @@ def test_who_submits_while_it_is_away_waits_for_room(cutter: Cutter) -> None:
 # ---- ends of sessions ----
 
 
-def test_a_device_that_dies_while_the_client_is_away(lossy: DaemonProcess) -> None:
+def test_device_lost_during_an_outage(lossy: DaemonProcess) -> None:
     first = lossy.generation()
     with Cutter(lossy.unix) as cutter, hearth.connect(cutter.address) as node:
         gpu = node.device(0)
@@ -418,7 +418,7 @@ def test_a_device_that_dies_as_the_connection_is_cut(lossy: DaemonProcess) -> No
         saxpy_works(gpu)
 
 
-def test_a_client_that_is_away_for_longer_than_its_lease(brief: DaemonProcess) -> None:
+def test_outage_longer_than_the_lease(brief: DaemonProcess) -> None:
     with Cutter(brief.unix) as cutter, hearth.connect(cutter.address) as node:
         gpu = node.device(0)
         counter = Counter(gpu)
@@ -442,7 +442,7 @@ def test_a_client_that_is_away_for_longer_than_its_lease(brief: DaemonProcess) -
 
 
 @pytest.mark.parametrize("where", ["kernel", "upload"])
-def test_what_is_under_way_is_no_reason_to_wait_for_the_client(brief: DaemonProcess, where: str) -> None:
+def test_session_expires_despite_pending_upload_or_kernel(brief: DaemonProcess, where: str) -> None:
     """A session that expires during an upload or behind a running kernel is freed nevertheless."""
     with Cutter(brief.unix) as cutter, contextlib.ExitStack() as stack:
         node = hearth.connect(cutter.address, lanes=False)
@@ -490,7 +490,7 @@ def test_closing_a_broken_connection_is_quick(daemon: DaemonProcess) -> None:
             counter.launch()
 
 
-def test_closing_right_after_a_cut_still_sends_what_is_queued(cutter: Cutter, daemon: DaemonProcess) -> None:
+def test_close_after_a_cut_still_sends_queued_commands(cutter: Cutter, daemon: DaemonProcess) -> None:
     launches = daemon.counter("kernel_launches", 0)
     node = hearth.connect(cutter.address)
     counter = Counter(node.device(0))

@@ -95,7 +95,7 @@ def test_a_daemon_that_is_started_meanwhile(restarted: Restarted) -> None:
     node.close()
 
 
-def test_a_daemon_without_room_and_one_that_says_no(restarted: Restarted) -> None:
+def test_full_daemon_is_retried_and_refusal_is_raised(restarted: Restarted) -> None:
     daemon = restarted.running
     connect = partial(daemon.connect, token=restarted.tokens["lab"])
     opened: list[hearth.Node] = []

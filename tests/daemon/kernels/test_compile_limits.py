@@ -77,7 +77,7 @@ def test_time_is_bounded(limited: DaemonProcess, gpu: hearth.Device) -> None:
     saxpy_works(gpu)
 
 
-def test_others_continue_beside_a_long_compile(start_daemon: StartDaemon) -> None:
+def test_long_compile_delays_no_other_session(start_daemon: StartDaemon) -> None:
     """Another session's compile does not wait for the only configured worker."""
     daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
     with daemon.connect() as busy, daemon.connect() as node:
@@ -100,7 +100,7 @@ def test_others_continue_beside_a_long_compile(start_daemon: StartDaemon) -> Non
 
 
 @on_cpu
-def test_endless_compiles_of_a_tenant_leave_those_of_others_their_turn(start_daemon: StartDaemon) -> None:
+def test_endless_compiles_of_one_tenant_do_not_starve_others(start_daemon: StartDaemon) -> None:
     """Each tenant's device process has separate compile workers, so that compiles of other tenants never queue behind
     it."""
     compiling = {"timeout": "600s", "workers": 1}
@@ -146,7 +146,7 @@ def test_memory_is_bounded(gpu: hearth.Device) -> None:
     ],
     ids=["template depth", "constexpr loop", "include itself", "pointers", "array"],
 )
-def test_bombs_end_with_what_is_wrong(gpu: hearth.Device, code: str) -> None:
+def test_compile_bombs_fail_with_cause(gpu: hearth.Device, code: str) -> None:
     started = time.monotonic()
     error = compile_error(gpu, code, headers={"self.h": '#include "self.h"\n'})
     assert error.reason in ("COMPILE_FAILED", "COMPILE_LIMIT")
@@ -212,7 +212,7 @@ def _cpu_ticks(pid: int) -> int:
     return int(_stat(pid)[11])
 
 
-def test_a_session_that_ends_takes_its_compile_with_it(start_daemon: StartDaemon) -> None:
+def test_compile_is_stopped_when_its_session_ends(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(compile={"timeout": "60s", "workers": 1})
     device = daemon.device_pid()
     with daemon.connect() as node:
@@ -234,7 +234,7 @@ def test_compile_of_a_dropped_module_is_stopped(gpu: hearth.Device, limited: Dae
     saxpy_works(gpu)
 
 
-def test_a_killed_device_process_takes_its_workers_with_it(start_daemon: StartDaemon) -> None:
+def test_compile_workers_end_with_a_killed_device_process(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(compile={"timeout": "60s"})
     device = daemon.device_pid()
     with daemon.connect() as node:
@@ -338,7 +338,7 @@ def test_files_of_the_host_cannot_be_read_through_the_compiler(gpu: hearth.Devic
     assert "headers=" in error.fix and error.details["include"] and int(error.details["line"]) >= 2
 
 
-def test_what_lies_in_the_daemons_directory_is_no_header(gpu: hearth.Device) -> None:
+def test_files_in_daemon_working_directory_are_not_included(gpu: hearth.Device) -> None:
     """NVRTC searches the working directory, which would be the daemon's without an explicit setting."""
     for name in ("Makefile", "pyproject.toml", "hearth.sock"):
         error = compile_error(gpu, f'#include "{name}"\nint x = no_such_name;')
@@ -347,6 +347,6 @@ def test_what_lies_in_the_daemons_directory_is_no_header(gpu: hearth.Device) -> 
 
 
 @pytest.mark.parametrize("name", ["/etc/mine.h", "../mine.h", "a/../../mine.h", ""])
-def test_headers_have_names_of_their_own(gpu: hearth.Device, name: str) -> None:
+def test_invalid_header_names_are_refused(gpu: hearth.Device, name: str) -> None:
     error = compile_error(gpu, 'extern "C" __global__ void f() {}', headers={name: "int x;"})
     assert error.reason == "COMPILE_FAILED" and "header name" in str(error) and error.fix

@@ -267,7 +267,7 @@ def test_confinement_in_force_is_reported(walled: tuple[DaemonProcess, Mapping[s
 # ---- the compile cache ----
 
 
-def test_tenants_do_not_find_what_others_have_compiled(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_tenants_do_not_share_compiled_modules(start_daemon: StartDaemon, tmp_path: Path) -> None:
     config, tokens = tenants("alice", "mallory", devices={"cpu_tenants": "trusted"}, cache={"dir": str(tmp_path / "c")})
     daemon = start_daemon(**config)
     source = 'extern "C" __global__ void once(int* x) { x[0] = 4217; }'

@@ -87,7 +87,7 @@ def events(daemon: DaemonProcess, event: str, session: str) -> list[dict[str, An
     return [each for each in lines if each["event"] == event and session in each.get("sessions", ())]
 
 
-def test_it_is_refused_for_a_kernel_that_is_named(daemon: DaemonProcess) -> None:
+def test_refused_load_names_blocking_kernel(daemon: DaemonProcess) -> None:
     before = daemon.counter("loads_refused", 0)
     with guest(daemon) as gpu, busy(daemon) as (node, gate):
         module = fresh(gpu)
@@ -107,12 +107,12 @@ def test_it_is_refused_for_a_kernel_that_is_named(daemon: DaemonProcess) -> None
         module.get_global("number", np.int32).get(timeout=WAIT_S)
 
 
-def test_ones_own_process_has_only_ones_own_kernels(daemon: DaemonProcess) -> None:
+def test_load_in_a_dedicated_process_is_not_blocked_by_other_sessions(daemon: DaemonProcess) -> None:
     with busy(daemon), daemon.connect(isolation="dedicated") as node:
         works(fresh(node.device(0)), node.device(0))
 
 
-def test_while_it_waits_everybody_can_see_it(reloaded: Reloaded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_load_is_visible_in_status_and_metrics(reloaded: Reloaded, capsys: pytest.CaptureFixture[str]) -> None:
     daemon = reloaded.daemon
     reloaded.change(launch=LONG)
     with guest(daemon) as gpu, busy(daemon) as (node, _):
@@ -138,7 +138,7 @@ def test_while_it_waits_everybody_can_see_it(reloaded: Reloaded, capsys: pytest.
         assert "for kernels to end" not in capsys.readouterr().out
 
 
-def test_a_session_that_ends_takes_its_load_with_it(reloaded: Reloaded) -> None:
+def test_load_is_dropped_when_its_session_ends(reloaded: Reloaded) -> None:
     daemon = reloaded.daemon
     reloaded.change(launch=LONG)
     with guest(daemon) as staying, guest(daemon) as leaving, busy(daemon):

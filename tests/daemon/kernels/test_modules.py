@@ -19,6 +19,7 @@ import pytest
 import hearth
 from hearth_proto.reasons import Reason, from_status
 from hearth_proto.v1 import commands_pb2 as c
+from tests.support.daemon.durables import lose
 from tests.support.daemon.harness import BACKEND, DaemonProcess, StartDaemon, on_cpu, on_gpu
 from tests.support.daemon.kernels import COMMON, described, saxpy_works
 from tests.support.daemon.raw import Execute, Raw
@@ -65,7 +66,7 @@ def test_a_compile_error_brings_the_log_with_lines(gpu: hearth.Device) -> None:
     saxpy_works(gpu)
 
 
-def test_a_compile_error_stands_behind_launches(gpu: hearth.Device) -> None:
+def test_compile_error_is_reported_by_the_launch(gpu: hearth.Device) -> None:
     x, untouched = gpu.zeros(4, np.int32), gpu.full(4, 7, np.int32)
     gpu.RawKernel(WRONG, "f")((1,), (1,), (x,))
     with pytest.raises(hearth.CompileError, match="f") as caught:
@@ -82,7 +83,7 @@ def test_a_long_log_arrives(gpu: hearth.Device) -> None:
     assert "undeclared_0" in caught.value.log and len(caught.value.log) > 1000
 
 
-def test_missing_functions_and_globals_list_what_there_is(gpu: hearth.Device) -> None:
+def test_errors_for_missing_names_list_the_existing_names(gpu: hearth.Device) -> None:
     module = gpu.RawModule(code=COMMON + "__device__ int there;")
     with pytest.raises(hearth.InvalidHandleError, match="missing") as caught:
         print(module.get_function("missing").num_regs)
@@ -195,7 +196,7 @@ def test_one_source_of_many_clients_is_compiled_once(daemon: DaemonProcess) -> N
     assert daemon.counter("compile_cache_misses") - before == 1
 
 
-def test_another_device_takes_it_from_the_cache(pair: list[hearth.Device]) -> None:
+def test_second_device_takes_the_module_from_the_cache(pair: list[hearth.Device]) -> None:
     code = fresh('extern "C" __global__ void f() {}')
     first = pair[0].RawModule(code=code)
     assert not described(first).cached and described(first).compile_ns > 0
@@ -273,11 +274,62 @@ def test_attributes_and_parameters(gpu: hearth.Device) -> None:
     assert x.item() == 5
 
 
+CUPYS = {
+    "max_threads_per_block", "shared_size_bytes", "const_size_bytes", "local_size_bytes", "num_regs", "ptx_version",
+    "binary_version", "cache_mode_ca", "max_dynamic_shared_size_bytes", "preferred_shared_memory_carveout",
+}  # fmt: skip
+
+
+def test_attributes_are_cupys(gpu: hearth.Device) -> None:
+    f = gpu.RawKernel('extern "C" __global__ void f(int* x) { *x += 1; }', "f")
+    found = f.attributes
+    assert set(found) == CUPYS and all(type(value) is int for value in found.values())
+    assert found["preferred_shared_memory_carveout"] == -1 and found["cache_mode_ca"] in (0, 1)
+    if BACKEND == "cuda":
+        major, minor = gpu.properties.compute_capability
+        assert found["binary_version"] == 10 * major + minor and found["ptx_version"] >= 50
+    else:
+        assert found["binary_version"] == found["ptx_version"] == 0
+
+
+def test_attributes_that_cupy_sets(gpu: hearth.Device) -> None:
+    f, x = gpu.RawKernel('extern "C" __global__ void f(int* x) { *x += 1; }', "f"), gpu.zeros(1, np.int32)
+    for percent in (100, 0, 50, -1, 25):
+        f.preferred_shared_memory_carveout = percent
+        assert f.preferred_shared_memory_carveout == f.attributes["preferred_shared_memory_carveout"] == percent
+        f(1, 1, (x,))
+    for percent in (101, -2):
+        with pytest.raises(hearth.ArgumentError, match=f"{percent} % is not from 0 to 100"):
+            f.preferred_shared_memory_carveout = percent
+    assert f.preferred_shared_memory_carveout == 25 and x.item() == 5
+    f.max_dynamic_shared_size_bytes = most = f.max_dynamic_shared_size_bytes
+    assert f.max_dynamic_shared_size_bytes == most
+    for size in (most + 1, -1):
+        with pytest.raises(hearth.ArgumentError, match=f"{size} bytes of dynamic shared memory"):
+            f.max_dynamic_shared_size_bytes = size
+    with pytest.raises(hearth.CompileError):
+        gpu.RawKernel("no kernel", "f").preferred_shared_memory_carveout = 5
+
+
+def test_a_set_attribute_survives_a_loss(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        f = gpu.RawKernel('extern "C" __global__ void f(int* x) { *x += 1; }', "f")
+        f.preferred_shared_memory_carveout = 40
+        lose(daemon, gpu)
+        x = gpu.zeros(1, np.int32)
+        f(1, 1, (x,))
+        assert x.item() == 1
+        f._described = None
+        assert f.preferred_shared_memory_carveout == 40
+
+
 @pytest.mark.parametrize(
     "code", [b"\x7fELF" + bytes(100), b"\xff\xfe is no text", ".version 8.0\n.target nonsense\n", "}"],
     ids=["elf", "not-utf8", "ptx", "brace"],
 )  # fmt: skip
-def test_what_is_no_module_is_refused(gpu: hearth.Device, code: str | bytes) -> None:
+def test_invalid_code_is_refused(gpu: hearth.Device, code: str | bytes) -> None:
     with pytest.raises((hearth.CompileError, hearth.UnsupportedError)) as caught:
         gpu.RawModule(code=code).compile()
     assert caught.value.reason in ("COMPILE_FAILED", "MODULE_INVALID", "UNSUPPORTED")
@@ -394,7 +446,7 @@ def test_binary_code_that_this_device_cannot_run(gpu: hearth.Device) -> None:
     ],
     ids=["asm", "child", "texture", "tma", "wmma", "cluster", "grids", "barrier", "warp"],
 )
-def test_what_the_cpu_cannot_run_is_refused_by_name(gpu: hearth.Device, line: str, feature: str) -> None:
+def test_features_missing_on_the_cpu_are_refused_by_name(gpu: hearth.Device, line: str, feature: str) -> None:
     code = f'__global__ void child(int* x) {{}}\nextern "C" __global__ void f(int* x) {{\n{line}\n}}'
     with pytest.raises(hearth.HearthError, match=re.escape("kernel.cu(3)")) as caught:
         gpu.RawModule(code=code).compile()
@@ -423,11 +475,29 @@ def test_warnings_of_a_compile_that_succeeds_arrive(gpu: hearth.Device, daemon: 
 
 
 def test_options_that_no_backend_takes_are_refused_alike(gpu: hearth.Device) -> None:
-    for option in ("-arch=sm_90", "-rdc=true", "-dlto", "-Xptxas=-v", "--pre-include=a.h", "-I/usr/include"):
+    for option in ("-rdc=true", "-dlto", "-dc", "--pre-include=a.h"):
         with pytest.raises(hearth.CompileError, match="is not allowed") as caught:
             gpu.RawModule(code=COMMON, options=(option,)).compile()
         assert caught.value.reason == "COMPILE_FAILED" and caught.value.details["option"] == option
         assert option in caught.value.log and caught.value.fix
+
+
+def test_options_and_keywords_of_cupys_programs_are_noted_in_the_log(gpu: hearth.Device) -> None:
+    options = ("-arch=sm_70", "-I/usr/include", "-O3", "-Xptxas", "-v", "--expt-relaxed-constexpr", "-lineinfo")
+    log = io.StringIO()
+    module = gpu.RawModule(
+        code=fresh('extern "C" __global__ void f(int* x) { *x = 1; }'), options=options, backend="nvcc",
+        jitify=False, translate_cucomplex=True, enable_cooperative_groups=False,
+    )  # fmt: skip
+    module.compile(log_stream=log)
+    for option in ("-arch=sm_70", "-I/usr/include", "-O3", "-Xptxas -v", "--expt-relaxed-constexpr"):
+        assert f"the option '{option}' has no effect" in log.getvalue(), log.getvalue()
+    assert "headers={" in log.getvalue()
+    assert "backend='nvcc' has no effect" in log.getvalue() and "translate_cucomplex=True" in log.getvalue()
+    assert "jitify" not in log.getvalue()
+    for wrong in ({"backend": "hiprtc"}, {"jitify": "yes"}, {"arch": "sm_90"}):
+        with pytest.raises(hearth.UnsupportedError):
+            gpu.RawModule(code="", **wrong)  # type: ignore[arg-type]
 
 
 @on_cpu

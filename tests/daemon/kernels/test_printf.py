@@ -57,7 +57,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("how", WAITS)
-def test_it_is_there_when_the_wait_returns(gpu: hearth.Device, said: list[str], how: str) -> None:
+def test_output_arrives_before_wait_returns(gpu: hearth.Device, said: list[str], how: str) -> None:
     say, stream, x = function(gpu, "say"), gpu.stream(), gpu.zeros(4, np.int32)
     gpu.synchronize()
     say((1,), (3,), (np.int32(7),), stream=stream)
@@ -67,7 +67,7 @@ def test_it_is_there_when_the_wait_returns(gpu: hearth.Device, said: list[str], 
     assert len(said) == 1, "once"
 
 
-def test_it_goes_to_stdout_by_default(gpu: hearth.Device, capfd: pytest.CaptureFixture[str]) -> None:
+def test_kernel_output_goes_to_stdout_by_default(gpu: hearth.Device, capfd: pytest.CaptureFixture[str]) -> None:
     function(gpu, "say")((1,), (2,), (np.int32(1),))
     gpu.synchronize()
     assert sorted(capfd.readouterr().out.splitlines()) == ["1 says thread 0", "1 says thread 1"]
@@ -99,13 +99,13 @@ def test_a_kernel_of_the_same_module_that_prints_nothing(gpu: hearth.Device, sai
     assert x.item() == 1 and said == []
 
 
-def test_text_that_is_no_utf8(gpu: hearth.Device, said: list[str]) -> None:
+def test_text_with_invalid_utf8(gpu: hearth.Device, said: list[str]) -> None:
     function(gpu, "bytes")((1,), (1,), ())
     gpu.synchronize()
     assert "".join(said) == "café \ufffd|\n"
 
 
-def test_a_sync_takes_what_has_ended_and_the_rest_comes_later(gpu: hearth.Device, said: list[str]) -> None:
+def test_sync_delivers_output_of_completed_kernels_only(gpu: hearth.Device, said: list[str]) -> None:
     module = gpu.RawModule(code=PRINTS)
     say, held = module.get_function("say"), module.get_function("held")
     gate, busy, free = module.get_global("gate", np.int32), gpu.stream(), gpu.stream()
@@ -120,7 +120,7 @@ def test_a_sync_takes_what_has_ended_and_the_rest_comes_later(gpu: hearth.Device
     assert lines(said) == ["1 was held", "2 says thread 0"]
 
 
-def test_a_flood_is_cut_and_says_so(gpu: hearth.Device, said: list[str]) -> None:
+def test_excess_output_is_cut_with_a_notice(gpu: hearth.Device, said: list[str]) -> None:
     function(gpu, "flood")((1,), (1,), (np.int32(100_000),))
     gpu.synchronize()
     text = "".join(said)
@@ -163,7 +163,7 @@ def test_each_session_gets_its_own(gpu: hearth.Device, daemon: DaemonProcess, sa
     assert lines(said) == ["1 says thread 0"] and lines(theirs) == ["2 says thread 0"]
 
 
-def test_what_may_be_of_two_sessions_goes_to_the_log(lossy: DaemonProcess) -> None:
+def test_ambiguous_output_goes_to_log(lossy: DaemonProcess) -> None:
     texts: list[str] = []
     with lossy.connect() as one, lossy.connect() as two:
         for node in (one, two):
@@ -189,7 +189,7 @@ def test_what_may_be_of_two_sessions_goes_to_the_log(lossy: DaemonProcess) -> No
     assert len(found) == 1 and all(name in found[0] for name in names) and "kernel_output" in found[0]
 
 
-def test_single_calls_leave_it_in_the_log(lossy: DaemonProcess) -> None:
+def test_output_of_single_calls_goes_to_the_log(lossy: DaemonProcess) -> None:
     with Raw(lossy.unix) as raw:
         say = raw.function(PRINTS, "say")
         launch = c.Launch(function=say, grid=c.Dim3(x=1, y=1, z=1), block=c.Dim3(x=1, y=1, z=1))
@@ -201,7 +201,7 @@ def test_single_calls_leave_it_in_the_log(lossy: DaemonProcess) -> None:
     assert session in line and "kernel_output" in line
 
 
-def test_a_session_that_never_waits_leaves_it_in_the_log_or_takes_it_at_its_end(lossy: DaemonProcess) -> None:
+def test_output_of_a_session_that_never_waits_is_delivered_or_logged(lossy: DaemonProcess) -> None:
     texts: list[str] = []
     with lossy.connect() as node:
         node.on_output(texts.append)
@@ -214,7 +214,7 @@ def test_a_session_that_never_waits_leaves_it_in_the_log_or_takes_it_at_its_end(
     assert "".join(texts).count("4712") + lossy.log().count("4712 says") == 1
 
 
-def test_nothing_of_it_is_on_the_daemons_own_stdout(start_daemon: StartDaemon) -> None:
+def test_kernel_output_is_not_written_to_daemon_stdout(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(cpu_count=1)
     with daemon.connect() as node:
         node.on_output(lambda text: None)

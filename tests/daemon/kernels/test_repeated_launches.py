@@ -67,7 +67,7 @@ def test_a_handle_that_was_used_again_is_the_new_buffer(raw: Raw, stream: Execut
     assert value(raw, buffer) == 1
 
 
-def test_what_depends_on_a_failure_is_skipped(raw: Raw, stream: Execute, function: int) -> None:
+def test_repeated_launches_on_a_failed_buffer_are_skipped(raw: Raw, stream: Execute, function: int) -> None:
     buffer = raw.buffer(bytes(4))
     data = record(function, buffer)
     times = repeat(stream, data)

@@ -61,7 +61,7 @@ def look(gpu: hearth.Device) -> hearth.Function:
 
 
 @on_cpu
-def test_a_device_without_tma_refuses_by_name_and_lives_on(gpu: hearth.Device) -> None:
+def test_device_without_tma_refuses_by_name_and_continues(gpu: hearth.Device) -> None:
     x, out = gpu.zeros((64, 32), np.float32), gpu.full(1, 7, np.int32)
     assert "tensor_maps" not in gpu.properties.features
     tile = x.tensor_map((8, 32))
@@ -77,7 +77,7 @@ def test_a_device_without_tma_refuses_by_name_and_lives_on(gpu: hearth.Device) -
 
 
 @on_cpu
-def test_im2col_wide_and_swizzle_atoms_are_refused_there_as_every_tensor_map(gpu: hearth.Device) -> None:
+def test_im2col_wide_and_swizzle_atoms_are_refused_without_tma(gpu: hearth.Device) -> None:
     x = gpu.zeros((2, 4, 8, 16), np.float32)
     for make in (
         lambda: x.tensor_map(im2col=hearth.Im2colWide(0, 0, 16, 8), swizzle="64b"),
@@ -90,7 +90,7 @@ def test_im2col_wide_and_swizzle_atoms_are_refused_there_as_every_tensor_map(gpu
 
 
 @on_cpu
-def test_wrong_fields_are_no_matter_where_nothing_is_served(raw: Raw) -> None:
+def test_wrong_fields_are_not_reported_without_tma(raw: Raw) -> None:
     buffer = raw.buffer(bytes(64))
     command = c.CreateTensorMap(tensor_map=raw.mint(), buffer=buffer, dtype="nonsense", shape=[0], swizzle="?")
     refusal = refused(raw.call, "CreateTensorMap", command)
@@ -125,7 +125,7 @@ def test_wrong_fields_are_no_matter_where_nothing_is_served(raw: Raw) -> None:
         (lambda x: x.tensor_map(im2col=hearth.Im2colWide(0, 0, 1, 2**32)), "pixels_per_column contains 4294967296"),
     ],
 )
-def test_what_the_client_sees_to_be_wrong(
+def test_invalid_tensor_maps_are_refused_by_client(
     gpu: hearth.Device, make: Callable[[hearth.DeviceArray], Any], message: str
 ) -> None:
     x = gpu.zeros((64, 32), np.float32)
@@ -150,7 +150,7 @@ def tile_of(tensor_map: int, buffer: int, **changes: Any) -> c.CreateTensorMap:
     return c.CreateTensorMap(tensor_map=tensor_map, buffer=buffer, **fields)
 
 
-def test_handles_that_are_not_ones_own(raw: Raw) -> None:
+def test_invalid_and_foreign_handles_are_refused(raw: Raw) -> None:
     buffer = raw.buffer(bytes(64 * 32 * 4))
     assert refused(raw.call, "CreateTensorMap", tile_of(0, buffer)).reason == Reason.INVALID_ARGUMENT
     assert refused(raw.call, "CreateTensorMap", tile_of(raw.mint(), 1 << 60)).reason == Reason.INVALID_HANDLE
@@ -164,7 +164,7 @@ def test_handles_that_are_not_ones_own(raw: Raw) -> None:
     assert refusal.reason == Reason.INVALID_HANDLE and refusal.details["kind"] == "tensor map"
 
 
-def test_a_handle_is_there_once(stream: Execute) -> None:
+def test_handle_is_created_and_destroyed_once(stream: Execute) -> None:
     stream.batch(c.Command(allocate=c.Allocate(buffer=8, size=64 * 32 * 4)), c.Command(create_tensor_map=tile_of(9, 8)))
     again = stream.ask(c.Command(create_tensor_map=tile_of(9, 8)))
     assert from_status(again.error).reason == Reason.HANDLE_IN_USE
@@ -173,7 +173,7 @@ def test_a_handle_is_there_once(stream: Execute) -> None:
     assert from_status(twice.error).reason == Reason.INVALID_HANDLE
 
 
-def test_of_a_buffer_without_memory_it_is_skipped_and_reported_once(gpu: hearth.Device) -> None:
+def test_map_of_failed_buffer_is_skipped_and_reported_once(gpu: hearth.Device) -> None:
     total = gpu.properties.total_memory
     x = gpu.empty((total // 128 + 1, 128), np.uint8)
     tile = x.tensor_map((8, 128))
@@ -208,7 +208,7 @@ def settled(gpu: hearth.Device) -> None:
         assert "tensor_maps" not in gpu.properties.features
 
 
-def test_a_session_that_ends_takes_its_tensor_maps_along(lossy: DaemonProcess) -> None:
+def test_tensor_maps_end_with_their_session(lossy: DaemonProcess) -> None:
     before = lossy.gauge("memory_in_use_bytes")
     with Raw(lossy.unix) as session, session.execute() as stream:
         stream.batch(
@@ -262,7 +262,7 @@ def test_a_part_of_an_array_with_a_pitch(gpu: hearth.Device) -> None:
 
 
 @on_gpu
-def test_it_works_when_the_array_is_freed_before(gpu: hearth.Device) -> None:
+def test_launch_with_a_map_of_a_freed_array(gpu: hearth.Device) -> None:
     start = np.random.default_rng(0).random((8, 32), np.float32)
     x, y = gpu.asarray(start), gpu.zeros((8, 32), np.float32)
     source = x.tensor_map((8, 32))

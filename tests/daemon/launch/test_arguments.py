@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hearth
+from tests.support.daemon.harness import BACKEND
 
 ECHO = """
 struct alignas(8) F2 { float x, y; };
@@ -76,9 +77,127 @@ def test_python_numbers(gpu: hearth.Device, value: object, dtype: str) -> None:
 
 
 def test_python_ints_beyond_64_bits_are_refused(gpu: hearth.Device) -> None:
-    for value in (2**63, -(2**63) - 1):
-        with pytest.raises(hearth.LaunchError, match="argument 1"):
+    for value in (2**63, 2**64, -(2**63) - 1):
+        with pytest.raises(hearth.LaunchError, match=r"argument 1 .*np\.uint64\(x\)"):
             echoed(gpu, NAMES["int64"], value, "int64")
+
+
+INTEGERS = [name for name in C_TYPES if np.dtype(name).kind in "iu"]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_a_python_int_takes_the_type_of_an_integer_parameter(gpu: hearth.Device, dtype: str) -> None:
+    """The kernels are templates: the sign of their parameters is known on both backends."""
+    low, high, size = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max), np.dtype(dtype).itemsize
+    for value in (low, min(high, 2**63 - 1), 0, 1):
+        assert echoed(gpu, NAMES[dtype], value, dtype) == value
+    if size == 8:
+        assert echoed(gpu, NAMES[dtype], -1, dtype).view(np.int64) == -1, "as in C, and in CuPy"
+        return
+    for value in (low - 1, high + 1, -(2**63)):
+        with pytest.raises(hearth.LaunchError, match=f"argument 1 is {value}; .* of {size} bytes") as caught:
+            echoed(gpu, NAMES[dtype], value, dtype)
+        assert f"np.uint{8 * size}(x)" in caught.value.fix and "np.int64(x)" in caught.value.fix
+    with pytest.raises(hearth.LaunchError, match=f"has 8 bytes; .* has {size}"):
+        echoed(gpu, NAMES[dtype], np.int64(1), dtype)  # a type that is named is not converted
+
+
+UNSIGNED = """
+extern "C" __global__ void put(unsigned value, unsigned short small, unsigned* out) { out[0] = value; out[1] = small; }
+"""
+
+
+def test_the_sign_of_a_parameter_of_an_extern_c_kernel(gpu: hearth.Device) -> None:
+    """The CPU backend knows the sign. On a GPU it is unknown, and a Python int has to fit a signed parameter."""
+    put, out = gpu.RawKernel(UNSIGNED, "put"), gpu.zeros(2, np.uint32)
+    put(1, 1, (2**31 - 1, 2**15 - 1, out))
+    assert out.get().tolist() == [2**31 - 1, 2**15 - 1]
+    put(1, 1, (np.uint32(2**32 - 1), np.uint16(2**16 - 1), out))
+    assert out.get().tolist() == [2**32 - 1, 2**16 - 1]
+    for args, index in (((2**31, 0, out), 0), ((0, 2**15, out), 1)):
+        if BACKEND == "cpu":
+            put(1, 1, args)
+            assert out.get().tolist() == list(args[:2])
+            continue
+        with pytest.raises(hearth.LaunchError, match=f"argument {index} is .* of unknown sign") as caught:
+            put(1, 1, args)
+            gpu.synchronize()
+        assert f"np.uint{32 >> index}(x)" in caught.value.fix
+    for args in ((2**32, 0, out), (0, 2**16, out), (-(2**31) - 1, 0, out)):
+        with pytest.raises(hearth.LaunchError, match="which takes a Python int from"):
+            put(1, 1, args)
+            gpu.synchronize()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_python_ints_are_no_floating_point_numbers(gpu: hearth.Device, dtype: str) -> None:
+    with pytest.raises(hearth.LaunchError, match=rf"argument 1 is an integer; .*np\.{dtype}\(x\)"):
+        echoed(gpu, NAMES[dtype], 1, dtype)
+
+
+def test_a_python_float_is_a_double_only(gpu: hearth.Device) -> None:
+    with pytest.raises(hearth.LaunchError, match=r"has 8 bytes; .* has 4 \(pass np\.float32\(x\)\)"):
+        echoed(gpu, NAMES["float32"], 1.5, "float32")
+
+
+ADD = """
+extern "C" __global__ void add(int* x, short step, const int* more) { x[threadIdx.x] += step + (more ? *more : 0); }
+"""
+
+
+def test_python_ints_and_none_in_every_form_of_a_launch(gpu: hearth.Device) -> None:
+    add, x = gpu.RawKernel(ADD, "add"), gpu.zeros(4, np.int32)
+    for step in (1, 2, 3, 4):  # the later launches are not checked again
+        add((1,), (4,), (x, step, None))
+    assert x.get().tolist() == [10] * 4
+    with pytest.raises(hearth.LaunchError, match="argument 1 is 65536"):
+        add((1,), (4,), (x, 65536, None))
+        gpu.synchronize()
+    x.fill(0)
+    with gpu.prepared() as prepared:
+        add(1, 4, (x, 5, None))
+    prepared.launch(2)
+    with gpu.graph() as graph:
+        add(1, 4, (x, -3, None))
+    graph.launch()
+    graph.nodes[0].set_args((x, 7, None))
+    graph.launch()
+    assert x.get().tolist() == [14] * 4
+    for step in (1, 2, -5):
+        (out,) = gpu.dispatch(add, 1, 4, [hearth.InOut(np.zeros(4, np.int32)), step, None])
+        assert out.tolist() == [step] * 4
+    with pytest.raises(hearth.LaunchError, match="argument 1 is 65536"):
+        gpu.dispatch(add, 1, 4, [hearth.InOut(np.zeros(4, np.int32)), 65536, None])
+    with pytest.raises(hearth.LaunchError, match="argument 1 is 65536"), gpu.graph():
+        add(1, 4, (x, 65536, None))
+
+
+def test_a_module_with_cooperative_groups_launches_cooperatively(gpu: hearth.Device) -> None:
+    code = r"""
+    #include <cooperative_groups.h>
+    extern "C" __global__ void count(int* x, int n) {
+        atomicAdd(x, n);
+        cooperative_groups::this_grid().sync();
+        x[1 + blockIdx.x] = x[0];
+    }"""
+    x = gpu.zeros(3, np.int32)
+    gpu.RawKernel(code, "count", enable_cooperative_groups=True)((2,), (4,), (x, 5))
+    assert x.get().tolist() == [40, 40, 40]
+
+
+def test_arrays_of_one_element_are_values(gpu: hearth.Device) -> None:
+    assert echoed(gpu, NAMES["int16"], np.array([5], np.int16), "int16") == 5
+    assert echoed(gpu, NAMES["float32"], np.array([[2.5]], np.float32), "float32") == 2.5
+
+
+def test_an_array_of_one_element_is_no_address(gpu: hearth.Device) -> None:
+    add, x = gpu.RawKernel(ADD, "add"), gpu.zeros(4, np.int32)
+    for value in (np.array([1.5]), np.array([[7]], np.int64)):
+        with pytest.raises(hearth.LaunchTypeError, match="argument 2 is a NumPy array of one element of 8 bytes"):
+            add(1, 4, (x, 1, value))
+        with pytest.raises(hearth.LaunchTypeError, match="argument 1 is a NumPy array of one element of 8 bytes"):
+            echoed(gpu, NAMES["float64"], value, "float64")
+    assert echoed(gpu, NAMES["float64"], np.array([1.5]).flat[0], "float64") == 1.5
 
 
 STRUCT = np.dtype([("tag", "i1"), ("weight", "f8"), ("ids", "i4", (3,)), ("flag", "?")], align=True)
@@ -145,9 +264,9 @@ def test_pointers_point_at_views(gpu: hearth.Device) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, "text", [1], np.zeros(3), object(), np.array(["x"]), {1: 2}], ids=lambda value: type(value).__name__
+    "value", ["text", [1], np.zeros(3), object(), np.array(["x"]), {1: 2}], ids=lambda value: type(value).__name__
 )
-def test_what_cannot_be_passed_is_named(gpu: hearth.Device, value: object) -> None:
+def test_unsupported_argument_is_named(gpu: hearth.Device, value: object) -> None:
     with pytest.raises(hearth.LaunchTypeError, match="argument 1") as caught:
         echoed(gpu, NAMES["int64"], value, "int64")
     assert caught.value.fix and caught.value.details["argument"] == "1"

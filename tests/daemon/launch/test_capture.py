@@ -118,7 +118,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("command", REFUSED, ids=lambda command: str(command.WhichOneof("kind")))
-def test_what_cannot_be_recorded_is_refused_and_changes_nothing(work: Execute, command: c.Command) -> None:
+def test_commands_that_cannot_be_recorded_are_refused_without_effect(work: Execute, command: c.Command) -> None:
     """Each refusal names the command and the reason, and the capture can still be completed."""
     begun = c.Command(stream=OTHER, start_profile=c.StartProfile(profile=61))
     recorded = c.Command(stream=STREAM, launch=launch())
@@ -158,7 +158,7 @@ BESIDE = [
 
 
 @pytest.mark.parametrize("command", BESIDE, ids=lambda command: str(command.WhichOneof("kind")))
-def test_what_gives_the_stream_no_work_passes_by(work: Execute, command: c.Command) -> None:
+def test_commands_without_stream_work_are_executed_during_capture(work: Execute, command: c.Command) -> None:
     work.batch(c.Command(record_event=c.RecordEvent(event=EVENT)), begin(GRAPH + 1), end(GRAPH + 1), begin())
     asked = c.Command(stream=STREAM)
     asked.MergeFrom(command)
@@ -202,7 +202,7 @@ def test_discarding_always_succeeds(work: Execute) -> None:
     ends_well(work)
 
 
-def test_a_single_call_discards_as_well(raw: Raw) -> None:
+def test_single_call_discards_a_capture(raw: Raw) -> None:
     raw.call("BeginCapture", c.BeginCapture(graph=GRAPH))
     assert not raw.call("EndCapture", c.EndCapture(graph=GRAPH, discard=True)).nodes
 

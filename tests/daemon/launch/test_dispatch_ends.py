@@ -99,7 +99,7 @@ def test_many_large_ones_at_once(gpu: hearth.Device, identity: hearth.Function) 
 
 
 @pytest.mark.parametrize("n", [100, LARGE // 4])
-def test_inputs_may_change_once_it_is_under_way(gpu: hearth.Device, identity: hearth.Function, n: int) -> None:
+def test_inputs_may_change_after_submission(gpu: hearth.Device, identity: hearth.Function, n: int) -> None:
     x = numbers(n)
     kept = x.copy()
     with gated(gpu) as gate:
@@ -114,7 +114,7 @@ def test_inputs_may_change_once_it_is_under_way(gpu: hearth.Device, identity: he
 
 
 @pytest.mark.parametrize("n", [100, LARGE // 4])
-def test_one_that_is_dropped_neither_blocks_nor_leaks(
+def test_dropped_dispatch_neither_blocks_nor_leaks(
     gpu: hearth.Device, daemon: DaemonProcess, identity: hearth.Function, n: int
 ) -> None:
     count = gpu.zeros(1, np.int32)
@@ -145,7 +145,7 @@ def test_a_thousand_outstanding(gpu: hearth.Device, identity: hearth.Function) -
         assert out.size == 16 - index % 16 and (out == index).all()
 
 
-def test_its_failure_is_there_for_who_asks(gpu: hearth.Device, identity: hearth.Function) -> None:
+def test_failure_is_raised_by_result(gpu: hearth.Device, identity: hearth.Function) -> None:
     for n in (4, LARGE // 4):
         pending = gpu.dispatch_async(identity, 1, 4096, [np.zeros(n, np.int32), Out(n, np.int32), np.int32(n)])
         wait_until(pending.done, "the refusal")
@@ -396,9 +396,7 @@ def test_kernels_that_fault_or_do_not_end(lossy: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "gRPC"])
-def test_one_that_is_given_up_at_once_holds_nothing_up(
-    daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, lanes: bool
-) -> None:
+def test_cancelled_dispatch_delays_nothing(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, lanes: bool) -> None:
     """A cancelled dispatch delays nothing, even if its upload had arrived and its download had not begun."""
     jobs = carried_jobs(monkeypatch)
     with daemon.connect(lanes=lanes) as node:

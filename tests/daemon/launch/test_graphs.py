@@ -1,4 +1,4 @@
-"""Graphs: capture, replay, the objects that they keep alive, and their end."""
+"""Graphs: capture, replay, order, the objects that they keep alive, and their end."""
 
 from __future__ import annotations
 
@@ -12,31 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hearth
-from hearth_proto.v1 import commands_pb2
-from tests.support.client.internals import connection_of, number_of
+from tests.support.daemon.graph_arrays import SIZE, N, mixed, ramp
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, wait_until
-from tests.support.daemon.kernels import COMMON, GATE, common, gated, saxpy_works, unload
-
-N = 64
-SIZE = np.int32(N)
-
-
-def ramp(gpu: hearth.Device, start: int = 0) -> hearth.DeviceArray:
-    return gpu.asarray(np.arange(start, start + N, dtype=np.uint32))
-
-
-def mixed(x: np.ndarray, y: np.ndarray, times: int = 1) -> np.ndarray:
-    """Computes the result of `mix` on the host."""
-    y = y.copy()
-    for _ in range(times):
-        y = (3 * y.astype(np.uint64) + x).astype(np.uint32)
-    return y
-
+from tests.support.daemon.kernels import GATE, common, gated, saxpy_works, unload
 
 # ---- capture and replay ----
 
 
-def test_a_recorded_pass_runs_nothing_and_each_launch_all_of_it(gpu: hearth.Device) -> None:
+def test_recording_runs_nothing_and_each_launch_runs_all_nodes(gpu: hearth.Device) -> None:
     mix = common(gpu, "mix")
     x, y, z = ramp(gpu), ramp(gpu, 100), gpu.zeros(N, np.uint32)
     with gpu.graph() as graph:
@@ -201,7 +184,7 @@ def test_launches_of_one_graph_on_several_streams(gpu: hearth.Device) -> None:
     assert (x.get() == 123).all()
 
 
-def test_a_graph_on_a_stream_does_not_hold_up_others(gpu: hearth.Device) -> None:
+def test_graph_does_not_block_other_streams(gpu: hearth.Device) -> None:
     busy = gpu.stream()
     x = gpu.zeros(N, np.int32)
     hold = gpu.RawModule(code=GATE)
@@ -256,275 +239,6 @@ def test_ten_thousand_launches_delay_no_other_session(gpu: hearth.Device, daemon
     assert (result == 100_000).all()
     # Answers come all the time, and not only at the end.
     assert len(waits) >= 5 and sorted(waits)[len(waits) // 2] < took / 5, (took, waits)
-
-
-# ---- update ----
-
-
-def test_update_of_scalars_buffers_and_geometry(gpu: hearth.Device) -> None:
-    saxpy = common(gpu, "saxpy")
-    x, y = gpu.ones(N, np.float32), gpu.zeros(N, np.float32)
-    with gpu.graph() as graph:
-        saxpy((1,), (N,), (np.float32(2), x, y, SIZE))
-        x.fill(1)
-        saxpy((1,), (N,), (np.float32(3), x, y, SIZE))
-    graph.launch()
-    assert (y.get() == 5).all()
-    graph.nodes[0].set_args((np.float32(-2), x, y, SIZE))
-    graph.launch()
-    assert (y.get() == 6).all()
-    other = gpu.full(N, 100, np.float32)
-    graph.update(2, (np.float32(1), x, other, SIZE), grid=2, block=(16,))  # the first 32 elements
-    graph.launch()
-    assert (y.get() == 4).all()
-    np.testing.assert_array_equal(other.get(), [101] * 32 + [100] * 32)
-
-
-def test_launches_under_way_keep_their_arguments(gpu: hearth.Device) -> None:
-    saxpy = common(gpu, "saxpy")
-    x, y, flag = gpu.ones(N, np.float32), gpu.zeros(N, np.float32), gpu.zeros(1, np.int32)
-    with gpu.graph() as graph:
-        saxpy((1,), (N,), (np.float32(1), x, y, SIZE))
-    gpu.synchronize()
-    with gated(gpu) as gate:
-        gate.hold(flag)
-        for factor in (10, 100, 1000):
-            graph.launch()
-            graph.update(0, (np.float32(factor), x, y, SIZE))
-        graph.launch()
-        gate.open()
-        assert (y.get() == 1111).all()
-
-
-def test_what_an_update_replaces_is_let_go(gpu: hearth.Device) -> None:
-    """The memory of the old argument is freed after the last launch that uses it; the memory of the new one stays."""
-    add_one = common(gpu, "add_one")
-    size = 1 << 20
-    old, new, flag = gpu.zeros(size // 4, np.int32), gpu.zeros(size // 4, np.int32), gpu.zeros(1, np.int32)
-    with gpu.graph() as graph:
-        add_one((1,), (1,), (old, np.int32(1)))
-    gpu.synchronize()
-    with gated(gpu) as gate:
-        gate.hold(flag)
-        before = gpu.memory_usage().bytes_in_use
-        old.free()
-        graph.launch()
-        gpu.flush()
-        assert gpu.memory_usage().bytes_in_use == before
-        graph.update(0, (new, np.int32(1)))
-        gpu.flush()
-        assert gpu.memory_usage().bytes_in_use == before - size
-        fresh = gpu.full(size // 4, 5, np.int32, gpu.stream())  # may be placed at the old address
-        graph.launch()
-        kept = new.copy()
-        new.free()
-        gpu.flush()
-        gate.open()
-    assert (fresh.get() == 5).all() and kept.get()[0] == 1
-    graph.launch()  # uses memory that only the graph holds
-    gpu.synchronize()
-
-
-@pytest.mark.parametrize(
-    ("index", "grid", "arguments", "what"),
-    [
-        (1, None, 4, "copy or a fill"),
-        (2, None, 4, "it has no such node"),
-        (0, None, 3, "3 arguments are given; the kernel has 4 parameters"),
-        (0, (1, 70_000), 4, "grid.y is 70000"),
-    ],
-)
-def test_an_update_that_cannot_be_changes_nothing(
-    gpu: hearth.Device, index: int, grid: object, arguments: int, what: str
-) -> None:
-    saxpy = common(gpu, "saxpy")
-    x, y = gpu.ones(N, np.float32), gpu.zeros(N, np.float32)
-    with gpu.graph() as graph:
-        saxpy((1,), (N,), (np.float32(2), x, y, SIZE))
-        x.fill(1)
-    target = graph.nodes[0]
-    target.index = index
-    target.set_args((np.float32(2), x, y, SIZE)[:arguments], grid=grid)
-    with pytest.raises(hearth.HearthError, match=what):
-        gpu.synchronize()
-    graph.launch(2)
-    assert (y.get() == 4).all()
-
-
-def test_an_update_keeps_the_function(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = gpu.RawModule(code=COMMON)
-    saxpy, mix = module.get_function("saxpy"), module.get_function("mix")
-    x, y = gpu.zeros(N, np.uint32), gpu.zeros(N, np.uint32)
-    with gpu.graph() as graph:
-        mix((1,), (N,), (x, y, SIZE))
-        y.fill(1)
-    with pytest.raises(hearth.LaunchError, match="no arguments that can be changed"):
-        graph.nodes[1].set_args(())
-    with gpu.graph() as other:
-        saxpy((1,), (N,), (np.float32(1), x, y, SIZE))
-    attachment = connection_of(gpu).attachment()
-    submit = attachment.submit
-
-    def to_the_first(command: commands_pb2.Command) -> None:
-        command.update_graph.graph = number_of(graph)
-        submit(command)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(attachment, "submit", to_the_first)
-        other.nodes[0].set_args((np.float32(1), x, y, SIZE))
-    with pytest.raises(hearth.ArgumentError, match="launches mix, not saxpy"):
-        gpu.synchronize()
-
-
-# ---- commands that cannot be captured ----
-
-
-def test_a_bad_launch_spoils_the_recording_and_nothing_else(gpu: hearth.Device) -> None:
-    add_one = common(gpu, "add_one")
-    x = gpu.zeros(N, np.int32)
-    with pytest.raises(hearth.LaunchError, match="1025 threads") as caught, gpu.graph() as graph:
-        add_one((1,), (N,), (x, SIZE))
-        add_one((1,), (1025,), (x, SIZE))
-        add_one((1,), (N,), (x,))
-    assert caught.value.reason == "LAUNCH_INVALID" and len(caught.value.failures) == 2
-    assert [failure.command for failure in caught.value.failures] == ["launch add_one"] * 2
-    gpu.synchronize()  # all failures have been reported
-    assert not x.get().any()  # x is valid, as before
-    with pytest.raises(hearth.InvalidHandleError, match="closed"):
-        graph.launch()
-
-
-def test_an_exception_discards_the_recording(gpu: hearth.Device) -> None:
-    add_one = common(gpu, "add_one")
-    x = gpu.zeros(N, np.int32)
-    before = gpu.memory_usage()
-    with pytest.raises(ZeroDivisionError), gpu.graph() as graph:
-        add_one((1,), (N,), (x, SIZE))
-        add_one((1,), (1025,), (x, SIZE))
-        raise ZeroDivisionError
-    assert gpu.current_stream is gpu.default_stream
-    with pytest.raises(hearth.InvalidHandleError, match="closed"):
-        graph.launch()
-    gpu.synchronize()
-    x.free()
-    assert gpu.memory_usage().bytes_in_use == before.bytes_in_use - 4 * N
-
-
-def test_allocations_reads_and_waits_in_the_window_are_refused(gpu: hearth.Device) -> None:
-    add_one = common(gpu, "add_one")
-    x = gpu.zeros(N, np.int32)
-    with gpu.graph() as graph:
-        add_one((1,), (N,), (x, SIZE))
-        with pytest.raises(hearth.LaunchError, match="allocated"):
-            gpu.zeros(3_145_733, np.uint8)
-        with pytest.raises(hearth.LaunchError, match=r"read on stream \d+ while it records"):
-            x.get()
-        with pytest.raises(hearth.LaunchError, match="sync"):
-            gpu.current_stream.synchronize()
-        with pytest.raises(hearth.LaunchError, match="flush"):
-            gpu.flush()
-        gpu.zeros(3, stream=gpu.default_stream).free()  # allowed on another stream
-        gpu.synchronize()  # a wait for all streams is allowed as well
-        add_one((1,), (N,), (x, SIZE))
-    graph.launch()
-    assert (x.get() == 2).all()
-
-
-def test_one_way_failure_in_a_capture_is_raised_at_its_end(gpu: hearth.Device) -> None:
-    x = gpu.zeros(N, np.int32)
-    with pytest.raises(hearth.LaunchError, match="write on stream") as caught, gpu.graph():
-        x.fill(1)
-        x.set(np.zeros(N, np.int32))
-    assert caught.value.reason == "CAPTURE_INVALID" and caught.value.fix
-    gpu.synchronize()
-
-
-def test_launches_in_which_the_host_takes_part_are_refused(gpu: hearth.Device) -> None:
-    add_one = common(gpu, "add_one")
-    x, grid = gpu.zeros(N, np.int32), gpu.ones(3, np.uint32)
-    for keywords, what in (
-        ({"mode": "validate"}, "validate"),
-        ({"timeout": 3.0}, "time limit"),
-        ({"iterations": 5000}, "the maximum is 4096"),
-    ):
-        with pytest.raises(hearth.LaunchError, match=what) as caught, gpu.graph():
-            add_one((1,), (N,), (x, SIZE), **keywords)
-        assert caught.value.reason == "CAPTURE_INVALID" and caught.value.fix
-    with pytest.raises(hearth.LaunchError, match="grid from a buffer"), gpu.graph():
-        add_one(grid, (N,), (x, SIZE))
-
-
-def test_graphs_do_not_nest(gpu: hearth.Device) -> None:
-    add_one = common(gpu, "add_one")
-    x = gpu.zeros(N, np.int32)
-    with gpu.graph() as first:
-        add_one((1,), (N,), (x, SIZE))
-        with pytest.raises(hearth.ArgumentError, match="already been recorded"), first:
-            pass
-    with gpu.graph() as outer:
-        add_one((1,), (N,), (x, SIZE))
-        with gpu.graph() as inner:  # a separate capture on a separate stream
-            add_one((1,), (N,), (x, SIZE))
-            add_one((1,), (N,), (x, SIZE))
-        with pytest.raises(hearth.LaunchError, match="while another graph is being recorded"):
-            first.launch()
-        inner.launch(stream=gpu.default_stream)
-    assert (len(outer), len(inner)) == (1, 2)
-    assert (x.get() == 2).all()
-
-
-# ---- isolation ----
-
-
-def test_a_capture_concerns_its_stream_alone(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    add_one = common(gpu, "add_one")
-    x, y = gpu.zeros(N, np.int32), gpu.zeros(N, np.int32)
-    busy, stop, turns = gpu.stream(), threading.Event(), []
-
-    def work() -> None:
-        while not stop.is_set():
-            add_one((1,), (N,), (y, SIZE), stream=busy)
-            busy.synchronize()
-            turns.append(1)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        with gpu.graph() as graph:
-            for _ in range(20):
-                add_one((1,), (N,), (x, SIZE))
-            seen = len(turns)
-            wait_until(lambda: len(turns) > seen + 3, "work on the other stream")
-            add_one((1,), (N,), (x, SIZE), stream=busy)
-            with daemon.connect() as other:
-                saxpy_works(other.device(0))
-    finally:
-        stop.set()
-        thread.join()
-    assert (y.get() == len(turns)).all() and len(graph) == 20
-    assert (x.get() == 1).all()
-    graph.launch()
-    assert (x.get() == 21).all()
-
-
-def test_folded_streams_share_no_capture(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(devices={"max_streams": 1})
-    with daemon.connect() as node:
-        gpu = node.device(0)
-        add_one = common(gpu, "add_one")
-        x, y = gpu.zeros(N, np.int32), gpu.zeros(N, np.int32)
-        beside = gpu.stream()
-        with gpu.graph() as graph:
-            add_one((1,), (N,), (x, SIZE))
-            add_one((1,), (N,), (y, SIZE), stream=beside)
-            assert (y.get(stream=beside) == 1).all()
-            add_one((1,), (1025,), (y, SIZE), stream=beside)
-        assert len(graph) == 1
-        with pytest.raises(hearth.LaunchError, match="1025"):
-            beside.synchronize()
-        graph.launch(3, beside)
-        assert (x.get() == 3).all() and (y.get() == 1).all()
-        assert daemon.gauge("streams") == 1
 
 
 # ---- objects that a graph keeps alive ----
@@ -662,7 +376,7 @@ def test_a_launch_is_skipped_where_its_input_failed(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(z.get(), np.arange(N))
 
 
-def test_what_a_graph_writes_whole_need_not_have_been_good(gpu: hearth.Device) -> None:
+def test_graph_may_overwrite_invalid_buffer(gpu: hearth.Device) -> None:
     mix = common(gpu, "mix")
     side = gpu.stream()
     x, y = ramp(gpu), gpu.zeros(N, np.uint32)
@@ -757,7 +471,7 @@ def test_a_graph_can_be_profiled(gpu: hearth.Device) -> None:
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 1.5, "3", 2**64])
-def test_counts_that_are_none(gpu: hearth.Device, n: object) -> None:
+def test_invalid_counts_are_refused(gpu: hearth.Device, n: object) -> None:
     with gpu.graph() as graph:
         pass
     with pytest.raises(hearth.ArgumentError, match=r"from 1 to 2\*\*64 - 1"):

@@ -85,7 +85,7 @@ def sessions(daemon: DaemonProcess, count: int) -> Iterator[list[Session]]:
             each.opens()
 
 
-def test_neither_the_next_stream_nor_the_next_session_is_given_it(start_daemon: StartDaemon) -> None:
+def test_stuck_stream_is_not_reused(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     with sessions(daemon, 2) as (one, other):
         one.leaves_one()
@@ -106,7 +106,7 @@ def test_neither_the_next_stream_nor_the_next_session_is_given_it(start_daemon: 
         assert daemon.gauge("streams") == before, "it is used again"
 
 
-def test_with_as_many_as_there_may_be(start_daemon: StartDaemon) -> None:
+def test_maximum_number_of_withheld_streams(start_daemon: StartDaemon) -> None:
     """The kernels of one session's streams occupy all streams except the session's default stream, which is then
     shared."""
     daemon = start_daemon(devices={"max_streams": 3})

@@ -92,7 +92,7 @@ def test_geometry_beyond_the_device_is_refused(gpu: hearth.Device, grid: object,
         ((True,), (1,), hearth.LaunchTypeError),
     ],
 )
-def test_impossible_geometry_is_refused_here(
+def test_impossible_geometry_is_refused_by_the_client(
     gpu: hearth.Device, grid: object, block: object, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match=r"grid|block"):
@@ -105,7 +105,8 @@ def test_impossible_geometry_is_refused_here(
         ((), "0 arguments are given; the kernel has 2"),
         ((np.int32(1),) * 3, "3 arguments are given"),
         ((np.uint64(0), np.int64(1)), "argument 1 has 8 bytes; the kernel's parameter has 4"),
-        ((np.uint64(0), 1), "argument 1 has 8 bytes"),
+        ((np.uint64(0), 1.5), r"argument 1 has 8 bytes; .* has 4 \(an integer: pass np.int32\(x\) or a Python int\)"),
+        ((np.uint64(0), 2**32), "argument 1 is 4294967296; .* from -2147483648 to 2147483647"),
         ((np.int32(0), np.int32(1)), "argument 0 has 4 bytes"),
         ((np.uint64(0), bytes(12)), "argument 1 has 12 bytes"),
     ],
@@ -117,7 +118,7 @@ def test_arguments_are_checked_against_the_kernel(gpu: hearth.Device, arguments:
     gpu.synchronize()
 
 
-def test_all_that_is_wrong_is_said_at_once(gpu: hearth.Device) -> None:
+def test_all_errors_of_a_launch_are_reported_at_once(gpu: hearth.Device) -> None:
     common(gpu, "add_one")((1, 70000), (2000,), (np.int32(1),), shared_mem=1 << 30)
     with pytest.raises(hearth.LaunchError) as caught:
         gpu.synchronize()
@@ -174,7 +175,7 @@ def test_too_much_shared_memory(gpu: hearth.Device) -> None:
         gpu.RawKernel(SHARED, "dynamic")((1,), (1,), (x, np.int32(1)), shared_mem=-1)
 
 
-def test_arrays_of_elsewhere_are_refused_here(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_arrays_of_other_sessions_are_refused_by_the_client(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     add_one = common(gpu, "add_one")
     with daemon.connect() as other, pytest.raises(hearth.LaunchError, match="another device or session"):
         add_one((1,), (1,), (other.device(0).zeros(1, np.int32), np.int32(1)))

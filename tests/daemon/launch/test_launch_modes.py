@@ -32,7 +32,7 @@ def kernel(gpu: hearth.Device, name: str) -> hearth.Function:
 # ---- validate ----
 
 
-def test_a_kernel_that_stays_inside_is_none_the_wiser(gpu: hearth.Device) -> None:
+def test_validation_does_not_affect_correct_kernel(gpu: hearth.Device) -> None:
     x, y = gpu.asarray(np.arange(1000, dtype=np.float32)), gpu.ones(1000, np.float32)
     common(gpu, "saxpy")((4,), (256,), (np.float32(2), hearth.read_only(x), y, np.int32(1000)), mode="validate")
     np.testing.assert_array_equal(y.get(), 2 * np.arange(1000, dtype=np.float32) + 1)
@@ -65,7 +65,7 @@ def test_every_buffer_that_was_missed_is_named(gpu: hearth.Device) -> None:
     assert "before argument 2, an array of 32 bytes" in message
 
 
-def test_what_was_written_inside_is_kept(gpu: hearth.Device) -> None:
+def test_writes_inside_the_buffer_are_kept_after_a_violation(gpu: hearth.Device) -> None:
     x, y = gpu.zeros(4, np.int32), gpu.zeros(8, np.int32)
     kernel(gpu, "write_two")((1,), (1,), (x[1:], np.int64(2), y, np.int64(8)), mode="validate")
     with pytest.raises(hearth.LaunchError, match="behind argument 2"):
@@ -111,7 +111,7 @@ def test_unchecked_launches_run_and_handles_are_checked_all_the_same(gpu: hearth
 # ---- grids read from a buffer ----
 
 
-def test_the_grid_is_what_the_kernel_before_wrote(gpu: hearth.Device) -> None:
+def test_dynamic_grid_is_read_after_the_previous_kernel(gpu: hearth.Device) -> None:
     grid, hits = gpu.zeros(3, np.uint32), gpu.zeros(1, np.uint32)
     choose, count = kernel(gpu, "choose"), kernel(gpu, "count")
     choose((1,), (1,), (grid, np.uint32(3), np.uint32(2), np.uint32(5)))
@@ -122,7 +122,7 @@ def test_the_grid_is_what_the_kernel_before_wrote(gpu: hearth.Device) -> None:
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
-def test_a_zero_launches_nothing(gpu: hearth.Device, zero: int) -> None:
+def test_dynamic_grid_of_zero_launches_nothing(gpu: hearth.Device, zero: int) -> None:
     hits = gpu.zeros(1, np.uint32)
     shape = np.ones(3, np.uint32)
     shape[zero] = 0
@@ -131,7 +131,7 @@ def test_a_zero_launches_nothing(gpu: hearth.Device, zero: int) -> None:
     assert hits.get().tolist() == [0]
 
 
-def test_a_grid_that_is_too_large_is_refused_when_it_is_known(gpu: hearth.Device) -> None:
+def test_dynamic_grid_that_is_too_large_is_refused(gpu: hearth.Device) -> None:
     hits = gpu.zeros(1, np.uint32)
     grid = gpu.asarray(np.array([1, 70000, 1], np.uint32))
     kernel(gpu, "count")(grid, (1,), (hits,))
@@ -156,7 +156,7 @@ def test_waiting_for_a_grid_delays_no_other(gpu: hearth.Device) -> None:
         assert hits.get(stream=waiting).tolist() == [3]
 
 
-def test_where_the_grid_is(gpu: hearth.Device, raw: Raw) -> None:
+def test_grid_at_offset_in_buffer(gpu: hearth.Device, raw: Raw) -> None:
     hits, numbers = gpu.zeros(1, np.uint32), gpu.asarray(np.array([9, 9, 2, 3, 1], np.uint32))
     kernel(gpu, "count")(numbers[2:], (1,), (hits,))
     assert hits.get().tolist() == [6]
@@ -220,7 +220,7 @@ def test_no_iterations_are_refused(raw: Raw) -> None:
 
 
 @on_cpu
-def test_clusters_are_refused_by_name_where_there_are_none(gpu: hearth.Device) -> None:
+def test_clusters_are_refused_by_name_on_devices_without_them(gpu: hearth.Device) -> None:
     hits = gpu.zeros(1, np.uint32)
     kernel(gpu, "count")((2,), (1,), (hits,), cluster=2)
     with pytest.raises(hearth.LaunchError, match="no thread block clusters"):
@@ -325,7 +325,7 @@ def test_an_array_that_is_read_and_written_counts_as_written(gpu: hearth.Device)
 # ---- combinations ----
 
 
-def test_everything_that_is_wrong_is_said_at_once(gpu: hearth.Device, raw: Raw) -> None:
+def test_all_errors_of_a_launch_are_reported_at_once(gpu: hearth.Device, raw: Raw) -> None:
     function, buffer = raw.function(CODE, "write_at"), raw.buffer(bytes(16))
     arguments = [c.Argument(pointer=c.Argument.Pointer(buffer=buffer, offset=17)), c.Argument(int32=1)]
     launch = c.Launch(

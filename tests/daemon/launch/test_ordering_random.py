@@ -275,7 +275,7 @@ def test_temporaries_behind_a_full_queue_wait_for_their_memory(start_daemon: Sta
         assert gpu.memory_usage().allocations == 1
 
 
-def test_a_flood_on_a_held_stream_holds_up_no_other(raw: Raw) -> None:
+def test_flood_on_a_blocked_stream_delays_no_other(raw: Raw) -> None:
     """Events, waits, fills, frees and allocations fill the device's queues as launches do, and the queues are
     bounded."""
     hold, (gate, mark) = raw.function(GATE, "hold"), (raw.mint(), raw.mint())

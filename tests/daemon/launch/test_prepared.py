@@ -185,7 +185,7 @@ def test_a_list_inside_a_graph_becomes_its_nodes(gpu: hearth.Device) -> None:
 # ---- commands that cannot be prepared ----
 
 
-def test_all_that_is_wrong_with_a_list_is_said_at_once(gpu: hearth.Device) -> None:
+def test_all_errors_of_a_list_are_reported_at_once(gpu: hearth.Device) -> None:
     add_one, saxpy = common(gpu, "add_one"), common(gpu, "saxpy")
     x = gpu.zeros(N, np.int32)
     with pytest.raises(hearth.LaunchError) as caught, gpu.prepared() as prepared:
@@ -364,7 +364,7 @@ def test_prepared_by_single_calls(raw: Raw) -> None:
     ],
     ids=("short", "empty", "cut", "handles", "geometry"),
 )
-def test_what_is_no_list_of_launches(stream: Execute, launches: bytes, reason: Reason, what: str) -> None:
+def test_invalid_lists_are_refused_as_a_whole(stream: Execute, launches: bytes, reason: Reason, what: str) -> None:
     """The list is refused as a whole; the handle reports the reason until it is destroyed."""
     stream.batch(
         c.Command(load_module=c.LoadModule(module=6, kind=c.CODE_KIND_CUDA_CPP, code=COMMON.encode())),

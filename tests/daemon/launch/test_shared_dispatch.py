@@ -57,7 +57,9 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 @MAKES
 @pytest.mark.parametrize("size", [INLINE - 1, INLINE, INLINE + 1, 4 * INLINE + 7, 33 * INLINE + 13])
-def test_every_size_and_the_way_that_it_goes(daemon: DaemonProcess, gpu: hearth.Device, size: int, make: Make) -> None:
+def test_arrays_of_every_size_use_the_expected_path(
+    daemon: DaemonProcess, gpu: hearth.Device, size: int, make: Make
+) -> None:
     kernel, x, out = invert(gpu), make(noise(size, size)), make(np.zeros(size, np.uint8))
     gpu.synchronize()
     before, large = ways(daemon), size if size > INLINE else 0
@@ -70,7 +72,7 @@ def test_every_size_and_the_way_that_it_goes(daemon: DaemonProcess, gpu: hearth.
     assert gpu.memory_usage().bytes_in_use == 0
 
 
-def test_what_is_pinned_is_not_copied(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_arrays_are_not_copied(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, x, out = invert(gpu), pinned(noise(4 * INLINE)), hearth.zeros_pinned(4 * INLINE, np.uint8)
     copies: list[int] = []
     copy = registered.copy
@@ -107,7 +109,7 @@ def test_views_ranges_and_several_at_once(gpu: hearth.Device, make: Make) -> Non
     assert not part[:7].any() and not part[n - 3 :].any()
 
 
-def test_inputs_may_change_once_it_is_under_way(gpu: hearth.Device) -> None:
+def test_inputs_may_change_after_submission(gpu: hearth.Device) -> None:
     kernel, x = invert(gpu), pinned(noise(3 * INLINE))
     kept = x.copy()
     with gated(gpu) as gate:
@@ -120,7 +122,7 @@ def test_inputs_may_change_once_it_is_under_way(gpu: hearth.Device) -> None:
 
 
 @pytest.mark.parametrize("without", [refused, old, little])
-def test_where_it_cannot_be_shared_it_goes_as_ever(
+def test_fallback_without_shared_memory(
     daemon: DaemonProcess, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, without: Callable[..., None]
 ) -> None:
     without(gpu, monkeypatch)
@@ -131,7 +133,7 @@ def test_where_it_cannot_be_shared_it_goes_as_ever(
     went(daemon, before, 0, 0, 2 * x.nbytes, 2 * x.nbytes)
 
 
-def test_a_daemon_that_shares_little(start_daemon: StartDaemon) -> None:
+def test_daemon_with_little_shared_memory(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(lanes={"segment_bytes": 5 * INLINE})
     with daemon.connect() as node:
         gpu = node.device(0)
@@ -141,7 +143,7 @@ def test_a_daemon_that_shares_little(start_daemon: StartDaemon) -> None:
         assert daemon.gauge("segment_bytes") <= 5 * INLINE
 
 
-def test_what_it_refuses_leaves_nothing_behind(gpu: hearth.Device) -> None:
+def test_refused_dispatch_leaves_no_resources(gpu: hearth.Device) -> None:
     x, out = noise(3 * INLINE), pinned(noise(3 * INLINE, 1))
     before = out.copy()
     for _ in range(3):
@@ -153,7 +155,7 @@ def test_what_it_refuses_leaves_nothing_behind(gpu: hearth.Device) -> None:
     same(gpu.dispatch(invert(gpu), *inverting(x, x.size), out=[out])[0], ~x)
 
 
-def test_one_that_is_given_up_keeps_its_memory_until_it_is_answered(
+def test_cancelled_dispatch_keeps_its_memory_until_the_answer(
     gpu: hearth.Device, placed: list[Kind], jobs: list[Job]
 ) -> None:
     kernel, x = invert(gpu), noise(5 * INLINE)
@@ -190,7 +192,7 @@ def test_ctrl_c_in_the_middle(gpu: hearth.Device) -> None:
     assert gpu.memory_usage().bytes_in_use == 0
 
 
-def test_a_lost_connection_costs_nothing_that_was_placed(gpu: hearth.Device, placed: list[Kind]) -> None:
+def test_lost_connection_does_not_lose_placed_bytes(gpu: hearth.Device, placed: list[Kind]) -> None:
     kernel, x = invert(gpu), noise(5 * INLINE)
     gpu.dispatch(kernel, *inverting(x, x.size))
     placed.clear()
@@ -208,7 +210,7 @@ def test_a_lost_connection_costs_nothing_that_was_placed(gpu: hearth.Device, pla
 
 
 @pytest.mark.parametrize("kind", [5, 6], ids=["upload", "download"])
-def test_a_connection_that_is_lost_before_its_word(
+def test_connection_lost_before_the_place_is_acknowledged(
     gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, kind: int
 ) -> None:
     """The client does not know whether the daemon has received the place of the bytes, so it sends them by another

@@ -17,7 +17,7 @@ SIZES = (1, 7, 256, 1024, 4095, 4096, 16 << 10, (16 << 10) + 1)
 """Numbers of elements of 4 bytes: the largest are read on the queued path."""
 
 
-def test_one_step_after_the_other(daemon: DaemonProcess, gpu: hearth.Device) -> None:
+def test_steps_in_sequence(daemon: DaemonProcess, gpu: hearth.Device) -> None:
     add, host, out = common(gpu, "add_one"), np.arange(1024, dtype=np.int32), np.empty(1024, np.int32)
     x, before = gpu.asarray(host), daemon.counter("kernel_launches")
     for number in range(200):
@@ -29,7 +29,7 @@ def test_one_step_after_the_other(daemon: DaemonProcess, gpu: hearth.Device) -> 
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_any_steps_bring_what_they_should(gpu: hearth.Device, streams: int) -> None:
+def test_random_steps_give_right_results(gpu: hearth.Device, streams: int) -> None:
     rng = random.Random(streams)
     add, mine = common(gpu, "add_one"), [gpu.stream() for _ in range(streams - 1)]
     arrays = [(gpu.zeros(size, np.int32), np.zeros(size, np.int32)) for size in SIZES]
@@ -54,7 +54,7 @@ def test_any_steps_bring_what_they_should(gpu: hearth.Device, streams: int) -> N
         np.testing.assert_array_equal(x.get(stream=rng.choice([None, *mine])), expected)
 
 
-def test_beside_others(daemon: DaemonProcess) -> None:
+def test_steps_beside_other_clients(daemon: DaemonProcess) -> None:
     """The clients run alone at some times and beside other clients at others."""
     failures: list[BaseException] = []
 

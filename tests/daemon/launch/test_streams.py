@@ -20,7 +20,7 @@ BUFFERS = 4
 STREAMS = 4
 
 
-def test_streams_run_beside_each_other(gpu: hearth.Device) -> None:
+def test_streams_run_concurrently(gpu: hearth.Device) -> None:
     busy, free = gpu.stream(), gpu.stream()
     x = gpu.zeros(4, np.int32, free)
     with gated(gpu) as gate:
@@ -51,7 +51,7 @@ def test_a_node_waits_for_all_its_devices_at_once(node: hearth.Node, pair: list[
     assert [int(array.get()[0]) for array in arrays] == [1, 1]
 
 
-def test_what_failed_on_several_devices_is_raised_one_by_one(node: hearth.Node, pair: list[hearth.Device]) -> None:
+def test_failures_of_several_devices_are_raised_one_by_one(node: hearth.Node, pair: list[hearth.Device]) -> None:
     names = [f"kernel_that_is_not_there_{gpu.ordinal}" for gpu in pair]
     for gpu, name in zip(pair, names, strict=True):
         module = gpu.RawModule(code='extern "C" __global__ void there() {}')
@@ -278,3 +278,18 @@ def test_a_long_random_program(gpu: hearth.Device) -> None:
         a, b, stream = (int(value) for value in rng.integers(0, 4, 3))
         machine.run(Step(kind, stream, a, b, start, int(rng.integers(start + 1, N + 1)), int(rng.integers(2**32))))
     machine.check()
+
+
+def test_an_event_records_itself(gpu: hearth.Device) -> None:
+    event, x = gpu.event(), gpu.zeros(4, np.int32)
+    other = gpu.stream()
+    event.record()
+    event.synchronize()
+    with gpu.stream() as s:
+        x.fill(1)
+        event.record()
+    other.wait_event(event)
+    event.record(s)
+    event.record(stream=gpu.default_stream)
+    event.synchronize()
+    assert event.done and x.get().tolist() == [1] * 4

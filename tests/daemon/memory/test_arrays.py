@@ -130,7 +130,7 @@ def test_set_copy_and_out(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(x.get(), host[[2, 3, 2, 3]])
 
 
-def test_numpy_sees_it(gpu: hearth.Device) -> None:
+def test_numpy_converts_device_arrays(gpu: hearth.Device) -> None:
     x = gpu.asarray(np.arange(6.0))
     np.testing.assert_array_equal(np.asarray(x), np.arange(6.0))
     assert np.asarray(x, np.float32).dtype == np.float32
@@ -156,7 +156,7 @@ def test_numpy_sees_it(gpu: hearth.Device) -> None:
         (lambda gpu: gpu.zeros(4).fill("x"), hearth.DtypeError),
     ],
 )
-def test_what_cannot_be_is_refused_here(gpu: hearth.Device, make: object, error: type[Exception]) -> None:
+def test_invalid_arguments_are_refused_by_the_client(gpu: hearth.Device, make: object, error: type[Exception]) -> None:
     assert callable(make)
     with pytest.raises(error):
         make(gpu)

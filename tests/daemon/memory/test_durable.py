@@ -30,7 +30,9 @@ def by_endless_kernel(daemon: DaemonProcess, gpu: hearth.Device) -> None:
 
 
 @pytest.mark.parametrize("loss", [lose, by_wild_pointer, by_endless_kernel])
-def test_back_bit_for_bit(lossy: DaemonProcess, loss: Callable[[DaemonProcess, hearth.Device], None]) -> None:
+def test_restored_arrays_are_identical(
+    lossy: DaemonProcess, loss: Callable[[DaemonProcess, hearth.Device], None]
+) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         hosts = [noise(size, size) for size in (0, 1, 3, 4095, 4097, 5 * MIB)]
@@ -58,7 +60,7 @@ def test_back_bit_for_bit(lossy: DaemonProcess, loss: Callable[[DaemonProcess, h
         saxpy_works(gpu)
 
 
-def test_what_is_back_is_as_good_as_new(lossy: DaemonProcess) -> None:
+def test_restored_array_is_fully_usable(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         x = gpu.durable(gpu.asarray(np.arange(1000, dtype=np.int32)))
@@ -130,7 +132,7 @@ def test_a_synchronize_waits_for_the_copies_of_its_stream(lossy: DaemonProcess) 
 
 
 @pytest.mark.parametrize("size", [1 * MIB, 72 * MIB])
-def test_a_writer_right_behind_a_checkpoint_does_not_tear_it(lossy: DaemonProcess, size: int) -> None:
+def test_write_behind_a_checkpoint_does_not_change_the_copy(lossy: DaemonProcess, size: int) -> None:
     """The second size exceeds the host memory that copies may hold at once."""
     with lossy.connect() as node:
         gpu = node.device(0)
@@ -195,7 +197,7 @@ def test_loss_is_reported_once_also_after_a_full_restore(lossy: DaemonProcess) -
 # ---- cost, and the end of durability ----
 
 
-def test_nothing_is_left_of_what_is_over(lossy: DaemonProcess) -> None:
+def test_ended_durability_leaves_no_resources(lossy: DaemonProcess) -> None:
     front = lossy.process.pid
     lossy.gauge("durable_bytes")  # the first reading of a GPU opens descriptors that stay open
     descriptors = open_files(front)
@@ -226,7 +228,7 @@ def test_nothing_is_left_of_what_is_over(lossy: DaemonProcess) -> None:
     wait_until(lambda: open_files(front) <= descriptors, "the end of other descriptors")
 
 
-def test_the_end_of_it_holds_across_a_loss(lossy: DaemonProcess) -> None:
+def test_ended_durability_stays_ended_after_a_loss(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         host = noise(1000)
@@ -287,7 +289,7 @@ def test_the_node_s_limit(start_daemon: StartDaemon) -> None:
 # ---- arrays that cannot be copied or restored ----
 
 
-def test_what_a_failed_command_should_have_made_is_not_copied(lossy: DaemonProcess) -> None:
+def test_checkpoint_skips_buffers_of_failed_commands(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         x, y = gpu.durable(gpu.full(8, 1, np.int32), gpu.full(8, 1, np.int32))
@@ -329,7 +331,7 @@ def test_damaged_copy_is_reported_with_its_cause(lossy: DaemonProcess) -> None:
         assert gpu.memory_usage().allocations == 0 and gpu.memory_usage().bytes_durable == 0
 
 
-def test_what_is_refused(gpu: hearth.Device, node: hearth.Node) -> None:
+def test_invalid_uses_are_refused(gpu: hearth.Device, node: hearth.Node) -> None:
     x, host = gpu.zeros(4), np.zeros(4)
     for wrong, kind in (((), hearth.ArgumentError), ((host,), hearth.DtypeError)):
         with pytest.raises(kind):
@@ -350,7 +352,7 @@ def test_what_is_refused(gpu: hearth.Device, node: hearth.Node) -> None:
         gpu.durable(x)
 
 
-def test_what_no_client_sends(raw: Raw, stream: Execute) -> None:
+def test_malformed_commands_are_refused(raw: Raw, stream: Execute) -> None:
     def refusal(**kind: object) -> reasons.Refusal:
         return reasons.from_status(stream.ask(c.Command(**kind)).error)  # type: ignore[arg-type]
 

@@ -94,7 +94,7 @@ def test_copies_and_devices(gpu: hearth.Device, nothing_stays: None) -> None:
     del own, shared
 
 
-def test_what_cannot_be_shared_is_a_buffer_error(gpu: hearth.Device) -> None:
+def test_unsharable_arrays_raise_buffer_error(gpu: hearth.Device) -> None:
     """DLPack requires a BufferError; its cause is the HearthError with the reason."""
     x = gpu.zeros(4)
     x.publish("not-to-be-shared")
@@ -126,7 +126,7 @@ def test_dtypes_that_dlpack_has(gpu: hearth.Device) -> None:
 # ---- import ----
 
 
-def test_who_speaks_dlpack_alone(gpu: hearth.Device, nothing_stays: None) -> None:
+def test_import_from_dlpack_only_object(gpu: hearth.Device, nothing_stays: None) -> None:
     for host in (HOST, HOST.T, HOST[::-2, 1:], HOST[:0], np.array(3.5), np.arange(6).astype(ml_dtypes.bfloat16)):
         given = Exporter(host)
         x = gpu.asarray(given)
@@ -137,7 +137,7 @@ def test_who_speaks_dlpack_alone(gpu: hearth.Device, nothing_stays: None) -> Non
     del given
 
 
-def test_whose_array_method_fails(gpu: hearth.Device, nothing_stays: None) -> None:
+def test_import_falls_back_to_dlpack_if_array_method_fails(gpu: hearth.Device, nothing_stays: None) -> None:
     """PyTorch's tensors of bfloat16 raise this error."""
 
     class Tensor(Exporter):
@@ -148,7 +148,7 @@ def test_whose_array_method_fails(gpu: hearth.Device, nothing_stays: None) -> No
     assert gpu.asarray(Tensor(host)).get().tobytes() == host.tobytes()
 
 
-def test_whatever_numpy_takes(gpu: hearth.Device) -> None:
+def test_import_from_objects_that_numpy_accepts(gpu: hearth.Device) -> None:
     class Interface:
         __array_interface__ = HOST.__array_interface__
 
@@ -168,7 +168,7 @@ def test_whatever_numpy_takes(gpu: hearth.Device) -> None:
 
 
 @on_cpu
-def test_another_sessions_export(gpu: hearth.Device, daemon: DaemonProcess, nothing_stays: None) -> None:
+def test_export_of_another_session(gpu: hearth.Device, daemon: DaemonProcess, nothing_stays: None) -> None:
     with daemon.connect() as other, other.device(0).asarray(HOST).ipc() as view:
         np.testing.assert_array_equal(gpu.asarray(view).get(), HOST)
         np.testing.assert_array_equal(gpu.asarray(np.from_dlpack(view)).get(), HOST)
@@ -208,14 +208,16 @@ class Broken:
     ],
     ids=["cuda", "strided", "gradients", "array", "metal", "dlpack-cuda", "object"],
 )
-def test_what_is_out_of_reach(gpu: hearth.Device, given: Any, error: type[Exception], says: str, fix: str) -> None:
+def test_inaccessible_memory_is_refused(
+    gpu: hearth.Device, given: Any, error: type[Exception], says: str, fix: str
+) -> None:
     with pytest.raises(error, match=says) as caught:
         gpu.asarray(given)
     assert isinstance(caught.value, hearth.HearthError) and fix in caught.value.fix
     gpu.synchronize()
 
 
-def test_capsules_that_are_none() -> None:
+def test_invalid_capsules_are_refused() -> None:
     capsule = Exporter(HOST).__dlpack__()
     with dlpack.Taken(capsule):
         for bad in (capsule, object(), None):

@@ -75,7 +75,7 @@ def test_both_sides_see_what_either_writes(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(x.get(), np.full_like(HOST, 7))
 
 
-def test_kernels_use_it_where_it_lies_now(gpu: hearth.Device) -> None:
+def test_kernels_use_relocated_memory(gpu: hearth.Device) -> None:
     """Launches in the replay cache, which contain the previous address, use the new memory as well."""
     saxpy = common(gpu, "saxpy")
     n = HOST.size
@@ -113,7 +113,7 @@ def test_dtypes(gpu: hearth.Device, dtype: str) -> None:
             np.testing.assert_array_equal(array, host)
 
 
-def test_work_before_is_done_when_it_is_there(raw: Raw) -> None:
+def test_earlier_work_is_complete_after_export(raw: Raw) -> None:
     spin = raw.function(COMMON, "spin")
     one = c.Dim3(x=1, y=1, z=1)
     for number in range(1, 6):
@@ -143,7 +143,7 @@ def test_export_waits_for_work_on_the_buffer(gpu: hearth.Device, daemon: DaemonP
             assert seen(view)[0] == 1
 
 
-def test_nothing_else_lies_in_it(raw: Raw) -> None:
+def test_exported_memory_contains_no_other_data(raw: Raw) -> None:
     """The exported memory contains neither another buffer of the session, nor the previous contents of the memory."""
     first = raw.buffer(b"\xaa" * 100)
     for _ in range(20):
@@ -162,7 +162,7 @@ def test_nothing_else_lies_in_it(raw: Raw) -> None:
 # ---- refusals ----
 
 
-def test_what_cannot_be_exported(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_unexportable_arrays_are_refused(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     assert reason_of(gpu.zeros(0).ipc) == "INVALID_ARGUMENT"
     freed = gpu.zeros(4)
     freed.free()
@@ -186,7 +186,7 @@ def test_what_cannot_be_exported(gpu: hearth.Device, daemon: DaemonProcess) -> N
     assert daemon.gauge("buffers_exported") == 0
 
 
-def test_what_was_exported_is_not_published(gpu: hearth.Device) -> None:
+def test_exported_arrays_cannot_be_published(gpu: hearth.Device) -> None:
     """A process that has mapped the memory may write to it, whatever it promises; a copy belongs to the session
     alone."""
     x = gpu.asarray(HOST)
@@ -196,7 +196,7 @@ def test_what_was_exported_is_not_published(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(gpu.attach("exported").get(), HOST)
 
 
-def test_graphs_of_what_was_exported(gpu: hearth.Device) -> None:
+def test_graphs_of_exported_arrays(gpu: hearth.Device) -> None:
     x = gpu.zeros(4, np.float32)
     with x.ipc() as view:
         with gpu.graph() as graph:
@@ -281,7 +281,7 @@ def test_rights_and_quotas(start_daemon: StartDaemon) -> None:
 # ---- the end of an export ----
 
 
-def test_it_keeps_the_memory(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_export_keeps_memory_alive(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     base = gpu.memory_usage()
     x = gpu.asarray(HOST)
     view = x.ipc()
@@ -412,7 +412,7 @@ def test_many_at_once(daemon: DaemonProcess) -> None:
         wait_until(lambda: opened() <= before + 2, "the files' closing")
 
 
-def test_the_audit_log_has_it(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_exports_are_in_the_audit_log(start_daemon: StartDaemon, tmp_path: Path) -> None:
     log = tmp_path / "audit"
     daemon = start_daemon(audit={"path": str(log)})
     with daemon.connect() as node:

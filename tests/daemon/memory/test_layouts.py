@@ -33,7 +33,7 @@ def noise(shape: Any, dtype: Any = np.uint8, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "float64", "complex128", "S5", "V12"])
 @pytest.mark.parametrize("shape", [(), (5,), (1, 7), (4, 1), (3, 17), (2, 3, 33), (0, 4), (3, 0), (700, 3), (2, 3000)])
-def test_a_padded_array_holds_what_it_is_set_to(gpu: hearth.Device, shape: tuple[int, ...], dtype: str) -> None:
+def test_padded_array_round_trip(gpu: hearth.Device, shape: tuple[int, ...], dtype: str) -> None:
     host = noise(shape, dtype)
     x = gpu.empty_pitched(shape, dtype)
     assert (x.shape, x.dtype, x.nbytes) == (host.shape, host.dtype, host.nbytes)
@@ -93,7 +93,7 @@ CUTS: list[Any] = [
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("padded", [False, True], ids=["contiguous", "padded"])
-def test_a_view_is_that_part_and_no_more(gpu: hearth.Device, cut: Any, padded: bool) -> None:
+def test_view_has_exactly_the_selected_elements(gpu: hearth.Device, cut: Any, padded: bool) -> None:
     host = noise((7, 9), np.int32)
     x = gpu.empty_pitched(host.shape, host.dtype) if padded else gpu.empty(host.shape, host.dtype)
     x.set(host)
@@ -180,7 +180,7 @@ def test_rows_keep_the_order_of_their_stream(gpu: hearth.Device) -> None:
         assert (y[:, 100:].get() == value).all() and not x[:, 1:].get().any()
 
 
-def test_what_cannot_be_a_view_says_what_to_do(gpu: hearth.Device) -> None:
+def test_impossible_views_are_refused_with_a_fix(gpu: hearth.Device) -> None:
     x = gpu.zeros((4, 5, 6))
     for cut in ((slice(None), slice(0, 2), slice(0, 2)), (..., slice(None, None, 4)), slice(None, None, -1)):
         with pytest.raises(hearth.UnsupportedError) as caught:
@@ -312,7 +312,7 @@ def test_overlapping_copies_name_both_ranges(stream: Execute) -> None:
         assert not stream.ask(c.Command(copy=c.Copy(destination=9, source=9, **fields))).HasField("error"), fields
 
 
-def test_no_bytes_go_nowhere(daemon: Any, stream: Execute) -> None:
+def test_empty_transfers_cause_no_driver_calls(daemon: Any, stream: Execute) -> None:
     """Sizes of zero are valid at any offset within the buffer, and cause no call of the driver."""
     copies = ("host_to_device_operations", "device_to_host_operations", "device_to_device_operations", "fills")
     before = [daemon.counter(name, 0) for name in copies]

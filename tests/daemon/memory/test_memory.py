@@ -21,7 +21,7 @@ extern "C" __global__ void add(const int* x, int* y) { y[threadIdx.x] += x[threa
 """
 
 
-def test_usage_counts_what_is_held(gpu: hearth.Device) -> None:
+def test_usage_counts_allocated_arrays(gpu: hearth.Device) -> None:
     assert (gpu.memory_usage().allocations, gpu.memory_usage().bytes_in_use) == (0, 0)
     x, y = gpu.empty(1000, np.uint8), gpu.empty((3, 7), np.float64)
     usage = gpu.memory_usage()
@@ -160,7 +160,7 @@ def test_out_of_memory_says_the_numbers(gpu: hearth.Device) -> None:
     saxpy_works(gpu)
 
 
-def test_out_of_memory_fails_what_depends_on_it_and_nothing_else(gpu: hearth.Device) -> None:
+def test_out_of_memory_fails_only_dependent_commands(gpu: hearth.Device) -> None:
     good = gpu.asarray(np.arange(10))
     bad = gpu.zeros(gpu.memory_usage().device_total + 1, np.uint8)
     bad[:10].copy_from(good.view(np.uint8)[:10])
@@ -193,7 +193,7 @@ def test_a_full_device_takes_more_after_a_free(start_daemon: StartDaemon) -> Non
             assert (array.get() == index).all()
 
 
-def test_many_sessions_share_the_limit_and_give_it_back(start_daemon: StartDaemon) -> None:
+def test_sessions_share_the_memory_limit(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(devices={"memory_limit": "64MiB"})
     with daemon.connect() as first, daemon.connect() as second:
         held = first.device(0).full(48 << 20, 1, np.uint8)
@@ -259,7 +259,7 @@ def test_zero_bytes_are_a_buffer(raw: Raw) -> None:
     assert raw.call("MemoryUsage", c.MemoryUsage()).allocations == 0
 
 
-def test_what_follows_an_allocation_that_failed_is_not_reported_beside_it(gpu: hearth.Device) -> None:
+def test_commands_after_a_failed_allocation_are_not_reported_separately(gpu: hearth.Device) -> None:
     lost = gpu.zeros(1 << 45, np.float64)  # an allocation and a fill
     lost.fill(3)
     with pytest.raises(hearth.OutOfMemoryError, match="never fit") as caught:
@@ -291,7 +291,7 @@ def test_many_arrays_share_a_reservation(gpu: hearth.Device) -> None:
     assert places[3] == places[0] + spaced
 
 
-def test_the_memory_goes_with_the_last_of_them(gpu: hearth.Device) -> None:
+def test_reserved_memory_is_freed_with_its_last_array(gpu: hearth.Device) -> None:
     a, b, c = gpu.empty_many([(1000, np.uint8)] * 3)
     b.fill(7)
     reserved = gpu.memory_usage().bytes_in_use + gpu.memory_usage().bytes_padding
@@ -306,7 +306,7 @@ def test_the_memory_goes_with_the_last_of_them(gpu: hearth.Device) -> None:
     assert gpu.memory_usage().bytes_padding == 0
 
 
-def test_they_are_had_together_or_not_at_all(gpu: hearth.Device) -> None:
+def test_reservation_is_all_or_nothing(gpu: hearth.Device) -> None:
     most = gpu.memory_usage().device_total
     small, large = gpu.empty_many([(100, np.uint8), (most, np.uint8)])
     with pytest.raises(hearth.OutOfMemoryError, match="never fit") as caught:
@@ -344,7 +344,7 @@ def test_parts_that_contradict_each_other(raw: Raw) -> None:
 # ---- persistent windows ----
 
 
-def test_what_is_allocated_in_a_window_is_kept(gpu: hearth.Device) -> None:
+def test_memory_allocated_in_a_persistent_window_is_kept(gpu: hearth.Device) -> None:
     with gpu.persistent_memory():
         x = gpu.full(100_000, 1, np.uint8)
     y = gpu.empty(100_000, np.uint8)
@@ -373,7 +373,7 @@ def test_windows_nest(gpu: hearth.Device) -> None:
     gpu.memory_cleanup()
 
 
-def test_modes_that_close_nothing_or_are_none(stream: Execute) -> None:
+def test_invalid_allocation_modes_are_refused(stream: Execute) -> None:
     def mode(value: int) -> Refusal | None:
         result = stream.ask(c.Command(set_allocation_mode=c.SetAllocationMode(mode=value)))
         return from_status(result.error) if result.HasField("error") else None

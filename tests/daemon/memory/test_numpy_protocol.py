@@ -29,7 +29,7 @@ def noise(shape: Any, seed: int = 0) -> np.ndarray:
 # ---- reading ----
 
 
-def test_it_is_gone_through_by_rows(gpu: hearth.Device) -> None:
+def test_iteration_yields_rows(gpu: hearth.Device) -> None:
     host = noise((3, 4))
     x = gpu.asarray(host)
     assert len(x) == 3
@@ -47,7 +47,7 @@ def test_it_is_gone_through_by_rows(gpu: hearth.Device) -> None:
     assert list(gpu.zeros((0, 3))) == []
 
 
-def test_one_element_is_a_number(gpu: hearth.Device) -> None:
+def test_single_elements_convert_to_numbers(gpu: hearth.Device) -> None:
     x = gpu.asarray(np.array([[2.5, -1.0]], np.float32))
     assert float(x[0, 0]) == 2.5 and int(x[0, 0]) == 2 and complex(x[0, 0]) == 2.5
     assert x.item(1) == x.item(-1) == x.item(0, 1) == -1.0 and isinstance(x.item(0), float)
@@ -151,7 +151,7 @@ def test_assignment(gpu: hearth.Device, index: Any, make: Callable[[np.ndarray],
     np.testing.assert_array_equal(y.get(), expected)
 
 
-def test_what_is_repeated_is_sent_once(gpu: hearth.Device) -> None:
+def test_broadcast_assignment_sends_each_element_once(gpu: hearth.Device) -> None:
     row = np.arange(300, dtype=np.float32)
     x = gpu.zeros((37, 5, 300), np.float32)
     with gpu.trace() as trace:
@@ -164,7 +164,7 @@ def test_what_is_repeated_is_sent_once(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(x.get(), expected)
 
 
-def test_parts_of_itself(gpu: hearth.Device) -> None:
+def test_assignment_between_parts_of_one_array(gpu: hearth.Device) -> None:
     host = noise((6, 4))
     x = gpu.asarray(host)
     x[1:], host[1:] = x[:-1], host[:-1].copy()
@@ -174,7 +174,7 @@ def test_parts_of_itself(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(x.get(), np.broadcast_to(host[2], host.shape))
 
 
-def test_assignments_that_cannot_be(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_invalid_assignments_are_refused(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     x = gpu.zeros((3, 4), np.uint8)
     with daemon.connect() as other:
         elsewhere = other.device(0).zeros(4, np.uint8)
@@ -201,7 +201,7 @@ def test_assignments_that_cannot_be(gpu: hearth.Device, daemon: DaemonProcess) -
     assert not x.get().any()
 
 
-def test_what_is_published_is_not_assigned_to(gpu: hearth.Device) -> None:
+def test_assignment_to_published_arrays_is_refused(gpu: hearth.Device) -> None:
     x = gpu.zeros(4)
     x.publish("assigned")
     try:
@@ -361,7 +361,7 @@ def test_other_byte_orders_are_converted(gpu: hearth.Device) -> None:
 # ---- operations that are not supported ----
 
 
-def test_what_numpy_does_and_a_device_does_not(gpu: hearth.Device) -> None:
+def test_arithmetic_and_ufuncs_are_refused(gpu: hearth.Device) -> None:
     x, host = gpu.ones(3), np.ones(3)
     refused: list[Callable[[], Any]] = [
         lambda: x + 1, lambda: 1 - x, lambda: x * x, lambda: host * x, lambda: x @ x, lambda: -x, lambda: x < 1,

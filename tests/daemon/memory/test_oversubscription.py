@@ -64,14 +64,14 @@ def hold(gpu: hearth.Device, mib: int) -> hearth.DeviceArray:
     return array
 
 
-def test_who_is_alone_may_have_everything(shared: DaemonProcess) -> None:
+def test_single_process_may_use_all_memory(shared: DaemonProcess) -> None:
     with shared.connect() as node:
         array = hold(node.device(0), LIMIT // MIB - 1)
         assert granted(shared) == [LIMIT]
         del array
 
 
-def test_what_one_does_not_use_the_other_has(
+def test_unused_memory_is_reclaimed_for_other_process(
     shared: DaemonProcess, pair_of: Callable[[], tuple[hearth.Device, hearth.Device]]
 ) -> None:
     one, other = pair_of()
@@ -107,7 +107,7 @@ def test_an_allocation_waits_for_the_front_and_for_nothing_else(
     assert sum(granted(shared)) <= LIMIT
 
 
-def test_what_a_process_held_is_had_by_others_when_it_has_ended(shared: DaemonProcess) -> None:
+def test_memory_of_an_ended_process_is_available_to_others(shared: DaemonProcess) -> None:
     with shared.connect() as node:
         gpu = node.device(0)
         saxpy_works(gpu)
@@ -120,7 +120,7 @@ def test_what_a_process_held_is_had_by_others_when_it_has_ended(shared: DaemonPr
         hold(gpu, 250)
 
 
-def test_a_kept_window_is_kept(
+def test_persistent_memory_is_not_reclaimed(
     shared: DaemonProcess, pair_of: Callable[[], tuple[hearth.Device, hearth.Device]]
 ) -> None:
     """Persistent memory is never reclaimed for other processes."""
@@ -137,7 +137,7 @@ def test_a_kept_window_is_kept(
     hold(other, 200)
 
 
-def test_two_that_allocate_at_once_never_exceed_the_device_and_both_get_on(shared: DaemonProcess) -> None:
+def test_concurrent_allocations_never_exceed_the_device_and_both_progress(shared: DaemonProcess) -> None:
     end = threading.Event()
     done: dict[str, int] = {}
     errors: list[BaseException] = []

@@ -61,7 +61,7 @@ def attached(gpu: hearth.Device) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["while it is being done", "when it has been done"])
-def test_a_publish_whose_answer_is_lost_succeeds_when_it_is_asked_again(
+def test_repeated_publish_after_a_lost_answer_succeeds(
     daemon: DaemonProcess, gpu: hearth.Device, cutter: Cutter, raw: Raw, done: bool
 ) -> None:
     buffer, another = raw.buffer(DATA), raw.buffer(DATA)
@@ -90,7 +90,7 @@ def test_a_publish_whose_answer_is_lost_succeeds_when_it_is_asked_again(
     assert caught.value.reason == "NAME_IN_USE"
 
 
-def test_a_buffer_under_the_same_handle_is_another(raw: Raw, gpu: hearth.Device) -> None:
+def test_reused_handle_names_another_buffer(raw: Raw, gpu: hearth.Device) -> None:
     buffer = raw.buffer(DATA)
     request = device_pb2.PublishRequest(target=raw.target(), buffer=buffer, name="w")
     raw.device.Publish(request, timeout=TIMEOUT)
@@ -100,7 +100,7 @@ def test_a_buffer_under_the_same_handle_is_another(raw: Raw, gpu: hearth.Device)
 
 
 @pytest.mark.parametrize("isolation", ["shared", "dedicated"])
-def test_an_attach_asked_again_is_one(daemon: DaemonProcess, raw: Raw, isolation: Any) -> None:
+def test_repeated_attach_counts_once(daemon: DaemonProcess, raw: Raw, isolation: Any) -> None:
     with daemon.connect(isolation=isolation) as node:
         gpu = node.device(0)
         gpu.publish("w", gpu.asarray(bytearray(DATA)))
@@ -118,7 +118,7 @@ def test_an_attach_asked_again_is_one(daemon: DaemonProcess, raw: Raw, isolation
         assert attached(gpu) == [("v", 0), ("w", 1)] and raw.read(handle, len(DATA)) == DATA
 
 
-def test_the_client_asks_for_the_same(daemon: DaemonProcess, gpu: hearth.Device, monkeypatch: Any) -> None:
+def test_client_repeats_the_same_request(daemon: DaemonProcess, gpu: hearth.Device, monkeypatch: Any) -> None:
     gpu.publish("w", gpu.asarray(bytearray(DATA)))
     with daemon.connect() as node:
         other = node.device(0)
@@ -138,7 +138,7 @@ def test_the_client_asks_for_the_same(daemon: DaemonProcess, gpu: hearth.Device,
         wait_until(lambda: attached(gpu) == [("w", 0)], "the end of the only attachment")
 
 
-def test_an_array_that_is_published_so_already(gpu: hearth.Device) -> None:
+def test_publish_of_a_published_array(gpu: hearth.Device) -> None:
     x = gpu.zeros(8)
     x.publish("x")
     x.publish("x")

@@ -89,7 +89,9 @@ def communicators(daemon: DaemonProcess) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("what", [modules, graphs, sessions, published, communicators])
-def test_nothing_stays(start_daemon: StartDaemon, what: Callable[[DaemonProcess], Callable[[], None]]) -> None:
+def test_repeated_sessions_leave_no_resources(
+    start_daemon: StartDaemon, what: Callable[[DaemonProcess], Callable[[], None]]
+) -> None:
     daemon = start_daemon(cpu_count=2)
     with daemon.connect() as node:
         saxpy_works(node.device(0))

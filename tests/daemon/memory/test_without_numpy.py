@@ -114,13 +114,13 @@ def test_a_client_computes_where_numpy_cannot_be_imported(daemon: DaemonProcess)
     assert "nothing was wrong" not in lines and lines[-1] == "True blocked"
 
 
-def test_it_says_the_same_where_numpy_is_there(daemon: DaemonProcess) -> None:
+def test_output_is_the_same_with_and_without_numpy(daemon: DaemonProcess) -> None:
     blocked, there = said(daemon, "blocked").splitlines(), said(daemon, "there").splitlines()
     assert blocked[:-1] == there[:-2] and there[-2:] == ["False there", "True 123456.0"]
 
 
 @pytest.mark.parametrize("way", ["unix", "grpc"])
-def test_it_is_not_imported_where_it_can_be(daemon: DaemonProcess, way: str) -> None:
+def test_numpy_is_not_imported_unless_needed(daemon: DaemonProcess, way: str) -> None:
     assert said(daemon, "as it is", getattr(daemon, way)).splitlines()[-2:] == ["True as it is", "True 123456.0"]
 
 
@@ -199,7 +199,7 @@ def outcome(step: Step, x: hearth.DeviceArray, y: hearth.DeviceArray) -> str:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(TYPES), st.sampled_from([(12,), (3, 4), (2, 2, 3)]), st.data())
-def test_an_array_made_without_numpy_is_no_other(
+def test_array_made_without_numpy_equals_one_made_with_it(
     gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch, name: str, shape: tuple[int, ...], data: st.DataObject
 ) -> None:
     values, others = (data.draw(st.lists(SMALL, min_size=12, max_size=12)) for _ in range(2))
@@ -261,7 +261,7 @@ def test_a_buffer_takes_what_get_takes(gpu: hearth.Device, count: int) -> None:
         assert half.tolist() == [0, 2]
 
 
-def test_what_failed_is_raised_where_it_is_read_into_a_buffer(node: hearth.Node) -> None:
+def test_failure_is_raised_by_readinto(node: hearth.Node) -> None:
     gpu = node.device(0)
     x = gpu.zeros(4, "int32")
     x.free()

@@ -28,7 +28,7 @@ def refused_start(*arguments: str) -> str:
     return lines[-1]
 
 
-def test_one_daemon_a_socket(start_daemon: StartDaemon) -> None:
+def test_second_daemon_on_the_same_socket_is_refused(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     told = refused_start("--grpc", "", "--unix", str(daemon.socket))
     assert str(daemon.socket) in told and "already serves" in told
@@ -66,7 +66,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         assert f"port {port}" in told and "listen.http" in told
 
 
-def test_addresses_that_others_reach_are_refused() -> None:
+def test_addresses_beyond_loopback_are_refused() -> None:
     told = refused_start("--unix", "", "--grpc", "0.0.0.0:0")
     assert "insecure" in told and "0.0.0.0" in told
 
@@ -116,7 +116,7 @@ def test_the_environment_configures_and_is_checked(tmp_path: Path) -> None:
     assert done.returncode == 2 and "missing.toml" in done.stderr
 
 
-def test_what_check_config_says(tmp_path: Path) -> None:
+def test_check_config_reports_and_exit_status(tmp_path: Path) -> None:
     """A file given in either position, with flags and environment variables; warnings as errors on request, and the
     report as JSON."""
     path = tmp_path / "hearth.toml"
@@ -155,7 +155,7 @@ def test_shells_complete_its_commands() -> None:
     assert done.stdout.split() == ["check-config"]
 
 
-def test_a_client_only_install_says_what_the_daemon_needs(tmp_path: Path) -> None:
+def test_client_only_installation_names_the_missing_extra(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')")
     done = subprocess.run(
         [sys.executable, "-m", "hearthd", "serve"],
@@ -177,7 +177,7 @@ def test_daemon_without_tenants_warns_that_its_port_is_open(start_daemon: StartD
 
 
 @pytest.mark.parametrize(("access", "mode"), [("auto", 0o600), ("owner", 0o600), ("all", 0o666)])
-def test_who_may_connect_to_the_unix_socket(start_daemon: StartDaemon, access: str, mode: int) -> None:
+def test_access_mode_of_the_unix_socket(start_daemon: StartDaemon, access: str, mode: int) -> None:
     """Every user may connect if `all` is set, with a token: for example a pod with another user id."""
     config, tokens = tenants("alice", listen={"unix_access": access})
     daemon = start_daemon(**config)

@@ -83,7 +83,7 @@ def test_the_event_on_every_stream(start_daemon: StartDaemon) -> None:
     assert ended(daemon, began) < SOON
 
 
-def test_an_operator_drains_and_a_signal_ends_it(start_daemon: StartDaemon) -> None:
+def test_drain_by_an_operator_and_then_by_a_signal(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_timeout="60s")
     with Raw(daemon.unix) as raw, raw.execute() as stream:
         assert raw.node.Drain(node_pb2.DrainRequest(), timeout=10).sessions == 1
@@ -115,7 +115,7 @@ def frames(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
 GOAWAY, NO_ERROR = 7, 0
 
 
-def test_an_idle_connection_is_sent_away(start_daemon: StartDaemon) -> None:
+def test_idle_connection_receives_goaway(start_daemon: StartDaemon) -> None:
     """GOAWAY without an error: the client opens a new connection for its next call, and loses none."""
     daemon = start_daemon()
     host, _, port = daemon.grpc.rpartition(":")
@@ -133,7 +133,7 @@ def test_an_idle_connection_is_sent_away(start_daemon: StartDaemon) -> None:
 # ---- work that is waited for ----
 
 
-def test_work_under_way_ends_in_peace(start_daemon: StartDaemon) -> None:
+def test_running_work_completes_during_a_drain(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_timeout="60s")
     node = daemon.connect()
     gpu = node.device(0)
@@ -148,7 +148,7 @@ def test_work_under_way_ends_in_peace(start_daemon: StartDaemon) -> None:
     assert ended(daemon, began) < SOON
 
 
-def test_a_session_that_does_nothing_has_the_same_time(start_daemon: StartDaemon) -> None:
+def test_idle_session_has_the_same_drain_timeout(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_timeout="700ms")
     node = daemon.connect()
     node.device(0).synchronize()
@@ -168,7 +168,7 @@ def test_a_client_that_has_gone_is_waited_for_as_long_as_its_lease(start_daemon:
     assert ended(daemon, terminate(daemon)) < 0.8 + SOON
 
 
-def test_an_endless_kernel_has_its_time_and_no_more(start_daemon: StartDaemon) -> None:
+def test_endless_kernel_ends_at_the_drain_timeout(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_timeout="300ms")
     with daemon.connect() as node:
         x = endless(node.device(0))
@@ -212,7 +212,7 @@ def test_a_compile_under_way(start_daemon: StartDaemon) -> None:
 # ---- immediate ends ----
 
 
-def test_a_second_signal_while_it_drains(start_daemon: StartDaemon) -> None:
+def test_second_signal_during_a_drain(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(cpu_count=2, drain_timeout="1h")
     node = daemon.connect()
     x = endless(node.device(0))
@@ -225,7 +225,7 @@ def test_a_second_signal_while_it_drains(start_daemon: StartDaemon) -> None:
     node.close()
 
 
-def test_a_second_signal_while_it_stops(start_daemon: StartDaemon) -> None:
+def test_second_signal_during_the_stop(start_daemon: StartDaemon) -> None:
     """The daemon waits for a device process that does not respond; the second signal ends the wait."""
     daemon = start_daemon(drain_timeout="0s")
     node = daemon.connect()
@@ -238,7 +238,7 @@ def test_a_second_signal_while_it_stops(start_daemon: StartDaemon) -> None:
     node.close()
 
 
-def test_a_device_process_that_does_not_listen_is_killed(start_daemon: StartDaemon) -> None:
+def test_unresponsive_device_process_is_killed(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(cpu_count=1)
     os.kill(daemon.device_pid(), signal.SIGSTOP)
     assert ended(daemon, terminate(daemon)) < 5 + SOON
@@ -249,7 +249,7 @@ def test_a_device_process_that_does_not_listen_is_killed(start_daemon: StartDaem
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_signal_while_it_starts(cache: Path, tmp_path: Path, seed: int) -> None:
+def test_signal_during_the_start(cache: Path, tmp_path: Path, seed: int) -> None:
     """Whenever the signal comes, the daemon ends and leaves nothing behind."""
     mark = f"starting-{os.getpid()}-{seed}-{time.monotonic_ns()}"
     arguments = ["--backend", BACKEND, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--lanes", ""]

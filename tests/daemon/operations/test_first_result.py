@@ -80,7 +80,7 @@ def first_result(daemon: DaemonProcess, program: str = PROGRAM) -> dict[str, Any
     return found
 
 
-def test_it_imports_what_it_needs_and_no_more(daemon: DaemonProcess) -> None:
+def test_first_result_imports_only_needed_modules(daemon: DaemonProcess) -> None:
     found = first_result(daemon)
     assert not NOT_NEEDED & found["by_hearth"], sorted(NOT_NEEDED & found["by_hearth"])
     assert {"hearth.blocking.device", "hearth.blocking.module"} <= found["by_hearth"]
@@ -94,14 +94,14 @@ def test_further_steps_import_nothing_more(daemon: DaemonProcess) -> None:
     assert not found["more"], found["more"]
 
 
-def test_what_launches_is_imported_while_the_device_is_attached_to(daemon: DaemonProcess) -> None:
+def test_launch_modules_are_imported_during_the_attach(daemon: DaemonProcess) -> None:
     assert (
         not {"hearth.blocking.module", "hearth.blocking.function", "hearth.kernels.arguments"}
         & first_result(daemon)["connected"]
     )
 
 
-def test_the_daemon_is_asked_before_the_rest_is_imported(daemon: DaemonProcess) -> None:
+def test_session_request_is_sent_before_further_imports(daemon: DaemonProcess) -> None:
     ((method, there),) = first_result(daemon)["asked"]
     assert method == "OpenSession"
     assert not {
@@ -112,7 +112,7 @@ def test_the_daemon_is_asked_before_the_rest_is_imported(daemon: DaemonProcess) 
     } & set(there), there
 
 
-def test_it_takes_no_call_but_the_session_and_one_stream(daemon: DaemonProcess) -> None:
+def test_first_result_needs_one_call_and_one_stream(daemon: DaemonProcess) -> None:
     def calls() -> dict[str, float]:
         handled: dict[str, float] = {}
         for line in daemon.get("/metrics").body.splitlines():

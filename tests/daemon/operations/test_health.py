@@ -93,8 +93,9 @@ def test_stopped_device_is_seen_everywhere_and_continues(start_daemon: StartDaem
         try:
             assert device.get(timeout=20) == whole.get(timeout=20) == NOT_SERVING
             agree(daemon, stub, ready=False)
-            (first, second) = json.loads(daemon.get("/readyz").body)["devices"]
-            assert first["state"] == "stalled" and "SIGSTOP" in first["detail"] and second["state"] == "serving"
+            first, *others = json.loads(daemon.get("/readyz").body)["devices"]
+            assert first["state"] == "stalled" and "SIGSTOP" in first["detail"]
+            assert all(other["state"] == "serving" for other in others)
             assert gpu.state == "stalled"
             assert check(stub, "device/1") == check(stub, "hearth.v1.DeviceService") == SERVING
         finally:

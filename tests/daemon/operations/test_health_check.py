@@ -96,7 +96,7 @@ def test_health_over_tls(health: Health, guarded: DaemonProcess) -> None:
         ((), {"HEARTH_LISTEN_UNIX": "", "HEARTH_LISTEN_GRPC": "127.0.0.1:0"}, 2, "no fixed port"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_line(
+def test_failed_check_is_reported_in_one_line(
     health: Health, arguments: tuple[str, ...], env: dict[str, str], code: int, says: str
 ) -> None:
     done = health(*arguments, **env)

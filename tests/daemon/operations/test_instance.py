@@ -63,7 +63,7 @@ def test_refusal_is_one_line() -> None:
     assert done.returncode == 2 and not done.stdout and done.stderr.startswith("hearthd: --instance 'a b' is no name")
 
 
-def test_hosts_and_what_is_off_stay_as_configured() -> None:
+def test_instance_keeps_hosts_and_disabled_listeners() -> None:
     flags: dict[tuple[str, ...], Any] = {
         ("listen", "grpc"): "[::1]:7421", ("listen", "http"): "", ("listen", "http_unix"): "/run/h/http.sock",
         ("listen", "unix"): "/run/h/gpu.sock",

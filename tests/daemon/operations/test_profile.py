@@ -31,7 +31,7 @@ def hold_for(gpu: hearth.Device, seconds: float = HELD, stream: hearth.Stream | 
         time.sleep(seconds)  # the duration that is measured
 
 
-def test_the_time_is_the_devices(gpu: hearth.Device) -> None:
+def test_device_time_is_measured_on_the_device(gpu: hearth.Device) -> None:
     hold_for(gpu, 0)  # compiles and loads the kernel
     with gpu.profile() as profile:
         began = time.perf_counter()
@@ -41,7 +41,7 @@ def test_the_time_is_the_devices(gpu: hearth.Device) -> None:
     assert profile.wall_ns <= took * 1.5 + 50e6
 
 
-def test_nothing_takes_next_to_nothing(gpu: hearth.Device) -> None:
+def test_empty_profile_has_almost_no_duration(gpu: hearth.Device) -> None:
     gpu.synchronize()
     with gpu.profile() as profile:
         pass
@@ -111,7 +111,7 @@ def test_an_error_fails_the_profile_and_nothing_else(gpu: hearth.Device) -> None
     assert profile.device_ns > 0 and x.item() == 2
 
 
-def test_an_exception_inside_is_the_news(gpu: hearth.Device) -> None:
+def test_exception_inside_a_profile_is_raised_unchanged(gpu: hearth.Device) -> None:
     with pytest.raises(ZeroDivisionError), gpu.profile():
         1 / 0  # noqa: B018
     gpu.synchronize()
@@ -122,7 +122,7 @@ def bad_launch(gpu: hearth.Device, stream: hearth.Stream | None = None) -> None:
     common(gpu, "add_one")((1,), (1,), (np.uint64(0),), stream=stream)
 
 
-def test_a_failing_compile_is_the_profiles_alone(gpu: hearth.Device) -> None:
+def test_failing_compile_is_raised_by_the_profile_only(gpu: hearth.Device) -> None:
     """Same behaviour as CubeCL: the profile consumes the error, the next flush succeeds, and the device works."""
     x = gpu.zeros(1, np.int32)
     with pytest.raises(hearth.CompileError, match="undeclared"), gpu.profile():
@@ -145,7 +145,7 @@ def test_nested_profiles_both_fail_and_the_error_is_raised_once(gpu: hearth.Devi
     gpu.synchronize()
 
 
-def test_an_error_told_inside_is_not_told_again(gpu: hearth.Device) -> None:
+def test_error_raised_inside_a_profile_is_not_raised_again(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.LaunchError), gpu.profile():
         bad_launch(gpu)
         gpu.synchronize()
@@ -178,7 +178,7 @@ def test_errors_of_other_streams_and_sessions_are_not_taken(gpu: hearth.Device, 
             elsewhere.synchronize()
 
 
-def test_what_fails_after_the_end_is_not_the_profiles(gpu: hearth.Device) -> None:
+def test_failure_after_the_end_is_not_raised_by_the_profile(gpu: hearth.Device) -> None:
     add_one = common(gpu, "add_one")
     add_one.num_regs  # noqa: B018  compiled: the bad launch fails as it arrives
     with gated(gpu) as gate:
@@ -195,7 +195,7 @@ def test_what_fails_after_the_end_is_not_the_profiles(gpu: hearth.Device) -> Non
             gpu.synchronize()
 
 
-def test_the_end_raises_what_failed_before_the_start_and_ends_all_the_same(gpu: hearth.Device) -> None:
+def test_end_of_a_profile_raises_earlier_failures(gpu: hearth.Device) -> None:
     """Errors surface at the end of a profile, as at every sync, although no command failed inside the profile."""
     bad_launch(gpu)
     profile = gpu.profile()
@@ -280,7 +280,7 @@ def test_tokens_are_checked(raw: Raw) -> None:
         assert stream.failures() == []
 
 
-def test_the_end_takes_what_failed_before_it(raw: Raw) -> None:
+def test_end_profile_call_reports_earlier_failures(raw: Raw) -> None:
     with raw.execute() as stream:
         stream.batch(
             c.Command(start_profile=c.StartProfile(profile=1)), c.Command(fill=c.Fill(buffer=9, size=1, pattern=b"x"))

@@ -21,7 +21,7 @@ from tests.support.daemon.reloading import Reloaded
 from tests.support.daemon.tenants import tenants
 
 
-def test_a_reload_while_it_drains(cache: Path) -> None:
+def test_reload_during_a_drain(cache: Path) -> None:
     config, tokens = tenants("ci", "mine")
     reloaded = Reloaded(cache, **config, drain_timeout="30s")
     try:
@@ -84,7 +84,7 @@ def _catches(pid: int, number: int) -> bool:
 
 @on_cpu
 @pytest.mark.parametrize("outlives", [False, True], ids=["", "nohup"])
-def test_the_end_of_its_terminal(outlives: bool) -> None:
+def test_end_of_the_controlling_terminal(outlives: bool) -> None:
     """The close of the terminal stops the daemon like a service: SIGHUP is a reload only if the terminal still exists,
     or if the daemon was started with SIGHUP ignored."""
     ours, its = pty.openpty()

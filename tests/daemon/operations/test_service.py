@@ -178,7 +178,7 @@ def test_failed_calls_are_counted_by_code(daemon: DaemonProcess, raw: Raw) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_well(start_daemon: StartDaemon, number: signal.Signals) -> None:
+def test_signal_ends_the_daemon_cleanly(start_daemon: StartDaemon, number: signal.Signals) -> None:
     daemon = start_daemon()
     with daemon.connect() as node:
         saxpy_works(node.device(0))
@@ -188,7 +188,7 @@ def test_a_signal_ends_it_well(start_daemon: StartDaemon, number: signal.Signals
     assert not daemon.left_behind()
 
 
-def test_it_ends_with_sessions_open_and_a_kernel_running(start_daemon: StartDaemon) -> None:
+def test_daemon_ends_with_open_sessions_and_a_running_kernel(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_timeout="100ms")
     node = daemon.connect()
     gpu = node.device(0)
@@ -202,7 +202,7 @@ def test_it_ends_with_sessions_open_and_a_kernel_running(start_daemon: StartDaem
     assert not daemon.left_behind()
 
 
-def test_a_second_signal_ends_it_at_once(start_daemon: StartDaemon) -> None:
+def test_second_signal_ends_the_daemon_at_once(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_timeout="1h")
     node = daemon.connect()
     node.device(0).synchronize()

@@ -126,7 +126,7 @@ def test_waiting_calls_have_spans_and_one_way_calls_have_none(
     assert all(span.status.status_code is StatusCode.UNSET for span in exported.get_finished_spans())
 
 
-def test_dispatches_and_what_is_published(daemon: DaemonProcess, exported: InMemorySpanExporter) -> None:
+def test_spans_of_dispatches_and_publications(daemon: DaemonProcess, exported: InMemorySpanExporter) -> None:
     with daemon.connect() as node:
         gpu = node.device(0)
         add_one = gpu.RawModule(code=COMMON).get_function("add_one")
@@ -145,9 +145,7 @@ def test_dispatches_and_what_is_published(daemon: DaemonProcess, exported: InMem
         assert said(last(exported, "hearth.attach"))["hearth.name"] == "spans-of-a-test"
 
 
-def test_errors_are_in_the_span_of_the_wait_that_raises_them(
-    daemon: DaemonProcess, exported: InMemorySpanExporter
-) -> None:
+def test_errors_are_recorded_in_the_span_of_the_wait(daemon: DaemonProcess, exported: InMemorySpanExporter) -> None:
     with daemon.connect() as node:
         gpu = node.device(0)
         with pytest.raises(hearth.CompileError):
@@ -170,7 +168,7 @@ def test_errors_are_in_the_span_of_the_wait_that_raises_them(
 
 
 @pytest.mark.parametrize("way", ["api", "nothing", "half", "wrong"])
-def test_without_a_provider_all_is_as_ever(way: str, daemon: DaemonProcess) -> None:
+def test_client_works_without_a_tracer_provider(way: str, daemon: DaemonProcess) -> None:
     """OpenTelemetry is loaded without a provider, not loaded, being loaded by another thread, or configured wrongly."""
     program = f"""
 import sys, types
@@ -273,7 +271,7 @@ def test_refusals_have_their_code_and_reason(
 @pytest.mark.parametrize(
     "traceparent", ["", "00-0-0-01", "ff-" + "1" * 32 + "-" + "2" * 16 + "-01", "x" * 4000, "00-" + "0" * 53]
 )
-def test_a_trace_context_that_is_none_does_no_harm(
+def test_invalid_trace_context_is_ignored(
     traceparent: str, traced: DaemonProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: Sequence[tuple[str, str]] = (("traceparent", traceparent), ("tracestate", "=,=,,a" * 100))
@@ -283,13 +281,13 @@ def test_a_trace_context_that_is_none_does_no_harm(
             assert node.status()
 
 
-def test_what_is_logged_has_the_trace(traced: DaemonProcess, exported: InMemorySpanExporter) -> None:
+def test_log_entries_have_the_trace_id(traced: DaemonProcess, exported: InMemorySpanExporter) -> None:
     with traced.connect():
         pass
     assert f'"trace_id": "{ids(last(exported, "hearth.connect"))[0]}"' in traced.log()
 
 
-def test_a_device_that_is_lost_and_comes_back(traced: DaemonProcess, collector: Collector) -> None:
+def test_spans_of_a_lost_and_restarted_device(traced: DaemonProcess, collector: Collector) -> None:
     with traced.connect() as node:
         gpu = node.device(0)
         gpu.synchronize()
@@ -327,7 +325,7 @@ def test_tenants(start_daemon: StartDaemon, collector: Collector, monkeypatch: p
 # ---- errors in the environment ----
 
 
-def test_a_collector_that_is_not_there(start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_collector_causes_no_delay(start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon serves, and ends without delay."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")

@@ -80,7 +80,7 @@ def press(tab: Tab, label: str, within: str = "body") -> None:
 # ---- live updates ----
 
 
-def test_it_shows_what_happens_while_it_happens(browser: Browser, watched: DaemonProcess) -> None:
+def test_page_shows_live_changes(browser: Browser, watched: DaemonProcess) -> None:
     with looking(browser, watched) as tab:
         shown(tab)
         assert tab.js("document.querySelectorAll('#devices .card').length") == len(watched.status()["devices"])
@@ -189,7 +189,7 @@ def test_equal_rates_have_equal_heights(browser: Browser, watched: DaemonProcess
         assert heights[0] == heights[1][::-1] and heights[0][0] < heights[0][1]
 
 
-def test_a_hostile_name_is_a_name(browser: Browser, watched: DaemonProcess) -> None:
+def test_hostile_names_are_escaped(browser: Browser, watched: DaemonProcess) -> None:
     with watched.connect(name=HOSTILE) as hostile, watched.connect(name="b" * 200), looking(browser, watched) as tab:
         tab.until(row("sessions", HOSTILE))
         assert tab.js("document.querySelectorAll('main img, main script').length") == 0
@@ -321,7 +321,7 @@ def gpu_node(status: dict[str, Any]) -> dict[str, Any]:
     return {**status, "ready": False, "devices": devices, "sessions": sessions}
 
 
-def test_it_shows_what_only_gpus_have(browser: Browser, watched: DaemonProcess) -> None:
+def test_page_shows_gpu_readings(browser: Browser, watched: DaemonProcess) -> None:
     document = json.dumps(gpu_node(watched.status()))
     with browser.tab() as tab:
         tab.before_scripts(f"window.fetch = async () => new Response({json.dumps(document)})")
@@ -350,7 +350,7 @@ def test_it_shows_what_only_gpus_have(browser: Browser, watched: DaemonProcess) 
         assert not tab.complaints
 
 
-def test_it_fits_a_phone_in_the_dark(browser: Browser, watched: DaemonProcess) -> None:
+def test_page_fits_a_phone_in_dark_mode(browser: Browser, watched: DaemonProcess) -> None:
     with watched.connect(name="on the road") as node:
         node.device(0).zeros(8)
         with looking(browser, watched, width=360, height=740, dark=True) as tab:
@@ -364,7 +364,7 @@ def test_it_fits_a_phone_in_the_dark(browser: Browser, watched: DaemonProcess) -
             assert tab.js("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_who_cannot_see_it_finds_the_way(browser: Browser, watched: DaemonProcess) -> None:
+def test_page_is_accessible(browser: Browser, watched: DaemonProcess) -> None:
     """Landmarks, headings, names of all controls, and keyboard access."""
     with looking(browser, watched) as tab:
         shown(tab)
@@ -382,7 +382,7 @@ def test_who_cannot_see_it_finds_the_way(browser: Browser, watched: DaemonProces
 # ---- a daemon that stops, and access to the page ----
 
 
-def test_it_survives_a_restart_of_the_daemon(browser: Browser, cache: Path) -> None:
+def test_page_continues_after_a_restart_of_the_daemon(browser: Browser, cache: Path) -> None:
     first = DaemonProcess(cache, cpu_count=1)
     second = None
     try:
@@ -405,7 +405,7 @@ def test_it_survives_a_restart_of_the_daemon(browser: Browser, cache: Path) -> N
     assert not left
 
 
-def test_what_others_did_is_not_told(start_daemon: StartDaemon) -> None:
+def test_traces_and_kernels_of_other_tenants_are_hidden(start_daemon: StartDaemon) -> None:
     """Traces and memory are visible only to their tenant; in a process that tenants share, kernels of other tenants are
     not named."""
     config, tokens = tenants("alice", "bob", tenant("operator", rights=["admin"]), devices={"isolation": "shared"})

@@ -64,7 +64,7 @@ def moved(daemon: DaemonProcess) -> Callable[..., float]:
     return difference
 
 
-def test_one_launch_is_one_launch(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_one_launch_is_counted_once(gpu: hearth.Device, daemon: DaemonProcess) -> None:
     """Same counts as vyre: exactly one launch, no graph launch, and the actual numbers of bytes and threads."""
     add_one, x = common(gpu, "add_one"), gpu.zeros(1000, np.int32)
     add_one((4,), (256,), (x, np.int32(1000)))
@@ -94,7 +94,7 @@ def test_one_launch_is_one_launch(gpu: hearth.Device, daemon: DaemonProcess) -> 
     assert after("commands_total", "read") - before("commands_total", "read") == 1
 
 
-def test_nothing_is_read_before_its_bytes_are_asked_for(gpu: hearth.Device, moved: Callable[..., float]) -> None:
+def test_bytes_are_downloaded_only_by_get(gpu: hearth.Device, moved: Callable[..., float]) -> None:
     x = gpu.asarray(np.arange(1000, dtype=np.int32))
     common(gpu, "add_one")((4,), (256,), (x, np.int32(1000)))
     assert repr(x) and len(x[10:20]) == 10 and x.reshape(10, 100)[2].shape == (100,)
@@ -164,7 +164,7 @@ def test_memory_copies_and_fills(gpu: hearth.Device, moved: Callable[..., float]
     assert moved("transfer_seconds_count") >= 2
 
 
-def test_bytes_by_the_way_they_took(daemon: DaemonProcess, moved: Callable[..., float]) -> None:
+def test_bytes_are_counted_by_transfer_path(daemon: DaemonProcess, moved: Callable[..., float]) -> None:
     small, large, huge = (np.ones(size, np.uint8) for size in (1 << 10, 2 << 20, 9 << 20))
     with daemon.connect() as here, daemon.connect(lanes=False) as grpc, hearth.connect(daemon.grpc) as there:
         for node, data in ((here, large), (grpc, small), (grpc, large), (there, huge)):
@@ -211,7 +211,9 @@ def started(page: Page) -> float:
     return commands - page("commands_waiting")
 
 
-def test_histograms_count_what_happened(gpu: hearth.Device, daemon: DaemonProcess, moved: Callable[..., float]) -> None:
+def test_histograms_count_waits_batches_and_turns(
+    gpu: hearth.Device, daemon: DaemonProcess, moved: Callable[..., float]
+) -> None:
     before = scrape(daemon)
     with gated(gpu) as gate:
         gate.hold()
@@ -326,7 +328,7 @@ def test_counters_survive_their_process(start_daemon: StartDaemon) -> None:
     assert daemon.counter("kernel_launches", 0) == 8
 
 
-def test_what_a_process_counted_before_it_gave_up_is_not_lost(start_daemon: StartDaemon) -> None:
+def test_counts_of_a_process_that_ends_itself_are_not_lost(start_daemon: StartDaemon) -> None:
     """The front does not query the process between the launch and its end: the process reports by itself."""
     daemon = start_daemon(cpu_count=1)
     with daemon.connect() as node:

@@ -40,7 +40,7 @@ def check_times(events: list[hearth.TraceEvent]) -> None:
 # ---- contents ----
 
 
-def test_every_command_is_there_with_its_bytes_and_geometry(gpu: hearth.Device) -> None:
+def test_every_command_is_traced_with_bytes_and_geometry(gpu: hearth.Device) -> None:
     add_one, n = common(gpu, "add_one"), 1 << 16
     x, y = gpu.zeros(n, np.int32), gpu.zeros(n, np.int32)
     gpu.synchronize()
@@ -69,7 +69,7 @@ def test_every_command_is_there_with_its_bytes_and_geometry(gpu: hearth.Device) 
     assert events[-1].ended_ns <= time.time_ns() - trace.epoch_ns + 50e6
 
 
-def test_the_device_time_is_the_devices(gpu: hearth.Device) -> None:
+def test_device_time_is_measured_on_the_device(gpu: hearth.Device) -> None:
     with gated(gpu) as gate, gpu.trace() as trace:
         gate.hold()
         gate.hold()
@@ -82,7 +82,7 @@ def test_the_device_time_is_the_devices(gpu: hearth.Device) -> None:
     check_times(trace.events)
 
 
-def test_waiting_for_another_stream_is_no_running(gpu: hearth.Device) -> None:
+def test_waiting_for_another_stream_is_not_counted_as_running(gpu: hearth.Device) -> None:
     add_one, x, side = common(gpu, "add_one"), gpu.zeros(1, np.int32), gpu.stream()
     gpu.synchronize()
     with gated(gpu) as gate, gpu.trace() as trace:
@@ -111,7 +111,7 @@ def test_large_transfers_are_one_command(gpu: hearth.Device) -> None:
     check_times(trace.events)
 
 
-def test_a_failure_is_in_the_trace_and_where_it_would_be_without(gpu: hearth.Device) -> None:
+def test_failure_is_traced_and_raised_as_usual(gpu: hearth.Device) -> None:
     add_one, x = common(gpu, "add_one"), gpu.zeros(1, np.int32)
     gpu.synchronize()
     with gpu.trace() as trace:
@@ -173,7 +173,7 @@ def test_collectives_have_their_own_time(pair: list[hearth.Device]) -> None:
     check_times(trace.events)
 
 
-def test_single_calls_are_in_it(raw: Raw) -> None:
+def test_single_calls_are_traced(raw: Raw) -> None:
     buffer = raw.buffer(bytes(4096))
     raw.call("StartTrace", c.StartTrace())
     raw.call("Fill", c.Fill(buffer=buffer, size=4096, pattern=b"ab"))
@@ -201,7 +201,9 @@ def test_a_trace_is_bounded_and_counts_the_rest(gpu: hearth.Device) -> None:
         gpu.trace(max_events=0)
 
 
-def test_only_what_lies_between_and_only_of_this_session(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+def test_trace_contains_only_commands_of_session_between_start_and_end(
+    gpu: hearth.Device, daemon: DaemonProcess
+) -> None:
     add_one, x = common(gpu, "add_one"), gpu.zeros(1, np.int32)
     add_one((1,), (1,), (x, np.int32(1)))
     with daemon.connect() as other, gpu.trace() as trace:
@@ -217,7 +219,7 @@ def test_only_what_lies_between_and_only_of_this_session(gpu: hearth.Device, dae
     assert again.events == [] and x.item() == 3
 
 
-def test_one_at_a_time(gpu: hearth.Device, raw: Raw) -> None:
+def test_second_trace_of_session_is_refused(gpu: hearth.Device, raw: Raw) -> None:
     with gpu.trace() as trace:
         with pytest.raises(hearth.HearthError) as caught, gpu.trace():
             pass
@@ -230,7 +232,7 @@ def test_one_at_a_time(gpu: hearth.Device, raw: Raw) -> None:
         assert [from_status(failure.status).reason for failure in stream.failures()] == [Reason.INVALID_ARGUMENT]
 
 
-def test_before_its_end_there_is_nothing_to_read(gpu: hearth.Device) -> None:
+def test_events_cannot_be_read_before_the_end(gpu: hearth.Device) -> None:
     trace = gpu.trace()
     with trace, pytest.raises(hearth.ArgumentError, match="not ended"):
         print(trace.events)
@@ -263,7 +265,7 @@ def test_the_end_waits_for_the_work(gpu: hearth.Device) -> None:
         assert [event.kernel for event in reply.wait(20).trace.events] == ["hold"]
 
 
-def test_a_lost_device_takes_the_trace_with_it(lossy: DaemonProcess) -> None:
+def test_trace_ends_with_a_lost_device(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         with pytest.raises(hearth.DeviceLostError), gpu.trace():
@@ -323,7 +325,7 @@ def check_format(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return phases
 
 
-def test_the_file_is_what_perfetto_reads(gpu: hearth.Device, tmp_path: Path) -> None:
+def test_trace_file_has_the_perfetto_format(gpu: hearth.Device, tmp_path: Path) -> None:
     add_one, side = common(gpu, "add_one"), gpu.stream()
     x, y = gpu.zeros(1000, np.int32), gpu.zeros(1000, np.int32, side)
     gpu.synchronize()

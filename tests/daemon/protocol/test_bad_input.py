@@ -142,7 +142,7 @@ def test_buffers_of_launches(raw: Raw, stream: Execute, other: int) -> None:
 
 
 @pytest.mark.parametrize("rpc", ON_STREAM)
-def test_streams_that_are_not_there(raw: Raw, stream: Execute, other: int, rpc: str) -> None:
+def test_unknown_streams_are_refused(raw: Raw, stream: Execute, other: int, rpc: str) -> None:
     message = getattr(c, rpc)()
     for handle in (31337, other, 2**64 - 1):
         assert unary_on(raw, rpc, message, handle).reason == Reason.INVALID_HANDLE
@@ -163,7 +163,7 @@ def unary_on(raw: Raw, rpc: str, message: Any, stream: int) -> Any:
     ],
     ids=lambda command: command.WhichOneof("kind"),
 )
-def test_zero_is_no_new_handle(stream: Execute, command: c.Command) -> None:
+def test_handle_zero_is_refused(stream: Execute, command: c.Command) -> None:
     assert from_status(stream.ask(command).error).reason in (Reason.INVALID_ARGUMENT, Reason.INVALID_HANDLE)
 
 
@@ -208,7 +208,7 @@ def test_sizes_and_offsets_beyond_the_buffer(raw: Raw, stream: Execute, value: i
 
 
 @pytest.mark.parametrize("size", [2**40, 2**63 - 1, 2**63, 2**64 - 1])
-def test_allocations_that_can_never_be(raw: Raw, stream: Execute, size: int) -> None:
+def test_impossible_allocations_are_refused(raw: Raw, stream: Execute, size: int) -> None:
     refusal = from_status(stream.ask(c.Command(allocate=c.Allocate(buffer=9, size=size))).error)
     assert refusal.reason == Reason.OUT_OF_MEMORY and refusal.details["requested"] == str(size)
     assert unary(raw, "Allocate", c.Command(allocate=c.Allocate(buffer=10, size=size))).reason == Reason.OUT_OF_MEMORY
@@ -220,7 +220,7 @@ def test_patterns(stream: Execute) -> None:
         assert from_status(stream.ask(command).error).reason == Reason.INVALID_ARGUMENT
 
 
-def test_questions_without_a_number(stream: Execute) -> None:
+def test_requests_without_a_number(stream: Execute) -> None:
     stream.batch(
         c.Command(sync=c.Sync()), c.Command(flush=c.Flush()), c.Command(read=c.Read(buffer=KEEP, size=1)),
         c.Command(), c.Command(request=0, end_profile=c.EndProfile(profile=1)),
@@ -247,7 +247,7 @@ def test_tokens(raw: Raw, key: str) -> None:
     assert stream.ended().reason == Reason.SESSION_EXPIRED
 
 
-def test_devices_that_are_not_there(raw: Raw) -> None:
+def test_unknown_devices_are_refused(raw: Raw) -> None:
     for ordinal in (77, 2**32 - 1):
         stream = raw.execute(attach=False)
         stream.attach(raw.token, ordinal)
@@ -259,7 +259,7 @@ def test_devices_that_are_not_there(raw: Raw) -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(PROTOCOL_MAX + 1, PROTOCOL_MAX + 5), (5, 2), (2**32 - 1, 2**32 - 1)])
-def test_versions_that_do_not_meet(raw: Raw, low: int, high: int) -> None:
+def test_incompatible_protocol_versions_are_refused(raw: Raw, low: int, high: int) -> None:
     request = node_pb2.OpenSessionRequest(protocol=node_pb2.VersionRange(min=low, max=high))
     refusal = refused(raw.node.OpenSession, request, timeout=TIMEOUT)
     assert refusal.reason in (Reason.VERSION_UNSUPPORTED, Reason.INVALID_ARGUMENT) and refusal.fix

@@ -71,7 +71,7 @@ def run(code: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["unix", "grpc"])
-def test_it_drives_everything_without_cuda(daemon: DaemonProcess, way: str) -> None:
+def test_client_uses_every_feature_without_cuda(daemon: DaemonProcess, way: str) -> None:
     assert run(DRIVES, daemon.unix if way == "unix" else daemon.grpc) == "all of it\n"
 
 
@@ -94,7 +94,7 @@ def test_a_new_process_has_its_first_result_soon(daemon: DaemonProcess) -> None:
     assert min(float(run(FIRST_RESULT, daemon.unix)) for _ in range(3)) < 3
 
 
-def test_the_environment_says_where(daemon: DaemonProcess) -> None:
+def test_target_is_read_from_environment(daemon: DaemonProcess) -> None:
     code = (
         f"import os; os.environ['HEARTH_TARGET'] = {daemon.unix!r}\nimport hearth\nprint(len(hearth.connect().devices))"
     )

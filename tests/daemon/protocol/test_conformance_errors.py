@@ -51,7 +51,7 @@ def test_buffers_spoiled_by_merged_failures_are_unreadable_before_the_report(gpu
         assert not array.get(stream=side).any()
 
 
-def test_what_was_skipped_elsewhere_stays_unreadable_until_that_stream_has_told(gpu: hearth.Device) -> None:
+def test_skipped_output_on_other_stream_stays_unreadable_until_that_stream_reports(gpu: hearth.Device) -> None:
     x, y = gpu.zeros(4, np.int32), gpu.full(4, 5, np.int32)
     side, third = gpu.stream(), gpu.stream()
     gpu.synchronize()
@@ -65,7 +65,7 @@ def test_what_was_skipped_elsewhere_stays_unreadable_until_that_stream_has_told(
     assert (y.get(stream=third) == 5).all()
 
 
-def test_a_long_chain_of_what_was_never_made(gpu: hearth.Device) -> None:
+def test_long_chain_of_failed_allocations(gpu: hearth.Device) -> None:
     first = gpu.zeros(1, np.int32)
     gpu.synchronize()
     spoil(gpu, first)
@@ -80,7 +80,7 @@ def test_a_long_chain_of_what_was_never_made(gpu: hearth.Device) -> None:
     saxpy_works(gpu)
 
 
-def test_reading_what_failed_takes_no_error_of_its_stream(gpu: hearth.Device) -> None:
+def test_read_of_a_failed_buffer_consumes_no_error_of_the_producing_stream(gpu: hearth.Device) -> None:
     """The producer's failure is shown to every reader, and remains on its stream until the stream is waited for."""
     x, side = gpu.zeros(4, np.int32), gpu.stream()
     gpu.synchronize()
@@ -91,7 +91,7 @@ def test_reading_what_failed_takes_no_error_of_its_stream(gpu: hearth.Device) ->
     assert len(told(gpu.default_stream.synchronize).failures) == 1
 
 
-def test_a_part_that_is_written_anew_does_not_mend_the_whole(gpu: hearth.Device) -> None:
+def test_partial_writes_do_not_repair_a_failed_buffer(gpu: hearth.Device) -> None:
     x, side = gpu.zeros(8, np.int32), gpu.stream()
     gpu.synchronize()
     spoil(gpu, x)
@@ -151,7 +151,7 @@ def test_errors_of_a_destroyed_stream_go_to_the_default_stream_in_order(raw: Raw
         assert stream.failures() == []
 
 
-def test_what_a_destroyed_stream_spoiled_stays_spoiled_until_told(gpu: hearth.Device) -> None:
+def test_outputs_of_destroyed_stream_stay_invalid_until_failure_is_reported(gpu: hearth.Device) -> None:
     x, stream, side = gpu.zeros(4, np.int32, gpu.default_stream), gpu.stream(), gpu.stream()
     gpu.synchronize()
     spoil(gpu, x, stream)
@@ -200,7 +200,7 @@ def test_a_session_that_closes_with_errors_leaves_none_behind(daemon: DaemonProc
 # ---- the time of the report ----
 
 
-def test_a_flush_tells_without_waiting_for_the_device(gpu: hearth.Device) -> None:
+def test_flush_reports_errors_without_waiting_for_device(gpu: hearth.Device) -> None:
     x, add_one = gpu.zeros(4, np.int32), common(gpu, "add_one")
     add_one((1,), (4,), (x, np.int32(4)))
     gpu.synchronize()  # loads the code while no kernel runs
@@ -214,7 +214,7 @@ def test_a_flush_tells_without_waiting_for_the_device(gpu: hearth.Device) -> Non
     gpu.synchronize()
 
 
-def test_a_compile_that_fails_inside_a_profile_is_the_profiles_affair(gpu: hearth.Device) -> None:
+def test_failing_compile_inside_a_profile_is_raised_by_the_profile(gpu: hearth.Device) -> None:
     x = gpu.zeros(1, np.int32)
     gpu.synchronize()
     bad = gpu.RawKernel('extern "C" __global__ void bad(int* x) { *x = missing_name; }', "bad")
@@ -239,7 +239,7 @@ def test_failures_of_a_batch_and_of_single_calls_do_not_mix(raw: Raw) -> None:
         assert len(failures) == 1 and "901" in failures[0].status.message
 
 
-def test_a_write_that_fails_stops_nothing_but_what_needs_it(raw: Raw) -> None:
+def test_failed_write_skips_only_dependent_commands(raw: Raw) -> None:
     kept, copied = raw.buffer(bytes(8)), raw.buffer(bytes(8))
     with raw.execute() as stream:
         stream.batch(

@@ -194,7 +194,7 @@ def test_a_compile_delays_no_other_client(daemon: DaemonProcess) -> None:
 # ---- events that are destroyed during a wait for them ----
 
 
-def test_an_event_may_go_while_it_is_waited_for(raw: Raw, held: RawGate) -> None:
+def test_event_may_be_destroyed_during_a_wait(raw: Raw, held: RawGate) -> None:
     """The event is destroyed, or recorded again on another stream: a caller that waited before gets the answer for the
     event as it was then."""
     stream = held.stream
@@ -222,7 +222,7 @@ def test_an_event_may_go_while_it_is_waited_for(raw: Raw, held: RawGate) -> None
     assert stream.failures() == []
 
 
-def test_a_session_may_close_while_its_events_are_waited_for(daemon: DaemonProcess) -> None:
+def test_session_may_close_during_waits_for_its_events(daemon: DaemonProcess) -> None:
     pid = daemon.device_pid()
     dim = c.Dim3(x=1)
     for _ in range(2):
@@ -251,7 +251,7 @@ def test_a_session_may_close_while_its_events_are_waited_for(daemon: DaemonProce
 
 
 @on_cpu  # a GPU's process has threads of CUDA as well
-def test_a_daemon_with_nothing_to_do_does_nothing(lossy: DaemonProcess) -> None:
+def test_idle_daemon_uses_no_processor_time(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         saxpy_works(node.device(0))
         pids = [lossy.process.pid, lossy.device_pid()]
@@ -277,7 +277,7 @@ def test_device_starts_once_for_concurrent_first_sessions(start_daemon: StartDae
     assert len({pid for pid, _ in seen}) == 1 and all(first for _, first in seen)
 
 
-def test_everything_of_a_client_goes_with_it(start_daemon: StartDaemon) -> None:
+def test_all_resources_of_a_client_are_freed_with_it(start_daemon: StartDaemon) -> None:
     """Buffers, streams, events, modules and profiles are freed; memory returns when pending work has completed."""
     daemon = start_daemon()
     before = daemon.status()["devices"][0]["gauges"]
@@ -303,7 +303,7 @@ def test_everything_of_a_client_goes_with_it(start_daemon: StartDaemon) -> None:
 # ---- variables of modules ----
 
 
-def test_a_variable_goes_with_its_module(raw: Raw) -> None:
+def test_global_is_freed_with_its_module(raw: Raw) -> None:
     """The variable's handle must not give access to memory that no longer exists, also for commands that wait when the
     module is unloaded."""
     for _ in range(3):

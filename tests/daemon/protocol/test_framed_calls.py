@@ -38,7 +38,7 @@ def transport(node: hearth.Node) -> object:
 # ---- which way a client goes ----
 
 
-def test_a_client_on_the_unix_socket_takes_them(daemon: DaemonProcess) -> None:
+def test_client_on_the_unix_socket_uses_framed_calls(daemon: DaemonProcess) -> None:
     with daemon.connect() as node:
         assert isinstance(transport(node), FramedTransport)
         assert node.describe().devices and node.sessions()
@@ -46,7 +46,7 @@ def test_a_client_on_the_unix_socket_takes_them(daemon: DaemonProcess) -> None:
         assert session_of(node).transport.open_calls <= 1  # type: ignore[attr-defined]
 
 
-def test_who_wants_no_lanes_and_who_comes_by_another_path_has_grpc(daemon: DaemonProcess, tmp_path: Path) -> None:
+def test_grpc_is_used_without_lanes_or_for_other_socket_path(daemon: DaemonProcess, tmp_path: Path) -> None:
     """A container may have been given only gRPC's socket."""
     with daemon.connect(lanes=False) as node:
         assert isinstance(transport(node), GrpcTransport)
@@ -57,7 +57,7 @@ def test_who_wants_no_lanes_and_who_comes_by_another_path_has_grpc(daemon: Daemo
         saxpy_works(node.device(0))
 
 
-def test_a_socket_of_something_else_is_passed_by(daemon: DaemonProcess, tmp_path: Path) -> None:
+def test_unrelated_server_on_call_socket_is_ignored(daemon: DaemonProcess, tmp_path: Path) -> None:
     """The server on the socket answers without frames, or closes the connection."""
     alone = tmp_path / "alone.sock"
     alone.symlink_to(daemon.unix.removeprefix("unix:"))
@@ -87,7 +87,7 @@ def test_a_socket_of_something_else_is_passed_by(daemon: DaemonProcess, tmp_path
 # ---- what is no call ----
 
 
-def test_what_is_no_call_is_hung_up_on(daemon: DaemonProcess) -> None:
+def test_invalid_first_frame_closes_connection(daemon: DaemonProcess) -> None:
     message = frames.encode(Kind.MESSAGE, b"")
     too_long = frames.HEADER.pack(calls.MAX_MESSAGE + 1, Kind.MESSAGE, 0, 0, 0)
     for data in (
@@ -102,19 +102,19 @@ def test_what_is_no_call_is_hung_up_on(daemon: DaemonProcess) -> None:
         saxpy_works(node.device(0))
 
 
-def test_who_says_nothing_is_hung_up_on(daemon: DaemonProcess) -> None:
+def test_silent_connection_is_closed(daemon: DaemonProcess) -> None:
     with connected(daemon) as silent:
         assert received(silent) == []
 
 
-def test_a_method_that_is_not_there(daemon: DaemonProcess) -> None:
+def test_unknown_method_is_refused(daemon: DaemonProcess) -> None:
     for path in ("/hearth.v1.NodeService/Nothing", "/x", "/grpc.health.v1.Health/Check"):
         with connected(daemon) as stranger:
             stranger.sendall(method(path))
             assert reason(stranger) == "UNSUPPORTED"
 
 
-def test_a_request_that_cannot_be_read_and_one_that_is_not_there(daemon: DaemonProcess) -> None:
+def test_malformed_and_missing_request_are_refused(daemon: DaemonProcess) -> None:
     for rest in (frames.encode(Kind.MESSAGE, b"\xff\xff"), frames.encode(Kind.END)):
         for path in ("/hearth.v1.NodeService/Describe", "/hearth.v1.DeviceService/Download"):
             with connected(daemon) as stranger:
@@ -122,7 +122,7 @@ def test_a_request_that_cannot_be_read_and_one_that_is_not_there(daemon: DaemonP
                 assert reason(stranger) == "MALFORMED_MESSAGE", (path, rest)
 
 
-def test_an_execute_stream_that_is_none(daemon: DaemonProcess) -> None:
+def test_execute_stream_with_invalid_first_message_is_refused(daemon: DaemonProcess) -> None:
     attach = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token="unknown"))
     for rest, expected in (
         (frames.encode(Kind.END), "MALFORMED_MESSAGE"),
@@ -144,7 +144,7 @@ def test_an_answer_comes_in_one_message_and_an_end(daemon: DaemonProcess) -> Non
         assert end.kind == Kind.END and not end.payload
 
 
-def test_a_call_that_is_cancelled_is_given_up(daemon: DaemonProcess) -> None:
+def test_cancelled_call_is_cancelled_in_the_daemon(daemon: DaemonProcess) -> None:
     def cancelled() -> float:
         lines = daemon.get("/metrics").body.splitlines()
         of_execute = [line for line in lines if "grpc_server_handled_total" in line and '"Execute"' in line]
@@ -163,7 +163,7 @@ def test_a_call_that_is_cancelled_is_given_up(daemon: DaemonProcess) -> None:
 # ---- who calls ----
 
 
-def test_who_calls_is_known_by_user_without_a_ticket(start_daemon: StartDaemon) -> None:
+def test_caller_is_identified_by_user_without_a_ticket(start_daemon: StartDaemon) -> None:
     config, tokens = tenants(tenant("mine", users=[os.getuid()]), "other")
     daemon = start_daemon(**config)
     with daemon.connect() as node:
@@ -178,7 +178,7 @@ def test_who_calls_is_known_by_user_without_a_ticket(start_daemon: StartDaemon) 
 # ---- a daemon that says nothing ----
 
 
-def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon) -> None:
+def test_stopped_daemon_is_detected(start_daemon: StartDaemon) -> None:
     """A stopped daemon is detected as by gRPC's keepalive; a slow daemon that responds is waited for."""
     daemon = start_daemon()
     with daemon.connect() as node:
@@ -204,7 +204,7 @@ def test_a_daemon_that_stands_still_is_noticed(start_daemon: StartDaemon) -> Non
         saxpy_works(gpu)
 
 
-def test_a_call_that_is_refused_before_it_was_sent_whole_says_why(daemon: DaemonProcess) -> None:
+def test_call_refused_during_its_request_reports_the_reason(daemon: DaemonProcess) -> None:
     call = FramedExchange(daemon.unix, call_path(daemon), 20.0)
     call.start("/hearth.v1.NodeService/Nothing", (), bytes(8 << 20))
     with pytest.raises(hearth.HearthError) as refused:
@@ -213,7 +213,7 @@ def test_a_call_that_is_refused_before_it_was_sent_whole_says_why(daemon: Daemon
     assert not isinstance(refused.value, hearth.TimeoutError)
 
 
-def test_what_ends_a_call_and_is_no_status() -> None:
+def test_invalid_status_in_end_frame_raises_frame_error() -> None:
     with pytest.raises(frames.FrameError):
         raise framed_call.refusal_of(b"\xff")
     status = status_pb2.Status(code=5, message="no")

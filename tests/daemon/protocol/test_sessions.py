@@ -38,7 +38,7 @@ def test_close_frees_all_that_was_held(lossy: DaemonProcess) -> None:
             use()
 
 
-def test_close_waits_for_what_is_under_way(lossy: DaemonProcess) -> None:
+def test_close_waits_for_running_work(lossy: DaemonProcess) -> None:
     """The memory that the kernel uses is not given to others before the kernel has ended."""
     with lossy.connect() as node:
         gpu = node.device(0)
@@ -83,7 +83,7 @@ def test_two_clients_share_nothing(daemon: DaemonProcess) -> None:
         assert (y.get() == 3).all()
 
 
-def test_one_client_is_not_held_up_by_another(daemon: DaemonProcess) -> None:
+def test_one_client_does_not_block_another(daemon: DaemonProcess) -> None:
     with daemon.connect() as first, daemon.connect() as second, gated(first.device(0)) as gate:
         gpu = second.device(0)
         add_one, x = common(gpu, "add_one"), gpu.zeros(8, np.int32)
@@ -143,7 +143,7 @@ def test_a_client_killed_in_mid_upload_gives_its_memory_back(brief: DaemonProces
         client.communicate()
 
 
-def test_a_client_that_stays_away_loses_its_session(start_daemon: StartDaemon) -> None:
+def test_session_ends_after_its_lease_without_a_client(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(sessions={"lease": "200ms"})
     with Raw(daemon.unix) as away:
         away.buffer(bytes(1000))

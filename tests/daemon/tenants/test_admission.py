@@ -78,14 +78,14 @@ def test_body_of_a_stranger_is_not_taken(daemon: DaemonProcess) -> None:
     assert code == UNAUTHENTICATED and taken <= 64 << 10
 
 
-def test_credential_in_a_message_is_looked_for_in_a_short_one_only(daemon: DaemonProcess) -> None:
+def test_credential_is_read_from_short_messages_only(daemon: DaemonProcess) -> None:
     code, _ = answered(daemon, LOAD_MODULE, message(bytes(65 << 10)), end=True)
     assert code == RESOURCE_EXHAUSTED
     code, _ = answered(daemon, HEALTH, message(bytes(65 << 10)), end=True)
     assert code == RESOURCE_EXHAUSTED
 
 
-def test_path_that_is_no_text_leaves_the_server_alone(lent: TenantDaemon, daemon: DaemonProcess) -> None:
+def test_path_with_invalid_text_does_not_end_the_server(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     """grpc.aio would end its server because of such a path."""
     for path in (b"/\xff\xfe", b"/hearth.v1.NodeService/\xff", b"", b"*", b"/\0", b"/a/b", b"/" + b"x" * 7000):
         assert answered(daemon, path, message(b""), end=True)[0] == UNIMPLEMENTED, path
@@ -93,7 +93,9 @@ def test_path_that_is_no_text_leaves_the_server_alone(lent: TenantDaemon, daemon
         saxpy_works(node.device(0))
 
 
-def test_metadata_that_is_no_text_is_answered_without_a_defect(lent: TenantDaemon, daemon: DaemonProcess) -> None:
+def test_metadata_with_invalid_text_is_answered_without_an_internal_error(
+    lent: TenantDaemon, daemon: DaemonProcess
+) -> None:
     for name, value in (
         (b"authorization", b"\xff\xfe"), (b"hearth-session", b"\xc3("), (b"hearth-ticket", b"\x80"), (b"x-bin", b"!!!"),
         (b"authorization", b"Bearer"), (b"te", b"\xff"), (b"grpc-tags-bin", b"AAAA"),
@@ -206,7 +208,7 @@ def test_framed_message_that_does_not_come_has_a_deadline(lent: TenantDaemon, da
             assert reason(slow) == "DEADLINE_EXCEEDED", (head, rest)
 
 
-def test_framed_stream_whose_message_stands_still_is_ended(lent: TenantDaemon, daemon: DaemonProcess) -> None:
+def test_framed_stream_with_an_unfinished_message_is_ended(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     with daemon.connect(token=lent.token) as node, connected(daemon) as slow:
         token = dict(session_of(node).transport.metadata)["hearth-session"]
         attach = device_pb2.ExecuteRequest(attach=device_pb2.Attach(session_token=token))
@@ -216,7 +218,7 @@ def test_framed_stream_whose_message_stands_still_is_ended(lent: TenantDaemon, d
         assert reason(slow) == "DEADLINE_EXCEEDED"
 
 
-def test_what_was_refused_is_counted_and_logged(lent: TenantDaemon, daemon: DaemonProcess) -> None:
+def test_refusals_are_counted_and_logged(lent: TenantDaemon, daemon: DaemonProcess) -> None:
     answered(daemon, b"/nothing", message(b""), end=True)
     counted = 'hearth_admission_refusals_total{limit="unknown_method"}'
     page = ""

@@ -47,7 +47,7 @@ def audited(start_daemon: StartDaemon, tmp_path: Path) -> tuple[DaemonProcess, P
     return start_daemon(**config), path, tokens
 
 
-def test_who_did_what(audited: tuple[DaemonProcess, Path, dict[str, str]]) -> None:
+def test_actions_are_logged_with_caller(audited: tuple[DaemonProcess, Path, dict[str, str]]) -> None:
     daemon, path, tokens = audited
     assert expect(path, event="start")["seq"] == 1
     with pytest.raises(hearth.AuthenticationError):
@@ -88,7 +88,7 @@ def test_who_did_what(audited: tuple[DaemonProcess, Path, dict[str, str]]) -> No
     assert hearthd("audit", "verify", str(path) + ".missing").returncode == 2
 
 
-def test_what_a_batch_was_refused(audited: tuple[DaemonProcess, Path, dict[str, str]]) -> None:
+def test_refused_commands_of_a_batch_are_logged_once(audited: tuple[DaemonProcess, Path, dict[str, str]]) -> None:
     """Commands in batches are refused by the device process, and each kind of refusal is logged once."""
     daemon, path, tokens = audited
     with Raw(daemon.unix, tokens["guest"]) as guest, guest.execute() as stream:
@@ -129,7 +129,7 @@ def test_a_log_that_cannot_be_opened(tmp_path: Path) -> None:
     assert done.returncode == 1 and "audit.path" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_what_verifying_can_show(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_audit_verify_reports_and_exit_status(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """A daemon's log is signed and anchored; `audit verify` reports its findings, and sets the exit status
     accordingly."""
     (tmp_path / "logs").mkdir()

@@ -129,7 +129,7 @@ def test_lists_that_can_and_cannot_be_used(authority: ClientAuthority, monkeypat
 
 
 @pytest.mark.parametrize("bind", [False, True])
-def test_a_session_beside_another_credential(start_daemon: StartDaemon, bind: bool) -> None:
+def test_session_token_with_a_token_of_another_tenant(start_daemon: StartDaemon, bind: bool) -> None:
     """A session token together with a bearer token of another tenant, or of the same tenant."""
     config, tokens = tenants("alice", "bob", sessions={"bind": bind})
     daemon = start_daemon(**config)
@@ -149,7 +149,7 @@ def test_a_session_beside_another_credential(start_daemon: StartDaemon, bind: bo
 
 
 @pytest.mark.parametrize("bind", [False, True])
-def test_a_session_beside_another_certificate(
+def test_session_token_with_another_certificate(
     start_daemon: StartDaemon, authority: ClientAuthority, bind: bool
 ) -> None:
     config, _ = tenants(
@@ -176,7 +176,7 @@ def test_a_session_beside_another_certificate(
         assert node.device(0).ones(2).get().tolist() == [1, 1]
 
 
-def test_names_that_are_not_for_a_tenant_do_not_exist(start_daemon: StartDaemon) -> None:
+def test_forbidden_names_are_reported_as_absent(start_daemon: StartDaemon) -> None:
     """An absent name and a forbidden one give the same answer: the same words, reason and details except for the
     name."""
     config, tokens = tenants(

@@ -72,7 +72,7 @@ def refusals(daemon: DaemonProcess, kind: str) -> float:
     )
 
 
-def test_clients_come_back_when_it_is_over(daemon: DaemonProcess, crowd: Callable[[int], None]) -> None:
+def test_refused_clients_succeed_after_the_overload(daemon: DaemonProcess, crowd: Callable[[int], None]) -> None:
     """A new session and a large upload wait; small commands of an open session continue."""
     data = np.arange(8 << 20, dtype=np.uint8)
     with daemon.connect(lanes=False) as node, daemon.connect(lanes=False) as other:
@@ -92,7 +92,7 @@ def test_clients_come_back_when_it_is_over(daemon: DaemonProcess, crowd: Callabl
     assert '"overload_refused"' in daemon.log() and '"load": "elevated"' in daemon.log()
 
 
-def test_attached_session_works_on_through_the_worst(daemon: DaemonProcess, crowd: Callable[[int], None]) -> None:
+def test_attached_session_continues_during_severe_overload(daemon: DaemonProcess, crowd: Callable[[int], None]) -> None:
     with daemon.connect() as node:
         gpu = node.device(0)
         x, add = gpu.zeros(4, np.int32), common(gpu, "add_one")

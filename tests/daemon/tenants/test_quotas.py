@@ -14,7 +14,7 @@ from tests.support.daemon.raw import Raw, refused
 from tests.support.daemon.tenants import tenant, tenants
 
 
-def test_as_many_sessions_as_are_allowed(start_daemon: StartDaemon) -> None:
+def test_sessions_beyond_the_quota_are_refused(start_daemon: StartDaemon) -> None:
     config, tokens = tenants(tenant("small", quotas={"sessions": 2}), "other")
     daemon = start_daemon(**config)
     first = daemon.connect(token=tokens["small"])
@@ -29,7 +29,7 @@ def test_as_many_sessions_as_are_allowed(start_daemon: StartDaemon) -> None:
     assert 'hearth_tenant_sessions{tenant="small"} 0.0' in page
 
 
-def test_time_of_devices(start_daemon: StartDaemon) -> None:
+def test_device_time_quota_is_enforced(start_daemon: StartDaemon) -> None:
     """Device time is measured for each session and tenant. When it is used up, new work is refused, and existing data
     can still be read."""
     config, tokens = tenants(tenant("small", quotas={"gpu_seconds": "500ms"}), tenant("operator", rights=["admin"]))

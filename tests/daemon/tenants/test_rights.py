@@ -418,7 +418,7 @@ def test_operators(start_daemon: StartDaemon) -> None:
 # ---- devices ----
 
 
-def test_a_device_that_is_not_allowed_is_not_there(start_daemon: StartDaemon) -> None:
+def test_devices_of_other_tenants_are_reported_as_absent(start_daemon: StartDaemon) -> None:
     if BACKEND != "cpu":
         pytest.skip("counts on two devices")
     config, tokens = tenants(tenant("second", devices=[1]), "both")

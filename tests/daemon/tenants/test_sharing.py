@@ -85,7 +85,7 @@ def test_tenants_get_shares_by_their_weights(three: Three, isolation: str) -> No
 
 
 @pytest.mark.parametrize("isolation", ["shared", "tenant"])
-def test_a_flood_does_not_hold_up_who_launches_and_waits(three: Three, isolation: str) -> None:
+def test_flood_does_not_delay_launch_and_wait_of_others(three: Three, isolation: str) -> None:
     with three(isolation) as (_, nodes):
         gpu = nodes["one"].device(0)
         counter = gpu.zeros(1, np.int32)
@@ -134,7 +134,7 @@ def test_a_process_that_comes_and_goes_changes_the_turns(three: Three) -> None:
         goes_on()
 
 
-def test_what_is_metered_is_the_time_in_which_there_was_work(three: Three) -> None:
+def test_metered_time_equals_busy_time(three: Three) -> None:
     with three("shared") as (daemon, nodes):
         floods = [Flood(nodes[name], 1_000_000) for name in ("one", "four")]
         before, began = sum(metered(daemon).values()), time.perf_counter()

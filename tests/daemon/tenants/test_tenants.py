@@ -200,7 +200,7 @@ def ticket(daemon: DaemonProcess) -> str:
         return connection.makefile().read().strip()
 
 
-def test_a_ticket_is_good_once(guarded: DaemonProcess) -> None:
+def test_ticket_is_valid_once(guarded: DaemonProcess) -> None:
     channel = grpc.insecure_channel(guarded.unix)
     call = channel.unary_unary(
         "/hearth.v1.NodeService/ListSessions",
@@ -213,7 +213,7 @@ def test_a_ticket_is_good_once(guarded: DaemonProcess) -> None:
     channel.close()
 
 
-def test_who_connects_and_says_nothing_costs_nothing(guarded: DaemonProcess) -> None:
+def test_idle_connections_to_identity_socket_block_no_user(guarded: DaemonProcess) -> None:
     path = identity_path(guarded.unix.removeprefix("unix:"))
     idle = [socket.socket(socket.AF_UNIX) for _ in range(50)]
     try:
@@ -280,7 +280,7 @@ def test_http_on_the_unix_socket_knows_users(start_daemon: StartDaemon) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-def test_another_user_is_not(guarded: DaemonProcess) -> None:
+def test_user_of_no_tenant_is_refused(guarded: DaemonProcess) -> None:
     channel = grpc.insecure_channel(guarded.unix)
     call = channel.unary_unary(
         "/hearth.v1.NodeService/OpenSession",
@@ -303,7 +303,7 @@ def test_socket_is_its_owners_where_no_tenant_is_known_by_user(start_daemon: Sta
     assert not Path(identity_path(str(path))).exists()
 
 
-def test_a_user_that_the_host_has_not(tmp_path: Path) -> None:
+def test_configured_user_missing_on_the_host(tmp_path: Path) -> None:
     path = tmp_path / "hearth.toml"
     path.write_text(toml(tenants(tenant("a", users=["no-user-of-this-name"]))[0]))
     for command in ("check-config", "serve"):

@@ -73,7 +73,7 @@ def test_a_token_over_tls(secured: tuple[DaemonProcess, str], authority: Authori
         assert [session.session_id for session in node.sessions()] == [node.session_id]
 
 
-def test_the_environment_says_it_all(
+def test_tls_settings_from_the_environment(
     secured: tuple[DaemonProcess, str], authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon, token = secured
@@ -147,7 +147,7 @@ def test_clients_that_are_not_let_in(
     assert (str(shown["certificate"]) if shown else "none") in str(error.value)
 
 
-def test_a_certificate_that_is_no_tenants(mutual: DaemonProcess, authority: Authority) -> None:
+def test_certificate_of_no_tenant_is_refused(mutual: DaemonProcess, authority: Authority) -> None:
     certificate, key = authority.issue("stranger.example.org")
     with pytest.raises(hearth.AuthenticationError, match=r"stranger\.example\.org") as error:
         hearth.connect(f"https://{mutual.grpc}", ca=authority.pem, certificate=certificate, key=key)

@@ -53,7 +53,7 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
     return asked
 
 
-def test_it_becomes_a_habit(fresh: hearth.Device, rings: Rings) -> None:
+def test_repeated_copies_use_ring(fresh: hearth.Device, rings: Rings) -> None:
     x, out = fresh.empty(SIZE, np.uint8), np.empty(SIZE, np.uint8)
     for turn in range(HABIT // 2):
         x.set(noise(SIZE, turn))
@@ -65,7 +65,7 @@ def test_it_becomes_a_habit(fresh: hearth.Device, rings: Rings) -> None:
     assert rings() == (5, 5)
 
 
-def test_small_ones_are_none(fresh: hearth.Device, rings: Rings) -> None:
+def test_small_copies_do_not_use_ring(fresh: hearth.Device, rings: Rings) -> None:
     size = plan.MIDDLING - 1
     x = fresh.empty(size, np.uint8)
     for turn in range(2 * HABIT):
@@ -82,7 +82,7 @@ def formed(gpu: hearth.Device, rings: Rings) -> hearth.DeviceArray:
     return x
 
 
-def test_rows_and_what_is_recorded(fresh: hearth.Device, rings: Rings) -> None:
+def test_copies_of_rows_and_copies_during_a_capture(fresh: hearth.Device, rings: Rings) -> None:
     formed(fresh, rings)
     wide = fresh.zeros((512, 4096), np.uint8)
     half = noise(512 * 1024, 5).reshape(512, 1024)

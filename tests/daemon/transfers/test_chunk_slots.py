@@ -56,7 +56,7 @@ def kept(pid: int) -> int:
     return found
 
 
-def test_every_long_chunk_goes_through_the_memory(daemon: DaemonProcess, alone: hearth.Device) -> None:
+def test_long_chunks_use_the_chunk_memory(daemon: DaemonProcess, alone: hearth.Device) -> None:
     for size, chunks in ((5 * MIB, 5), (3 * MIB + 5, 3), (2 * MIB + (64 << 10), 3), (MIB + 1, 1)):
         host = noise(size, size)
         x = alone.asarray(host)
@@ -76,7 +76,7 @@ def test_rows_and_parts(alone: hearth.Device) -> None:
     np.testing.assert_array_equal(x[3:1999].get(), host[3:1999])
 
 
-def test_the_single_call_goes_that_way_too(daemon: DaemonProcess, alone: hearth.Device, raw: Raw) -> None:
+def test_single_calls_use_the_chunk_memory(daemon: DaemonProcess, alone: hearth.Device, raw: Raw) -> None:
     host = noise(MIB, 2).tobytes()
     buffer = raw.mint()
     raw.call("Allocate", c.Allocate(buffer=buffer, size=4 * MIB))
@@ -151,7 +151,7 @@ def test_downloads_that_are_cancelled_leave_their_slots(daemon: DaemonProcess, a
     np.testing.assert_array_equal(alone.asarray(host).get(), host)
 
 
-def test_a_process_that_is_killed_takes_its_memory_with_it(lossy: DaemonProcess) -> None:
+def test_chunk_memory_is_freed_when_a_process_is_killed(lossy: DaemonProcess) -> None:
     front, devices = lossy.process.pid, len(lossy.status()["devices"])
     host = noise(32 * MIB, 5)
     with lossy.connect(lanes=False) as node:

@@ -40,7 +40,7 @@ def told(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Told:
     return lambda: len(calls)
 
 
-def test_what_was_copied_is_there(told: Told, gpu: hearth.Device) -> None:
+def test_data_is_complete_when_signal_arrives(told: Told, gpu: hearth.Device) -> None:
     host, out, x = pinned(noise(SIZE)), hearth.zeros_pinned(SIZE, np.uint8), gpu.empty(SIZE, np.uint8)
     for turn in range(50):
         host[turn::4096] ^= 255
@@ -56,7 +56,7 @@ def test_what_was_copied_is_there(told: Told, gpu: hearth.Device) -> None:
     assert not connection_of(gpu).late_errors
 
 
-def test_none_comes_before_the_copy_has_had_its_turn(told: Told, gpu: hearth.Device) -> None:
+def test_no_signal_before_copy_has_run(told: Told, gpu: hearth.Device) -> None:
     host, out, x = pinned(noise(SIZE)), hearth.zeros_pinned(SIZE, np.uint8), gpu.empty(SIZE, np.uint8)
     for _ in range(3):
         x.set(host)
@@ -113,7 +113,7 @@ def test_threads_that_wait_for_copies_of_their_own(told: Told, gpu: hearth.Devic
     assert not errors
 
 
-def test_nothing_is_left_of_it(told: Told, daemon: DaemonProcess) -> None:
+def test_signals_leave_no_resources(told: Told, daemon: DaemonProcess) -> None:
     with hearth.connect(daemon.unix) as node:
         gpu = node.device(0)
         host, x = pinned(noise(SIZE)), gpu.empty(SIZE, np.uint8)

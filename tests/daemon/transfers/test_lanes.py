@@ -98,7 +98,7 @@ class LaneCutter:
 # ---- the clients that get a lane ----
 
 
-def test_a_client_on_the_unix_socket_has_one(daemon: DaemonProcess) -> None:
+def test_client_on_the_unix_socket_has_a_lane(daemon: DaemonProcess) -> None:
     with daemon.connect() as node:
         for gpu in node.devices:
             saxpy_works(gpu)
@@ -107,7 +107,7 @@ def test_a_client_on_the_unix_socket_has_one(daemon: DaemonProcess) -> None:
     wait_until(lambda: all(each is not None and each.over for each in carried), "the lanes' end")
 
 
-def test_who_comes_over_tcp_or_wants_none_has_none(daemon: DaemonProcess) -> None:
+def test_no_lane_over_tcp_or_with_lanes_disabled(daemon: DaemonProcess) -> None:
     for node in (hearth.connect(daemon.grpc), daemon.connect(lanes=False)):
         with node:
             saxpy_works(node.device(0))
@@ -122,7 +122,7 @@ def test_a_daemon_without_lanes(start_daemon: StartDaemon) -> None:
     assert not Path(f"{daemon.unix.removeprefix('unix:')}.lane").exists()
 
 
-def test_a_tenant_whose_queue_is_bounded_has_none(start_daemon: StartDaemon) -> None:
+def test_tenant_with_a_bounded_queue_has_no_lane(start_daemon: StartDaemon) -> None:
     config, tokens = tenants("free", tenant("bounded", quotas={"queued_commands": 100}))
     daemon = start_daemon(**config)
     for name, expected in (("free", True), ("bounded", False)):
@@ -131,7 +131,7 @@ def test_a_tenant_whose_queue_is_bounded_has_none(start_daemon: StartDaemon) -> 
             assert channel(node.device(0)) is expected
 
 
-def test_what_is_no_ticket_is_hung_up_on(daemon: DaemonProcess) -> None:
+def test_invalid_ticket_closes_connection(daemon: DaemonProcess) -> None:
     path = f"{daemon.unix.removeprefix('unix:')}.lane"
     with daemon.connect() as node:
         saxpy_works(node.device(0))
@@ -175,7 +175,7 @@ def test_unawaited_error_arrives_unasked(daemon: DaemonProcess) -> None:
         assert x.get().tolist() == [0] * 4
 
 
-def test_what_kernels_print_comes_before_what_waited_for_it(
+def test_kernel_output_arrives_before_the_answer_of_the_wait(
     daemon: DaemonProcess, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code = r'extern "C" __global__ void hello(int n) { printf("lane %d\n", n); }'
@@ -231,7 +231,7 @@ def test_a_lane_that_is_cut_while_nothing_happens(daemon: DaemonProcess) -> None
             wait_until(lambda: channel(gpu), "another lane")
 
 
-def test_a_device_that_dies_under_a_lane(lossy: DaemonProcess) -> None:
+def test_device_lost_while_a_lane_is_open(lossy: DaemonProcess) -> None:
     with lossy.connect() as node:
         gpu = node.device(0)
         for _ in range(4):
@@ -248,7 +248,7 @@ def test_a_device_that_dies_under_a_lane(lossy: DaemonProcess) -> None:
             wait_until(lambda: saxpy_works(gpu) is None, "the device's return")
 
 
-def test_a_kernel_that_faults_under_a_lane(lossy: DaemonProcess) -> None:
+def test_kernel_fault_while_a_lane_is_open(lossy: DaemonProcess) -> None:
     """The client gets the error from the front, which knows how the process ended."""
     code = 'extern "C" __global__ void crash(int* x) { *(volatile int*)0 = 1; }'
     with lossy.connect() as node:
@@ -261,7 +261,7 @@ def test_a_kernel_that_faults_under_a_lane(lossy: DaemonProcess) -> None:
         wait_until(lambda: saxpy_works(gpu) is None, "the device's return")
 
 
-def test_a_daemon_that_drains_tells_who_has_a_lane(start_daemon: StartDaemon) -> None:
+def test_clients_with_a_lane_are_notified_of_a_drain(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_timeout="20s")
     with daemon.connect() as node:
         gpu = node.device(0)

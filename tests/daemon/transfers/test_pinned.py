@@ -188,7 +188,7 @@ def test_a_global_of_a_module(gpu: hearth.Device) -> None:
     same(table.get(), host)
 
 
-def test_importing_hearth_and_a_first_small_result_need_none_of_it() -> None:
+def test_import_loads_no_shared_memory_modules() -> None:
     program = (
         "import sys, hearth, hearth.blocking.node, hearth.blocking.device\n"
         "bad = [m for m in ('hearth.transport.memory_segments', 'hearth.transfer.ring_buffer', "

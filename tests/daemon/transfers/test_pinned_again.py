@@ -44,7 +44,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
 
 
 @pytest.mark.parametrize("size", [KIB64, 3 * INLINE])
-def test_it_is_found_out_once(gpu: hearth.Device, found: Found, size: int) -> None:
+def test_copy_is_prepared_only_once(gpu: hearth.Device, found: Found, size: int) -> None:
     hosts = [pinned(noise(size, seed)) for seed in range(3)]
     x, out = gpu.empty(size, np.uint8), hearth.zeros_pinned(size, np.uint8)
     for turn in range(4):
@@ -64,7 +64,7 @@ def test_it_is_found_out_once(gpu: hearth.Device, found: Found, size: int) -> No
     assert not connection_of(gpu).late_errors
 
 
-def test_an_array_that_has_changed(gpu: hearth.Device, found: Found) -> None:
+def test_array_with_changed_shape(gpu: hearth.Device, found: Found) -> None:
     values = noise(2 * INLINE)
     host, x = pinned(values), gpu.empty(2 * INLINE, np.uint8)
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_a_part_and_a_view_and_another_order(gpu: hearth.Device) -> None:
         same(x.get()[1024:], whole[:1024])
 
 
-def test_in_the_order_of_a_stream(gpu: hearth.Device) -> None:
+def test_repeated_copies_keep_the_order_of_the_stream(gpu: hearth.Device) -> None:
     values = noise(INLINE)
     host, x, order = pinned(values), gpu.zeros(INLINE, np.uint8), gpu.zeros(1, np.int32)
     out = hearth.zeros_pinned(INLINE, np.uint8)

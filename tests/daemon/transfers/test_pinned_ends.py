@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not memory_segments.possible(), reason="needs me
 
 
 @pytest.mark.parametrize("make", [pinned, np.copy], ids=["pinned", "ordinary"])
-def test_a_deadline_leaves_everything_usable(gpu: hearth.Device, make: Callable[..., np.ndarray]) -> None:
+def test_timeout_leaves_arrays_and_session_usable(gpu: hearth.Device, make: Callable[..., np.ndarray]) -> None:
     values = noise(20 * INLINE)
     x, order = gpu.asarray(values), gpu.zeros(1, np.int32)
     gpu.synchronize()
@@ -83,7 +83,7 @@ def test_ctrl_c_in_the_middle(gpu: hearth.Device, way: str, make: Callable[..., 
     whole(gpu)
 
 
-def test_a_lost_connection_is_made_again_and_what_it_shared_is_shared_again(gpu: hearth.Device) -> None:
+def test_lost_connection_is_reopened_and_memory_is_shared_again(gpu: hearth.Device) -> None:
     host, values = pinned(noise(5 * INLINE)), noise(50 * INLINE, 1)
     for _ in range(5):
         x, y = gpu.asarray(host), gpu.asarray(values)

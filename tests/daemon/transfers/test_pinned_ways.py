@@ -82,7 +82,7 @@ def test_small_arrays_and_remote_clients_share_nothing(daemon: DaemonProcess) ->
         assert shared(gpu) is None
 
 
-def test_a_daemon_without_it_is_asked_once(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_daemon_without_shared_memory_is_queried_once(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     transport, asked = connection_of(gpu).transport, []
 
     def refused(request: object) -> None:
@@ -96,9 +96,7 @@ def test_a_daemon_without_it_is_asked_once(gpu: hearth.Device, monkeypatch: pyte
     assert len(asked) == 1 and shared(gpu) is None
 
 
-def test_connections_that_nothing_comes_of_are_not_made_for_ever(
-    gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_connections_are_not_retried_for_ever(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     transport, asked = connection_of(gpu).transport, []
 
     def nowhere(request: object) -> device_pb2.OpenBulkResponse:
@@ -123,7 +121,7 @@ def test_while_a_graph_is_recorded_a_copy_is_refused_at_once(gpu: hearth.Device)
 
 
 @pytest.mark.parametrize("most", [1 << 20, 20 << 20])
-def test_where_little_may_be_shared_all_goes_as_it_can(start_daemon: StartDaemon, most: int) -> None:
+def test_copies_succeed_with_a_small_segment_limit(start_daemon: StartDaemon, most: int) -> None:
     daemon = start_daemon(lanes={"segment_bytes": most})
     with daemon.connect() as node:
         gpu = node.device(0)
@@ -251,7 +249,7 @@ def test_earlier_failure_is_raised_by_a_read(gpu: hearth.Device) -> None:
         same(get(), host)
 
 
-def test_an_upload_into_memory_that_could_not_be_had(gpu: hearth.Device) -> None:
+def test_upload_of_more_than_the_address_space_raises_memory_error(gpu: hearth.Device) -> None:
     # more than the address space, so that no host can overcommit it
     host = np.broadcast_to(np.zeros(1, np.uint8), (1 << 62,))
     with pytest.raises(MemoryError):

@@ -69,7 +69,7 @@ def refused(shared: Shared, kind: Kind, transfer: int, segment: int, size: int, 
 
 @pytest.mark.parametrize("first", ["command", "place"])
 @pytest.mark.parametrize("size", [1, ANY_SIZE, PART + 4097])
-def test_there_and_back_in_either_order(sharing: Sharing, size: int, first: str) -> None:
+def test_round_trip_with_command_and_place_in_either_order(sharing: Sharing, size: int, first: str) -> None:
     shared, buffer, data, at = sharing.shared, sharing.allocate(size), noise(size), 777
     memory = shared.share(1, size + 2 * at)
     memory[at : at + size] = data
@@ -124,7 +124,7 @@ def test_an_answer_comes_when_the_bytes_have_been_read_and_not_before(sharing: S
     assert back[:] == data
 
 
-def test_what_cannot_be_placed(sharing: Sharing, unharmed: None) -> None:
+def test_invalid_ranges_and_numbers_are_refused(sharing: Sharing, unharmed: None) -> None:
     shared, buffer = sharing.shared, sharing.allocate(4096)
     shared.share(1, 4096)
     assert refused(shared, UP, 20, 7, 4096).reason == Reason.INVALID_HANDLE
@@ -148,14 +148,14 @@ def test_what_cannot_be_placed(sharing: Sharing, unharmed: None) -> None:
     encode(UP, b"", id=1), encode(DOWN, b"x" * 23, id=1), encode(UP, b"x" * 25, id=1),
     encode(UP, PLACE.pack(1, 0, 1), id=1, flags=1), encode(DOWN, PLACE.pack(1, 0, 1), id=1, channel=1),
 ])  # fmt: skip
-def test_what_is_no_place(sharing: Sharing, unharmed: None, data: bytes) -> None:
+def test_invalid_places_are_refused(sharing: Sharing, unharmed: None, data: bytes) -> None:
     sharing.shared.share(1, 4096)
     sharing.shared.send(data)
     assert sharing.shared.over()
 
 
 @pytest.mark.parametrize("kind", [UP, DOWN])
-def test_one_that_is_given_up(sharing: Sharing, kind: Kind) -> None:
+def test_cancelled_transfer_does_not_block_later_commands(sharing: Sharing, kind: Kind) -> None:
     """The transfer is cancelled before its command runs; commands behind it continue."""
     raw, buffer = sharing.raw, sharing.allocate(MIB)
     sharing.shared.share(1, MIB)
@@ -186,7 +186,7 @@ def test_a_session_that_ends_with_places_that_nothing_came_for(daemon: DaemonPro
     gone(daemon)
 
 
-def test_as_many_as_may_wait(sharing: Sharing, unharmed: None) -> None:
+def test_number_of_waiting_places_is_bounded(sharing: Sharing, unharmed: None) -> None:
     sharing.shared.share(1, 4096)
     for transfer in range(1, 1025):
         place(sharing.shared, UP, transfer, 1, 1)

@@ -78,7 +78,7 @@ def why(sharing: Sharing, command: c.Command) -> Refusal:
 
 
 @pytest.mark.parametrize("size", [1, 4096, ANY_SIZE, PART, 2 * PART + 4097])
-def test_there_and_back(tidy: None, sharing: Sharing, size: int) -> None:
+def test_round_trip_of_every_size(tidy: None, sharing: Sharing, size: int) -> None:
     data = noise(size)
     memory = sharing.shared.share(1, size)
     buffer = sharing.allocate(size)
@@ -214,7 +214,7 @@ def test_commands_that_are_refused(sharing: Sharing, unharmed: None) -> None:
     assert from_status(failure.status).reason == Reason.INVALID_ARGUMENT  # a read needs a request number
 
 
-def test_one_way_errors_are_raised_once_and_spoil_their_buffers(sharing: Sharing, unharmed: None) -> None:
+def test_one_way_errors_are_raised_once_and_invalidate_their_buffers(sharing: Sharing, unharmed: None) -> None:
     buffer = sharing.allocate(4096)
     sharing.shared.share(1, 4096)
     other = sharing.raw.mint()
@@ -229,7 +229,7 @@ def test_one_way_errors_are_raised_once_and_spoil_their_buffers(sharing: Sharing
     assert sharing.ask(elsewhere).read.size == 4096
 
 
-def test_segments_are_of_their_session(daemon: DaemonProcess, sharing: Sharing, unharmed: None) -> None:
+def test_segments_of_another_session_are_refused(daemon: DaemonProcess, sharing: Sharing, unharmed: None) -> None:
     sharing.shared.share(1, 4096)
     with Sharing(daemon.unix) as other:
         buffer = other.allocate(4096)
@@ -239,7 +239,7 @@ def test_segments_are_of_their_session(daemon: DaemonProcess, sharing: Sharing, 
         assert other.raw.read(buffer, 4096) == b"b" * 4096
 
 
-def test_no_part_of_a_recording(sharing: Sharing, unharmed: None) -> None:
+def test_commands_on_segments_cannot_be_recorded(sharing: Sharing, unharmed: None) -> None:
     sharing.shared.share(1, 4096)
     buffer, graph = sharing.allocate(4096), sharing.raw.mint()
     sharing.ask(c.Command(begin_capture=c.BeginCapture(graph=graph)))
@@ -252,7 +252,7 @@ def test_no_part_of_a_recording(sharing: Sharing, unharmed: None) -> None:
 # ---- invalid segments ----
 
 
-def test_what_is_no_memfd_with_its_size_sealed(daemon: DaemonProcess, sharing: Sharing, unharmed: None) -> None:
+def test_unsealed_or_non_memfd_descriptor_is_refused(daemon: DaemonProcess, sharing: Sharing, unharmed: None) -> None:
     shared = sharing.shared
     before = descriptors(daemon)
     pipe = os.pipe()
@@ -363,7 +363,7 @@ def _refused_handle(sharing: Sharing, buffer: int, segment: int) -> bool:
     return True
 
 
-def test_as_many_and_as_much_as_is_allowed(start_daemon: StartDaemon) -> None:
+def test_number_and_size_of_segments_are_bounded(start_daemon: StartDaemon) -> None:
     config, tokens = tenants("free", tenant("bounded", quotas={"pinned_bytes": "1MiB"}))
     daemon = start_daemon(lanes={"segment_bytes": "4MiB"}, devices={"isolation": "shared"}, **config)
     with Sharing(daemon.unix, tokens["free"]) as first, Sharing(daemon.unix, tokens["bounded"]) as second:
@@ -388,7 +388,7 @@ def test_as_many_and_as_much_as_is_allowed(start_daemon: StartDaemon) -> None:
     assert 'hearth_segment_bytes{device="0",tenant=' in daemon.get("/metrics", daemon.observer).body
 
 
-def test_who_may_do_what(start_daemon: StartDaemon) -> None:
+def test_rights_for_segments(start_daemon: StartDaemon) -> None:
     config, tokens = tenants(
         tenant("reader", rights=["allocate", "read"]),
         tenant("writer", rights=["allocate", "write"]),
@@ -407,7 +407,7 @@ def test_who_may_do_what(start_daemon: StartDaemon) -> None:
     encode(Kind.BATCH, b"x", id=1), encode(Kind.SEGMENT, b"x" * 2000, id=1), encode(Kind.RELEASE, id=1, channel=1),
     encode(Kind.RELEASE, b"x", id=1), encode(Kind.LIVE), b"\xff" * 40, encode(Kind.SEGMENT, b"{}", id=1, flags=1),
 ])  # fmt: skip
-def test_what_is_no_frame_of_such_a_connection(
+def test_invalid_frames_close_the_connection(
     daemon: DaemonProcess, unharmed: None, tidy: None, sharing: Sharing, data: bytes
 ) -> None:
     """The error affects only the connection and the memory shared over it."""
@@ -456,7 +456,7 @@ def test_a_release_in_flight(daemon: DaemonProcess, tidy: None, sharing: Sharing
 
 
 @pytest.mark.parametrize("how", ["connection", "session"])
-def test_the_end_of_what_they_came_by(daemon: DaemonProcess, tidy: None, how: str) -> None:
+def test_segments_end_with_connection_or_session(daemon: DaemonProcess, tidy: None, how: str) -> None:
     sharing = Sharing(daemon.unix)
     for ident in range(1, 9):
         sharing.shared.share(ident, 4096 * ident)

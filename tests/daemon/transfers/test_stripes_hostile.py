@@ -72,7 +72,7 @@ def spans() -> list[tuple[int, int]]:
 # ---- valid transfers ----
 
 
-def test_an_upload_by_hand(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
+def test_upload_over_a_raw_stripe(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
     """Chunks in reverse order; one credit for each chunk, which is answered by TAKEN."""
     host = data()
     stripe.announce(Kind.UPLOAD, TRANSFER)
@@ -100,7 +100,7 @@ def test_a_chunk_that_comes_twice(stream: Execute, stripe: StripeEnd, raw: Raw) 
     assert not stream.failures() and raw.read(BUFFER, SIZE) == host
 
 
-def test_a_download_by_hand(stream: Execute, stripe: StripeEnd) -> None:
+def test_download_over_a_raw_stripe(stream: Execute, stripe: StripeEnd) -> None:
     """Over two stripes, one of which ends with chunks in flight: the other sends them again."""
     stripe.announce(Kind.DOWNLOAD, TRANSFER)
     read(stream)
@@ -167,7 +167,7 @@ def test_the_rest_by_grpc(stream: Execute, stripe: StripeEnd, raw: Raw) -> None:
         b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n",
     ],
 )
-def test_frames_that_have_no_place_there(stripe: StripeEnd, stream: Execute, frame: bytes) -> None:
+def test_unexpected_frames_close_stripe(stripe: StripeEnd, stream: Execute, frame: bytes) -> None:
     stripe.send(frame)
     assert stripe.ended()
     assert not stream.failures()
@@ -194,7 +194,7 @@ def test_an_unwanted_transfer(stripe: StripeEnd, stream: Execute) -> None:
 @pytest.mark.parametrize(
     ("at", "size"), [(0, CHUNK - 1), (1, CHUNK), (4 * CHUNK, CHUNK), (3 * CHUNK, 18), ((1 << 64) - CHUNK, CHUNK)]
 )
-def test_chunks_that_are_none(stream: Execute, stripe: StripeEnd, at: int, size: int) -> None:
+def test_invalid_chunks_are_refused(stream: Execute, stripe: StripeEnd, at: int, size: int) -> None:
     """Chunks at wrong boundaries, beyond the end, or too long: the write fails with an error."""
     stripe.announce(Kind.UPLOAD, TRANSFER)
     write(stream)
@@ -230,7 +230,7 @@ def test_two_sizes_of_chunks(stripe: StripeEnd, stream: Execute) -> None:
     assert not stream.failures()
 
 
-def test_what_was_not_sent_is_not_taken(stripe: StripeEnd, stream: Execute) -> None:
+def test_acknowledgement_of_unsent_bytes_closes_the_stripe(stripe: StripeEnd, stream: Execute) -> None:
     stripe.announce(Kind.DOWNLOAD, TRANSFER)
     read(stream)
     stripe.until(Kind.STRIPE)
@@ -238,13 +238,13 @@ def test_what_was_not_sent_is_not_taken(stripe: StripeEnd, stream: Execute) -> N
     assert stripe.ended()
 
 
-def test_both_ways_at_once(stripe: StripeEnd) -> None:
+def test_upload_and_download_with_one_number_are_refused(stripe: StripeEnd) -> None:
     stripe.announce(Kind.UPLOAD, TRANSFER)
     stripe.announce(Kind.DOWNLOAD, TRANSFER)
     assert stripe.refusal().reason == "HANDLE_IN_USE"
 
 
-def test_a_transfer_that_is_over(stripe: StripeEnd, stream: Execute, raw: Raw) -> None:
+def test_chunks_of_an_ended_transfer_are_discarded(stripe: StripeEnd, stream: Execute, raw: Raw) -> None:
     """Its command has failed: chunks in transit are discarded, and the stripe continues."""
     stripe.announce(Kind.UPLOAD, TRANSFER)
     write(stream)
@@ -269,7 +269,7 @@ def test_a_transfer_that_is_over(stripe: StripeEnd, stream: Execute, raw: Raw) -
 # ---- unauthenticated clients ----
 
 
-def test_tickets_that_are_none(raw: Raw, stream: Execute) -> None:
+def test_invalid_tickets_are_refused(raw: Raw, stream: Execute) -> None:
     offer = open_bulk(raw, stream, 2)
     used, good = offer.tickets
     with StripeEnd(offer, used) as first:
@@ -281,7 +281,7 @@ def test_tickets_that_are_none(raw: Raw, stream: Execute) -> None:
             second.live()
 
 
-def test_who_says_nothing_costs_nothing(raw: Raw, stream: Execute) -> None:
+def test_silent_connections_do_not_block_stripes(raw: Raw, stream: Execute) -> None:
     offer = open_bulk(raw, stream)
     silent = [socket.create_connection(("127.0.0.1", offer.port)) for _ in range(20)]
     with StripeEnd(offer) as end:
@@ -375,6 +375,6 @@ def test_the_certificate_is_the_process_s_own(secured: tuple[DaemonProcess, Raw,
     assert certificate not in Path(f"/proc/{daemon.device_pid()}/cmdline").read_bytes()
 
 
-def test_a_length_that_overflows_nothing(stripe: StripeEnd) -> None:
+def test_oversized_length_closes_stripe(stripe: StripeEnd) -> None:
     stripe.send(struct.pack("<IHHIQ", 0xFFFFFFFF, Kind.STRIPE, 0, 0, 1) + b"\xff" * 64)
     assert stripe.ended()

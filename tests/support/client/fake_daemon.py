@@ -94,7 +94,7 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
     def OpenSession(self, request: Any, context: Any) -> node_pb2.OpenSessionResponse:
         return node_pb2.OpenSessionResponse(
             session_id="s", session_token="t", protocol=1, server_version="0", lease_ns=int(self.lease_s * 1e9),
-            limits=node_pb2.SessionLimits(**self.limits), devices=self._devices(), node="fake",
+            limits=node_pb2.SessionLimits(**self.limits), devices=self._devices(), node="fake", features=["integers"],
         )  # fmt: skip
 
     def RenewSession(self, request: Any, context: Any) -> node_pb2.RenewSessionResponse:

@@ -25,8 +25,8 @@ from tests.support.daemon.raw import TIMEOUT, Raw
 def on_device(number: int, **config: Any) -> dict[str, Any]:
     """Returns the configuration of a daemon that uses only the device with this number: NCCL requires a separate GPU
     for each rank."""
-    visible = {"visible": [number]} if BACKEND == "cuda" else {}
-    return {**config, "devices": {**visible, **config.get("devices", {})}}
+    visible = [number if BACKEND == "cuda" else 0]
+    return {**config, "devices": {"visible": visible, **config.get("devices", {})}}
 
 
 @contextlib.contextmanager

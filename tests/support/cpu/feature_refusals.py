@@ -27,7 +27,7 @@ REFUSALS = [
     Refused(
         "textures and surfaces",
         "`tex1Dfetch`, `tex2D`, `surf2Dwrite`, `cudaTextureObject_t`, `texture<...>`",
-        "an array in device memory; `__ldg` where only the cache mattered",
+        "an array in device memory; `__ldg` if only the cache matters",
         _kernel("x = tex2D<float>(0, 0.f, 0.f);"),
         (
             _kernel("cudaTextureObject_t t;"),
@@ -60,7 +60,8 @@ REFUSALS = [
     Refused(
         "thread block clusters",
         "`cg::this_cluster()`, `cluster_group`; a launch with the attribute `cluster` is refused as well",
-        "blocks of their own, and device memory between them; `properties.features` names devices that have clusters",
+        "separate blocks that exchange data in device memory; `properties.features` shows whether a device "
+        "has clusters",
         _kernel("auto c = cg::this_cluster();", _CG),
     ),
     Refused(
@@ -84,7 +85,7 @@ REFUSALS = [
     Refused(
         "warp functions without _sync",
         "`__shfl`, `__shfl_down`, `__any`, `__all`, `__ballot`; no GPU since Volta has them",
-        "the form with `_sync` and the mask of the lanes that take part",
+        "the form with `_sync`, and the mask of the lanes that take part",
         _kernel("x = __shfl_down(x, 16);"),
         (_kernel("x = __any(x) + __all(x) + __ballot(x);"),),
     ),

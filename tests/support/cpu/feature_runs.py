@@ -127,7 +127,7 @@ RUNS = [
     Runs(
         _LANGUAGE,
         "own types of fixed width",
-        "`typedef long long int64_t` and its kin, with which sources for NVRTC begin",
+        "`typedef long long int64_t` and similar typedefs, with which sources for NVRTC begin",
         "int64_t v = 1ll << 40; uint8_t w = 257; if (threadIdx.x == 0) { out[0] = v; out[1] = w; }",
         [2**40, 1],
         "typedef long long int64_t; typedef unsigned char uint8_t;",
@@ -411,8 +411,8 @@ RUNS = [
     Runs(
         _GROUPS,
         "CUB's collectives of blocks and warps",
-        "`cub::BlockReduce`, `BlockScan`, `BlockLoad`, `BlockRadixSort`, `WarpReduce`, ...: headers of the backend's "
-        "own, also where a program sends CUB's; `cub::Device*` is refused",
+        "`cub::BlockReduce`, `BlockScan`, `BlockLoad`, `BlockRadixSort`, `WarpReduce`, ...: the backend's own "
+        "headers, even if a program sends those of CUB; `cub::Device*` is refused",
         """
         using Sum = cub::BlockReduce<int, 64>;
         __shared__ typename Sum::TempStorage room;

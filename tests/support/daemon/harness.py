@@ -43,8 +43,9 @@ MARK = "DAEMON_TEST_MARK"
 """An environment variable of every process that these daemons start: it identifies processes that outlive their
 daemon."""
 
-MOST_DEVICES = int(os.environ.get("HEARTH_TEST_DEVICES", "64"))
-"""Maximum number of devices of a daemon on the CPU backend: 1 runs the tests as on a host with one GPU."""
+DEVICES = int(os.environ.get("HEARTH_TEST_DEVICES", "0"))
+"""Number of devices of every daemon on the CPU backend, as on a host with this number of GPUs; 0: the number that the
+test requests."""
 
 UNRETRIEVED = ("never retrieved", "was destroyed but it is pending", "was never awaited")
 """Phrases that a daemon's log must not contain."""
@@ -136,7 +137,7 @@ def marked(mark: str) -> list[int]:
 
 def needs_devices(daemon: DaemonProcess, count: int) -> None:
     """Skips the test if the daemon has fewer than `count` devices."""
-    found = len(daemon.status()["devices"])
+    found = len(daemon.ordinals())
     if found < count:
         pytest.skip(f"needs {count} devices; the daemon has {found}")
 
@@ -194,7 +195,7 @@ class DaemonProcess:
         self.config_path = self.folder / "hearth.toml"
         self.config_path.write_text(toml(self.settings(cache, config or {})))
         arguments = ["--config", str(self.config_path), "--backend", BACKEND]
-        arguments += ["--cpu-count", str(min(cpu_count, MOST_DEVICES))]
+        arguments += ["--cpu-count", str(DEVICES or cpu_count)]
         grpc, http = ("127.0.0.1:0",) * 2 if after is None else (after.grpc, after.http)
         arguments += ["--grpc", grpc, "--http", http, "--unix", str(self.socket)]
         with self.log_path.open("w") as log:
@@ -260,6 +261,10 @@ class DaemonProcess:
         page = self.get("/status", self.token or (self.observer if self._tenants else ""))
         assert page.status == 200, page
         return json.loads(page.body)
+
+    def ordinals(self) -> list[int]:
+        """Returns the ordinals of the daemon's devices."""
+        return [device["ordinal"] for device in self.status()["devices"]]
 
     def device_pid(self, ordinal: int = 0) -> int:
         """Returns the process id of a device that serves. Never returns 0, with which `os.kill` would signal the test's

@@ -22,7 +22,7 @@ except hearth.DtypeError as error:
 """
 
 
-def test_dtype_of_ml_dtypes_names_the_package_where_it_is_missing() -> None:
+def test_error_for_a_dtype_of_ml_dtypes_names_the_missing_package() -> None:
     done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "install the package that has it: pip install ml-dtypes.\n"
 

@@ -36,7 +36,7 @@ def test_names_are_numpys(name: str) -> None:
     assert found.dtype is dtype and struct.calcsize(found.code) == dtype.itemsize
 
 
-def test_pythons_numbers_are_numpys_and_all_else_is_left_to_it() -> None:
+def test_python_number_types_are_known_and_others_are_left_to_numpy() -> None:
     for kind in (bool, int, float):
         assert known(kind).dtype == np.dtype(kind)
     for other in (
@@ -58,7 +58,7 @@ def test_pythons_numbers_are_numpys_and_all_else_is_left_to_it() -> None:
 
 
 @given(st.sampled_from(CODES), st.lists(st.integers(0, 100), max_size=9))
-def test_a_buffer_is_what_numpy_sees_in_it(code: str, values: list[int]) -> None:
+def test_one_dimensional_buffers_agree_with_numpy(code: str, values: list[int]) -> None:
     held = array(code, values)
     for buffer in (held, memoryview(held), memoryview(held)[1:]):
         found, there = dtypes.host(buffer), np.asarray(buffer)
@@ -67,13 +67,13 @@ def test_a_buffer_is_what_numpy_sees_in_it(code: str, values: list[int]) -> None
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (6,), (1, 2, 3), (3, 0), (0,), ()])
-def test_so_it_is_with_axes(shape: tuple[int, ...]) -> None:
+def test_multidimensional_buffers_agree_with_numpy(shape: tuple[int, ...]) -> None:
     there = np.zeros(shape, np.int16)
     found = dtypes.host(memoryview(there))
     assert found is not None and found.shape == shape and len(found.data) == there.nbytes
 
 
-def test_bytes_can_be_numbers_in_what_can_be_written() -> None:
+def test_writable_byte_buffers_are_uint8_arrays() -> None:
     with mmap.mmap(-1, 8) as mapped:
         for buffer in (bytearray(8), mapped):
             found = dtypes.host(buffer)
@@ -91,7 +91,7 @@ class Point(ctypes.Structure):
     [b"one string, not numbers", "text", 3, 2.5, None, [1, 2], object(), np.zeros(4)[::2], np.zeros(3, np.complex64),
      np.zeros((4, 4)).T, np.zeros(2, "S3"), np.zeros(2, ">i4"), np.float16(1), (ctypes.c_int * 3)(), (Point * 2)()],
 )  # fmt: skip
-def test_what_only_numpy_reads_is_left_to_it(other: object) -> None:
+def test_other_objects_are_left_to_numpy(other: object) -> None:
     assert dtypes.host(other) is None
 
 
@@ -102,7 +102,7 @@ VALUES = st.one_of(
 
 
 @given(VALUES, st.sampled_from(NAMES))
-def test_a_number_becomes_what_numpy_makes_of_it(value: Any, name: str) -> None:
+def test_number_patterns_agree_with_numpy(value: Any, name: str) -> None:
     pattern = dtypes.pattern(value, known(name))
     if pattern is None:
         return
@@ -141,7 +141,7 @@ def test_any_writable_buffer_of_its_size_can_be_read_into(buffer: Any) -> None:
     assert bytes(memoryview(buffer)) == bytes(range(8))
 
 
-def test_nothing_can_be_read_into_nothing() -> None:
+def test_empty_buffers_are_accepted_for_empty_reads() -> None:
     assert len(dtypes.writable(bytearray(), 0)) == 0
     assert len(dtypes.writable(np.zeros((3, 0)), 0)) == 0
 
@@ -150,12 +150,12 @@ def test_nothing_can_be_read_into_nothing() -> None:
     ("buffer", "says"),
     [(bytes(8), "read-only"), (bytearray(7), "of 7 bytes"), (np.zeros((4, 4), np.uint8)[:, ::2], "not contiguous")],
 )
-def test_one_that_cannot_take_it_is_refused(buffer: Any, says: str) -> None:
+def test_unsuitable_output_buffers_are_refused(buffer: Any, says: str) -> None:
     with pytest.raises(hearth.ArgumentError, match=says):
         dtypes.writable(buffer, 8)
 
 
 @pytest.mark.parametrize("other", [None, 3, "text", [0] * 8, object()])
-def test_what_is_no_buffer_is_refused(other: Any) -> None:
+def test_objects_without_the_buffer_protocol_are_refused(other: Any) -> None:
     with pytest.raises(hearth.DtypeError, match="does not support the buffer protocol"):
         dtypes.writable(other, 8)

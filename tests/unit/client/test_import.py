@@ -41,17 +41,17 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_it_needs_grpc_protobuf_and_numpy_only() -> None:
+def test_import_needs_grpc_protobuf_and_numpy_only() -> None:
     assert set(run(PROBE).split()) <= ALLOWED
 
 
-def test_it_is_quick() -> None:
+def test_import_is_quick() -> None:
     """The limit is on processor time, on which other work on the machine has little effect."""
     code = "import time; t = time.process_time(); import hearth; print(time.process_time() - t)"
     assert min(float(run(code)) for _ in range(3)) < 0.2
 
 
-def test_the_public_names_are_there() -> None:
+def test_public_names_exist() -> None:
     assert sorted(hearth.__all__) == sorted(set(hearth.__all__))
     assert set(hearth._HOME_OF) | {"__version__"} == set(hearth.__all__)
     assert dir(hearth) == sorted(hearth.__all__)

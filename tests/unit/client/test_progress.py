@@ -59,7 +59,7 @@ def move(report: progress.Progress | None, clock: Clock, seconds: float, total: 
         report(total * part // 100, total)
 
 
-def test_nothing_is_shown_unasked(terminal: Terminal, clock: Clock) -> None:
+def test_no_progress_is_shown_by_default(terminal: Terminal, clock: Clock) -> None:
     assert progress.reporter(None, "upload") is None
     assert progress.reporter(False, "upload") is None
     with hearth.show_progress():
@@ -81,14 +81,14 @@ def test_no_progress_is_shown_without_a_terminal(monkeypatch: pytest.MonkeyPatch
                 pass
 
 
-def test_what_was_asked_for_is_shown(terminal: Terminal, clock: Clock) -> None:
+def test_requested_progress_is_shown(terminal: Terminal, clock: Clock) -> None:
     move(progress.reporter(True, "upload"), clock, 1.0, 1000)
     lines = terminal.getvalue().split("\r")
     assert terminal.getvalue().endswith("1000 B, 1000 B/s \n") and lines[1].startswith("upload [..."), lines
     assert 8 <= len(lines) <= 13, "ten times a second"
 
 
-def test_of_all_transfers_those_that_are_long(terminal: Terminal, clock: Clock) -> None:
+def test_only_long_transfers_are_shown_by_default(terminal: Terminal, clock: Clock) -> None:
     with hearth.show_progress():
         move(progress.reporter(None, "upload"), clock, 0.4)  # too short to be shown
         move(progress.reporter(None, "upload"), clock, 9.0, 1 << 20)  # too small to be shown
@@ -107,7 +107,7 @@ def test_on_and_off(terminal: Terminal) -> None:
     hearth.show_progress(False)
 
 
-def test_what_breaks_off_ends_its_line(terminal: Terminal, clock: Clock) -> None:
+def test_interrupted_transfer_ends_its_line(terminal: Terminal, clock: Clock) -> None:
     report = progress.reporter(True, "upload")
     assert report is not None
     report(1, 4)
@@ -122,7 +122,7 @@ def test_a_terminal_that_is_gone_stops_nothing(terminal: Terminal, clock: Clock)
     move(report, clock, 1.0)
 
 
-def test_a_wait_is_shown_once_it_lasts(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_waits_are_shown(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = threading.Event()
     write = terminal.write
     monkeypatch.setattr(terminal, "write", lambda text: (drawn.set(), write(text))[1])

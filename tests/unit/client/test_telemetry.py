@@ -75,7 +75,7 @@ def test_coroutine_functions(exporter: InMemorySpanExporter) -> None:
             assert (outer[span.parent.span_id].attributes or {})["a"] == (span.attributes or {})["a"]
 
 
-def test_what_cannot_be_described_is_called_all_the_same(exporter: InMemorySpanExporter) -> None:
+def test_function_is_called_if_its_description_fails(exporter: InMemorySpanExporter) -> None:
     with pytest.raises(TypeError, match="add"):
         add(1, 2, 3)  # type: ignore[call-arg]
     assert [span.name for span in exporter.get_finished_spans()] == ["adds"]

@@ -98,7 +98,7 @@ def test_rules_name_each_call_once_and_fit_a_program(machine: str) -> None:
         assert len(seccomp.assemble(rules, machine)) // 8 < 4096  # BPF_MAXINSNS
 
 
-def test_gpu_rules_leave_what_cuda_asks_for(machine: str) -> None:
+def test_gpu_rules_allow_the_calls_that_cuda_needs(machine: str) -> None:
     program = seccomp.assemble(profiles.gpu(), machine)
     for name in ("ioctl", "socket", "execve", "clone3", "move_pages", "perf_event_open", "pidfd_getfd"):
         number = syscalls.number(name, machine)

@@ -43,7 +43,7 @@ def peer() -> Iterator[Peer]:
     made.close()
 
 
-def test_a_response_takes_the_ack_before_it_along(peer: Peer) -> None:
+def test_response_carries_the_ack_before_it(peer: Peer) -> None:
     peer.outbox.put(Kind.ACK, channel=3, id=7)
     peer.outbox.put(Kind.RESPONSE, b"done", channel=3)
     peer.outbox.put(Kind.RESPONSE, b"done", channel=3)
@@ -51,7 +51,7 @@ def test_a_response_takes_the_ack_before_it_along(peer: Peer) -> None:
     assert peer.said() == [(Kind.RESPONSE, 3, 7), (Kind.RESPONSE, 3, 0)]
 
 
-def test_an_ack_stands_for_those_before_it(peer: Peer) -> None:
+def test_ack_covers_earlier_acks(peer: Peer) -> None:
     for seq in (1, 2, 5):
         peer.outbox.put(Kind.ACK, channel=3, id=seq)
     peer.outbox.put(Kind.RESPONSE, b"of another", channel=4)
@@ -60,7 +60,7 @@ def test_an_ack_stands_for_those_before_it(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.PONG, Kind.RESULT, Kind.CLOSED, Kind.CHUNK, Kind.RECEIVED, Kind.ACK])
-def test_what_else_is_said_stays_behind_the_ack(peer: Peer, kind: Kind) -> None:
+def test_other_messages_stay_behind_the_ack(peer: Peer, kind: Kind) -> None:
     peer.outbox.put(Kind.ACK, channel=3, id=7)
     if kind == Kind.CHUNK:
         peer.outbox.put_chunk(b"head", b"data", channel=3, id=9, flags=0)
@@ -91,7 +91,7 @@ def test_an_ack_alone_waits_for_company_but_not_long(peer: Peer, monkeypatch: py
     assert outbox.max_sleep(None) is None
 
 
-def test_what_is_said_at_once_waits_for_the_next_where_that_is_not_the_last(peer: Peer) -> None:
+def test_immediate_response_waits_for_the_next_unless_it_is_the_last(peer: Peer) -> None:
     outbox = peer.outbox
     outbox.now(3, b"first", last=False)
     assert not peer.said()

@@ -47,7 +47,7 @@ from hearthd.front import opentelemetry
         ),
     ],
 )
-def test_what_the_environment_asks_for(environ: Mapping[str, str], expected: list[str]) -> None:
+def test_exporters_requested_by_the_environment(environ: Mapping[str, str], expected: list[str]) -> None:
     assert opentelemetry.exporters(environ) == expected
 
 
@@ -110,7 +110,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     assert found.get_finished_spans()[-1].name == "still there"  # an existing provider is not shut down
 
 
-def test_a_provider_that_is_there_is_used(exporter: InMemorySpanExporter) -> None:
+def test_existing_provider_is_used(exporter: InMemorySpanExporter) -> None:
     call: Any = Call(("traceparent", f"00-{'1' * 32}-{'2' * 16}-01"), ("x-bin", b"\0"))
     begun = opentelemetry.begin("a.Service", "Method", call)
     assert begun is not None
@@ -150,7 +150,7 @@ def test_without_traces_nothing_is_done() -> None:
         ),
     ],
 )
-def test_nothing_is_loaded_where_it_is_not_used(modules: str, environ: dict[str, str]) -> None:
+def test_opentelemetry_is_loaded_only_if_used(modules: str, environ: dict[str, str]) -> None:
     """Covers a front without tracing and, with or without tracing, device processes and their compilers."""
     code = f"""
 import sys, {modules}

@@ -15,7 +15,7 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)
 
 
 @given(TEXT, st.lists(st.tuples(TEXT, TEXT), max_size=5))
-def test_what_is_packed_is_unpacked(method: str, metadata: list[tuple[str, str]]) -> None:
+def test_heads_round_trip(method: str, metadata: list[tuple[str, str]]) -> None:
     head = calls.pack_head(f"/{method}", metadata)
     assert calls.unpack_head(head) == (f"/{method}", tuple(metadata))
 
@@ -28,12 +28,12 @@ def test_any_bytes_are_a_head_or_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("method", ["/a\0b", "/" + "x" * calls.MAX_HEAD, "/\ud800"])
-def test_what_is_no_head_is_not_packed(method: str) -> None:
+def test_invalid_heads_are_not_packed(method: str) -> None:
     with pytest.raises(FrameError):
         calls.pack_head(method, ())
 
 
 @pytest.mark.parametrize("head", [b"", b"no slash", b"/m\0name", b"/\xff", b"/" + b"x" * calls.MAX_HEAD])
-def test_what_is_no_head_is_refused(head: bytes) -> None:
+def test_invalid_heads_are_refused(head: bytes) -> None:
     with pytest.raises(FrameError):
         calls.unpack_head(head)

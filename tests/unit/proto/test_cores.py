@@ -20,7 +20,7 @@ def test_a_process_has_some() -> None:
     assert 1 <= cores() <= (os.cpu_count() or 1)
 
 
-def test_without_groups_there_is_no_bound(tmp_path: Path) -> None:
+def test_missing_control_groups_set_no_bound(tmp_path: Path) -> None:
     assert quota(str(tmp_path), str(tmp_path / "none")) == math.inf
 
 
@@ -44,7 +44,7 @@ def test_in_a_container_the_root_is_its_own_group(tmp_path: Path, said: str) -> 
 
 
 @pytest.mark.parametrize("text", ["", "max", "max max", "0 100000", "100000 0", "-1 100000", "a b c"])
-def test_what_says_nothing_bounds_nothing(tmp_path: Path, text: str) -> None:
+def test_unreadable_limit_sets_no_bound(tmp_path: Path, text: str) -> None:
     group(tmp_path, "", text)
     assert quota(str(tmp_path), str(tmp_path / "none")) == math.inf
 

@@ -16,7 +16,7 @@ def test_corpus_and_findings(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", decoders.DECODERS)
-def test_changes_of_them(name: str) -> None:
+def test_mutated_inputs_of_the_corpus(name: str) -> None:
     assert decoders.search(name, 0.3, 1)
 
 

@@ -42,7 +42,7 @@ def test_layouts_of_known_shapes() -> None:
 
 
 @given(shapes, itemsizes)
-def test_pitched_rows_are_aligned_and_do_not_meet(shape: tuple[int, ...], itemsize: int) -> None:
+def test_pitched_rows_are_aligned_and_do_not_overlap(shape: tuple[int, ...], itemsize: int) -> None:
     layout = pitched(shape, itemsize)
     rows = rows_of(shape, layout.strides, itemsize)
     assert rows is not None and rows.size == math.prod(shape) * itemsize and rows.extent <= layout.size
@@ -109,7 +109,7 @@ def test_a_clash_is_a_byte_that_is_written_and_used_besides(
 
 
 @given(some_rows)
-def test_the_extent_is_what_is_touched(rows: RowLayout) -> None:
+def test_extent_covers_the_touched_bytes(rows: RowLayout) -> None:
     bytes_ = touched(rows)
     assert rows.size == len(bytes_)
     assert rows.end == (max(bytes_) + 1 if bytes_ else rows.offset)

@@ -34,7 +34,7 @@ def _says(experiment: str, before: str = "", **extra: str) -> tuple[str, str]:
 _IN_RANGE = "polling._SINCE, polling._BEFORE = (1, 0), (99, 0)"
 
 
-def test_its_version_is_found() -> None:
+def test_grpc_version_is_found() -> None:
     assert polling.grpc_version() == tuple(map(int, grpc.__version__.split(".")[:2]))
 
 
@@ -44,7 +44,7 @@ def test_only_grpc_sees_the_experiment() -> None:
 
 
 @pytest.mark.parametrize("experiment", [polling.CLIENT, polling.LISTENER])
-def test_this_grpc_knows_it_where_it_should(experiment: str) -> None:
+def test_installed_grpc_has_the_experiment_in_the_expected_versions(experiment: str) -> None:
     """A failure means that this version of gRPC no longer has the switch: lower `_BEFORE`."""
     version = tuple(map(int, grpc.__version__.split(".")[:2]))
     said, complaint = _says(experiment)
@@ -60,7 +60,7 @@ def test_this_grpc_knows_it_where_it_should(experiment: str) -> None:
         ("polling.PathFinder = type('', (), {'find_spec': lambda name: None})", {}),
     ],
 )
-def test_it_is_left_alone(before: str, extra: dict[str, str]) -> None:
+def test_other_settings_of_grpc_are_left_unchanged(before: str, extra: dict[str, str]) -> None:
     said, complaint = _says("no_such_switch", before, **extra)
     assert "no_such_switch" not in complaint
     assert said == f"{before == 'import grpc'} {extra.get('GRPC_EXPERIMENTS')}"

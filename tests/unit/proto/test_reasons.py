@@ -87,7 +87,7 @@ def test_round_trip(reason: Reason) -> None:
     assert str(pickle.loads(pickle.dumps(refusal))) == str(refusal)
 
 
-def test_google_reads_it() -> None:
+def test_status_is_readable_by_the_google_rpc_messages() -> None:
     wire = Refusal(Reason.QUEUE_FULL, "full", details={"limit": 8}, retry_after_s=1.5).to_status().SerializeToString()
     status = status_pb2.Status.FromString(wire)
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
@@ -119,7 +119,7 @@ def test_a_reason_from_the_future_keeps_its_name() -> None:
     assert from_status(status).details["reason"] == "NOT_INVENTED_YET"
 
 
-def test_as_text_it_comes_back() -> None:
+def test_refusals_round_trip_as_text() -> None:
     refusal = Refusal(Reason.QUOTA_EXCEEDED, "5 GiB were asked for", fix="ask for less", details={"allowed": 4})
     again = from_text(to_text(refusal))
     assert (again.reason, again.message, again.fix, again.details) == (
@@ -128,6 +128,6 @@ def test_as_text_it_comes_back() -> None:
 
 
 @pytest.mark.parametrize("text", ["?", "", None, 5, "AAAA", "é"])
-def test_what_is_no_text_of_one_is_a_value_error_or_says_nothing(text: object) -> None:
+def test_invalid_text_raises_value_error_or_gives_no_message(text: object) -> None:
     with contextlib.suppress(ValueError):
         assert from_text(text).message == ""

@@ -14,7 +14,7 @@ from hearth_proto.retries import RETRIES, Retry, retry, retryable
 from tests.support.folders import ROOT
 
 
-def test_the_table_has_every_reason() -> None:
+def test_retry_table_has_every_reason() -> None:
     assert set(RETRIES) == {str(reason) for reason in Reason}
 
 
@@ -27,11 +27,11 @@ def test_daemon_and_client_say_the_same(reason: Reason) -> None:
         assert refusal.retryable == error.retryable == retryable(reason, after) == expected
 
 
-def test_a_reason_that_is_not_known_is_not_asked_again() -> None:
+def test_unknown_reason_is_not_retried() -> None:
     assert retry("FROM_THE_FUTURE") is Retry.NEVER and not retryable("FROM_THE_FUTURE", 1.0)
 
 
-def test_what_may_have_begun_is_not_retryable() -> None:
+def test_broken_calls_are_not_retryable() -> None:
     error = errors.from_status(Refusal(Reason.DRAINING, "no.", retry_after_s=0.5).to_status())
     assert error.retryable
     error.broken = True
@@ -39,7 +39,7 @@ def test_what_may_have_begun_is_not_retryable() -> None:
 
 
 @pytest.mark.parametrize("kind", ["called", "awaited"])
-def test_what_is_asked_again_is_the_table_s(kind: str) -> None:
+def test_retried_reasons_are_those_of_the_table(kind: str) -> None:
     """The table applies to functions and to coroutine functions."""
     again = {name for name in RETRIES if _tries(name, kind) > 1}
     assert again == {name for name, kind in RETRIES.items() if kind is not Retry.NEVER}

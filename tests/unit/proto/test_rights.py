@@ -25,7 +25,7 @@ def test_every_call_is_in_one_of_the_tables() -> None:
 
 
 @given(st.sets(st.sampled_from(list(Right))))
-def test_allowed_is_what_needs_nothing_more(granted: set[Right]) -> None:
+def test_allowed_commands_need_no_further_right(granted: set[Right]) -> None:
     allowed = rights.allowed(granted)
     for kind, needed in rights.COMMANDS.items():
         assert (kind in allowed) == (set(needed) <= granted)
@@ -41,7 +41,7 @@ def test_giving_back_needs_no_right() -> None:
 
 
 @pytest.mark.parametrize("lacking", [[], [Right.LAUNCH], [Right.LAUNCH, Right.READ]])
-def test_the_refusal_says_who_what_and_which(lacking: list[Right]) -> None:
+def test_refusal_names_tenant_operation_and_right(lacking: list[Right]) -> None:
     refusal = rights.permission_denied("dispatch", lacking, "guest")
     assert refusal.reason == Reason.PERMISSION_DENIED and "guest" in refusal.message and "guest" in refusal.fix
     assert refusal.details["operation"] == "dispatch" and refusal.details["tenant"] == "guest"

@@ -31,7 +31,7 @@ def test_a_cut_covers_every_byte_once(size: int, chunk: int, data: st.DataObject
 
 
 @given(st.integers(0, 1000), st.integers(1, 100), st.integers(-200, 2000), st.integers(-10, 200))
-def test_what_is_no_chunk_is_refused(size: int, chunk: int, offset: int, length: int) -> None:
+def test_invalid_chunks_are_refused(size: int, chunk: int, offset: int, length: int) -> None:
     cut = StripeCut(size, chunk)
     spans = [cut.span(index) for index in range(cut.count)]
     if (offset, length) in spans:
@@ -41,7 +41,7 @@ def test_what_is_no_chunk_is_refused(size: int, chunk: int, offset: int, length:
             cut.index(offset, length)
 
 
-def test_frames_are_read_as_they_were_made() -> None:
+def test_frames_round_trip() -> None:
     for frame, kind, flags, length in (
         (chunk_head(7, 1 << 40, 100) + b"x" * 100, Kind.STRIPE, 0, 108),
         (taken(7, 5), Kind.TAKEN, 0, 8),
@@ -102,7 +102,7 @@ def test_bytes_come_whole_whatever_the_cuts(parts: list[int], cuts: list[int]) -
         assert got == whole
 
 
-def test_the_end_wakes_who_receives(ends: tuple[Pipe, socket.socket]) -> None:
+def test_close_wakes_the_receiver(ends: tuple[Pipe, socket.socket]) -> None:
     pipe, _ = ends
     failures: list[BaseException] = []
 
@@ -119,7 +119,7 @@ def test_the_end_wakes_who_receives(ends: tuple[Pipe, socket.socket]) -> None:
     assert isinstance(failures[0], PipeEnded)
 
 
-def test_a_peer_that_stands_still(ends: tuple[Pipe, socket.socket]) -> None:
+def test_stalled_peer_raises_pipe_stalled(ends: tuple[Pipe, socket.socket]) -> None:
     pipe, theirs = ends
     with pytest.raises(PipeStalled):
         pipe.receive(memoryview(bytearray(10)))

@@ -101,17 +101,17 @@ def test_a_wild_pointer_names_kernel_session_address_and_block(image: Path, reco
     assert crash == Crash(signal.SIGSEGV, RunningKernel("wild", "a-session"), 3 * 4096, (grid - 1, 0, 0))
 
 
-def test_in_a_fiber(image: Path, record: int) -> None:
+def test_fault_in_a_fiber_is_attributed(image: Path, record: int) -> None:
     crash = crash_of(image, record, "launch('wild_in_fiber', 8192)", signal.SIGSEGV)
     assert (crash.culprit, crash.address) == (RunningKernel("wild_in_fiber", "a-session"), 3 * 4096)
 
 
-def test_a_stack_that_has_overflowed_is_no_place_for_a_handler(image: Path, record: int) -> None:
+def test_stack_overflow_is_attributed(image: Path, record: int) -> None:
     crash = crash_of(image, record, "launch('overflow', block=2)", signal.SIGSEGV)
     assert crash.culprit == RunningKernel("overflow", "a-session")
 
 
-def test_an_address_that_can_be_none_is_not_told(image: Path, record: int) -> None:
+def test_impossible_address_is_omitted_or_exact(image: Path, record: int) -> None:
     crash = crash_of(image, record, "launch('wild', 1 << 62)", signal.SIGSEGV)
     assert crash.culprit == RunningKernel("wild", "a-session")
     assert crash.address in (None, (1 << 62) + 4096)
@@ -124,7 +124,7 @@ def test_an_address_that_can_be_none_is_not_told(image: Path, record: int) -> No
         ("launch('check', 2)", 'thread: [2,0,0] Assertion `n > int(threadIdx.x) && "too few"` failed.'),
     ],
 )
-def test_what_it_says_itself_goes_with_it(image: Path, record: int, call: str, said: str) -> None:
+def test_error_text_of_process_is_kept(image: Path, record: int, call: str, said: str) -> None:
     crash = crash_of(image, record, call, signal.SIGABRT)
     assert crash.culprit is not None and crash.culprit.kernel in call
     assert said in crash.message and crash.address is None
@@ -138,7 +138,7 @@ def test_an_illegal_instruction(image: Path, record: int) -> None:
 @pytest.mark.parametrize(
     "number", [signal.SIGFPE, signal.SIGBUS, signal.SIGABRT, signal.SIGSEGV, signal.SIGTRAP, signal.SIGSYS]
 )
-def test_signals_that_it_sends_itself(image: Path, record: int, number: int) -> None:
+def test_signals_raised_by_the_kernel_itself(image: Path, record: int, number: int) -> None:
     crash = crash_of(image, record, f"launch('raises', {int(number)})", number)
     assert crash == Crash(number, RunningKernel("raises", "a-session"))
 
@@ -148,7 +148,7 @@ def test_a_long_name_is_cut(image: Path, record: int) -> None:
     assert crash.culprit is not None and crash.culprit.kernel == LONG[:191]
 
 
-def test_record_distinguishes_kernels_that_ran_beside_the_fault(image: Path, record: int) -> None:
+def test_record_distinguishes_the_faulting_kernel_from_concurrent_ones(image: Path, record: int) -> None:
     body = """
     beside("endless", "bystander")
     launch("wild", 8192, session="culprit")
@@ -170,7 +170,7 @@ def test_fault_outside_of_kernels_is_attributed_to_no_running_kernel(image: Path
     assert last == CrashRecord((RunningKernel("endless", "bystander"),), Crash(signal.SIGSEGV, None, 8192))
 
 
-def test_one_that_cannot_see_its_end_coming_tells_what_ran(image: Path, record: int) -> None:
+def test_killed_process_leaves_the_running_kernels(image: Path, record: int) -> None:
     code, last, _ = dies(image, record, "beside('endless', 's'); os.kill(os.getpid(), 9); time.sleep(60)")
     assert (code, last) == (-signal.SIGKILL, CrashRecord((RunningKernel("endless", "s"),)))
 
@@ -188,12 +188,12 @@ def test_a_signal_from_outside_names_its_sender(image: Path, record: int) -> Non
     assert crash.culprit is None and crash.sender > 0
 
 
-def test_a_kernel_that_leaves(image: Path, record: int) -> None:
+def test_kernel_that_calls_exit(image: Path, record: int) -> None:
     code, last, _ = dies(image, record, "launch('leaves', 7)")
     assert (code, last) == (7, CrashRecord((RunningKernel("leaves", "a-session"),)))
 
 
-def test_what_ends_well_leaves_nothing(image: Path, record: int) -> None:
+def test_completed_kernels_leave_no_record(image: Path, record: int) -> None:
     """Checks that division by zero has a result, and that threads that end free their slots."""
     body = """
     launch("divides")
@@ -219,7 +219,7 @@ def test_the_file_cannot_be_made_shorter(record: int) -> None:
 
 
 @given(st.binary(min_size=52, max_size=4096), st.integers(0, crash_record.SIZE - 4096))
-def test_anything_may_be_in_it(noise: bytes, at: int) -> None:
+def test_corrupt_records_are_parsed_without_error(noise: bytes, at: int) -> None:
     data = bytearray(crash_record.SIZE)
     data[at : at + len(noise)] = noise
     data[: min(8, len(noise))] = (2).to_bytes(4, "little") + noise[4:8]

@@ -81,7 +81,7 @@ def test_a_turn_lasts_until_the_credit_is_used() -> None:
     assert "".join(turns) == "aaaabbbb" * 2
 
 
-def test_a_debt_is_paid_before_the_next_turn_also_by_who_leaves_meanwhile() -> None:
+def test_debt_is_paid_before_the_next_turn_also_after_leaving() -> None:
     ring: DeficitRoundRobin[str] = DeficitRoundRobin(1.0)
     for key in "ab":
         ring.enter(key)
@@ -96,7 +96,7 @@ def test_a_debt_is_paid_before_the_next_turn_also_by_who_leaves_meanwhile() -> N
     assert 9.0 <= served <= 11.0
 
 
-def test_who_was_away_for_long_has_no_more_than_a_newcomer() -> None:
+def test_returning_participant_has_no_more_credit_than_a_new_one() -> None:
     ring: DeficitRoundRobin[str] = DeficitRoundRobin(1.0)
     for key in "ab":
         ring.enter(key)
@@ -109,7 +109,7 @@ def test_who_was_away_for_long_has_no_more_than_a_newcomer() -> None:
     assert ring.credit("a") == pytest.approx(1.0)
 
 
-def test_who_wants_alone_may_use_all() -> None:
+def test_single_participant_has_unlimited_credit() -> None:
     ring: DeficitRoundRobin[str] = DeficitRoundRobin(1.0)
     ring.enter("a")
     ring.charge("a", 1e9)
@@ -166,7 +166,7 @@ def test_the_more_urgent_go_first_and_leave_a_little_to_each_class_below(cost: f
     assert fair.credit(0) == float("inf")
 
 
-def test_what_a_session_used_counts_against_its_tenant_when_it_is_gone() -> None:
+def test_usage_of_an_ended_session_counts_against_its_tenant() -> None:
     fair: HierarchicalRoundRobin[str] = HierarchicalRoundRobin(1.0)
     fair.enter("a1", "a")
     fair.enter("b1", "b")

@@ -23,7 +23,7 @@ from hearthd.shared import disk
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_what_says_that_a_disk_is_full() -> None:
+def test_messages_of_a_full_disk_are_recognised() -> None:
     assert disk.is_full(FULL) and disk.is_full(OSError(errno.EDQUOT, "quota"))
     assert not disk.is_full(OSError(errno.EACCES, "no")) and not disk.is_full(ValueError())
     for said in (
@@ -36,7 +36,7 @@ def test_what_says_that_a_disk_is_full() -> None:
     assert not disk.says_full("kernel.cu(1): error: static assertion failed: No space left on device")
 
 
-def test_a_worker_s_refusal_comes_as_it_was() -> None:
+def test_refusal_of_a_worker_is_passed_unchanged() -> None:
     refusal = protocol.unpack_refusal(protocol.pack_refusal(disk.temporary("/tmp/x")))
     assert refusal.reason is Reason.DISK_FULL and refusal.retryable and refusal.details["path"] == "/tmp/x"
 

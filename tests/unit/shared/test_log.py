@@ -45,7 +45,7 @@ def test_control_characters_are_escaped(console: None, capsys: pytest.CaptureFix
     ] and "Traceback (most recent call last):" in lines
 
 
-def test_what_is_printable_stays() -> None:
+def test_printable_text_is_unchanged() -> None:
     assert log.printable("größe 🔥 µs") == "größe 🔥 µs"
     assert log.printable("a\tb\nc", also="\n\t") == "a\tb\nc"
     assert log.printable("a\tb\x7f") == "a\\tb\\x7f"

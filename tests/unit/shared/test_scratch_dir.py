@@ -10,9 +10,7 @@ import pytest
 from hearthd.shared.scratch_dir import Scratch
 
 
-def test_one_that_is_cleared_away_before_it_is_held_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_removed_before_it_is_held_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
     make = tempfile.mkdtemp
 

@@ -36,7 +36,7 @@ def test_key_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
         secret_file.ensure(str(path))
 
 
-def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
+def test_invalid_key_files_are_refused(tmp_path: Path) -> None:
     short, link = tmp_path / "short", tmp_path / "link"
     short.write_bytes(b"x")
     short.chmod(0o600)

@@ -11,12 +11,14 @@ from typing import Any, Protocol, TypeAlias
 class Image:
     """Compiled code: CUBIN or PTX for CUDA, a shared object for the CPU.
 
-    `names` maps each name expression to its name in the code; `log` is the output of the compiler.
+    `names` maps each name expression to its name in the code; `log` is the output of the compiler; `kinds` maps the
+    name of a kernel in the code to the kinds of its parameters, as in `Function`, if the code does not have them.
     """
 
     code: bytes
     names: Mapping[str, str] = field(default_factory=dict)
     log: str = ""
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import Dim
 
 AXES = "xyz"
+INTEGER_KINDS = {"i": "a signed integer", "u": "an unsigned integer", "n": "an integer of unknown sign", "b": "a bool"}
+"""Kinds of parameters, as in `Function`, that take an integer, and their names in messages."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +77,57 @@ def check(limits: LaunchLimits, kernel: KernelLimits, grid: Dim, block: Dim, sha
     return wrong
 
 
-def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]]) -> list[str]:
-    """Returns the errors in the number and the sizes of the arguments, one sentence each.
+def check_parameters(given: Sequence[Place], real: Sequence[tuple[int, int]], kinds: str = "") -> list[str]:
+    """Returns the errors in the number, sizes and types of the arguments, one sentence each.
 
-    Offsets may differ, because the daemon moves the arguments.
+    Offsets may differ, because the daemon moves the arguments. `kinds`: as in `Function`; empty: unknown.
     """
     if len(given) != len(real):
         arguments = "1 argument is" if len(given) == 1 else f"{len(given)} arguments are"
         return [f"{arguments} given; the kernel has {len(real)} parameter{'' if len(real) == 1 else 's'}"]
-    return [
-        f"argument {index} has {place.size} bytes{_kind(place)}; the kernel's parameter has {real_size}"
-        for index, (place, (_, real_size)) in enumerate(zip(given, real, strict=True))
-        if place.size != real_size
-    ]
+    wrong: list[str] = []
+    for index, (place, (_, real_size), kind) in enumerate(zip(given, real, kinds or "?" * len(real), strict=True)):
+        if converted(place) and kind == "f":
+            text = (
+                f"argument {index} is an integer; the kernel's parameter has a floating-point type of {real_size} bytes"
+            )
+            wrong.append(text + _scalar(kind, real_size))
+        elif place.size != real_size and not (converted(place) and kind in INTEGER_KINDS):
+            text = f"argument {index} has {place.size} bytes{_kind(place)}; the kernel's parameter has {real_size}"
+            wrong.append(text if place.pointer else text + _scalar(kind, real_size))
+    return wrong
+
+
+def converted(place: Place) -> bool:
+    """True for an integer that is converted to the parameter's type."""
+    return place.read_only and not place.pointer
+
+
+def integer_range(kind: str, size: int) -> tuple[int, int]:
+    """Returns the lowest and the highest integer that a parameter takes.
+
+    A parameter of unknown sign takes the numbers of a signed one: a higher number is wrong for a signed parameter.
+
+    Args:
+        kind: A key of `INTEGER_KINDS`.
+        size: Size of the parameter in bytes.
+
+    Returns:
+        The limits, both included.
+    """
+    if kind == "b":
+        return 0, 1
+    values = 1 << 8 * size
+    return (0, values - 1) if kind == "u" else (-values // 2, values // 2 - 1)
+
+
+def _scalar(kind: str, size: int) -> str:
+    """Returns a hint that names NumPy's scalar type for a parameter; empty if the type of the parameter is unknown."""
+    if kind == "b":
+        return " (a bool: pass np.bool_(x) or a Python bool)"
+    if kind in INTEGER_KINDS:
+        return f" (an integer: pass np.{'u' if kind == 'u' else ''}int{8 * size}(x) or a Python int)"
+    return f" (pass np.float{8 * size}(x))" if kind == "f" else ""
 
 
 def _kind(place: Place) -> str:

@@ -94,10 +94,20 @@ class FunctionAttributes:
     local_bytes: int = 0
     constant_bytes: int = 0
     max_threads_per_block: int = 1024
+    ptx_version: int = 0
+    binary_version: int = 0
+    cache_mode_ca: int = 0
+    carveout: int = -1
+    """Preferred shared memory in percent of the maximum; -1: the driver's default."""
 
 
 class Function(Protocol):
-    """A kernel of a loaded module. `parameters` has the (offset, size) of each parameter in bytes, in order."""
+    """A kernel of a loaded module.
+
+    `parameters` has the (offset, size) of each parameter in bytes, in order. `kinds` has a letter for each: ``i`` for
+    a signed integer, ``u`` for an unsigned one, ``n`` for an integer of unknown sign, ``b`` for a bool, ``f`` for a
+    floating-point number, ``?`` for another type and if the type is unknown.
+    """
 
     @property
     def name(self) -> str:
@@ -110,9 +120,17 @@ class Function(Protocol):
         ...
 
     @property
+    def kinds(self) -> str:
+        """Letter of the kind of each parameter, in order."""
+        ...
+
+    @property
     def attributes(self) -> FunctionAttributes:
         """Registers, memory and block limit of the kernel."""
         ...
+
+    def prefer_shared(self, percent: int) -> None:
+        """Sets the attribute `carveout`, which is a hint."""
 
 
 class Module(Protocol):

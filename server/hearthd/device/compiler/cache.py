@@ -26,7 +26,7 @@ from pathlib import Path
 from hearthd.device.backend.compiler import Assembly, Image, Job
 from hearthd.shared import disk
 
-MAGIC = b"hearth-image-2\n"
+MAGIC = b"hearth-image-3\n"
 DIGEST_BYTES = 32
 MAX_ENTRY_BYTES = 256 << 20
 REPORT_S = 60.0
@@ -167,7 +167,7 @@ class CompileCache:
         return code.digest()
 
     def _encode(self, path: Path, image: Image) -> bytes:
-        head = json.dumps({"names": dict(image.names), "log": image.log}).encode()
+        head = json.dumps({"names": dict(image.names), "log": image.log, "kinds": dict(image.kinds)}).encode()
         body = struct.pack("<I", len(head)) + head + image.code
         return MAGIC + self._mac(b"entry", path.name.encode(), body) + body
 
@@ -181,7 +181,7 @@ class CompileCache:
             raise ValueError("the authentication code is wrong")
         (length,) = struct.unpack_from("<I", body)
         head = json.loads(body[4 : 4 + length])
-        return Image(code=body[4 + length :], names=head["names"], log=head["log"])
+        return Image(code=body[4 + length :], names=head["names"], log=head["log"], kinds=head["kinds"])
 
     def _trim(self) -> None:
         assert self._directory is not None

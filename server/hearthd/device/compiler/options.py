@@ -1,8 +1,9 @@
 """Compiler options: one list for every backend, so that a program that compiles on one backend compiles on all.
 
 Covers each option of NVRTC's documentation ("Supported Compile Options"): it is followed, has no effect, or is refused.
-Does not cover how a backend follows the options (`cuda/nvrtc.py`, `cpu/options.py`). Refused are options that choose
-the device, that name files of the host, and that produce code which cannot be loaded. Pure.
+Covers nvcc's options that programs for CuPy use: they have no effect.
+Does not cover how a backend follows the options (`cuda/nvrtc.py`, `cpu/options.py`). Refused are options that change
+the meaning of the source by a file of the host, and that produce code which cannot be loaded. Pure.
 """
 
 from __future__ import annotations
@@ -94,11 +95,6 @@ ACCEPTED = (
     Option("instantiate-templates-in-pch", "instantiate-templates-in-pch", _BOOL, Effect.NOWHERE),
 )
 
-_DEVICE = ("the daemon compiles for the device that runs the code", "leave it out")
-_FOLDER = (
-    "it names a directory, and the compiler does not read files of the host",
-    'send headers by name and content, headers={"name.h": text}, under the names by which they are included',
-)
 _FILE = ("it names a file of the host", "leave it out")
 _LINK = (
     "it produces code that has to be linked, which the daemon does not do",
@@ -106,18 +102,40 @@ _LINK = (
 )
 _NO_CODE = ("it produces no code that a device can run", "leave it out")
 
+IGNORED = (
+    Option("gpu-architecture", "arch", r".+", Effect.NOWHERE),
+    Option("gpu-code", "code", r".+", Effect.NOWHERE),
+    Option("generate-code", "gencode", r".+", Effect.NOWHERE),
+    Option("include-path", "I", r".+", Effect.NOWHERE),
+    Option("use-bundled-headers", "use-bundled-headers", r".+", Effect.NOWHERE),
+    Option("create-pch", "create-pch", r".+", Effect.NOWHERE),
+    Option("use-pch", "use-pch", r".+", Effect.NOWHERE),
+    Option("pch-dir", "pch-dir", r".+", Effect.NOWHERE),
+    Option("time", "time", r".+", Effect.NOWHERE),
+    Option("fdevice-time-trace", "fdevice-time-trace", r".+", Effect.NOWHERE),
+    Option("ptxas-options", "Xptxas", r".+", Effect.NOWHERE),
+    Option("compiler-options", "Xcompiler", r".+", Effect.NOWHERE),
+    Option("compiler-bindir", "ccbin", r".+", Effect.NOWHERE),
+    Option("machine", "m", r"64", Effect.NOWHERE),
+    Option("expt-relaxed-constexpr", "expt-relaxed-constexpr", None, Effect.NOWHERE),
+    Option("expt-extended-lambda", "expt-extended-lambda", None, Effect.NOWHERE),
+    Option("extended-lambda", "extended-lambda", None, Effect.NOWHERE),
+    Option("warning-as-error", "Werror", r".+", Effect.NOWHERE),
+)
+"""Options of NVRTC and nvcc that select the device, folders and files of the client's host, or the output of the
+compiler. They are accepted, with a line in the compile log, so that programs for CuPy compile unchanged."""
+
+_REASONS = {
+    "gpu-architecture": "the daemon compiles for the device that runs the code",
+    "gpu-code": "the daemon compiles for the device that runs the code",
+    "generate-code": "the daemon compiles for the device that runs the code",
+    "include-path": 'the compiler reads no folder; send headers by name and content, headers={"name.h": text}',
+}
+
 REFUSED = (
-    RefusedOption("gpu-architecture", "arch", True, *_DEVICE),
-    RefusedOption("include-path", "I", True, *_FOLDER),
     RefusedOption(
         "pre-include", "include", True, _FILE[0], "write the #include into the source, and send the header along"
     ),
-    RefusedOption("use-bundled-headers", "use-bundled-headers", True, *_FOLDER),
-    RefusedOption("create-pch", "create-pch", True, *_FILE),
-    RefusedOption("use-pch", "use-pch", True, *_FILE),
-    RefusedOption("pch-dir", "pch-dir", True, *_FOLDER),
-    RefusedOption("time", "time", True, _FILE[0], "leave it out; the module reports the time of its compile"),
-    RefusedOption("fdevice-time-trace", "fdevice-time-trace", True, *_FILE),
     RefusedOption("device-c", "dc", False, *_LINK),
     RefusedOption("extensible-whole-program", "ewp", False, *_LINK),
     RefusedOption("dlink-time-opt", "dlto", False, *_LINK),
@@ -125,20 +143,17 @@ REFUSED = (
     RefusedOption("optix-ir", "optix-ir", False, *_NO_CODE),
     RefusedOption("fdevice-syntax-only", "fdevice-syntax-only", False, *_NO_CODE),
     RefusedOption(
-        "ptxas-options", "Xptxas", True, "the assembler's options can name files of the host",
-        "leave it out; for registers, -maxrregcount",
-    ),
-    RefusedOption(
         "device-float128", "device-float128", False,
         "devices before compute capability 10.0 have no such type", "use double, or two of them",
     ),
-    RefusedOption(
-        "warning-as-error", "Werror", True, "the backends' compilers warn of different things",
-        "leave it out, and see the log of compile(log_stream=...)",
-    ),
 )  # fmt: skip
 
+_PASSED_ON = ("Xptxas", "ptxas-options", "Xcompiler", "compiler-options")
+"""nvcc's options whose value is an option of another program."""
 _UNKNOWN = "NVRTC has no such option"
+_HOST_COMPILER = "host-compiler"
+_HOST_IGNORED = re.compile(r"-(O[0-4s]?|g|Wall|Wextra|fPIC|m64)")
+"""Options of a host's compiler and of nvcc that do not change the meaning of the code."""
 _HOST = re.compile(r"-{1,2}(O[0-3s]?|g|Wall|Wextra|f[\w-]+|m[\w-]+)(=.*)?")
 _DEVICE_CODE = "relocatable-device-code"
 _LETTERS = frozenset("DUIGw")
@@ -197,9 +212,12 @@ class CompileOptions:
         if self.has("disable-warnings"):
             return []
         idle = {Effect.NOWHERE} if on_gpu else {Effect.NOWHERE, Effect.GPU}
-        texts = dict.fromkeys(each.text for each in self.given if each.option.effect in idle)
+        texts = {each.text: _REASONS.get(each.option.long) for each in self.given if each.option.effect in idle}
         where = "here" if on_gpu else "on the CPU backend"
-        return [f"warning: the option '{text}' has no effect {where}" for text in texts]
+        return [
+            f"warning: the option '{text}' has no effect {where}" + (f": {reason}" if reason else "")
+            for text, reason in texts.items()
+        ]
 
 
 def _spelled(given: GivenOption) -> str:
@@ -232,7 +250,7 @@ def _split(options: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
         if "\n" in text or "\0" in text:
             raise _refusal(text, "it has more than one line", "write each option in one line")
         name, value = _name(text)
-        if value is None and _wants_value(name) and pending and not pending[-1].startswith("-"):
+        if value is None and _wants_value(name) and pending and (name in _PASSED_ON or not pending[-1].startswith("-")):
             value = pending.pop()
             text = f"{text} {value}"
             if "\n" in value or "\0" in value:
@@ -268,6 +286,9 @@ def _judge(text: str, name: str, value: str | None) -> Iterator[GivenOption]:
         return
     option = _BY_NAME.get(name)
     if option is None:
+        if _HOST_IGNORED.fullmatch(text):
+            yield GivenOption(text, Option(_HOST_COMPILER, _HOST_COMPILER, None, Effect.NOWHERE), "")
+            return
         host = bool(_HOST.fullmatch(text))
         why = "it is an option of a host's compiler; NVRTC has no such option" if host else _UNKNOWN
         raise _refusal(text, why, "leave it out" if host else "see NVRTC's documentation for its name")
@@ -325,5 +346,5 @@ def _refusal(text: str, why: str, fix: str) -> Refusal:
 
 
 _BY_NAME: dict[str, Option | RefusedOption] = {}
-for _each in (*ACCEPTED, *REFUSED):
+for _each in (*ACCEPTED, *IGNORED, *REFUSED):
     _BY_NAME[_each.long] = _BY_NAME[_each.short] = _each

@@ -118,7 +118,7 @@ def unpack_job(head: dict[str, Any], parts: Sequence[bytes]) -> Job:
 
 def pack_image(image: Image) -> tuple[dict[str, Any], list[bytes]]:
     """Returns an image as the head and the parts of a message. The log is shortened to `MAX_LOG` characters."""
-    return {"names": dict(image.names), "log": cut(image.log)}, [image.code]
+    return {"names": dict(image.names), "log": cut(image.log), "kinds": dict(image.kinds)}, [image.code]
 
 
 def pack_refusal(refusal: Refusal) -> dict[str, Any]:
@@ -129,10 +129,15 @@ def pack_refusal(refusal: Refusal) -> dict[str, Any]:
 
 def unpack_image(head: dict[str, Any], parts: Sequence[bytes]) -> Image:
     """Decodes an image. Raises WorkerConnectionClosed if the answer contains none."""
-    names, log = head.get("names"), head.get("log")
-    if not isinstance(names, dict) or not isinstance(log, str) or len(parts) != 1:
+    names, log, kinds = head.get("names"), head.get("log"), head.get("kinds")
+    if not isinstance(names, dict) or not isinstance(log, str) or not isinstance(kinds, dict) or len(parts) != 1:
         raise WorkerConnectionClosed("an answer without an image")
-    return Image(code=parts[0], names={str(key): str(value) for key, value in names.items()}, log=log)
+    return Image(
+        code=parts[0],
+        names={str(key): str(value) for key, value in names.items()},
+        log=log,
+        kinds={str(key): str(value) for key, value in kinds.items()},
+    )
 
 
 def unpack_refusal(head: dict[str, Any]) -> Refusal:

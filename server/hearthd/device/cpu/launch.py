@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hearth_proto.reasons import Reason, Refusal
@@ -32,9 +33,14 @@ class LoadedFunction:
         self.cpu = function
         self.name = function.name
         self.parameters = function.params
+        self.kinds = function.kinds
         self.attributes = FunctionAttributes(
             static_shared_bytes=function.static_shared_bytes, max_threads_per_block=function.max_threads_per_block
         )
+
+    def prefer_shared(self, percent: int) -> None:
+        """Sets the attribute, which has no effect on this backend."""
+        self.attributes = replace(self.attributes, carveout=percent)
 
 
 class LoadedModule:

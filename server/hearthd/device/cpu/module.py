@@ -23,7 +23,7 @@ from hearthd.device.cpu.toolchain import find_toolchain
 
 
 class _Param(ctypes.Structure):
-    _fields_ = (("offset", ctypes.c_uint32), ("size", ctypes.c_uint32))
+    _fields_ = (("offset", ctypes.c_uint32), ("size", ctypes.c_uint32), ("kind", ctypes.c_uint32))
 
 
 class _Kernel(ctypes.Structure):
@@ -117,6 +117,7 @@ class CpuFunction:
         self.params: tuple[tuple[int, int], ...] = tuple(
             (kernel.params[i].offset, kernel.params[i].size) for i in range(kernel.param_count)
         )
+        self.kinds = "".join(chr(kernel.params[i].kind) for i in range(kernel.param_count))
         self.param_bytes: int = kernel.param_bytes
         self.max_threads_per_block: int = min(1024, kernel.max_threads)
         self.static_shared_bytes = static_shared_bytes

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Assembly, Image
 from hearthd.device.compiler import image_headers
+from hearthd.device.compiler.parameter_kinds import parameter_kinds
 
 _UNKNOWN_VERSION = re.compile(r"Unsupported \.version (\d+\.\d+); current version is '(\d+\.\d+)'")
 _RELEASE = re.compile(r"release (\d+)\.(\d+)")
@@ -75,7 +76,7 @@ class PtxAssembler:
             raise self._explained(tool, str(refused)) from refused
         if fatbin and b".text." not in code:
             raise _unavailable(f"{tool.name} finds no code in the fatbin")
-        return Image(code=code)
+        return Image(code=code, kinds={} if fatbin else parameter_kinds(assembly.code))
 
     @property
     def _found(self) -> _Tool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from cuda.bindings import driver
@@ -17,6 +18,7 @@ from hearthd.device.backend.compiler import Image
 from hearthd.device.backend.graph_nodes import LaunchAttributes
 from hearthd.device.backend.resources import FunctionAttributes
 from hearthd.device.compiler import image_headers
+from hearthd.device.compiler.parameter_kinds import parameter_kinds
 from hearthd.device.cuda.attributes import allow_cluster, driver_attributes, launch_config
 from hearthd.device.cuda.errors import INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, CudaError, checked, is_fatal, translate
 from hearthd.device.cuda.streams import Stream
@@ -43,22 +45,38 @@ DEFAULT_SHARED = 48 << 10
 class CudaFunction:
     """A kernel. The constructor loads its code, so that the first launch does not have to."""
 
-    __slots__ = ("attributes", "dynamic_limit", "module", "name", "parameters", "pointer")
+    __slots__ = ("attributes", "dynamic_limit", "kinds", "module", "name", "parameters", "pointer")
 
-    def __init__(self, module: CudaModule, name: str, pointer: int) -> None:
+    def __init__(self, module: CudaModule, name: str, pointer: int, kinds: str = "") -> None:
         self.module = module  # the code stays loaded as long as its functions exist
         self.name = name
         self.pointer = pointer
         self.parameters = _parameters(pointer)
+        self.kinds = kinds if len(kinds) == len(self.parameters) else "?" * len(self.parameters)
         self.attributes = FunctionAttributes(
             registers=_attribute(cu.CU_FUNC_ATTRIBUTE_NUM_REGS, pointer),
             static_shared_bytes=_attribute(cu.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, pointer),
             local_bytes=_attribute(cu.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, pointer),
             constant_bytes=_attribute(cu.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES, pointer),
             max_threads_per_block=_attribute(cu.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, pointer),
+            ptx_version=_attribute(cu.CU_FUNC_ATTRIBUTE_PTX_VERSION, pointer),
+            binary_version=_attribute(cu.CU_FUNC_ATTRIBUTE_BINARY_VERSION, pointer),
+            cache_mode_ca=_attribute(cu.CU_FUNC_ATTRIBUTE_CACHE_MODE_CA, pointer),
+            carveout=int(cu.funcGetAttribute(cu.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, pointer)),
         )
         self.dynamic_limit = DEFAULT_SHARED - self.attributes.static_shared_bytes
         """Dynamic shared memory in bytes that a launch may use without a further opt-in."""
+
+    def prefer_shared(self, percent: int) -> None:
+        """Sets the preferred shared memory, in percent of the device's maximum; -1: the driver's default."""
+        kind = cu.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        try:
+            cu.funcSetAttribute(self.pointer, kind, percent)
+        except CudaError as error:
+            raise translate(
+                error, f"setting the preferred shared memory of {self.name} to {percent} %", Reason.LAUNCH_INVALID
+            ) from error
+        self.attributes = replace(self.attributes, carveout=int(cu.funcGetAttribute(kind, self.pointer)))
 
     def allow_shared(self, size: int) -> None:
         """Opts in to `size` bytes of dynamic shared memory, which is required above 48 KiB.
@@ -90,6 +108,7 @@ class CudaModule:
     def __init__(self, image: Image, pointer: int) -> None:
         self.pointer = pointer
         self._names = dict(image.names)
+        self._kinds = image.kinds or parameter_kinds(image.code)
         self._functions: dict[str, CudaFunction] = {}
         self._listed: tuple[str, ...] | None = None
 
@@ -98,8 +117,9 @@ class CudaModule:
         if known is not None:
             return known
         try:
-            pointer = cu.moduleGetFunction(self.pointer, self._names.get(name, name))
-            function = CudaFunction(self, name, pointer)
+            lowered = self._names.get(name, name)
+            pointer = cu.moduleGetFunction(self.pointer, lowered)
+            function = CudaFunction(self, name, pointer, self._kinds.get(lowered, ""))
         except CudaError as error:
             if getattr(error, "status", 0) == NOT_FOUND:
                 raise self._missing(Reason.FUNCTION_NOT_FOUND, "function", name, self.functions) from error

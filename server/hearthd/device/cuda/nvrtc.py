@@ -15,6 +15,7 @@ from cuda.bindings import nvrtc
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Image, Source
 from hearthd.device.compiler.options import parse_options
+from hearthd.device.compiler.parameter_kinds import parameter_kinds
 
 _PROGRAM = "kernel.cu"
 _DEFAULTS = ("--std=c++17",)
@@ -100,12 +101,9 @@ class NvrtcCompiler:
                 why = f"the name expression {expression!r} names no kernel or variable ({error})"
                 raise _failed(why, log) from error
         _, _, cubin, _ = self._library
-        code = (
-            _read(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-            if cubin
-            else _read(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
-        )
-        return Image(code=code, names=lowered, log=log)
+        ptx = _read(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+        code = _read(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) if cubin else ptx
+        return Image(code=code, names=lowered, log=log, kinds=parameter_kinds(ptx))
 
     @functools.cached_property
     def _library(self) -> tuple[str, str, bool, str]:

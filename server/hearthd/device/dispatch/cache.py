@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hearth_proto.launches import Record, pack, unpack_layout
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.dispatch.plan import DispatchPlan
-from hearthd.device.launch.arguments import dim, pack_arguments
+from hearthd.device.launch.arguments import dim, pack_arguments, value_bytes
 from hearthd.device.session.launch_plan import plan_key
 
 MOST = 256
@@ -36,13 +36,13 @@ class KnownDispatch(NamedTuple):
     read_only: tuple[bool, ...]
     """True for each pointer parameter that the kernel only reads through."""
     values: tuple[tuple[int, int, int], ...]
-    """(binding index, offset in the parameter block, size) of each value that is given as bytes."""
+    """(binding index, offset in the parameter block, size) of each value that is given as bytes or as an integer."""
 
     def record(self, command: commands_pb2.Dispatch, stream: int) -> Record:
         """Returns the launch record for a command with the same likeness."""
         params = bytearray(self.first.params)
         for binding, at, size in self.values:
-            params[at : at + size] = command.bindings[binding].value.raw
+            params[at : at + size] = value_bytes(command.bindings[binding].value)
         return self.first._replace(stream=stream, params=bytes(params))
 
 
@@ -86,7 +86,7 @@ class KnownDispatches:
             tuple(
                 (index, place.offset, place.size)
                 for index, (argument, place) in enumerate(zip(plan.arguments, places, strict=True))
-                if argument.HasField("raw")
+                if argument.WhichOneof("value") in ("raw", "int64")
             ),
         )
         if len(likeness[0]) <= LONGEST and not plan.transfers:  # transfers have a new number in each command
@@ -104,4 +104,6 @@ def _likeness(command: commands_pb2.Dispatch, inputs: Sequence[bytes]) -> Likene
             binding.ClearField("data")
         elif binding.HasField("value") and binding.value.HasField("raw"):
             binding.value.raw = bytes(len(binding.value.raw))
+        elif binding.HasField("value") and binding.value.HasField("int64"):
+            binding.value.int64 = 0
     return like.SerializeToString(), tuple(map(len, inputs))

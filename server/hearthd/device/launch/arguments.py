@@ -42,7 +42,7 @@ def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, t
                 fix="set one of pointer, tensor_map, raw or a scalar",
                 details={"argument": index},
             )
-        read_only = False
+        read_only = kind == "int64"  # an integer, which is converted to the parameter's type
         if kind == "pointer":
             buffers.append(argument.pointer.buffer)
             read_only = argument.pointer.read_only
@@ -50,13 +50,18 @@ def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, t
         elif kind == "tensor_map":
             buffers.append(argument.tensor_map)
             value = bytes(TENSOR_MAP_BYTES)
-        elif kind == "raw":
-            value = argument.raw
         else:
-            value = struct.pack(SCALARS[kind], getattr(argument, kind))
+            value = value_bytes(argument)
         block += bytes(-len(block) % 8)
         layout.append(Place(len(block), len(value), kind in ("pointer", "tensor_map"), read_only))
         block += value
         if len(block) > 0x7FFF:
             raise Refusal(Reason.LAUNCH_INVALID, "the arguments take more than 32767 bytes", fix="pass a buffer")
     return pack_layout(layout), tuple(buffers), bytes(block)
+
+
+def value_bytes(argument: commands_pb2.Argument) -> bytes:
+    """Returns the bytes of a value, that is, of an argument that is no buffer and no tensor map."""
+    kind = argument.WhichOneof("value")
+    assert kind is not None
+    return argument.raw if kind == "raw" else struct.pack(SCALARS[kind], getattr(argument, kind))

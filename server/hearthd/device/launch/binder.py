@@ -144,6 +144,7 @@ class Binder:
         for pointer in pointers:
             buffer = pointer.buffer if isinstance(pointer, TensorMapEntry) else pointer
             buffer.range(0, 0, f"launch of {entry.name}")  # raises if the buffer has no memory
+        plan.check_integers(record.params)
         if outside:
             raise Refusal(
                 Reason.OUT_OF_BOUNDS,
@@ -318,4 +319,4 @@ def check_arguments(function: Function, given: Sequence[Place], record: Record) 
     if sum(place.pointer for place in given) != len(record.buffers):
         return [f"{len(record.buffers)} buffers are named; the layout has another number of addresses"]
     malformed = check_layout(given, len(record.params))
-    return [malformed] if malformed else launch_limits.check_parameters(given, function.parameters)
+    return [malformed] if malformed else launch_limits.check_parameters(given, function.parameters, function.kinds)

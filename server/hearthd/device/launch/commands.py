@@ -172,6 +172,8 @@ class LaunchCommands:
         """Launches on the inline path. Returns False, without effect, if a buffer needs further checks."""
         device = self._device
         buffers = session.buffers.items
+        if plan.integers and not plan.integers_fit(data, at + plan.params_at):
+            return False
         params = plan.params(data, at)
         usages: list[Usage] = []
         for patch, handle in zip(plan.patches, plan.handles.unpack_from(data, at + plan.handles_at), strict=True):

@@ -255,16 +255,27 @@ class ModuleCommands:
     def describe_function(self, origin: Origin, command: commands_pb2.DescribeFunction) -> Operation:
         """Returns the operation that answers with the function's parameters and attributes.
 
-        It runs as soon as the module is loaded.
+        It runs as soon as the module is loaded, and first sets the attribute that the command has, if any.
         """
-        return self._describe_function(origin, origin.session.functions.find(command.function))
+        carveout = None
+        if command.HasField("preferred_shared_memory_carveout"):
+            carveout = command.preferred_shared_memory_carveout
+            if not -1 <= carveout <= 100:
+                raise Refusal(
+                    Reason.INVALID_ARGUMENT,
+                    f"a preferred shared memory of {carveout} % is not from 0 to 100, or -1 for the driver's default",
+                    fix="pass a number in this range",
+                )
+        return self._describe_function(origin, origin.session.functions.find(command.function), carveout)
 
-    def _describe_function(self, origin: Origin, entry: FunctionEntry) -> Operation:
+    def _describe_function(self, origin: Origin, entry: FunctionEntry, carveout: int | None = None) -> Operation:
         optin = self._device.limits.shared_mem_per_block_optin
         entry.module.wanted()
 
         def answer() -> commands_pb2.Result:
             function = entry.resolve()
+            if carveout is not None:
+                function.prefer_shared(carveout)
             attributes = function.attributes
             result = commands_pb2.FunctionResult(
                 name=function.name,
@@ -275,6 +286,10 @@ class ModuleCommands:
                 constant_bytes=attributes.constant_bytes,
                 max_threads_per_block=attributes.max_threads_per_block,
                 max_dynamic_shared_bytes=max(0, optin - attributes.static_shared_bytes),
+                ptx_version=attributes.ptx_version,
+                binary_version=attributes.binary_version,
+                cache_mode_ca=bool(attributes.cache_mode_ca),
+                preferred_shared_memory_carveout=attributes.carveout,
             )
             return commands_pb2.Result(function=result)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from hearth_proto.launches import EXTENSION, HEADER, TENSOR_MAP_BYTES, LaunchFlag, Place, Record, padded
+from hearth_proto.launches import EXTENSION, HEADER, INTEGER_BYTES, TENSOR_MAP_BYTES, LaunchFlag, Place, Record, padded
+from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import LaunchAttributes
+from hearthd.device.backend.launch_limits import INTEGER_KINDS, converted, integer_range
 from hearthd.device.backend.resources import Function
 from hearthd.device.platform.tally import weigh
 
 Q = struct.Struct("<Q")
+_INTEGER = struct.Struct("<q")
 
 KEY_AT = 24
 """Offset in a record of the part that determines the plan: from the grid to the end of the layout."""
@@ -25,9 +28,9 @@ class LaunchPlan:
     requested for launch").
     """
 
-    __slots__ = ("addresses", "attributes", "block", "function", "grid", "handles", "handles_at", "iterations",
-                 "length", "moves", "name", "params_at", "params_size", "patches", "pointers", "readers", "real_size",
-                 "shared_mem", "threads", "timeout_ns", "weight")  # fmt: skip
+    __slots__ = ("addresses", "attributes", "block", "function", "grid", "handles", "handles_at", "integers",
+                 "iterations", "length", "moves", "name", "params_at", "params_size", "patches", "pointers", "readers",
+                 "real_size", "shared_mem", "threads", "timeout_ns", "weight")  # fmt: skip
 
     def __init__(self, function: Function, name: str, record: Record, given: Sequence[Place]) -> None:
         real = function.parameters
@@ -52,8 +55,15 @@ class LaunchPlan:
         self.params_size = len(record.params)
         self.real_size = max((offset + size for offset, size in real), default=0)
         pairs = list(zip(given, real, strict=True))
-        in_place = self.params_size == self.real_size and all(mine.offset == theirs[0] for mine, theirs in pairs)
-        self.moves = () if in_place else tuple((mine.offset, theirs[0], mine.size) for mine, theirs in pairs)
+        in_place = self.params_size == self.real_size and all(mine[:2] == theirs for mine, theirs in pairs)
+        self.moves = () if in_place else tuple((mine.offset, *theirs) for mine, theirs in pairs)
+        self.integers = tuple(
+            (mine.offset, *integer_range(function.kinds[index], theirs[1]), index)
+            for index, (mine, theirs) in enumerate(pairs)
+            if converted(mine) and theirs[1] < mine.size
+        )
+        """(offset in the client's block, lowest value, highest value, argument index) of each integer that is converted
+        to fewer bytes."""
         self.pointers = tuple((theirs[0], mine.size == TENSOR_MAP_BYTES) for mine, theirs in pairs if mine.pointer)
         """(offset in the kernel's block, True for a tensor map) of each address or tensor map."""
         self.patches = tuple(offset for offset, _ in self.pointers)
@@ -74,6 +84,45 @@ class LaunchPlan:
         """Returns the kernel's parameter block from a record in `data`, with buffer offsets in place of addresses."""
         start = record_at + self.params_at
         return self.params_of(data[start : start + self.params_size])
+
+    def integers_fit(self, given: bytes | bytearray, at: int = 0) -> bool:
+        """Returns True if every integer fits in its parameter.
+
+        Args:
+            given: Bytes that contain the client's block.
+            at: Offset of the block in `given`.
+
+        Returns:
+            The answer.
+        """
+        for offset, low, high, _ in self.integers:  # noqa: SIM110 (a generator takes longer)
+            if not low <= _INTEGER.unpack_from(given, at + offset)[0] <= high:
+                return False
+        return True
+
+    def check_integers(self, given: bytes | bytearray) -> None:
+        """Raises Refusal(LAUNCH_INVALID) if an integer in the client's block does not fit in its parameter."""
+        if self.integers_fit(given):
+            return
+        wrong, fix = [], ""
+        for offset, low, high, index in self.integers:
+            (value,) = _INTEGER.unpack_from(given, offset)
+            if not low <= value <= high:
+                kind, size = self.function.kinds[index], self.function.parameters[index][1]
+                wrong.append(
+                    f"argument {index} is {value}; the kernel's parameter is {INTEGER_KINDS[kind]} of {size} bytes, "
+                    f"which takes a Python int from {low} to {high}"
+                )
+                fix = fix or (
+                    f"pass np.uint{8 * size}(x) if the parameter is unsigned; for larger numbers declare it long long "
+                    "and pass np.int64(x)"
+                )
+        raise Refusal(
+            Reason.LAUNCH_INVALID,
+            f"launch of {self.name}: " + "; ".join(wrong),
+            fix=fix,
+            details={"kernel": self.name, "failures": len(wrong)},
+        )
 
     def params_of(self, given: bytes) -> bytearray:
         """Returns the kernel's parameter block from the client's block."""
@@ -129,8 +178,8 @@ def check_layout(given: Sequence[Place], params_size: int) -> str:
                 f"argument {index} is a pointer of {place.size} bytes; an address has {Q.size}, a tensor map "
                 f"{TENSOR_MAP_BYTES}"
             )
-        if place.read_only and not place.pointer:
-            return f"argument {index} is a value and marked as read only; only buffers are"
+        if converted(place) and place.size != INTEGER_BYTES:
+            return f"argument {index} is an integer of {place.size} bytes; an integer has {INTEGER_BYTES}"
         end = place.offset + place.size
     if end > params_size:
         return f"the arguments end at {end}, the parameter block at {params_size}"

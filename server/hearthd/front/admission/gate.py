@@ -84,8 +84,9 @@ class AdmissionGate:
         return MethodGate(self, service, method, limit or self.limits.find(service, method))
 
     def service(self, name: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> GatedService:
-        """Returns a service with these handlers as streaming handlers, each guarded by its method gate (see
-        `server_call.guarded`).
+        """Returns a service with these handlers, as streaming handlers.
+
+        Each is guarded by its method gate (see `server_call.guarded`).
         """
         return GatedService(name, {method: _streaming(handler) for method, handler in handlers.items()})
 

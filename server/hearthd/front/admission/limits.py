@@ -58,6 +58,7 @@ class AdmissionLimits:
 
     @classmethod
     def of(cls, config: Config) -> AdmissionLimits:
+        """Returns the table of a configuration. Its longest message has the largest bulk limit plus 1 MiB."""
         limits = config.limits
         bulk = max(limits.max_batch_bytes, limits.max_code_bytes, limits.max_chunk_bytes, limits.max_inline_bytes)
         return cls(config.admission, bulk + _HEADROOM)

@@ -31,8 +31,9 @@ def exceeds(data: bytes, descriptor: Any, most: int) -> bool:
 
 
 def _count(data: bytes, position: int, end: int, descriptor: Any, left: int, depth: int) -> int:
-    """Returns the number of fields that are left of the limit after those between `position` and `end`; negative: too
-    many. Raises ValueError if the data ends inside a number.
+    """Returns the number of fields that are left of the limit after those between `position` and `end`.
+
+    Negative: too many. Raises ValueError if the data ends inside a number.
     """
     nested = _nested(descriptor) if descriptor is not None and depth < _DEEPEST else {}
     while position < end:

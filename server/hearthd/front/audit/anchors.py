@@ -46,6 +46,7 @@ class Anchor(NamedTuple):
 
     @property
     def word(self) -> str:
+        """The anchor as one word of text, in which `read` finds it."""
         return "hearth-anchor:" + base64.b64encode(self.raw).decode()
 
     def signed(self, keys: Keyring) -> bool:

@@ -31,6 +31,7 @@ class AuditKey(NamedTuple):
     secret: bytes
 
     def mac(self, text: bytes) -> str:
+        """Returns the message authentication code of a text (HMAC-SHA256), in hexadecimal."""
         return hmac.new(self.secret, text, hashlib.sha256).hexdigest()
 
     def seal(self, text: bytes) -> bytes:
@@ -53,9 +54,11 @@ class Keyring:
 
     @property
     def current(self) -> AuditKey:
+        """The newest key, which signs new lines."""
         return self._keys[-1]
 
     def find(self, id_: str) -> AuditKey | None:
+        """Returns the key with this id; None: it is not in the file."""
         return next((key for key in self._keys if key.id == id_), None)
 
     def age(self, id_: str) -> int:

@@ -197,6 +197,7 @@ class LogFile:
         self._missing, self._torn, self._gap = 0, False, {}
 
     def close(self) -> None:
+        """Closes the file, which also releases its lock. Does nothing if it is closed."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1

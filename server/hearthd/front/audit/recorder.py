@@ -36,9 +36,14 @@ class AuditSubject(Protocol):
     """A session, as the log uses it."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The public id of the session."""
+        ...
+
     @property
-    def caller(self) -> Caller: ...
+    def caller(self) -> Caller:
+        """The caller that opened the session."""
+        ...
 
 
 class Audit:

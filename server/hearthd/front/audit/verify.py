@@ -56,6 +56,7 @@ class Verification:
 
     @property
     def guarantee(self) -> Guarantee:
+        """The guarantee that the anchors and signatures found in the log provide."""
         if self.anchored:
             return Guarantee.ANCHORED
         return Guarantee.KEYED if self.signed else Guarantee.CHAIN

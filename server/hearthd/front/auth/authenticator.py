@@ -42,7 +42,9 @@ _MOST_LATE = 64
 class FailureObserver(Protocol):
     """Counts failed authentications."""
 
-    def authentication_failed(self) -> None: ...
+    def authentication_failed(self) -> None:
+        """Counts one failure. Called on the event loop, for every failure of every peer."""
+        ...
 
 
 class AuthFailures:
@@ -123,8 +125,10 @@ class Authenticator:
         return self._identify(shown, context.peer(), context.auth_context, by_session)
 
     async def page(self, header: str | None, user: User | None, peer: str, page: str) -> Caller:
-        """Returns the caller of an HTTP request: from its Authorization header, otherwise from the user at the other
-        end of the Unix socket. Raises `UNAUTHENTICATED`.
+        """Returns the caller of an HTTP request.
+
+        It is identified by the Authorization header, otherwise by the user at the other end of the Unix socket. Raises
+        `UNAUTHENTICATED`, with a delay if the peer has failed often.
         """
         try:
             if header is not None:

@@ -1,5 +1,4 @@
-"""Session binding: sessions that are bound to the credential that opened them, and the client certificates that are
-accepted.
+"""Session binding (sessions bound to the credential that opened them), and checks of client certificates.
 
 A session's token alone is sufficient to use the session, so that a client can reconnect over another connection. If
 `sessions.bind` is set, the token is refused together with another credential than the one that opened the session. A
@@ -34,8 +33,9 @@ class ClientCertificates:
         self._known: dict[bytes, CertificateIdentity | None] = {}
 
     def identity(self, auth_context: Mapping[str, Any]) -> CertificateIdentity | None:
-        """Returns the identity of a connection's certificate; None if no revocation list is configured, or the
-        certificate cannot be parsed.
+        """Returns the identity of a connection's certificate.
+
+        None if no revocation list is configured, or the certificate cannot be parsed.
         """
         if self.revocations is None:
             return None

@@ -65,8 +65,9 @@ class ServerCertificates:
         return self._context
 
     def peers(self) -> ssl.SSLContext:
-        """Returns the context for the daemons of a group, which know this certificate from the ticket and show none
-        themselves.
+        """Returns the context for the daemons of a group.
+
+        They know this certificate from the ticket, and show none themselves.
         """
         return self._context
 
@@ -150,9 +151,10 @@ class ServerCertificates:
 
 
 def _shown(server: ssl.SSLContext, certificate: Path) -> tuple[float, tuple[str, ...]]:
-    """Returns the Unix time until which a client that trusts this certificate accepts it, and the host names for which
-    it is valid. Performs a handshake in memory, which makes all checks of a real one. Raises `TlsError` if the
-    certificate would be refused now.
+    """Returns the end of the certificate's validity (Unix time), and the host names for which it is valid.
+
+    Until that time a client that trusts this certificate accepts it. Performs a handshake in memory, which makes all
+    checks of a real one. Raises `TlsError` if the certificate would be refused now.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False

@@ -53,6 +53,7 @@ class IdentityTickets:
         self._users: dict[int, dict[bytes, tuple[float, User]]] = {}
 
     def issue(self, user: User) -> str:
+        """Returns a new ticket for a user, and forgets expired tickets."""
         self._forget()
         ticket = secrets.token_urlsafe(24)
         tickets = self._users.setdefault(user.uid, {})
@@ -112,6 +113,7 @@ class IdentitySocket:
             os.umask(before)
 
     async def stop(self) -> None:
+        """Stops listening, and removes the socket. Tickets that were issued before remain valid."""
         if self._server is not None:
             self._server.close()
             self._server = None

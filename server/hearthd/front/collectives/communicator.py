@@ -17,6 +17,8 @@ Identity = tuple[str, tuple[RankLocation, ...]]
 
 @dataclass
 class Communicator:
+    """A communicator of one sequence of locations. Its ranks have to join before it runs operations."""
+
     id: str
     """Unique across daemons."""
     key: MatchKey
@@ -40,15 +42,19 @@ class Communicator:
 
     @property
     def ready(self) -> bool:
+        """True if all ranks have joined."""
         return len(self.joined) == len(self.places)
 
     @property
     def idle(self) -> bool:
+        """True if all ranks have joined, and have finished all operations that they were told to run."""
         return self.ready and min(self.done) == self.launched
 
     @property
     def identity(self) -> Identity:
+        """The owner and the locations, which together identify at most one communicator."""
         return self.key.scope, self.places
 
     def frame(self, op: str, rank: int, /, **more: Any) -> DeviceMessage:
+        """Returns the message `op` to a rank about this communicator, with the fields `more` added."""
         return DeviceMessage(self.places[rank], {"op": op, "comm": self.id, "group": self.key.group, **more})

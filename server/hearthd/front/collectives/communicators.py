@@ -184,8 +184,9 @@ class Communicators:
     # ---- end ----
 
     def expire(self, now: float) -> list[DeviceMessage]:
-        """Fails operations that have waited too long for their communicator, and aborts communicators whose own time
-        limit has passed.
+        """Fails operations that have waited too long for their communicator, and aborts late communicators.
+
+        A communicator is late if its own time limit has passed and some rank has not joined.
         """
         sends: list[DeviceMessage] = []
         for comm in [comm for comm in self if not comm.ready]:

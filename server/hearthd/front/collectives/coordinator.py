@@ -41,8 +41,10 @@ class Coordinator:
     def present(
         self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> list[DeviceMessage]:
-        """Handles a rank's part in an operation, or in `count` consecutive operations, each ordered behind the previous
-        one. Raises KeyError, TypeError or ValueError if `body` is not a valid `present` message.
+        """Handles a rank's part in an operation, or in `count` consecutive operations.
+
+        Each of several operations is ordered behind the previous one. Raises KeyError, TypeError or ValueError if
+        `body` is not a valid `present` message.
         """
         sends: list[DeviceMessage] = []
         for told, match in self.matcher.present_run(key, rank, place, body, now, count):
@@ -88,4 +90,5 @@ class Coordinator:
         return self._submit_released(sends)
 
     def expire(self, now: float) -> list[DeviceMessage]:
+        """Fails everything whose time limit has passed at `now`. See `deadline`."""
         return self._submit_released(self.matcher.expire(now) + self.communicators.expire(now))

@@ -49,6 +49,7 @@ def impossible(devices: Sequence[int], device: int, known: Collection[int]) -> R
 
 
 def unknown_group(group: str) -> Refusal:
+    """Returns the refusal of a group over daemons in which the session does not take part."""
     return Refusal(
         Reason.INVALID_HANDLE,
         f"There is no group {group[:64]} of this session.",
@@ -58,6 +59,7 @@ def unknown_group(group: str) -> Refusal:
 
 
 def twice(key: MatchKey, rank: int) -> Refusal:
+    """Returns the refusal of an operation that one rank presents a second time."""
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
         f"{_capital(key.name(rank))} presented operation {key.sequence} of {group_name(key.group, key.members)} twice.",
@@ -113,6 +115,7 @@ def mismatch(key: MatchKey, found: Mismatch) -> Refusal:
 
 
 def not_presented(match: Match) -> Refusal:
+    """Returns the refusal of an operation that some ranks have not presented before its deadline."""
     key = match.key
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
@@ -127,6 +130,7 @@ def not_presented(match: Match) -> Refusal:
 
 
 def held(key: MatchKey, ahead: Iterable[MatchKey]) -> Refusal:
+    """Returns the refusal of a complete operation that has waited too long for the operations in `ahead`."""
     first = min(ahead)
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
@@ -139,6 +143,7 @@ def held(key: MatchKey, ahead: Iterable[MatchKey]) -> Refusal:
 
 
 def crossed(key: MatchKey, circle: Sequence[MatchKey]) -> Refusal:
+    """Returns the refusal of one of the operations that wait for each other (see `CollectiveOrder.circle`)."""
     others = ", ".join(_small(other.title) for other in circle if other != key)
     return Refusal(
         Reason.COLLECTIVE_MISMATCH,
@@ -149,6 +154,7 @@ def crossed(key: MatchKey, circle: Sequence[MatchKey]) -> Refusal:
 
 
 def withdrawn(key: MatchKey, rank: int, why: Refusal) -> Refusal:
+    """Returns the refusal of an operation in which `rank` does not take part, for the reason `why`."""
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
         f"{key.title} cannot start: {key.name(rank)} cannot take part in it: {why.message}",
@@ -158,6 +164,7 @@ def withdrawn(key: MatchKey, rank: int, why: Refusal) -> Refusal:
 
 
 def not_joined(key: MatchKey, late: Iterable[int]) -> Refusal:
+    """Returns the refusal of an operation whose communicator the ranks `late` have not joined in time."""
     late = list(late)
     return Refusal(
         Reason.COLLECTIVE_TIMEOUT,
@@ -170,6 +177,7 @@ def not_joined(key: MatchKey, late: Iterable[int]) -> Refusal:
 
 
 def lost_before(key: MatchKey, where: RankLocation | int, why: str) -> Refusal:
+    """Returns the refusal of an operation that lost a process or a node before all ranks had presented it."""
     return Refusal(
         Reason.COMMUNICATOR_FAILED,
         f"{_capital(place_name(where))} of {group_name(key.group, key.members)} was lost before operation "

@@ -45,6 +45,7 @@ class RecordedOperation:
 
     @property
     def state(self) -> str:
+        """The state of the operation: `presented`, `launched`, `done` or `failed`."""
         if self.error:
             return "failed"
         if self.finished:
@@ -92,6 +93,7 @@ class FlightRecorder:
     # ---- events ----
 
     def presented(self, key: MatchKey, rank: int, operations: Sequence[Mapping[str, Any]]) -> None:
+        """Notes that a rank has presented an operation. The first call for a group begins its history."""
         rings = self._rings.get(key.owner)
         if rings is None:
             rings = self._rings[key.owner] = OrderedDict()
@@ -111,16 +113,19 @@ class FlightRecorder:
         entry.presented[rank] = self._clock()
 
     def launched(self, key: MatchKey) -> None:
+        """Notes that the ranks were told to run the operation. Ignored if the operation is no longer recorded."""
         entry = self._entry(key)
         if entry is not None:
             entry.launched = self._clock()
 
     def finished(self, key: MatchKey) -> None:
+        """Notes that the operation has been completed. Ignored if it has ended before."""
         entry = self._entry(key)
         if entry is not None and not entry.finished:
             entry.finished = self._clock()
 
     def failed(self, key: MatchKey, error: str) -> None:
+        """Notes that the operation has failed, with the reason. Ignored if it has ended before."""
         entry = self._entry(key)
         if entry is not None and not entry.finished:
             entry.finished, entry.error = self._clock(), error[:_ERROR]
@@ -139,11 +144,13 @@ class FlightRecorder:
             ring.aborts += 1
 
     def forget(self, owner: str) -> None:
+        """Drops the histories of an owner that has ended."""
         self._rings.pop(owner, None)
 
     # ---- queries ----
 
     def ring(self, owner: str, members: tuple[int, ...]) -> GroupHistory | None:
+        """Returns the history of a group; None: it has presented nothing, or its history was evicted."""
         rings = self._rings.get(owner)
         return rings.get(members) if rings is not None else None
 
@@ -152,6 +159,7 @@ class FlightRecorder:
         yield from self._rings.get(owner, OrderedDict()).items()
 
     def lines(self, owner: str, members: tuple[int, ...]) -> list[str]:
+        """Returns the last operations of a group as text, for an error. Empty: there is no history."""
         ring = self.ring(owner, members)
         return ring.lines() if ring is not None else []
 

@@ -28,8 +28,9 @@ def place_name(where: RankLocation | int) -> str:
 
 
 def group_name(group: str, members: Sequence[int]) -> str:
-    """Returns the name of a group for messages: `group [0, 1]`, or `group 3f2a9c01 of 2 ranks` for a group over
-    daemons.
+    """Returns the name of a group for messages.
+
+    It is `group [0, 1]`, or `group 3f2a9c01 of 2 ranks` for a group over daemons.
     """
     return f"group {group[:8]} of {len(members)} ranks" if group else f"group {list(members)}"
 

@@ -1,5 +1,4 @@
-"""Matches the ranks of collective operations: an operation is launched only after every rank has presented the same
-operation.
+"""Matches the ranks of collective operations: an operation runs only after every rank has presented the same one.
 
 Pure: messages of ranks are passed in, messages to ranks are returned, and times are passed in. The bodies of COLLECTIVE
 frames are JSON, in which a `status` and a unique id are base64:
@@ -191,8 +190,9 @@ class Matcher:
         return sends
 
     def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
-        """Fails the operations that can no longer be completed, because a part is lost with its process or will not be
-        presented.
+        """Fails the operations that can no longer be completed because of the loss of a process or a node.
+
+        A part of such an operation is lost with its process, or will not be presented.
 
         `owners` are the owners of the ranks in the lost process or node, including ranks that have not presented. For
         other nodes only operations of `owners` are considered.
@@ -237,8 +237,9 @@ class Matcher:
         return sends
 
     def _agrees(self, match: Match) -> bool:
-        """Returns True if the same messages have just been compared, which is nearly always the case in a sequence of
-        operations.
+        """Returns True if the messages are the ones that were compared last and match.
+
+        This is nearly always the case in a sequence of operations.
         """
         agreed = self._agreed
         return len(agreed) == len(match.parts) and all(map(is_, agreed, match.parts.values()))

@@ -27,6 +27,7 @@ class CollectiveMetrics(Collector):
         self._coordinator = coordinator
 
     def collect(self) -> Iterable[Metric]:
+        """Yields the metrics of communicators, failures and waiting operations. Called at each scrape."""
         communicators = self._coordinator.communicators
         states = Counter("joining" if not comm.ready else "idle" if comm.idle else "busy" for comm in communicators)
         alive = GaugeMetricFamily("hearth_communicators", "Live communicators, by state.", labels=["state"])

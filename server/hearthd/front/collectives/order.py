@@ -30,6 +30,7 @@ class CollectiveOrder(Generic[K]):
         return len(self._open)
 
     def held(self, key: K) -> bool:
+        """Returns True if the operation is complete and waits for operations before it."""
         return key in self._held
 
     def open(self, key: K) -> None:
@@ -50,8 +51,9 @@ class CollectiveOrder(Generic[K]):
         return True
 
     def circle(self, key: K) -> list[K]:
-        """Returns the operations that wait for each other in a cycle that contains the held operation `key`, because
-        the ranks have them in different orders. Empty if there is no cycle.
+        """Returns the operations that wait for each other in a cycle that contains the held operation `key`.
+
+        Such a cycle exists if the ranks have the operations in different orders. Empty: there is none.
         """
         ahead = self._ahead(key)
         return [each for each in ahead if key in self._ahead(each)] if key in ahead else []

@@ -1,5 +1,4 @@
-"""Collectives on the links: passes messages to the matcher and the communicators, sends their messages, and runs their
-timer.
+"""Routes collectives over the links: passes messages to the coordinator, sends its messages, and runs its timer.
 
 Groups over daemons are matched in the same way. The owner of their links (`hearthd.front.peers.groups`) presents the
 parts of remote ranks, passes on their messages, and sends messages to them.
@@ -136,8 +135,10 @@ class CollectiveRouter:
     # ---- also used for groups over daemons ----
 
     def present(self, key: MatchKey, rank: int, place: RankLocation, body: dict[str, Any], count: int = 1) -> None:
-        """Handles a rank's part in an operation, or in `count` consecutive operations, each ordered behind the previous
-        one. Raises KeyError, TypeError or ValueError if `body` is not a valid `present` message.
+        """Handles a rank's part in an operation, or in `count` consecutive operations.
+
+        Each of several operations is ordered behind the previous one. Raises KeyError, TypeError or ValueError if
+        `body` is not a valid `present` message.
         """
         now = self._now()
         sends = self.coordinator.present(key, rank, place, body, now, count)
@@ -154,23 +155,27 @@ class CollectiveRouter:
         self._arm()
 
     def message(self, place: RankLocation, body: dict[str, Any], owner: str = "") -> None:
-        """Handles a message of a rank's process about a communicator (`id`, `joined`, `join_failed`, `failed`,
-        `progress`). `owner`: for a message of another daemon, the group in which it takes part. Raises the same errors
-        as `present`.
+        """Handles a message of a rank's process about a communicator.
+
+        The messages are `id`, `joined`, `join_failed`, `failed` and `progress`. `owner`: for a message of another
+        daemon, the group in which it takes part. Raises the same errors as `present`.
         """
         self._send(self.coordinator.message(place, body, owner))
         self._arm()
 
     def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None:
-        """Handles the loss of a device process or a whole node, with the ranks that `owners` (sessions, groups) had
-        there. Node numbers differ between groups, so for other nodes only the groups in `owners` are affected.
+        """Handles the loss of a device process or a whole node, with the ranks that `owners` had there.
+
+        `owners`: sessions and groups. Node numbers differ between groups, so for other nodes only the groups in
+        `owners` are affected.
         """
         self._send(self.coordinator.lost(where, why, owners))
         self._arm()
 
     def end_owner(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
-        """Handles the end of a group or a session: waiting operations fail, the communicators of a group are aborted,
-        and nothing of the owner is kept.
+        """Handles the end of a group or a session.
+
+        Waiting operations fail, the communicators of a group are aborted, and nothing of the owner is kept.
         """
         self._send(self.coordinator.end_owner(owner, Refusal(reason, why, fix="Use another group.")))
         self._arm()
@@ -200,6 +205,7 @@ class CollectiveRouter:
             self.relay.session_closed(session)
 
     def stop(self) -> None:
+        """Stops the timer. Called at the end of the daemon; operations that still wait are not answered."""
         if self._timer is not None:
             self._timer.cancel()
 

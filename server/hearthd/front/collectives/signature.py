@@ -54,8 +54,9 @@ class Mismatch:
 
 
 def mismatch(lists: Mapping[int, Sequence[Operation]], size: int) -> Mismatch | None:
-    """Returns the first difference between the operations of the ranks that have presented; `size` is the number of all
-    ranks. Transfers to and from the other ranks are not compared.
+    """Returns the first difference between the operations of the ranks that have presented; None: they match.
+
+    `size` is the number of all ranks. Transfers to and from the other ranks are not compared.
     """
     first = next(iter(lists.values()), ())
     if all(each == first for each in lists.values()) and not any(map(_meets_another, first)):

@@ -1,5 +1,6 @@
-"""The `[collectives]` section: the time that ranks wait for each other, and the addresses by which daemons of a group
-connect.
+"""The `[collectives]` section.
+
+Covers the time that ranks wait for each other, and the addresses by which daemons of a group connect.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ UNIX = "unix"
 
 
 def unguarded(config: Config) -> str:
-    """Returns the address of a listener that needs no credential, if the daemon has no tenants: that of gRPC over TCP,
-    or "unix" if all users may connect to the Unix socket. Empty: there is none.
+    """Returns the address of a listener that needs no credential, if the daemon has no tenants. Empty: there is none.
+
+    The address is that of gRPC over TCP, or "unix" if all users may connect to the Unix socket.
     """
     if config.tenants:
         return ""

@@ -1,5 +1,6 @@
-"""Sections that limit the resources that clients use in the front: `[connections]`, `[admission]`, `[health]`,
-`[overload]`.
+"""Sections that limit the resources that clients use in the front.
+
+They are `[connections]`, `[admission]`, `[health]` and `[overload]`.
 """
 
 from __future__ import annotations

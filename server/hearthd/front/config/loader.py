@@ -36,6 +36,7 @@ FOREIGN_VARIABLES = frozenset(
         "HEARTH_CERTIFICATE",
         "HEARTH_KEY",
         "HEARTH_TRACE",
+        "HEARTH_LAUNCH_BLOCKING",
     }
 )
 """Variables of clients, which have the same prefix."""
@@ -181,8 +182,9 @@ def _variable(where: tuple[str, ...]) -> str:
 
 
 def _nearest(where: tuple[str, ...], known: set[tuple[str, ...]]) -> str:
-    """Returns the valid name nearest to a wrong one: by the whole path, or by the key alone, which finds the right
-    section.
+    """Returns the hint of a message that names the valid setting nearest to a wrong one. Empty: there is none.
+
+    A setting with the same key is preferred, which finds the right section; otherwise the whole path is compared.
     """
     wrong = ".".join(where)
     sections = {path[0] for path in known}

@@ -46,6 +46,8 @@ class ListenSettings(Section):
 
 
 class DeviceSettings(Section):
+    """The devices of this node, and their processes: start, restart, confinement, and sharing by tenants."""
+
     backend: Literal["auto", "cuda", "cpu"] = "auto"
     visible: Literal["all"] | tuple[int, ...] = "all"
     cpu_count: int = Field(default=2, ge=1, le=64)
@@ -91,6 +93,8 @@ class DeviceSettings(Section):
 
 
 class SessionSettings(Section):
+    """Limits of sessions, and the time (`lease`) for which a session is kept while its client is disconnected."""
+
     lease: Seconds = Field(default=30.0, gt=0)
     max: int = Field(default=1024, ge=1)
     bind: bool = False  # True: a session's token is valid only with the credential that opened the session
@@ -98,8 +102,9 @@ class SessionSettings(Section):
 
 
 class LaneSettings(Section):
-    """Connections that lead directly to the device process: over a Unix socket for clients on this host, and over
-    `listen.lanes` for bulk data.
+    """Connections that lead directly to the device process.
+
+    Clients on this host use a Unix socket; `listen.lanes` is for bulk data.
     """
 
     enabled: bool = True
@@ -118,6 +123,8 @@ class LaneSettings(Section):
 
 
 class LaunchSettings(Section):
+    """Time limits of kernels, and of modules that wait for kernels."""
+
     timeout: Seconds = Field(default=0.0, ge=0)  # 0: no limit
     load_timeout: Seconds = Field(default=60.0, ge=0)  # of a module that waits for other sessions' kernels; 0: no limit
 
@@ -156,11 +163,15 @@ class CompileSettings(Section):
 
 
 class LogSettings(Section):
+    """The daemon's own log."""
+
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console", "auto"] = "auto"  # "auto": console on a terminal, else json
 
 
 class LimitSettings(Section):
+    """Maximum sizes of messages, and limits of each session. All of them but `max_handles` are announced to clients."""
+
     max_inline_bytes: Bytes = Field(default=1 << 20, ge=1 << 10, le=16 << 20)
     max_chunk_bytes: Bytes = Field(default=1 << 20, ge=1 << 12, le=16 << 20)
     max_batch_bytes: Bytes = Field(default=8 << 20, ge=1 << 12, le=31 << 20)

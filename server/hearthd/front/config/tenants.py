@@ -25,8 +25,9 @@ _NEVER = "never"
 
 
 def _expiry(value: Any) -> Any:
-    """Returns the Unix time of a date (valid until the end of that day, UTC) or of a time (UTC unless it has a time
-    zone).
+    """Returns the Unix time of a date or a time.
+
+    A date is valid until the end of that day, UTC. A time is in UTC unless it has a time zone.
     """
     if isinstance(value, str) and value != _NEVER:
         with contextlib.suppress(ValueError):
@@ -69,12 +70,15 @@ class TokenSettings(Section):
         return value
 
     def credential(self) -> Credential:
+        """Returns the credential to which callers' tokens are compared. Its default name is the start of the hash."""
         name = self.name or self.hash[7:15]
         expires = float("inf") if self.expires == _NEVER else float(self.expires)
         return Credential(bytes.fromhex(self.hash[7:]), name, expires)
 
 
 class TenantSettings(Section):
+    """A tenant: its identities, its share of the devices, its rights and quotas. At least one identity is needed."""
+
     name: str
     tokens: tuple[TokenSettings, ...] = ()
     certificates: tuple[str, ...] = ()

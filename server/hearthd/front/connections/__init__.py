@@ -1,5 +1,6 @@
-"""Limits on connections that have shown no credential yet, called strangers, on every listener: their number, their
-lifetime, and the bytes that they may send.
+"""Limits on connections that have shown no credential yet, called strangers.
+
+On every listener, the number of strangers, their lifetime, and the bytes that they may send are limited.
 
 Owns: the limits for each listener, for each peer and in total (`limiter`); the descriptors to which the limits are
 adjusted (`descriptors`); peers that misbehave (`penalties`); the guard of the gRPC listeners (`guard`), whose

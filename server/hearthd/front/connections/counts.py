@@ -36,16 +36,26 @@ class ConnectionCounts:
         self._unlogged: Tally[tuple[str, str, str]] = Tally()
 
     def connection_opened(self, listener: str) -> None:
+        """Counts an open connection of the listener in `hearth_connections`."""
         self._open.labels(listener).inc()
 
     def connection_closed(self, listener: str) -> None:
+        """Removes a connection of the listener from `hearth_connections`."""
         self._open.labels(listener).dec()
 
     def connection_refused(self, listener: str, peer: str, reason: str) -> None:
+        """Counts a connection that was refused or closed, by listener and reason.
+
+        Logs at most one line in `LOG_INTERVAL` seconds for each listener and reason.
+        """
         self._refused.labels(listener, reason).inc()
         self._log_throttled("connection_refused", listener, peer, reason)
 
     def connection_held(self, listener: str, peer: str) -> None:
+        """Counts a connection whose data is held back, by listener.
+
+        Logs at most one line in `LOG_INTERVAL` seconds for each listener.
+        """
         self._held.labels(listener).inc()
         self._log_throttled("connection_held", listener, peer, "penalty")
 

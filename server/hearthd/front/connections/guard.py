@@ -114,6 +114,7 @@ class ConnectionGuard:
         self._arm(IDLE_INTERVAL)
 
     def stop(self) -> None:
+        """Stops the scans and closes the guard's own descriptors. Connections stay open."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -132,6 +133,7 @@ class ConnectionGuard:
 
     @property
     def strangers(self) -> int:
+        """Number of connections of the gRPC listeners that have shown no accepted credential, as of the last scan."""
         return sum(not connection.authenticated for connection in self._connections.values())
 
     # ---- reports about calls ----

@@ -39,9 +39,13 @@ from hearthd.front.connections.peers import group_of
 class ConnectionObserver(Protocol):
     """Counts connections, and logs at a bounded rate."""
 
-    def connection_opened(self, listener: str) -> None: ...
+    def connection_opened(self, listener: str) -> None:
+        """Counts an admitted connection. `connection_closed` follows once."""
+        ...
 
-    def connection_closed(self, listener: str) -> None: ...
+    def connection_closed(self, listener: str) -> None:
+        """Counts the end of a connection that was counted as opened, including one that was evicted."""
+        ...
 
     def connection_refused(self, listener: str, peer: str, reason: str) -> None:
         """Counts a connection that was refused or closed.
@@ -69,8 +73,9 @@ class ConnectionSlot:
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, seconds: float | None = None) -> None:
-        """Drops the connection unless `mark_authenticated`, `release` or another `expect` is called within `seconds`
-        (default: the limiter's timeout).
+        """Drops the connection unless `mark_authenticated`, `release` or another `expect` is called in time.
+
+        The time is `seconds`; None: the limiter's timeout.
         """
         self._cancel()
         wait = self._limiter.timeout if seconds is None else seconds
@@ -159,6 +164,7 @@ class ConnectionLimiter:
 
     @property
     def strangers(self) -> int:
+        """Number of open connections that have shown no accepted credential."""
         return self._count
 
     def inspect(self) -> LimiterView:

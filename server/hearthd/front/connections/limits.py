@@ -1,5 +1,7 @@
-"""All connection limits of one daemon, created from its configuration: a limiter for each listener that accepts
-connections itself, the guard of gRPC's listeners, and the methods that report credentials to both.
+"""All connection limits of one daemon, created from its configuration.
+
+They are a limiter for each listener that accepts connections itself, the guard of gRPC's listeners, and the methods
+that report credentials to both.
 """
 
 from __future__ import annotations

@@ -61,8 +61,9 @@ class OpenSockets:
         """Number of open descriptors of the process at the last `scan`."""
 
     def scan(self) -> tuple[dict[int, int], list[int]]:
-        """Returns the sockets that are new since the last scan (inode by descriptor), and the descriptors that were
-        closed or refer to another file.
+        """Returns the sockets that are new since the last scan, and the descriptors that are gone.
+
+        New sockets are given as inode by descriptor. A descriptor is gone if it was closed or refers to another file.
         """
         seen: dict[int, int] = {}
         fstat, is_socket = os.fstat, stat.S_ISSOCK
@@ -114,8 +115,9 @@ class OpenSockets:
             self._drop()
 
     def received(self, number: int, inode: int, *, tcp: bool) -> int:
-        """Returns the bytes that a TCP connection has received so far, or the unread bytes of a Unix socket. -1: it was
-        closed.
+        """Returns the bytes that a TCP connection has received so far, or the unread bytes of a Unix socket.
+
+        -1: it was closed.
         """
         if not self._take(number, inode):
             return -1
@@ -146,8 +148,9 @@ class OpenSockets:
             self._drop()
 
     def reset(self, number: int, inode: int) -> bool:
-        """Closes a connection like `shut`, and drops the data that was received but not read, which the library would
-        otherwise still read.
+        """Closes a connection like `shut`, and drops the data that was received but not read.
+
+        The library that accepted the connection would otherwise still read the data.
         """
         if not self._take(number, inode):
             return False
@@ -169,6 +172,7 @@ class OpenSockets:
             self._drop()
 
     def close(self) -> None:
+        """Closes the reserved descriptors. The process's other sockets are not affected."""
         self._hand.close()
         with contextlib.suppress(OSError):
             os.close(self._null)

@@ -16,8 +16,10 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 def peer_of(connection: Any) -> str:
-    """Returns the peer of a connected socket in the form that `ConnectionLimiter.admit` expects: an IP address, or
-    `uid:N` on a Unix socket. Empty if the peer has disconnected. Accepts asyncio's transport sockets.
+    """Returns the peer of a connected socket in the form that `ConnectionLimiter.admit` expects.
+
+    It is an IP address, or `uid:N` on a Unix socket. Empty if the peer has disconnected. Accepts asyncio's transport
+    sockets.
     """
     try:
         if connection.family == socket.AF_UNIX:

@@ -44,10 +44,12 @@ class Penalties:
         return score
 
     def score(self, peer: str, now: float) -> float:
+        """Returns the decayed score of a peer; 0 for an unknown peer."""
         score, when = self._scores.get(peer, (0.0, now))
         return float(score * 0.5 ** (max(0.0, now - when) / self._half_life))
 
     def penalized(self, peer: str, now: float) -> bool:
+        """Returns True if the score of a peer is at least `threshold`."""
         return bool(self._scores) and self.score(peer, now) >= self.threshold
 
     def worst(self, now: float, most: int) -> list[str]:

@@ -46,8 +46,10 @@ class Instruction(NamedTuple):
 
 
 def program(peers: Iterable[str]) -> list[Instruction]:
-    """Returns a program that drops segments with data from these peers, named as by `peers.group_of`: IPv4 and IPv6
-    addresses, and IPv6 networks. Other names, and peers beyond `MOST_PEERS`, are left out.
+    """Returns a program that drops segments with data from these peers.
+
+    Peers are named as by `peers.group_of`: IPv4 and IPv6 addresses, and IPv6 networks. Other names, and peers beyond
+    `MOST_PEERS`, are left out.
     """
     ipv4: list[Instruction] = [Instruction(LOAD_WORD, IP_HEADER + 12)]
     ipv6: list[Instruction] = []

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from hearthd.front.connections.penalties import Penalties
 
 CALLS = 256
-"""Number of calls without a credential (health, reflection) that a stranger may make in a burst."""
+"""Number of calls that need no credential (health) that a stranger may make in a burst."""
 CALLS_PER_SECOND = 10.0
-"""Number of further calls without a credential that a stranger may make each second."""
+"""Number of further such calls that a stranger may make each second."""
 PENALTY_DIVISOR = 16
 """Divisor of a penalized peer's limits on bytes, age, calls and number of strangers."""
 PENALTY_GRACE = 1.0
@@ -65,6 +65,7 @@ class UnauthenticatedConnection:
     """Time of the last call that needs no credential."""
 
     def spend(self, cost: float, now: float) -> None:
+        """Adds the cost of a call, in calls, after the earlier cost has decayed."""
         self.spent = max(0.0, self.spent - (now - self.spent_at) * CALLS_PER_SECOND) + cost
         self.spent_at = now
 

@@ -179,8 +179,9 @@ class Access:
         return self.certificates.fingerprint() if self.certificates is not None else b""
 
     def ticket(self, connection: socket.socket) -> str:
-        """Issues a ticket for the user at the other end of a Unix socket, as the identity socket does; empty if no
-        tenant is known by user. Raises `OSError`.
+        """Issues a ticket for the user at the other end of a Unix socket, as the identity socket does.
+
+        Empty if no tenant is known by user. Raises `OSError`.
         """
         return self._tickets.issue(user_of(connection)) if self.by_user else ""
 
@@ -216,6 +217,7 @@ class Access:
         self.audit.record("device_lost", device=link.ordinal, generation=link.generation, why=why, sessions=sessions)
 
     async def close(self) -> None:
+        """Closes the identity socket, records the stop, and closes the audit log. Called after the listeners closed."""
         if self._identity is not None:
             await self._identity.stop()
             self._identity = None

@@ -124,8 +124,9 @@ class Daemon:
     # ---- service ----
 
     def healthy(self) -> bool:
-        """Returns True if the watchdog may be notified: every serving or stalled device has answered a ping recently
-        enough.
+        """Returns True if the watchdog may be notified.
+
+        That is the case if every serving or stalled device has answered a ping recently enough.
         """
         most = 2 * (self.parts.policy.ping_timeout + self.parts.policy.ping_interval)
         now = time.monotonic()

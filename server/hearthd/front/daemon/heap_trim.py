@@ -20,8 +20,10 @@ then in use, and may become free at any later time."""
 
 
 class HeapTrimming:
-    """Decides when the heap is trimmed: once after the last session has ended, and after a burst of traffic that made
-    the process grow while sessions remain.
+    """Decides when the heap is trimmed.
+
+    It is trimmed once after the last session has ended, and after a burst of traffic that made the process grow while
+    sessions remain.
 
     Args:
         quiet: seconds without a session before the heap is trimmed.

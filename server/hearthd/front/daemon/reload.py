@@ -61,6 +61,7 @@ class Reloader:
             await asyncio.shield(self._task)
 
     async def stop(self) -> None:
+        """Cancels the reload that is under way, and waits for its task. Later requests start none."""
         self._open = False
         if self._task is not None:
             self._task.cancel()

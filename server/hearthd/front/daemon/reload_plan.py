@@ -119,6 +119,8 @@ class ReloadPlan:
 
 @dataclass(frozen=True)
 class TenantChanges:
+    """The tenants that a reload adds, removes or changes, by name."""
+
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -156,6 +158,7 @@ def plan(running: Config, wanted: Config) -> ReloadPlan:
 
 
 def tenant_changes(before: tuple[TenantSettings, ...], after: tuple[TenantSettings, ...]) -> TenantChanges:
+    """Returns the differences between the tenants of two configurations. A renamed tenant is removed and added."""
     old, new = ({tenant.name: tenant for tenant in tenants} for tenants in (before, after))
     changed = {
         name: tuple(key for key in TenantSettings.model_fields if getattr(old[name], key) != getattr(new[name], key))
@@ -180,6 +183,7 @@ def paths() -> Iterator[Path]:
 
 
 def value(config: Config, path: Path) -> Any:
+    """Returns the value of the setting with this path."""
     found: Any = config
     for part in path:
         found = getattr(found, part)

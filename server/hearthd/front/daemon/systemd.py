@@ -36,6 +36,7 @@ class Notifier:
         self._over = False
 
     def tell(self, state: str) -> None:
+        """Sends a message of the sd_notify protocol to systemd. Does nothing without systemd."""
         if self._notifier is not None:
             self._notifier.notify(state)
 
@@ -54,6 +55,7 @@ class Notifier:
         self.tell(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
 
     def ready(self, text: str) -> None:
+        """Reports that the daemon serves, with a text for `systemctl status`."""
         self._ready, self._last_status = True, text
         self.tell(f"READY=1\nSTATUS={text}")
 
@@ -66,6 +68,7 @@ class Notifier:
             self.tell(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def reloaded(self) -> None:
+        """Reports the end of a reload, after `reloading`. Does nothing before `ready` and after `stopping`."""
         if self._ready and not self._over:
             self.tell("READY=1")
 

@@ -78,6 +78,7 @@ class SessionCopies:
             self._release()
 
     def close(self) -> None:
+        """Closes the file, after the last context of `using` has been left."""
         self._closed = True
         self._release()
 

@@ -36,6 +36,7 @@ class DurableCopy:
 
     @property
     def hole(self) -> Hole:
+        """The offset and length, in bytes, of both areas together."""
         return self.offset, 2 * self.span
 
 

@@ -1,5 +1,6 @@
-"""The health of a GPU, from NVML's readings: a GPU with a fault is fenced; the other GPUs of its node continue to
-serve. Pure.
+"""The health of a GPU, from NVML's readings. Pure.
+
+A GPU with a fault is fenced; the other GPUs of its node continue to serve.
 
 A fault is a condition for which NVIDIA's documents ask for a reset of the GPU, a restart of the machine or a
 replacement; work on such a GPU hangs, fails or computes wrong results. Xids caused by programs (13, 31, 43, 45, ...:

@@ -163,6 +163,7 @@ class Nvml:
         )
 
     def close(self) -> None:
+        """Shuts NVML down; later readings are None. Gives up after `time_limit` seconds if a reading is under way."""
         if not self._lock.acquire(timeout=self._time_limit):
             return  # another thread waits for the driver; it ends with the process
         nvml, self._nvml = self._nvml, None

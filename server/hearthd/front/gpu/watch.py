@@ -23,7 +23,9 @@ class WatchedDevice(Protocol):
     ordinal: int
     sick: str
 
-    def fence(self, why: str) -> None: ...
+    def fence(self, why: str) -> None:
+        """Sets `sick` to `why`. No new session is accepted until an operator restarts the device."""
+        ...
 
 
 class GpuWatch:

@@ -138,10 +138,12 @@ class Acceptor:
     # ---- reports of connections ----
 
     def lost(self, connection: Connection) -> None:
+        """Releases the slot of a connection that is closed, and forgets the connection."""
         connection.slot.release()
         self._of.pop(connection.handler, None)
 
     def refuse(self, reason: str, peer: str) -> None:
+        """Counts a refusal by reason, and logs it at a limited rate."""
         self._refusals.add(reason, peer)
 
 

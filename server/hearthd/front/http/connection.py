@@ -45,11 +45,25 @@ class HttpTimeouts:
 class Handler(Protocol):
     """The interface of the HTTP library's protocol object for one connection."""
 
-    def connection_made(self, transport: asyncio.BaseTransport, /) -> None: ...
-    def connection_lost(self, exc: BaseException | None, /) -> None: ...
-    def data_received(self, data: bytes, /) -> None: ...
-    def pause_writing(self) -> None: ...
-    def resume_writing(self) -> None: ...
+    def connection_made(self, transport: asyncio.BaseTransport, /) -> None:
+        """Called once, after the TLS handshake. The object writes its responses to `transport`."""
+        ...
+
+    def connection_lost(self, exc: BaseException | None, /) -> None:
+        """Called once, after the connection was closed. `exc`: the error that closed it, or None."""
+        ...
+
+    def data_received(self, data: bytes, /) -> None:
+        """Takes the head of one request, complete and checked. Called again after the response was sent."""
+        ...
+
+    def pause_writing(self) -> None:
+        """Called while the kernel has not accepted everything that was written. Writes should wait."""
+        ...
+
+    def resume_writing(self) -> None:
+        """Called after `pause_writing`, as soon as the kernel has accepted everything."""
+        ...
 
 
 class ConnectionOwner(Protocol):
@@ -108,6 +122,7 @@ class Connection(asyncio.Protocol):
     # ---- asyncio ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Starts the time limit of the first head. Called by asyncio after the TLS handshake."""
         # A cast, because uvloop's transports do not inherit from asyncio's.
         transport = self._transport = cast(asyncio.Transport, transport)
         # With these limits a write ends when the kernel has all of it, so at most one piece is buffered here.
@@ -116,6 +131,7 @@ class Connection(asyncio.Protocol):
         self._wait(self._limits.header, self._too_late)
 
     def data_received(self, data: bytes) -> None:
+        """Collects the next head, and drops data of a connection that is about to close. Called by asyncio."""
         if self._state is _State.CLOSING:
             self._dropped += len(data)
             if self._dropped > _LINGER_BYTES:
@@ -130,6 +146,7 @@ class Connection(asyncio.Protocol):
             self._bound()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Ends a wait in `piece` with `ConnectionResetError`, and tells the owner. Called by asyncio."""
         self._state = _State.CLOSING
         if self._timer is not None:
             self._timer.cancel()
@@ -141,10 +158,12 @@ class Connection(asyncio.Protocol):
         self._owner.lost(self)
 
     def pause_writing(self) -> None:
+        """Makes `piece` wait. Called by asyncio when the kernel does not accept a whole write."""
         self._paused = True
         self.handler.pause_writing()
 
     def resume_writing(self) -> None:
+        """Ends the wait of `piece`. Called by asyncio when the kernel has accepted everything."""
         self._paused = False
         self.handler.resume_writing()
         if self._flushed is not None and not self._flushed.done():

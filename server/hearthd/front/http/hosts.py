@@ -52,8 +52,9 @@ def host_of(header: str) -> str | None:
 
 
 def same_origin(host: str, origin: str | None, site: str | None) -> bool:
-    """Returns False if a page of another origin made the request, according to the headers Host, Origin and
-    Sec-Fetch-Site.
+    """Returns False if a page of another origin made the request.
+
+    The arguments are the headers Host, Origin and Sec-Fetch-Site.
     """
     if site is not None and site.strip().lower() not in _SAME:
         return False

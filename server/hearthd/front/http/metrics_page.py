@@ -43,6 +43,7 @@ class MetricsPages:
         return await pages.get(accept, self._max_age)
 
     def close(self) -> None:
+        """Cancels the pages that are being collected or rendered."""
         for pages in self._viewers.values():
             pages.close()
 

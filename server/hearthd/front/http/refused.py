@@ -62,6 +62,7 @@ class Refusals(Collector):
             log.warning("http_refused", reason=reason, peer=peer, times=times)
 
     def collect(self) -> Iterable[Metric]:
+        """Yields the number of refusals by reason. Called at each scrape."""
         refused = CounterMetricFamily(
             "hearth_http_refusals", "HTTP requests and connections refused or closed, by reason.",
             labels=["reason"],

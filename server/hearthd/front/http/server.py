@@ -108,6 +108,8 @@ class HttpServer:
         self.downloads = TraceDownload()
 
     def application(self) -> web.Application:
+        """Returns an aiohttp application with all paths. Its requests are served only after `start`."""
+
         @web.middleware
         async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             return await self._answer(request, handler)
@@ -160,6 +162,7 @@ class HttpServer:
             raise listen_error(address, "http", error) from None
 
     async def stop(self) -> None:
+        """Stops listening, and closes the connections after at most a second for requests under way."""
         if self.acceptor is not None:
             await self.acceptor.stop()
         if self._runner is not None:
@@ -222,8 +225,9 @@ class HttpServer:
         return await handler(request)
 
     def _for_us(self, host: str) -> bool:
-        """Returns True if a Host header is a name of this daemon: from `http.hosts`, from its certificate, of this
-        host, or the address on which it listens.
+        """Returns True if a Host header is a name of this daemon.
+
+        Its names are those of `http.hosts`, of its certificate and of this host, and the address on which it listens.
         """
         certificate = self.certificates.names if self.certificates is not None else ()
         names = (*self.hosts, *certificate)

@@ -31,8 +31,9 @@ class ProcessCertificate(NamedTuple):
     key: str
 
     def proof(self) -> tuple[bytes, dict[str, Any]]:
-        """Returns the secret second half of a ticket, and the data that the device process needs to check it, which are
-        sent together with the connection.
+        """Returns the secret second half of a ticket, and the data that the device process needs to check it.
+
+        The data are sent together with the connection.
         """
         secret = secrets.token_bytes(SECRET_BYTES)
         return secret, {

@@ -61,6 +61,7 @@ class StripePort(TicketPort):
         return reached_by(peer, self._address, self._grpc_host)
 
     async def close(self) -> None:
+        """Stops accepting connections; `reached_by` then raises `UNSUPPORTED`. Stripes that were handed over stay."""
         await super().close()
         self._address = None
 
@@ -90,8 +91,9 @@ def reached_by(peer: str, listening: Address, grpc_host: str) -> Address:
 
 
 def _on_this_host(peer: str) -> bool:
-    """Returns True if gRPC's name of a client (`unix:...`, `ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`) denotes a client on
-    this host.
+    """Returns True if gRPC's name of a client denotes a client on this host.
+
+    Such names are `unix:...`, `ipv4:1.2.3.4:5` and `ipv6:%5B::1%5D:5`.
     """
     if peer.startswith("unix:"):
         return True

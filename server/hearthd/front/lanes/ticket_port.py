@@ -41,7 +41,12 @@ class PortObserver(Protocol):
     def connection_passed_on(self, kind: str) -> None:
         """Counts a connection that was handed over. `kind`: its kind, from `TicketHolder.kind`."""
 
-    def lane_refused(self, reason: str) -> None: ...
+    def lane_refused(self, reason: str) -> None:
+        """Counts a connection that was closed instead of handed over.
+
+        `reason`: crowded, silent, malformed, closed, ticket, busy or gone.
+        """
+        ...
 
 
 class ConnectionRejected(Exception):

@@ -22,12 +22,16 @@ a lane."""
 
 
 class TicketHolder(Protocol):
-    """The object for which a ticket is issued: an Execute stream that may continue over a lane, or a channel that gets
-    a bulk data connection.
+    """The object for which a ticket is issued.
+
+    It is an Execute stream that may continue over a lane, or a channel that gets a bulk data connection.
     """
 
     @property
-    def session(self) -> Session: ...
+    def session(self) -> Session:
+        """The session that the connection will serve."""
+        ...
+
     @property
     def kind(self) -> str:
         """The kind of connection: `lane`, `segments`, `stripe` or `ipc`."""
@@ -68,6 +72,7 @@ class LaneTickets:
         return len(self._issued)
 
     def issue(self, attachment: TicketHolder, size: int = TICKET_BYTES) -> bytes:
+        """Returns a new random ticket of `size` bytes for the holder, and forgets expired tickets."""
         self._forget()
         ticket = secrets.token_bytes(size)
         self._issued[_key(ticket)] = (self.clock() + LIFETIME, attachment)

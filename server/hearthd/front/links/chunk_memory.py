@@ -71,8 +71,9 @@ class ChunkMemory:
         return message
 
     def release_pages(self) -> None:
-        """Releases the pages while no download runs, so that data that was read no longer counts as memory of this
-        process.
+        """Releases the pages while no download runs.
+
+        Data that was read then no longer counts as memory of this process.
         """
         if self._memory is not None:
             self._memory.madvise(mmap.MADV_DONTNEED)

@@ -1,5 +1,6 @@
-"""Open files that device processes send over the socket beside their link, together with the answer that announces
-them.
+"""Open files that device processes send over the socket beside their link.
+
+Each is sent together with the answer that announces it.
 """
 
 from __future__ import annotations

@@ -41,11 +41,13 @@ class FrameSocket(asyncio.Protocol, ABC):
     # ---- asyncio.Protocol ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Sets `_HIGH_WATER` as the number of unsent bytes from which `paused` is True. Called by asyncio."""
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment]
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)  # type: ignore[union-attr]
 
     def data_received(self, data: bytes) -> None:
+        """Passes each complete frame to `_dispatch`. Abandons the link after bytes that are not valid frames."""
         try:
             for frame in self._reader.feed(data):
                 self._dispatch(frame)
@@ -53,9 +55,11 @@ class FrameSocket(asyncio.Protocol, ABC):
             self.abandon(f"it sent bytes that are not valid frames: {error}")
 
     def pause_writing(self) -> None:
+        """Makes `drain` wait. Called by asyncio above `_HIGH_WATER` unsent bytes."""
         self._paused = True
 
     def resume_writing(self) -> None:
+        """Ends the wait of all callers of `drain`. Called by asyncio, and when the link ends."""
         self._paused = False
         if self._drained is not None:
             if not self._drained.done():
@@ -63,9 +67,11 @@ class FrameSocket(asyncio.Protocol, ABC):
             self._drained = None
 
     def eof_received(self) -> bool:
+        """Returns False, so that asyncio closes the socket."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Completes `closed`, with the reason if the socket failed with another error than a broken pipe."""
         # A process that ends while data is written to it breaks the pipe; the cause of its end is more informative.
         self._close("" if exc is None or isinstance(exc, ConnectionError) else str(exc))
 
@@ -84,6 +90,7 @@ class FrameSocket(asyncio.Protocol, ABC):
 
     @property
     def paused(self) -> bool:
+        """True while too many bytes wait to be written; see `drain`."""
         return self._paused
 
     async def drain(self) -> None:
@@ -107,4 +114,5 @@ class FrameSocket(asyncio.Protocol, ABC):
             transport.writelines((head, payload))
 
     def send_json(self, kind: int, body: dict[str, Any]) -> None:
+        """Writes one frame with a JSON payload, on channel 0 and without an id."""
         self.send(kind, _as_json(body).encode())

@@ -280,8 +280,9 @@ class DeviceLink(FrameSocket):
             listener(frame)
 
     def _on_stats(self, frame: Frame) -> None:
-        """Handles a report of counters: an answer or, with id 0, the last counts of a process that exits after a device
-        fault.
+        """Handles a report of counters.
+
+        It is an answer or, with id 0, the last counts of a process that exits after a device fault.
         """
         body = json.loads(frame.payload)
         stats = body if isinstance(body, dict) else {}

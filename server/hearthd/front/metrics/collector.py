@@ -80,31 +80,39 @@ class Metrics:
         self._transfer_in, self._transfer_out = received.labels("transfer").inc, sent.labels("transfer").inc
 
     def authentication_failed(self) -> None:
+        """Counts `hearth_authentication_failures`; see `auth.authenticator.FailureObserver`."""
         self._auth_failures.inc()
 
     def call_started(self, service: str, method: str) -> None:
+        """Counts `grpc_server_started`; see `rpc.server_call.CallObserver`."""
         self._started.labels(service, method).inc()
 
     def call_refused(self, service: str, method: str, reason: str) -> None:
+        """Counts `hearth_call_refusals` by method and reason code."""
         self._refusals.labels(method, reason).inc()
 
     def call_handled(self, service: str, method: str, code: str, seconds: float) -> None:
+        """Counts `grpc_server_handled` by status code, and adds the call's duration in seconds to the histogram."""
         self._handled.labels(service, method, code).inc()
         self._seconds.labels(service, method).observe(seconds)
 
     def connection_passed_on(self, kind: str) -> None:
+        """Counts `hearth_lanes_opened` for a lane, and `hearth_bulk_connections` for every other kind."""
         if kind == "lane":
             self._lanes.inc()
         else:
             self._bulk.labels(kind).inc()
 
     def lane_refused(self, reason: str) -> None:
+        """Counts `hearth_lane_refusals` by reason; see `lanes.ticket_port.PortObserver`."""
         self._lane_refusals.labels(reason).inc()
 
     def lane_unused(self) -> None:
+        """Counts `hearth_lanes_unused`: a lane that ended before any batch arrived on it."""
         self._lanes_unused.inc()
 
     def execute_traffic(self, batches: int, received: int, sent: int) -> None:
+        """Counts batches with the bytes received for them; if `batches` is 0, the bytes of a response."""
         if batches:
             self._batches_inc(batches)
             self._execute_in(received)
@@ -112,6 +120,7 @@ class Metrics:
             self._execute_out(sent)
 
     def transfer_traffic(self, received: int, sent: int) -> None:
+        """Counts the data bytes of Upload, Download, Write and Read, in either direction."""
         if received:
             self._transfer_in(received)
         if sent:
@@ -150,8 +159,10 @@ class Metrics:
 
     @staticmethod
     def render(families: Iterable[Metric], accept: str = "") -> tuple[bytes, str]:
-        """Returns the page and its content type: OpenMetrics if the Accept header `accept` asks for it, otherwise
-        Prometheus's text format. Takes some milliseconds for every thousand samples, and may be called in a thread.
+        """Returns the page and its content type.
+
+        It is in OpenMetrics if the Accept header `accept` asks for it, otherwise in Prometheus's text format. Takes
+        some milliseconds for every thousand samples, and may be called in a thread.
         """
         page = CollectorRegistry()
         page.register(_Families(families))
@@ -186,9 +197,10 @@ _SHARED_FAMILIES = frozenset(
 
 
 def _sees(viewer: Tenant, family: str, labels: Mapping[str, str]) -> bool:
-    """Returns True if a sample is the viewer's own, or shows no tenant's work, and is of a device that the viewer
-    may use. Totals of all tenants are not shown, because the activity of other tenants could be computed as a
-    difference.
+    """Returns True if a sample may be shown to the viewer.
+
+    It has to be the viewer's own, or show no tenant's work, and be of a device that the viewer may use. Totals of all
+    tenants are not shown, because the activity of other tenants could be computed as a difference.
     """
     own = sees_tenant(viewer, labels["tenant"]) if "tenant" in labels else family in _SHARED_FAMILIES
     return own and ("device" not in labels or viewer.sees(int(labels["device"])))

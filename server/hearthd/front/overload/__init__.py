@@ -1,5 +1,6 @@
-"""Overload of the front: its level, and the calls that are refused at each level (modelled on envoy's overload
-manager).
+"""Overload of the front: its level, and the calls that are refused at each level.
+
+It is modelled on envoy's overload manager.
 
 Owns: the levels and their hysteresis (`policy`), the measurements (`readings`), and the manager that measures, reports
 in metrics, readiness and the log, and decides (`manager`). Covers the front as a whole; not single tenants (quotas),

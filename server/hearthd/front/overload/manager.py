@@ -151,6 +151,7 @@ class OverloadManager(Collector):
     # ---- metrics ----
 
     def collect(self) -> Iterable[Metric]:
+        """Returns the lag, the level, the use of each resource and the refused calls. Called at each scrape."""
         pressure = GaugeMetricFamily(
             "hearth_overload_pressure", "Use of a resource, as a share of the level that refuses new sessions.",
             labels=["resource"],

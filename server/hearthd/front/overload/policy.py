@@ -85,6 +85,7 @@ class MedianFilter:
         self._next = 0
 
     def add(self, reading: float) -> float:
+        """Adds a reading, and returns the median of the last `size` readings. Readings before the first count as 0."""
         self._readings[self._next] = reading
         self._next = (self._next + 1) % len(self._readings)
         return median(self._readings)

@@ -94,6 +94,11 @@ class Follower(GroupMembership):
     # ---- to the coordinator ----
 
     def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
+        """Sends the operation to the coordinator.
+
+        It fails if no answer arrives within its timeout and `verdict` seconds. It fails at once if the group has ended,
+        or the batch does not fit into a frame.
+        """
         sequence = int(body["sequence"])
         if self.end_reason is not None:
             self.fail(link, channel, sequence, self.end_reason)
@@ -117,6 +122,7 @@ class Follower(GroupMembership):
             self.fail(link, channel, sequence, refusal)
 
     def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
+        """Tells the coordinator, and no longer waits for an answer. Does nothing if the group has ended."""
         if self.end_reason is not None:
             return
         fields = withdrawn(self.id, body)
@@ -135,6 +141,10 @@ class Follower(GroupMembership):
             self._send_rank_message(link, about(body, name.removeprefix(self.prefix)))
 
     def process_lost(self, link: DeviceLink, why: str) -> None:
+        """Forgets the process's operations and communicators.
+
+        Tells the coordinator, if the process took part in the group.
+        """
         where = (link.ordinal, link.generation)
         known = any(key[:2] == where for key in self._presented) or any(where in comm for comm in self._comms.values())
         text = f"device {link.ordinal} was lost: {why}"
@@ -280,6 +290,7 @@ class Follower(GroupMembership):
         self.end(failed(self.id, f"the daemon of node 0, which coordinates it, was lost: {why}"))
 
     def leave(self, why: str) -> None:
+        """Tells the coordinator, which ends the group on all nodes, and ends it here."""
         self._peer.close({"t": "leave", "why": why[:1000]})
         self.end(failed(self.id, f"node {self.node} has left it: {why}"))
 

@@ -222,8 +222,9 @@ class PeerGroups:
             leader.send(place, body)
 
     async def watch(self, link: DeviceLink) -> None:
-        """Prepares a device process that is about to serve, so that the groups of each session that attaches are
-        announced to it.
+        """Prepares a device process that is about to serve.
+
+        The groups of each session that attaches are then announced to the process.
         """
         link.on_open = self.on_open
 

@@ -47,15 +47,25 @@ an answer. A device process presents fewer (`hearthd.device.collectives.negotiat
 class Router(Protocol):
     """The part of `CollectiveRouter` that a leader uses: the matcher and the communicators."""
 
-    def present(self, key: MatchKey, rank: int, place: RankLocation, body: Body) -> None: ...
+    def present(self, key: MatchKey, rank: int, place: RankLocation, body: Body) -> None:
+        """Handles one operation of a rank; see `CollectiveRouter.present`."""
+        ...
 
-    def withdraw(self, key: MatchKey, rank: int, body: Body) -> None: ...
+    def withdraw(self, key: MatchKey, rank: int, body: Body) -> None:
+        """Handles a rank that will not take part in an operation; see `CollectiveRouter.withdraw`."""
+        ...
 
-    def message(self, place: RankLocation, body: Body, owner: str = "") -> None: ...
+    def message(self, place: RankLocation, body: Body, owner: str = "") -> None:
+        """Handles a message about a communicator of the group `owner`; see `CollectiveRouter.message`."""
+        ...
 
-    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None: ...
+    def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> None:
+        """Handles the loss of a process, or of a node of the groups `owners`; see `CollectiveRouter.lost`."""
+        ...
 
-    def end_owner(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None: ...
+    def end_owner(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
+        """Handles the end of the group `owner`: its operations fail and its communicators are aborted."""
+        ...
 
 
 class _Unanswered:
@@ -114,6 +124,7 @@ class Leader(GroupMembership):
 
     @property
     def state(self) -> str:
+        """The state of the group: `forming` until all nodes have joined, then `ready`, and `failed` after its end."""
         return "forming" if self.end_reason is None and self.missing else super().state
 
     def expect(self, timeout: float) -> None:
@@ -209,6 +220,7 @@ class Leader(GroupMembership):
     # ---- ranks of this daemon ----
 
     def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
+        """Passes the operation to the router. Fails it if the group has ended."""
         if self.end_reason is not None:
             self.fail(link, channel, int(body["sequence"]), self.end_reason)
             return
@@ -217,6 +229,7 @@ class Leader(GroupMembership):
         )
 
     def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
+        """Passes the message to the router. Does nothing if the group has ended."""
         if self.end_reason is None:
             self._withdraw(self.ranks[link.ordinal], dict(body))
 
@@ -239,6 +252,7 @@ class Leader(GroupMembership):
     # ---- end ----
 
     def leave(self, why: str) -> None:
+        """Fails the waiting operations, aborts the communicators, and ends the group on all nodes."""
         refusal = self.end_reason or failed(self.id, f"node 0 has left it: {why}")
         self._router.end_owner(self._owner, refusal.message)
         self.end(refusal)

@@ -81,11 +81,13 @@ class PeerLink(asyncio.Protocol):
     # ---- asyncio.Protocol ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Notes the peer's address. Called by asyncio, over TLS after the handshake."""
         self._transport = transport  # type: ignore[assignment]
         name = transport.get_extra_info("peername")
         self.peer = ":".join(map(str, name[:2])) if isinstance(name, tuple) else str(name or "")
 
     def data_received(self, data: bytes) -> None:
+        """Passes on complete messages. Cuts the link after a message that cannot be decoded. Called by asyncio."""
         if self.end_reason:
             return
         self._last_received = self._loop.time()
@@ -119,9 +121,11 @@ class PeerLink(asyncio.Protocol):
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
+        """Returns False, so that asyncio closes the connection."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Completes `gone`, and reports the end unless the link was closed here before. Called by asyncio."""
         for timer in (self._abort_timer, self._resume):
             if timer is not None:
                 timer.cancel()

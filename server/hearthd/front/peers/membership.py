@@ -76,6 +76,7 @@ class GroupMembership(ABC):
 
     @property
     def state(self) -> str:
+        """The state of the group for DescribeGroups: `ready`, or `failed` after its end."""
         return "failed" if self.end_reason is not None else "ready"
 
     @abstractmethod
@@ -117,6 +118,7 @@ def tell(link: Any, body: Body) -> None:
 
 
 def status_of(refusal: Refusal) -> str:
+    """Returns a refusal as the base64 text that `status` has in COLLECTIVE frames."""
     return to_text(refusal)
 
 

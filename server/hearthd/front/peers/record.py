@@ -1,5 +1,6 @@
-"""The record of a group's operations in a daemon that has joined the group: when its own ranks presented them, and
-their outcome on those ranks.
+"""The record of a group's operations in a daemon that has joined the group.
+
+Covers the times at which its own ranks presented them, and their outcome on those ranks.
 
 The coordinator's flight recorder has all ranks. This record has the ranks of this node, so that an operator of any node
 can see what its ranks did last. It is bounded, like every ring of a flight recorder.
@@ -58,6 +59,7 @@ class PeerRecord:
         return PeerRecordView(in_flight, len(self._finished))
 
     def presented(self, rank: int, body: Mapping[str, Any]) -> None:
+        """Notes that a local rank has presented the operation of a `present` message."""
         self._recorder.presented(self._key(int(body["sequence"])), rank, body["signature"])
 
     def launched(self, comm: str, where: Where, rank: int, sequence: int, index: int) -> None:

@@ -87,6 +87,7 @@ def devices_of(members: Members, node: int) -> dict[int, int]:
 
 
 def nodes_of(members: Members) -> list[int]:
+    """Returns the numbers of the nodes that have members, in ascending order."""
     return sorted({member.node for member in members})
 
 

@@ -90,6 +90,7 @@ class MemoryGrants:
         self._step()
 
     def stop(self) -> None:
+        """Stops the timer and the messages that are under way. Called after the device's processes have ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

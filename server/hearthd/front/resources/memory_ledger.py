@@ -98,6 +98,7 @@ class MemoryLedger:
 
     @property
     def slab(self) -> int:
+        """Size of a slab in bytes, at least 1; see `SLAB` and `SLABS`."""
         return max(1, min(SLAB, self.total // SLABS))
 
     @property

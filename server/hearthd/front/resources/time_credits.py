@@ -183,9 +183,7 @@ class DeviceTurns(Generic[K]):
         return True
 
     def _overran(self, process: _Process, now: float) -> bool:
-        """Returns True if the work of the process takes so long that the process is admitted briefly, whatever its
-        credit.
-        """
+        """Returns True if the process is admitted briefly, whatever its credit, because its work takes so long."""
         if now >= process.admitted_until:
             if process.sent_flags & MAY:
                 return False
@@ -227,6 +225,7 @@ class TimeCredits:
         self._tell(link.ordinal, lambda turns, now: turns.join(link, now))
 
     def stop(self) -> None:
+        """Stops the timers. Called at the end of the daemon."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

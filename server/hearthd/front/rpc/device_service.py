@@ -42,9 +42,16 @@ seconds."""
 class TrafficObserver(CallObserver, Protocol):
     """Counts calls and bytes."""
 
-    def execute_traffic(self, batches: int, received: int, sent: int) -> None: ...
+    def execute_traffic(self, batches: int, received: int, sent: int) -> None:
+        """Counts `batches` with the bytes `received` for them or, if `batches` is 0, `sent` bytes of responses.
 
-    def transfer_traffic(self, received: int, sent: int) -> None: ...
+        Batches over a lane count without bytes.
+        """
+        ...
+
+    def transfer_traffic(self, received: int, sent: int) -> None:
+        """Counts data bytes of a transfer that were received from the client or sent to it."""
+        ...
 
     def lane_unused(self) -> None:
         """Counts a lane that ended before a batch was sent over it."""
@@ -60,6 +67,7 @@ class ClientLimits:
     window: attach.ExecuteWindow = field(default_factory=attach.ExecuteWindow)
 
     def message(self) -> node_pb2.SessionLimits:
+        """Returns the limits in the form in which a session's client receives them."""
         return node_pb2.SessionLimits(
             max_inline_bytes=self.max_inline_bytes,
             max_chunk_bytes=self.max_chunk_bytes,
@@ -170,8 +178,10 @@ class DeviceService:
             return await work(channel)
 
     def _admit(self, session: Session, operation: str, needed: tuple[Right, ...]) -> None:
-        """Raises the refusal of the operation if a right is missing, or if the tenant's device time is used up and the
-        operation is new work. Holding objects and reading results stays allowed.
+        """Raises the refusal of the operation if the tenant may not do it now.
+
+        That is the case if a right is missing, or if the tenant's device time is used up and the operation is new work.
+        Holding objects and reading results stays allowed.
         """
         try:
             session.tenant.require(needed, operation)

@@ -60,8 +60,9 @@ class EagerCoroutine:
 
 
 def _retrieve_exception(ended: Future[Any]) -> None:
-    """Retrieves the exception of a future that is no longer awaited. gRPC fails a write if the client has disconnected,
-    and asyncio would log that the exception was never retrieved.
+    """Retrieves the exception of a future that is no longer awaited.
+
+    gRPC fails a write if the client has disconnected, and asyncio would log that the exception was never retrieved.
     """
     if not ended.cancelled():
         ended.exception()

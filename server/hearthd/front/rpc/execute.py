@@ -1,5 +1,6 @@
-"""DeviceService.Execute: passes the work of a session on one device through without decoding it, with bounds in both
-directions.
+"""DeviceService.Execute: passes the work of a session on one device through without decoding it.
+
+The data under way is bounded in both directions.
 """
 
 from __future__ import annotations
@@ -99,6 +100,10 @@ class ExecuteAttachment:
     # ---- called by the channel ----
 
     def on_response(self, payload: bytes) -> None:
+        """Writes the response at once if nothing is queued or being written, otherwise queues it.
+
+        Ends the stream if the client leaves too many responses unread or unacknowledged.
+        """
         wake = self._wake_out
         if wake is not None and not wake.done():
             # Nothing is queued or being written. The write starts here, without waiting for the writer's task.
@@ -122,6 +127,11 @@ class ExecuteAttachment:
             self.on_lost(replies.overrun, b"")
 
     def on_ack(self, seq: int) -> None:
+        """Notes that the batches up to number `seq` have been executed.
+
+        The acknowledgement to the client may be delayed by `_ACK_DELAY`. Batches that were held back may be passed on
+        now.
+        """
         if seq - self._ack_sent >= self._window.max_batches // 8:
             self._make_ack_due()
         elif self._ack_timer is None:
@@ -137,13 +147,16 @@ class ExecuteAttachment:
         self._wake_writer()
 
     def count_lane_traffic(self, batches: int, sent: int) -> None:
+        """Counts traffic of the lane in metrics only; it takes no place in this stream's window."""
         self._on_traffic(batches, 0, sent)
 
     def on_room(self) -> None:
+        """Passes on batches that were held back, because a message of the client was no batch."""
         self._intake.advance()
         self._wake_writer()
 
     def on_lane_unused(self, why: str) -> None:
+        """Counts the unused lane, and begins to send the lane's responses over this stream. Does not block."""
         self._count_unused(self.session.id, why)
         if self._taking_back is None and self._end is None:
             self._taking_back = asyncio.create_task(self._lane_unused(), name="execute-lane")
@@ -157,6 +170,7 @@ class ExecuteAttachment:
             self._taking_back = None
 
     def on_lost(self, refusal: Refusal, event: bytes) -> None:
+        """Ends the stream with `refusal`, after the queued responses and `event`. Later calls have no effect."""
         if self._end is not None:
             return
         self._end = refusal
@@ -168,6 +182,7 @@ class ExecuteAttachment:
         self._wake_writer()
 
     def displace(self) -> None:
+        """Ends the stream at once with `HANDLE_IN_USE`. Queued responses are dropped."""
         self._out.clear()
         self._close_timeout = 0.0
         self.on_lost(
@@ -189,8 +204,9 @@ class ExecuteAttachment:
 
     @property
     def idle(self) -> bool:
-        """True if nothing is under way: all batches that passed through the front have been executed, and all responses
-        have been sent.
+        """True if nothing is under way.
+
+        All batches that passed through the front have then been executed, and all responses have been sent.
         """
         return not (self._channel.batches or self._intake.held or self._out)
 
@@ -205,8 +221,9 @@ class ExecuteAttachment:
             self._channel.send_response(event)
 
     async def prepare(self) -> None:
-        """Waits, at most `_SETTLE` seconds, for the batches of an earlier stream, so that their acknowledgements do not
-        count for this stream.
+        """Waits for the batches of an earlier stream, at most `_SETTLE` seconds.
+
+        Their acknowledgements then do not count for this stream.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE):

@@ -1,5 +1,6 @@
-"""A call over a framed socket: its connection, and the context that its handler sees, with the interface of gRPC's
-context.
+"""A call over a framed socket: its connection, and the context that its handler sees.
+
+The context has the interface of gRPC's context.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ class FramedCall(asyncio.Protocol):
     # ---- asyncio.Protocol ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Asks `on_made` if the connection is accepted, and aborts it otherwise. Called by asyncio."""
         self.transport = transport  # type: ignore[assignment]
         assert self.transport is not None
         self.transport.set_write_buffer_limits(high=_HIGH_WATER)
@@ -117,6 +119,7 @@ class FramedCall(asyncio.Protocol):
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        """Reads METHOD, then queues messages for `read`. Closes the connection after an invalid frame."""
         self._received_since_check, self._pinged = True, False
         if self._read_closed:
             return
@@ -260,17 +263,21 @@ class FramedCall(asyncio.Protocol):
             self._message_waiter.set_result(None)
 
     def pause_writing(self) -> None:
+        """Makes `write` wait. Called by asyncio above `_HIGH_WATER` unsent bytes."""
         self._paused = True
 
     def resume_writing(self) -> None:
+        """Ends the wait of `write`. Called by asyncio, and when the connection is lost."""
         self._paused = False
         if self._room_waiter is not None and not self._room_waiter.done():
             self._room_waiter.set_result(None)
 
     def eof_received(self) -> bool:
+        """Returns False, so that asyncio closes the connection."""
         return False  # the client has disconnected, which cancels the call
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancels the call's task, and releases the slot and the counted bytes. Called by asyncio."""
         self._lost, self.transport = True, None
         if self.slot is not None:
             self.slot.release()
@@ -315,21 +322,26 @@ class FramedCall(asyncio.Protocol):
     # ---- the context of the handler ----
 
     def peer(self) -> str:
+        """Returns gRPC's name for peers on a Unix socket, which is the same for all of them."""
         return "unix:"
 
     def invocation_metadata(self) -> calls.Metadata:
+        """Returns the metadata of the call. The first call of this method adds those that `identify` returns."""
         if self.identify is not None:
             identify, self.identify = self.identify, None
             self.metadata += identify()
         return self.metadata
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Returns an empty mapping: a Unix socket has no certificates."""
         return {}
 
     def done(self) -> bool:
+        """Returns True if the connection is lost."""
         return self._lost
 
     def cancelled(self) -> bool:
+        """Returns True if the connection is lost, which also cancels the call's task."""
         return self._lost
 
     async def read(self) -> Any:

@@ -191,6 +191,7 @@ class CallServer:
 
 
 def unknown(method: str) -> Refusal:
+    """Returns the refusal of a method that no service has."""
     return Refusal(
         Reason.UNSUPPORTED,
         f"This daemon has no method {method[:128]}.",

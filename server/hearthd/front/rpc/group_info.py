@@ -53,9 +53,11 @@ class GroupInfo:
     async def describe(
         self, request: node_pb2.DescribeGroupsRequest, context: Context
     ) -> node_pb2.DescribeGroupsResponse:
-        """Returns the session's groups of this daemon's devices, the most recently used last, followed by its groups
-        over several daemons. The daemon that created such a group knows the operations of all ranks; other daemons know
-        those of their own ranks. Raises `SESSION_EXPIRED`.
+        """Returns the groups of a session. Raises `SESSION_EXPIRED`.
+
+        Groups of this daemon's devices come first, the most recently used last, followed by groups over several
+        daemons. The daemon that created such a group knows the operations of all ranks; other daemons know those of
+        their own ranks.
         """
         session = self._sessions.find(request.session_token)
         groups = [

@@ -52,6 +52,10 @@ class GroupService:
         return {"CreateGroup": self.create, "JoinGroup": self.join, "LeaveGroup": self.leave}
 
     async def create(self, request: node_pb2.CreateGroupRequest, context: Context) -> node_pb2.CreateGroupResponse:
+        """Creates a group with this daemon as node 0, and returns its ticket. Does not wait for other nodes.
+
+        Raises `INVALID_ARGUMENT`, `DEVICE_NOT_FOUND`, and the refusals of `_session` and `PeerGroups.create`.
+        """
         session = self._session(request.session_token, "CreateGroup")
         members = members_of(request.members)
         self._check_devices(session, members, 0)
@@ -67,6 +71,10 @@ class GroupService:
         )
 
     async def join(self, request: node_pb2.JoinGroupRequest, context: Context) -> node_pb2.JoinGroupResponse:
+        """Joins a group that another daemon has created. Returns after that daemon has admitted this one.
+
+        Raises `INVALID_ARGUMENT`, `DEVICE_NOT_FOUND`, and the refusals of `_session` and `PeerGroups.join`.
+        """
         session = self._session(request.session_token, "JoinGroup")
         group = check_group(request.group)
         members = members_of(request.members)

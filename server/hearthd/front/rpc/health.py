@@ -111,12 +111,14 @@ class Health:
         return methods
 
     async def check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
+        """Returns the present status of a name. An unknown name ends the call with NOT_FOUND."""
         status = self.statuses.get(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "There is no service of this name; List returns all names.")
         return health_pb2.HealthCheckResponse(status=status)
 
     async def list(self, request: Any, context: Context) -> Any:
+        """Returns the present status of every name."""
         return health_pb2.HealthListResponse(
             statuses={name: health_pb2.HealthCheckResponse(status=status) for name, status in self.statuses.items()}
         )
@@ -187,17 +189,20 @@ class HealthWatchers(Collector):
         return ""
 
     def leave(self, peer: str) -> None:
+        """Removes a watcher whose call has ended. Called once for each `enter` that returned an empty string."""
         address = host_of(peer)
         self._by_address[address] -= 1
         if self._by_address[address] <= 0:
             del self._by_address[address]
 
     def fault(self, why: str, peer: str) -> None:
+        """Counts a fault of a watcher, and logs it at a limited rate. `why`: total, address or slow."""
         self._faults[why] += 1
         if self._log_throttle.due("fault", time.monotonic()):
             log.warning("health_watcher", fault=why, peer=peer[:200], count=self._faults.total())
 
     def collect(self) -> list[Metric]:
+        """Returns the number of watchers and of their faults. Called at each scrape."""
         faults = CounterMetricFamily(
             "hearth_health_watcher_faults",
             "Calls of Health/Watch ended by a limit (total, address) or with a status unread (slow).",

@@ -1,8 +1,8 @@
-"""ExportIpc and ReleaseIpc: hand the memory of a buffer, as an open file, from its device process to a client on this
-host.
+"""ExportIpc and ReleaseIpc: hand the memory of a buffer from its device process to a client on this host.
 
-The device process reports when the memory is available, and sends the file over the socket beside its link. The client
-fetches it with a ticket from the Unix socket of lanes. The front keeps the file only as long as the ticket is valid.
+The memory is handed over as an open file. The device process reports when the memory is available, and sends the file
+over the socket beside its link. The client fetches it with a ticket from the Unix socket of lanes. The front keeps the
+file only as long as the ticket is valid.
 """
 
 from __future__ import annotations

@@ -32,7 +32,17 @@ from hearthd.front.tenancy.tenants import Caller, Tenant, sees_tenant
 log = structlog.get_logger("hearthd.node")
 
 NAME = "hearth.v1.NodeService"
-FEATURES = ("execute", "single_calls", "transfers", "resume", "collectives", "groups", "health", "reflection")
+FEATURES = (
+    "execute",
+    "single_calls",
+    "transfers",
+    "resume",
+    "collectives",
+    "groups",
+    "health",
+    "reflection",
+    "integers",
+)
 
 
 class NodeService:
@@ -87,6 +97,7 @@ class NodeService:
         return self._gate.service(NAME, handlers)
 
     async def describe(self, request: node_pb2.DescribeRequest, context: Context) -> node_pb2.DescribeResponse:
+        """Returns the node, its versions and features, and the devices that the caller may use."""
         caller = admitted_caller()
         return node_pb2.DescribeResponse(
             node=self._node,
@@ -98,6 +109,11 @@ class NodeService:
         )
 
     async def open_session(self, request: node_pb2.OpenSessionRequest, context: Context) -> Any:
+        """Opens a session for the caller.
+
+        Raises `VERSION_UNSUPPORTED`, `INVALID_ARGUMENT`, `PERMISSION_DENIED` for a dedicated session without the right,
+        and the refusals of `SessionTable.open`.
+        """
         caller = admitted_caller()
         protocol = negotiate(request.protocol.min, request.protocol.max)
         dedicated = _dedicated(request.isolation)
@@ -130,14 +146,20 @@ class NodeService:
         )
 
     async def renew_session(self, request: node_pb2.RenewSessionRequest, context: Context) -> Any:
+        """Returns the lease of a session, which the look-up of its token has renewed. Raises `SESSION_EXPIRED`."""
         session = self._sessions.find(request.session_token)
         return node_pb2.RenewSessionResponse(lease_ns=_ns(session.lease))
 
     async def close_session(self, request: node_pb2.CloseSessionRequest, context: Context) -> Any:
+        """Closes the caller's session. Raises `SESSION_EXPIRED`.
+
+        `running`: the devices that have not freed its memory, because a kernel of the session still runs there.
+        """
         session = self._sessions.find(request.session_token)
         return node_pb2.CloseSessionResponse(running=await self._sessions.close(session, "its client closed it"))
 
     async def list_sessions(self, request: node_pb2.ListSessionsRequest, context: Context) -> Any:
+        """Returns the open sessions that the caller may see. `lease_left_ns` is 0 for a connected session."""
         caller = admitted_caller()
         return node_pb2.ListSessionsResponse(
             sessions=[
@@ -159,12 +181,14 @@ class NodeService:
         )
 
     async def get_status(self, request: node_pb2.GetStatusRequest, context: Context) -> node_pb2.GetStatusResponse:
+        """Returns the status as JSON text; see `NodeStatus.document`."""
         caller = admitted_caller()
         return node_pb2.GetStatusResponse(json=json.dumps(await self._status.document(caller.tenant)))
 
     # ---- for operators ----
 
     async def drain(self, request: node_pb2.DrainRequest, context: Context) -> node_pb2.DrainResponse:
+        """Begins to drain the daemon, and returns the number of open sessions without waiting. Needs `Right.ADMIN`."""
         caller = self._operator("Drain")
         self._sessions.audit.record("drain", caller=caller, sessions=len(self._sessions))
         self._on_drain()
@@ -192,6 +216,7 @@ class NodeService:
         return node_pb2.EndSessionResponse(running=running)
 
     async def restart_device(self, request: node_pb2.RestartDeviceRequest, context: Context) -> Any:
+        """Kills the processes of a device and starts new ones, without waiting for that. Needs `Right.ADMIN`."""
         caller = self._operator("RestartDevice")
         device = self._supervisor.find(request.device, caller.tenant)
         self._sessions.audit.record("restart_device", caller=caller, device=device.ordinal)

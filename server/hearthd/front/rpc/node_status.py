@@ -24,10 +24,10 @@ from hearthd.front.tenancy.tenants import Tenant, sees_tenant
 
 
 def ready(supervisor: Supervisor, refuses_new: bool) -> bool:
-    """Returns True if clients may send work here: at least one device serves, and so does every device that is not
-    fenced.
+    """Returns True if clients may send work here.
 
-    `refuses_new` is True if the daemon drains or is overloaded.
+    At least one device has to serve, and so does every device that is not fenced. `refuses_new` is True if the daemon
+    drains or is overloaded.
     """
     states = [device.state for device in supervisor]
     usable = [state for state in states if state != FENCED]
@@ -68,6 +68,7 @@ class NodeStatus:
         self._started = time.time()
 
     def close(self) -> None:
+        """Shuts NVML down, if a request has opened it."""
         if self._nvml is not None:
             self._nvml.close()
 
@@ -157,8 +158,10 @@ class NodeStatus:
         }
 
     def history(self, viewer: Tenant) -> dict[str, Any]:
-        """Returns the throughput of each device over the last minutes as a JSON document: for each entry its age in
-        seconds, and the rates with the names of `throughput`. Without devices for a viewer that is no observer.
+        """Returns the throughput of each device over the last minutes as a JSON document.
+
+        Each entry has its age in seconds, and the rates with the names of `throughput`. Without devices for a viewer
+        that is no observer.
         """
         now = time.monotonic()
         devices = self._supervisor.visible(viewer) if viewer.observes else ()

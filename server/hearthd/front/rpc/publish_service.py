@@ -1,5 +1,6 @@
-"""Publish, Unpublish, AttachBuffer and ListPublished: the front keeps the names; memory passes between device
-processes.
+"""Publish, Unpublish, AttachBuffer and ListPublished.
+
+The front keeps the names; memory passes between device processes.
 
 Attaching in the publisher's process takes one request to that process. For the first session of another process, the
 publisher's process exports the memory as an open file. The front passes the file on and does not keep it: once the
@@ -100,16 +101,20 @@ class PublishService:
         """
         if await self._published(request, session, channel):
             return device_pb2.PublishResponse()
-        publication = self.registry.reserve(
-            session.tenant.name,
-            request.target.device,
-            request.name,
-            channel.link,
-            channel,
-            grants=request.tenants,
-            description=request.description,
-            most=session.tenant.quotas.published if session.tenant is not EVERYONE else MAX_PUBLICATIONS,
-        )
+        try:
+            publication = self.registry.reserve(
+                session.tenant.name,
+                request.target.device,
+                request.name,
+                channel.link,
+                channel,
+                grants=request.tenants,
+                description=request.description,
+                most=session.tenant.quotas.published if session.tenant is not EVERYONE else MAX_PUBLICATIONS,
+                replace=request.replace,
+            )
+        except Refusal as refusal:
+            raise self._explained(refusal, session, request) from None
         body = {"op": "publish", "memory": publication.number, "buffer": request.buffer, "name": publication.name}
         try:
             answer = await _link(channel).ask(Kind.EXPORT, body, channel.number)
@@ -118,14 +123,34 @@ class PublishService:
             raise
         if not publication.named:  # its session or its process has ended meanwhile
             raise not_published(publication.tenant, publication.device, publication.name)
-        self.registry.confirm(publication, answer["size"], time.time())
+        before = self.registry.confirm(publication, answer["size"], time.time())
+        if before is not None:
+            self._forget_if_ended(before)
+            self._note("unpublish", session, before, attached=before.sessions)
         self._note("publish", session, publication, grants=sorted(publication.grants))
         return device_pb2.PublishResponse()
 
+    def _explained(self, refusal: Refusal, session: Session, request: Any) -> Refusal:
+        """Adds to the refusal of a name in use the session that published the name, and its remaining lease."""
+        found = self.registry.named(session.tenant.name, request.target.device, request.name)
+        if refusal.reason is not Reason.NAME_IN_USE or found is None:
+            return refusal
+        holder = next((each for each in self._sessions if each.id == found.channel.session_id), None)
+        if holder is None:
+            return refusal
+        client = repr(holder.client_name) if holder.client_name else "without a name"
+        where = f" in process {holder.client_process}" if holder.client_process else ""
+        details = {**refusal.details, "session": holder.id, "client": holder.client_name}
+        until = "which is connected"
+        if not holder.connections:
+            left = self._sessions.lease_left(holder)
+            until = f"which is not connected: the name ends with its session in {left:.0f} s, unless it returns"
+            details["lease_left_s"] = f"{left:.1f}"
+        message = f"{refusal.message} by session {holder.id} of the client {client}{where}, {until}"
+        return Refusal(refusal.reason, message, fix=refusal.fix, details=details)
+
     async def _published(self, request: Any, session: Session, channel: Channel) -> bool:
-        """Returns True if the session has published this very buffer with the same parameters, and it is still
-        published.
-        """
+        """Returns True if the session publishes this very buffer at present, with the same parameters."""
         found = self.registry.named(session.tenant.name, request.target.device, request.name)
         if found is None or not found.made_as(channel, request.tenants, request.description):
             return False
@@ -240,8 +265,10 @@ class PublishService:
             _tell(publication.bearer, "bear", publication)
 
     async def _watch(self, link: DeviceLink) -> None:
-        """Registers, when a process starts, for attachments that end there by themselves and for the end of the
-        process.
+        """Registers for the reports of a process that starts, and for its end.
+
+        The process reports attachments and publications that end there by themselves, and memory that it no longer
+        maps.
         """
         link.listen(Kind.IMPORTED, partial(self._on_imported, link))
         self._files.watch(link)

@@ -32,11 +32,17 @@ Behaviour = Callable[[Any, Context], Awaitable[Any]]
 class CallObserver(Protocol):
     """Counts calls."""
 
-    def call_started(self, service: str, method: str) -> None: ...
+    def call_started(self, service: str, method: str) -> None:
+        """Counts a call when it arrives, before its caller is known. `call_handled` follows once."""
+        ...
 
-    def call_refused(self, service: str, method: str, reason: str) -> None: ...
+    def call_refused(self, service: str, method: str, reason: str) -> None:
+        """Counts a call that ends with a refusal or a device's error. `reason`: the reason code."""
+        ...
 
-    def call_handled(self, service: str, method: str, code: str, seconds: float) -> None: ...
+    def call_handled(self, service: str, method: str, code: str, seconds: float) -> None:
+        """Counts the end of a call. `code`: the name of gRPC's status code; `seconds`: the duration of the call."""
+        ...
 
 
 class StatusError(Exception):

@@ -1,5 +1,6 @@
-"""Shielded task: work that is completed once begun, even if its caller disconnects, so that memory and files always
-have an owner.
+"""Shielded task: work that is completed once begun, even if its caller disconnects.
+
+Memory and files thus always have an owner.
 
 A caller that lost its connection before the answer arrived sends its request again, and then waits for the work that
 the first request began.

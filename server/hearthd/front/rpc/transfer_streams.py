@@ -44,6 +44,7 @@ def check_transfer(transfer: int) -> None:
 
 
 def parse_upload(message: bytes) -> device_pb2.UploadRequest:
+    """Decodes a message of Upload. Raises `MALFORMED_MESSAGE`."""
     try:
         return device_pb2.UploadRequest.FromString(message)
     except DecodeError as error:
@@ -208,8 +209,9 @@ async def write(
     first: device_pb2.WriteRequest, messages: AsyncIterator[Any], channel: Channel, most_inline: int, most: int,
     on_bytes: OnBytes,
 ) -> commands_pb2.Done:  # fmt: skip
-    """Implements the single call Write: inline if the first message has all of the data, otherwise with a transfer of
-    the front.
+    """Implements the single call Write.
+
+    The data are sent inline if the first message has all of them, otherwise with a transfer of the front.
     """
     command, stream = first.command, first.target.stream
     data = command.data + first.data

@@ -33,6 +33,7 @@ class UnaryCall:
 
     @property
     def request(self) -> type[Message]:
+        """The type of the call's request message."""
         message: type[Message] = getattr(device_pb2, f"{self.rpc}Request")
         return message
 
@@ -171,10 +172,12 @@ def behaviour(
 
 
 def method_handler(call: UnaryCall, handle: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    """Returns the gRPC handler of a single call. `handle` gets the decoded request, or an `UndecodableRequest`."""
     return grpc.unary_unary_rpc_method_handler(
         handle, request_deserializer=decoder(call.request), response_serializer=serialize
     )
 
 
 def serialize(message: Message) -> bytes:
+    """Returns a response as bytes, for every type of message."""
     return message.SerializeToString()

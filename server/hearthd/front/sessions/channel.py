@@ -45,7 +45,9 @@ class ResponseSink(Protocol):
         """True if the stream holds batches that have not been passed on to the device process."""
         ...
 
-    def on_response(self, payload: bytes) -> None: ...
+    def on_response(self, payload: bytes) -> None:
+        """Sends a response to the client, after those that were passed before. Must not block."""
+        ...
 
     def on_ack(self, seq: int) -> None:
         """Notes that the batches up to number `seq` have been executed."""
@@ -101,11 +103,13 @@ class Channel:
 
     @property
     def alive(self) -> bool:
+        """True until the channel is closed or its device process is lost."""
         return self.loss is None and not self._closed.done()
 
     # ---- Execute ----
 
     def send_batch(self, payload: bytes) -> None:
+        """Sends a batch of the client to the device process. The caller has checked the window; see `batches`."""
         self.batches.give(len(payload))
         self.link.send(Kind.BATCH, payload, channel=self.number)
 
@@ -295,12 +299,15 @@ class Channel:
     # ---- transfers ----
 
     def on_credit(self, transfer: int, credits: int) -> None:
+        """Called by the link: the device process grants an upload `credits` more chunks."""
         self.transfers.on_credit(transfer, credits)
 
     def on_chunk(self, transfer: int, payload: bytes, flags: int) -> None:
+        """Called by the link with one chunk of a download."""
         self.transfers.on_chunk(transfer, payload, flags)
 
     def on_abort(self, transfer: int, payload: bytes) -> None:
+        """Called by the link: the device process aborts a transfer, with a serialized status."""
         self.transfers.on_abort(transfer, payload)
 
     # ---- end ----
@@ -324,11 +331,16 @@ class Channel:
             await asyncio.shield(self._closed)
 
     def on_closed(self) -> None:
+        """Called by the link when the device process has confirmed `Link.leave`. Ends the wait of `close`."""
         self._over()
         self.log_unsent_output()
         self.loss = self.loss or Refusal(Reason.SESSION_EXPIRED, "The session has been closed on this device.")
 
     def on_lost(self, loss: Refusal, event: bytes) -> None:
+        """Called by the link when the device process is lost: every later call raises `loss`.
+
+        `event`: the serialized response that the client gets last, or empty.
+        """
         self.loss = loss
         self.loss_reported = self.calls > 0
         self.end(loss, event)

@@ -50,15 +50,17 @@ class LaneMirror:
             self._release()
 
     def on_ack(self, copied: bool) -> None:
-        """Ends the lane if the acknowledgement was not sent over it (`copied` is False), because the client waits for
-        it.
+        """Ends the lane if the acknowledgement was not sent over it (`copied` is False).
+
+        The reason is that the client waits for the acknowledgement.
         """
         if not copied:
             self.end()
 
     def add_unnumbered(self, payload: bytes) -> None:
-        """Keeps a response that the client gets with its next Attach, and ends the lane so that the client attaches
-        soon.
+        """Keeps a response that the client gets with its next Attach.
+
+        Ends the lane, so that the client attaches soon.
         """
         self._replies.add_unnumbered(payload)
         self.end()

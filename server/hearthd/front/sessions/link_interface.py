@@ -41,7 +41,9 @@ class Link(Protocol):
         """True while the link accepts no more bytes."""
         ...
 
-    def send(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None: ...
+    def send(self, kind: int, payload: bytes = b"", *, channel: int = 0, id: int = 0, flags: int = 0) -> None:
+        """Writes one frame without waiting. Does nothing after the link was closed."""
+        ...
 
     async def drain(self) -> None:
         """Returns when there is room to write. Raises the loss if the device process is gone."""

@@ -64,7 +64,13 @@ class Publication:
     attachments: dict[int, BufferAttachment] = field(default_factory=dict)
 
     @property
+    def key(self) -> tuple[str, int, str]:
+        """Tenant, device and name, under which the registry finds the publication."""
+        return self.tenant, self.device, self.name
+
+    @property
     def over(self) -> bool:
+        """True if the buffer has no name and no attachment left."""
         return not self.named and not self.attachments
 
     @property
@@ -78,8 +84,9 @@ class Publication:
 
     @cached_property
     def array(self) -> tuple[list[int], str] | None:
-        """Shape and name of the dtype, from the publisher's description; None if it describes no array, because any
-        program may publish.
+        """Shape and name of the dtype, from the publisher's description; None if it describes no array.
+
+        Any program may publish, so the description may be anything.
         """
         try:
             found = json.loads(self.description)
@@ -101,6 +108,7 @@ class Publication:
         )
 
     def open_to(self, tenant: str) -> bool:
+        """Returns True if sessions of this tenant may attach the buffer: the publisher's tenant always may."""
         return tenant == self.tenant or tenant in self.grants or ANYBODY in self.grants
 
 
@@ -128,8 +136,14 @@ class PublicationRegistry:
         grants: Sequence[str] = (),
         description: bytes = b"",
         most: int = MAX_PUBLICATIONS,
+        replace: bool = False,
     ) -> Publication:
-        """Reserves the name for a new publication. Raises NAME_IN_USE, QUOTA_EXCEEDED or INVALID_ARGUMENT."""
+        """Reserves the name for a new publication.
+
+        With `replace`, an earlier publication keeps its name until `confirm`.
+
+        Raises NAME_IN_USE, QUOTA_EXCEEDED or INVALID_ARGUMENT.
+        """
         check_name(name, "a published buffer")
         for grant in grants:
             check_name(grant, "a tenant")
@@ -143,14 +157,19 @@ class PublicationRegistry:
                 "put it in a separate buffer",
             )
         key = (tenant, device, name)
-        if key in self._names:
+        before = self._names.get(key)
+        if before is not None and not (replace and before.confirmed):
             raise Refusal(
                 Reason.NAME_IN_USE,
                 f"a buffer of tenant {tenant} is published as {name!r} on device {device} already",
-                fix="unpublish that one first, or use another name",
+                fix="replace it (replace=True), unpublish it first, or use another name",
                 details={"name": name, "device": device},
             )
-        if most and sum(one.tenant == tenant and one.device == device for one in self._names.values()) >= most:
+        if (
+            most
+            and before is None
+            and sum(one.tenant == tenant and one.device == device for one in self._names.values()) >= most
+        ):
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
                 f"{most} buffers of tenant {tenant} are published on device {device}, which is the maximum",
@@ -160,21 +179,32 @@ class PublicationRegistry:
         publication = Publication(
             next(self._numbers), tenant, device, name, frozenset(grants), description, home, channel, bearer=home
         )
-        self._names[key] = self._publications[publication.number] = publication
+        self._publications[publication.number] = publication
+        if before is None:
+            self._names[key] = publication
         return publication
 
     def named(self, tenant: str, device: int, name: str) -> Publication | None:
         """Returns the publication that has the name, also while the name is only reserved."""
         return self._names.get((tenant, device, name))
 
-    def confirm(self, publication: Publication, size: int, now: float = 0.0) -> None:
+    def confirm(self, publication: Publication, size: int, now: float = 0.0) -> Publication | None:
         """Marks a publication as published at the time `now`, in seconds since 1970.
 
         If its name has ended in the meantime, `find` still does not return it.
+
+        Returns the publication that it replaces, whose name has ended; None if there is none.
         """
         publication.size = size
         publication.since_unix = now
         publication.confirmed = True
+        before = self._names.get(publication.key)
+        if not publication.named or before is publication:
+            return None
+        if before is not None:
+            self.end(before)
+        self._names[publication.key] = publication
+        return before
 
     def find(self, caller: str, tenant: str, device: int, name: str) -> Publication:
         """Returns the tenant's publication of this name, for a session of `caller`.
@@ -188,8 +218,9 @@ class PublicationRegistry:
         return publication
 
     def visible(self, caller: str, device: int) -> list[Publication]:
-        """Returns the publications that a session of `caller` may attach: the caller's own first, then by tenant and
-        name.
+        """Returns the publications that a session of `caller` may attach.
+
+        The caller's own come first; apart from that, they are sorted by tenant and name.
         """
         found = (one for one in self._names.values() if one.confirmed and one.device == device and one.open_to(caller))
         return sorted(found, key=lambda one: (one.tenant != caller, one.tenant, one.name))
@@ -213,7 +244,8 @@ class PublicationRegistry:
         """Releases the name. Existing attachments stay."""
         if publication.named:
             publication.named = False
-            del self._names[publication.tenant, publication.device, publication.name]
+            if self._names.get(publication.key) is publication:  # a replacement has it only once it is confirmed
+                del self._names[publication.key]
         self._settle(publication)
 
     def attach(self, publication: Publication, session: str, process: Process) -> BufferAttachment:
@@ -290,6 +322,7 @@ def check_name(name: str, what: str) -> None:
 
 
 def not_published(tenant: str, device: int, name: str) -> Refusal:
+    """Returns the refusal of a name that is not published, or that the caller may not know of."""
     return Refusal(
         Reason.NOT_PUBLISHED,
         f"nothing that this session may attach is published as {name!r} by tenant {tenant} on device {device}",

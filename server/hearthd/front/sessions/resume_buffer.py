@@ -15,8 +15,9 @@ lane nothing stops their client from sending."""
 
 
 class ResumeBuffer:
-    """Responses that a client has not acknowledged, numbered from 1, kept in order until `Received.responses` covers
-    them.
+    """Responses that a client has not acknowledged, kept in order.
+
+    They are numbered from 1, and kept until `Received.responses` covers them.
 
     At `most` responses or `most_bytes` bytes no further work is taken. Above `hard` bytes, or above `many` responses
     and a multiple of `most`, all responses are dropped, because the client has then sent work without ever reading.

@@ -68,6 +68,7 @@ class TenantAccount:
             raise self.out_of_time()
 
     def out_of_time(self) -> Refusal:
+        """Returns the refusal of new work after the quota of device time was used up. Does not count it."""
         used, allowed = self.device_ns / 1e9, self.tenant.quotas.gpu_seconds
         return Refusal(
             Reason.QUOTA_EXCEEDED,
@@ -110,6 +111,7 @@ class TenantAccounts:
         return iter(list(self._accounts.values()))
 
     def of(self, tenant: Tenant = EVERYONE) -> TenantAccount:
+        """Returns the account of a tenant, which the first call creates."""
         account = self._accounts.get(tenant.name)
         if account is None:
             account = self._accounts[tenant.name] = TenantAccount(tenant)
@@ -140,8 +142,9 @@ class TenantAccounts:
         return account
 
     def check_share(self, account: TenantAccount, limit: int) -> None:
-        """Raises `SESSION_LIMIT` if the tenant has used up its share of the daemon's sessions; see
-        `hearthd.front.tenancy.shares`.
+        """Raises `SESSION_LIMIT` if the tenant has used up its share of the daemon's sessions.
+
+        See `hearthd.front.tenancy.shares`.
         """
         tenant = account.tenant
         if not self.weights:
@@ -164,11 +167,13 @@ class TenantAccounts:
         )
 
     def opened(self, session: Session) -> None:
+        """Adds a new session to its tenant's account."""
         account = self.of(session.tenant)
         account.opened += 1
         account.sessions[session.id] = self._open[session.id] = session
 
     def closed(self, session: Session, cause: str) -> None:
+        """Removes an ended session from its tenant's account. Its last device time may still be reported."""
         account = self.of(session.tenant)
         account.closed[cause] += 1
         account.sessions.pop(session.id, None)

@@ -1,5 +1,6 @@
-"""The transfers of one channel, by number: those under way, those aborted before their stream arrived, and complete
-ones.
+"""The transfers of one channel, by number.
+
+They are those under way, those that were aborted before their stream arrived, and complete ones.
 """
 
 from __future__ import annotations
@@ -145,16 +146,19 @@ class TransferTable:
     # ---- for the link ----
 
     def on_credit(self, transfer: int, credits: int) -> None:
+        """Grants an upload `credits` more chunks. Ignored if the upload has ended."""
         flow = self._flows.get(transfer)
         if isinstance(flow, Upload):
             flow.on_credit(credits)
 
     def on_chunk(self, transfer: int, payload: bytes, flags: int) -> None:
+        """Adds a chunk to a download. Ignored if the download has ended."""
         flow = self._flows.get(transfer)
         if isinstance(flow, Download):
             flow.on_chunk(payload, flags)
 
     def on_abort(self, transfer: int, payload: bytes) -> None:
+        """Ends a transfer with the status in `payload`, or refuses the stream that will arrive for it."""
         try:
             refusal = from_status(status_pb2.Status.FromString(payload))
         except DecodeError:

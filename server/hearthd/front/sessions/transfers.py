@@ -28,9 +28,14 @@ class TransferChannel(Protocol):
     """The part of a channel that a transfer uses."""
 
     @property
-    def link(self) -> Link: ...
+    def link(self) -> Link:
+        """The link over which the transfer's frames are sent."""
+        ...
+
     @property
-    def number(self) -> int: ...
+    def number(self) -> int:
+        """The number of the channel on the link."""
+        ...
 
     def forget(self, transfer: int) -> None:
         """Removes a transfer that has ended."""
@@ -115,8 +120,10 @@ class Transfer:
         return self._stream
 
     async def carry(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work`, which exchanges data with the client, until it is done, the device aborts the transfer or
-        another stream takes the transfer over. Raises the cause if the work was not completed.
+        """Runs `work`, which exchanges data with the client, until it is done or cannot continue.
+
+        It cannot continue if the device aborts the transfer, or another stream takes the transfer over. Raises the
+        cause if the work was not completed.
         """
         self._task = task = asyncio.ensure_future(work)
         try:
@@ -204,6 +211,7 @@ class Upload(Transfer):
         return self.passed - offset
 
     def on_credit(self, credits: int) -> None:
+        """Allows `send` to pass on `credits` more chunks."""
         self._credits += credits
         self._wake()
 
@@ -264,12 +272,15 @@ class Download(Transfer):
         self._end = 0  # offset behind the last byte that was passed to a stream
 
     def inspect(self) -> TransferView:
+        """Returns the state of the download, including the first byte that is kept for resuming."""
         return TransferView(self.parked, self._current is not None, self._kept[0].start if self._kept else None)
 
     def begin(self) -> None:
+        """Asks the device process to send, with `DOWNLOAD_CREDITS` chunks granted. Called once."""
         self._channel.link.send(Kind.DOWNLOAD, channel=self._channel.number, id=self._transfer, flags=self._granted)
 
     def on_chunk(self, payload: bytes, flags: int) -> None:
+        """Queues a chunk for `receive`. `Flag.LAST` in `flags` ends the download."""
         last = bool(flags & Flag.LAST)
         start, data = download_response(payload) if self.resumable else (0, b"")
         self._chunks.append(_Chunk(self._arrived, payload, last, start, start + len(data)))
@@ -295,8 +306,9 @@ class Download(Transfer):
         return chunk.payload, chunk.last
 
     def consumed(self) -> None:
-        """Notes that the chunk that was received last has been written to the client, which allows the device to send
-        another.
+        """Notes that the chunk that was received last has been written to the client.
+
+        The device may then send another.
         """
         if self._current is not None:
             self._written = max(self._written, self._current.number + 1)

@@ -1,5 +1,6 @@
-"""The crash record of a device process of the CPU backend (see `hearthd.shared.crash_record`), and the cause of its end
-that the record shows.
+"""The crash record of a device process of the CPU backend, and the cause of its end that the record shows.
+
+See `hearthd.shared.crash_record`.
 """
 
 from __future__ import annotations

@@ -68,9 +68,13 @@ class DeviceOwner(Protocol):
     def lift_quarantine(self) -> None:
         """Allows all quarantined sessions to share processes again."""
 
-    def notify(self) -> None: ...
+    def notify(self) -> None:
+        """Notes a change of a device's state: wakes `changed`, and calls the listeners."""
+        ...
 
-    async def changed(self) -> None: ...
+    async def changed(self) -> None:
+        """Returns after the next change of the state of any device."""
+        ...
 
     def device_lost(self, link: DeviceLink, why: str) -> None:
         """Notes that a process has ended. The channels of its link are still known."""
@@ -254,6 +258,7 @@ class Device(DeviceStatus):
     # ---- the interface for workers (`WorkerOwner`) ----
 
     async def enter(self, worker: Worker) -> DeviceSpec:
+        """Gives the process the next generation, and waits until there is device memory for it."""
         number = next(self._numbers)
         key = worker.key
         granted = await self._grants.enter(
@@ -262,6 +267,7 @@ class Device(DeviceStatus):
         return dataclasses.replace(self.spec, generation=number, memory_granted=granted, scrub=self.policy.scrub)
 
     async def start_process(self, spec: DeviceSpec) -> Process:
+        """Starts a process and connects it to the memory grants, which get its room back if the start fails."""
         try:
             process = await Process.start(spec, self._launcher, self._owner.on_collective, self._observe)
         except BaseException:
@@ -280,6 +286,7 @@ class Device(DeviceStatus):
         self._grants.on_report(generation, stats)
 
     def process_ready(self, process: Process) -> None:
+        """Notes the properties of a process that is ready. Earlier failures to start no longer count."""
         self.properties = process.properties
         self.known = True
         self._failures.clear()
@@ -288,6 +295,10 @@ class Device(DeviceStatus):
         process.link.device_memory = self.memory_total
 
     async def prepare(self, process: Process, worker: Worker) -> None:
+        """Attributes the process to the worker's tenant, then awaits `DeviceOwner.before_serving`.
+
+        Its counts, and the memory that it holds, then belong to the tenant.
+        """
         key = worker.key
         assert key is not None
         self.totals.belongs(process.generation, key.tenant)
@@ -297,6 +308,11 @@ class Device(DeviceStatus):
         await self._owner.before_serving(process.link)
 
     def lost(self, worker: Worker, process: Process | None, cause: ExitCause, ready: bool) -> str | None:
+        """Logs and counts the loss, and takes the process's channels from their sessions.
+
+        Fences the device after too many processes that failed to start. Returns the session that is blamed, if it is
+        known and the process was shared.
+        """
         generation = process.generation if process is not None else worker.generation
         kernels = list(cause.kernels)
         tell = log.warning if cause.label in INTENDED else log.error
@@ -332,6 +348,7 @@ class Device(DeviceStatus):
         return {session: known.get(session, "") for session in sorted(named(dict(cause.details)))}
 
     def replace(self, worker: Worker) -> bool:
+        """Puts the vacant worker, if there is one, in the place of this one. Returns False if there is none."""
         replaced = self.workers.replace(worker)
         if replaced:
             self._refill()
@@ -357,16 +374,19 @@ class Device(DeviceStatus):
                 worker.fence(self.fenced)
 
     def reaped(self, generation: int) -> None:
+        """Adds the last counts of a process that has ended to the totals, and frees its memory for other processes."""
         self.totals.settle(generation)
         self.tenant_memory.leave(generation)
         self.reports.leave(generation)
         self._grants.leave(generation)
 
     def gone(self, worker: Worker) -> None:
+        """Removes a worker that has ended for good."""
         self.workers.gone(worker)
         self.notify()
 
     def notify(self) -> None:
+        """Notes a change of a worker's state, and passes the notification on to the supervisor."""
         self.workers.settle()
         if self.times.waiting:
             serving = {key for key, worker in self.workers.serving.items() if worker.state == SERVING}
@@ -374,13 +394,15 @@ class Device(DeviceStatus):
         self._owner.notify()
 
     async def changed(self) -> None:
+        """Returns after the next change of the state of any device of the node."""
         await self._owner.changed()
 
     # ---- start, fence, restart and stop ----
 
     def start(self) -> None:
-        """Starts the first process: the shared process or, with a process for each tenant, a vacant process for the
-        first tenant.
+        """Starts the first process of the device.
+
+        It is the shared process or, with a process for each tenant, a vacant process for the first tenant.
         """
         if self.policy.by_tenant:
             self.workers.vacant = Worker(self, None)

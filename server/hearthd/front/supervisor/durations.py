@@ -26,6 +26,7 @@ class ProcessDurations:
         return bool(self._lost)
 
     def started(self, seconds: float) -> None:
+        """Adds the time from the launch of a process until it was ready."""
         self.starts.observe(seconds)
 
     def lost(self, key: WorkerKey, now: float) -> None:

@@ -62,8 +62,9 @@ def signal_name(number: int) -> str:
 
 
 async def find_cause(link: DeviceLink, exited: asyncio.Future[int | None]) -> ExitCause:
-    """Returns the cause of the end of the process behind `link`: from its own report, else from its link, else from its
-    exit status.
+    """Returns the cause of the end of the process behind `link`.
+
+    It is taken from the process's own report, else from its link, else from its exit status.
     """
     if exited.done() and not link.closed.done():
         # The exit status may arrive before the last frames of the process: its results and the report of its end.

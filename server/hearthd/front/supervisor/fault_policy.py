@@ -60,6 +60,7 @@ class FaultQuarantine:
         return True
 
     def quarantined(self, session: str) -> bool:
+        """Returns True if the session may share no process."""
         return session in self._quarantined
 
     def refusal(self, session: str) -> Refusal:

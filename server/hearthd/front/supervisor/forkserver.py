@@ -69,8 +69,10 @@ def _flag(arguments: Sequence[str], *names: str) -> str:
 
 
 def run() -> None:
-    """Starts the forkserver if none runs, and removes its socket from the file system, where the socket would stay if
-    this process were killed. The socket remains reachable through a descriptor that is kept open.
+    """Starts the forkserver if none runs, and removes its socket from the file system.
+
+    The socket would stay there if this process were killed. It remains reachable through a descriptor that is kept
+    open.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))  # ensure_running does not unblock SIGHUP
     resource_tracker.ensure_running()  # unblocks the other signals, so it is called first

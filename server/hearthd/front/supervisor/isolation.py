@@ -60,6 +60,7 @@ class WorkerKey(NamedTuple):
 
     @property
     def dedicated(self) -> bool:
+        """True if the worker serves one session only."""
         return bool(self.session)
 
 

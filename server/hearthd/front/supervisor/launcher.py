@@ -57,14 +57,18 @@ class StartedProcess(Protocol):
     """A started device process."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """The process id, which is kept after the end of the process."""
+        ...
 
     @property
     def descriptors(self) -> socket.socket | None:
         """The socket beside the link, over which file descriptors are passed."""
 
     @property
-    def socket(self) -> socket.socket: ...
+    def socket(self) -> socket.socket:
+        """The front's end of the link, as a connected socket. `Process.reap` closes it."""
+        ...
 
     def kill(self) -> None:
         """Kills the process at once. Does nothing if the process has ended."""
@@ -82,9 +86,13 @@ class StartedProcess(Protocol):
 class Launcher(Protocol):
     """Starts device processes for the supervisor."""
 
-    async def launch(self, spec: DeviceSpec) -> StartedProcess: ...
+    async def launch(self, spec: DeviceSpec) -> StartedProcess:
+        """Starts one device process, and returns before it is ready. Raises an error if it cannot be started."""
+        ...
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Releases what starting needs. Called once, after all device processes have ended."""
+        ...
 
 
 class ForkServerLauncher:

@@ -76,6 +76,7 @@ class Process:
 
     @property
     def generation(self) -> int:
+        """The number of the process among those of its device."""
         return self.link.generation
 
     @property
@@ -175,8 +176,10 @@ class Process:
             self.on_stall()
 
     def working(self) -> set[str]:
-        """Returns the sessions that had work in the process recently: a call or batch that is not answered, a batch
-        since the last ping, or a lane, over which work may have come.
+        """Returns the sessions that had work in the process recently.
+
+        Such work is a call or batch that is not answered, a batch since the last ping, or a lane, over which work may
+        have come.
         """
         return {
             channel.session_id
@@ -215,6 +218,7 @@ class Process:
         return obeyed
 
     def kill(self) -> None:
+        """Kills the process at once; `reap` waits for its end. Does nothing if it has ended."""
         self._started.kill()
 
     async def reap(self, final_refusal: Refusal | None = None) -> None:

@@ -48,8 +48,9 @@ class SessionClose:
 
     @property
     def must_drain(self) -> bool:
-        """True if new sessions must not use the process, because only closed sessions are left in it, with running
-        work.
+        """True if new sessions must not use the process.
+
+        That is the case while only closed sessions are left in it, with running work.
         """
         return self._lingering.must_drain(self._link.channels)
 

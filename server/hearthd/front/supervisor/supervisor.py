@@ -107,6 +107,10 @@ class Supervisor:
         self.quarantine.lift_quarantine()
 
     async def before_serving(self, link: DeviceLink) -> None:
+        """Awaits the functions of `prepare`, one after another.
+
+        An error of one of them is logged, and the device serves nevertheless.
+        """
         for prepare in self.prepare:
             try:
                 await prepare(link)
@@ -125,6 +129,7 @@ class Supervisor:
         self._listeners.append(listener)
 
     def notify(self) -> None:
+        """Wakes the callers of `changed`, and calls the listeners. Called after each change of a device's state."""
         change, self._change = self._change, None
         if change is not None and not change.done():
             change.set_result(None)

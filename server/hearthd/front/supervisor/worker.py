@@ -73,9 +73,13 @@ class WorkerOwner(Protocol):
     def gone(self, worker: Worker) -> None:
         """Notes that the worker has ended for good."""
 
-    def notify(self) -> None: ...
+    def notify(self) -> None:
+        """Notes that the state of the worker has changed."""
+        ...
 
-    async def changed(self) -> None: ...
+    async def changed(self) -> None:
+        """Returns after the next change of any worker's state."""
+        ...
 
 
 class Worker:
@@ -128,10 +132,12 @@ class Worker:
 
     @property
     def pid(self) -> int:
+        """The pid of the present process; 0: there is none."""
         return self.process.pid if self.process is not None else 0
 
     @property
     def ending(self) -> bool:
+        """True once the worker was asked to end. It starts no further process."""
         return self._ending.done()
 
     @property

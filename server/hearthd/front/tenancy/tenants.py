@@ -64,12 +64,14 @@ class Tenant:
         return shares.operates(self.rights)
 
     def may(self, right: Right) -> bool:
+        """Returns True if the tenant has the right."""
         return right in self.rights
 
     @property
     def observes(self) -> bool:
-        """True if the tenant may see other tenants' sessions and totals of all tenants: it has the right `observe` or
-        `admin`.
+        """True if the tenant may see other tenants' sessions and totals of all tenants.
+
+        That is the case with the right `observe` or `admin`.
         """
         return not self.rights.isdisjoint(rights.OPERATING)
 
@@ -85,8 +87,9 @@ class Tenant:
 
 
 def sees_tenant(viewer: Tenant, name: str) -> bool:
-    """Returns True if `viewer` may see sessions and processes of the tenant `name`: its own, or all if it is an
-    observer. An empty name stands for processes that all tenants share.
+    """Returns True if `viewer` may see sessions and processes of the tenant `name`.
+
+    A tenant sees its own, and all if it is an observer. An empty name stands for processes that all tenants share.
     """
     return name in ("", viewer.name) or viewer.observes
 
@@ -223,8 +226,9 @@ class Directory:
         return next(iter(found.values()))
 
     def user(self, user: User) -> tuple[Tenant, str]:
-        """Returns the tenant that a user identifies, and a description: by user, otherwise by the first matching group
-        in the order of the configuration. Raises `UNAUTHENTICATED`.
+        """Returns the tenant that a user identifies, and a description. Raises `UNAUTHENTICATED`.
+
+        The tenant is found by user, otherwise by the first matching group in the order of the configuration.
         """
         tenant = self._users.get(user.uid)
         if tenant is not None:

@@ -34,9 +34,7 @@ def well_formed(token: str) -> bool:
 
 
 def is_placeholder(digest: str) -> bool:
-    """Returns True if `digest`, as written in the configuration, is a placeholder from a sample and belongs to no
-    token.
-    """
+    """Returns True if `digest`, as configured, is a placeholder from a sample and belongs to no token."""
     return _PLACEHOLDER.fullmatch(digest) is not None
 
 

@@ -27,7 +27,8 @@ WAITS: dict[str, set[str]] = {
     "RawModule": {"compile", "functions", "globals", "get_global"},
     "Function": {
         "attributes", "num_regs", "shared_size_bytes", "local_size_bytes", "const_size_bytes",
-        "max_threads_per_block", "max_dynamic_shared_size_bytes", "parameters", "occupancy",
+        "max_threads_per_block", "max_dynamic_shared_size_bytes", "parameters", "occupancy", "forall",
+        "ptx_version", "binary_version", "cache_mode_ca", "preferred_shared_memory_carveout",
     },
     "Stream": {"synchronize", "done"},
     "Event": {"synchronize", "done", "elapsed"},
@@ -64,7 +65,7 @@ def test_classes_of_the_two_clients_are_siblings(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_what_waits_is_a_coroutine(name: str) -> None:
+def test_waiting_methods_are_coroutines(name: str) -> None:
     ours = getattr(aio, name)
     found = {each for each in public(ours) if inspect.iscoroutinefunction(inspect.getattr_static(ours, each))}
     more = {each for each in MORE.get(name, set()) if inspect.iscoroutinefunction(getattr(ours, each))}
@@ -113,7 +114,7 @@ def test_every_class_of_the_other_client_that_waits_is_here() -> None:
         aio.nothing  # noqa: B018
 
 
-def test_it_is_there_when_it_is_asked_for() -> None:
+def test_aio_is_imported_at_its_first_use() -> None:
     code = (
         "import sys, hearth; assert 'asyncio' not in sys.modules and 'hearth.aio' not in sys.modules;"
         "aio = hearth.aio; assert 'numpy' not in sys.modules; assert aio.connect and aio is sys.modules['hearth.aio']"

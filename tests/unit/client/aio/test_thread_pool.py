@@ -20,7 +20,7 @@ def running(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
 
 
-def test_there_are_no_more_than_said_and_they_end() -> None:
+def test_number_of_threads_is_bounded_and_idle_threads_end() -> None:
     threads = Threads("test-few", 3, idle=0.05)
     go = threading.Event()
     works = [threads.run(lambda number=number: (go.wait(10), number)[1]) for number in range(20)]
@@ -40,7 +40,7 @@ def test_each_is_taken_however_idle_threads_end() -> None:
         assert threads.run(lambda number=number: number).result(10) == number
 
 
-def test_what_has_not_begun_can_be_called_off() -> None:
+def test_queued_work_can_be_cancelled() -> None:
     threads, go, done = Threads("test-off", 1), threading.Event(), []
     first = threads.run(lambda: go.wait(10))
     second = threads.run(lambda: done.append(2))
@@ -50,7 +50,7 @@ def test_what_has_not_begun_can_be_called_off() -> None:
     assert done == [] and first.result(10)
 
 
-def test_work_sees_the_context_of_who_gave_it() -> None:
+def test_work_runs_in_the_context_of_its_submitter() -> None:
     token = _var.set(5)
     try:
         work = Threads("test-context", 1).run(_var.get)
@@ -59,7 +59,7 @@ def test_work_sees_the_context_of_who_gave_it() -> None:
     assert work.result(10) == 5
 
 
-def test_what_a_cancelled_call_brings_is_undone() -> None:
+def test_result_of_a_cancelled_call_is_undone() -> None:
     undone: list[int] = []
 
     async def main() -> None:

@@ -42,7 +42,7 @@ def test_round_trip(shape: tuple[int, ...], dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [[("a", "i4"), ("b", "f4")], ("f4", (2,)), "V8"])
-def test_what_no_name_describes(dtype: Any) -> None:
+def test_dtypes_without_a_name_are_refused(dtype: Any) -> None:
     with pytest.raises(UnsupportedError) as refusal:
         describe((3,), np.dtype(dtype))
     assert "view(np.uint8)" in refusal.value.fix

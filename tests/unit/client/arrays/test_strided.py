@@ -143,7 +143,7 @@ def test_views_are_read_and_written_in_place(gpu: hearth.Device, daemon: FakeDae
     assert daemon.count("allocate") == 1 + len(cuts)
 
 
-def test_what_is_no_rows_is_refused_when_it_is_cut(gpu: hearth.Device) -> None:
+def test_views_that_are_no_rows_are_refused(gpu: hearth.Device) -> None:
     x = gpu.zeros((5, 6, 8), np.int32)
     for cut in (
         (slice(None), slice(0, 2), slice(0, 2)),

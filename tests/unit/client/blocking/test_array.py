@@ -39,7 +39,7 @@ def test_up_and_down(gpu: hearth.Device, dtype: Any, shape: tuple[int, ...]) -> 
     np.testing.assert_array_equal(np.asarray(x), host)
 
 
-def test_inputs_that_are_no_arrays_or_not_contiguous(gpu: hearth.Device) -> None:
+def test_lists_scalars_and_strided_arrays_as_inputs(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(gpu.asarray([[1, 2], [3, 4]]).get(), [[1, 2], [3, 4]])
     host = np.arange(24).reshape(2, 3, 4)
     for view in (host.T, host[:, ::2], host[::-1], np.broadcast_to(host[0], (5, 3, 4))):
@@ -56,7 +56,7 @@ def test_the_host_array_is_captured(gpu: hearth.Device) -> None:
         assert (x.get() == 1).all()
 
 
-def test_large_arrays_travel_beside_the_batches(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+def test_large_arrays_are_sent_outside_the_batches(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     host = np.random.default_rng(0).random((1 << 19) + 3)
     seen: list[tuple[int, int]] = []
     x = gpu.asarray(host, progress=lambda done, total: seen.append((done, total)))
@@ -203,7 +203,7 @@ def test_memory_is_freed_without_further_use(gpu: hearth.Device, daemon: FakeDae
     assert not daemon.buffers
 
 
-def test_what_is_freed_is_there_for_what_is_allocated_next(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+def test_freed_memory_is_available_to_the_next_allocation(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     for _ in range(50):
         x = gpu.empty(10)
         del x

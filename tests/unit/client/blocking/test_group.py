@@ -128,7 +128,7 @@ def test_results_have_their_shapes(turned: hearth.Group) -> None:
     assert [out.shape for out in group.all_gather(scalars)] == [(3,)] * 3
 
 
-def test_what_is_empty_is_not_sent(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
+def test_empty_operations_are_not_sent(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
     group = turned
     arrays = ones(group, (0, 3))
     group.all_reduce(arrays)
@@ -219,7 +219,7 @@ def test_copies_between_devices_are_a_send_and_a_receive(daemon: GroupDaemon, no
     assert {handle for handle, part in daemon.collectives if part.sequence == 1} == {0, number_of(side)}
 
 
-def test_copies_between_devices_of_what_has_gaps(daemon: GroupDaemon, node: hearth.Node) -> None:
+def test_copies_of_strided_views_between_devices(daemon: GroupDaemon, node: hearth.Node) -> None:
     first, second = node.devices[:2]
     x, y = first.ones((4, 6), np.int32), second.zeros((4, 6), np.int32)
     y[:, 1:3].copy_from(x[:, 2:4])
@@ -257,7 +257,9 @@ def test_a_batch_is_one_operation_of_every_rank(daemon: GroupDaemon, node: heart
         assert sorted(operation.peer for operation in part.operations[:2]) in ([1, 2], [0, 2], [0, 1])
 
 
-def test_a_rank_without_a_part_comes_all_the_same(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
+def test_rank_without_a_part_presents_an_empty_batch(
+    daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group
+) -> None:
     arrays = ones(turned)
     with turned.batch():
         turned.send(arrays[0], to=1)
@@ -336,7 +338,7 @@ def test_batches_run_on_the_streams_of_their_calls(daemon: GroupDaemon, node: he
 # ---- what is refused here ----
 
 
-def test_what_does_not_fit(daemon: GroupDaemon, node: hearth.Node) -> None:
+def test_mismatched_arguments_are_refused(daemon: GroupDaemon, node: hearth.Node) -> None:
     group = hearth.Group(node.devices[:2])
     x, y = ones(group, (4, 2))
     elsewhere = node.device(2).ones((4, 2), np.float32)
@@ -407,7 +409,7 @@ def test_what_does_not_fit(daemon: GroupDaemon, node: hearth.Node) -> None:
     assert not group.closed
 
 
-def test_in_place_as_nccl_has_it(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
+def test_in_place_operations_as_in_nccl(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
     group = turned
     outs = ones(group, (3, 4))
     group.all_gather([out[rank] for rank, out in enumerate(outs)], outs)

@@ -55,7 +55,7 @@ def test_figures_and_floors_take_turns_and_a_shared_floor_is_measured_once_a_rou
 
 
 @pytest.mark.parametrize("error", [errors.QuotaExceededError("too much", reason="QUOTA_EXCEEDED"), MemoryError()])
-def test_what_one_figure_is_refused_is_its_own(error: BaseException) -> None:
+def test_refusal_of_one_figure_does_not_stop_the_others(error: BaseException) -> None:
     log: list[str] = []
     settled: list[int] = []
     one, two = measured = figures(log, error)
@@ -65,7 +65,7 @@ def test_what_one_figure_is_refused_is_its_own(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", [errors.ConnectError("gone"), errors.DeviceLostError("gone"), KeyboardInterrupt()])
-def test_what_ends_all(error: BaseException) -> None:
+def test_errors_that_end_the_bench(error: BaseException) -> None:
     with pytest.raises(type(error)):
         rounds.run(figures([], error), QUICK, lambda: None, silent)
 
@@ -88,7 +88,7 @@ def counted(takes: float, calls: list[int], ended: list[int], after: float = 0) 
     return Measurement("", "", "ms", lambda: contextlib.nullcontext(once))
 
 
-def test_what_is_slow_is_done_once_and_what_is_quick_is_warmed_up() -> None:
+def test_slow_operations_run_once_and_quick_ones_are_warmed_up() -> None:
     calls: list[int] = []
     ended: list[int] = []
     assert len(counted(0.01, calls, ended).samples(0.005)) == 1 == len(calls)
@@ -97,7 +97,7 @@ def test_what_is_slow_is_done_once_and_what_is_quick_is_warmed_up() -> None:
     assert len(ended) == len(calls)
 
 
-def test_what_comes_after_is_not_timed() -> None:
+def test_cleanup_is_not_timed() -> None:
     (taken,) = counted(0.01, [], [], after=1).samples(0.005)
     assert 10 <= taken < 1000
 

@@ -86,7 +86,7 @@ def test_fish(scripts: Path) -> None:
     assert [line.split("\t")[0] for line in found] == ["status", "end", "bash", "fish", "zsh", "--once"]
 
 
-def test_zsh_takes_it(scripts: Path) -> None:
+def test_zsh_accepts_the_script(scripts: Path) -> None:
     """Zsh accepts the script both autoloaded and sourced."""
     zsh = program("zsh")
     shell(zsh, "-f", "-n", str(scripts / "zsh"))

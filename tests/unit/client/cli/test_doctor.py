@@ -42,7 +42,7 @@ def test_a_slow_check_fails_and_delays_no_other() -> None:
     never.set()
 
 
-def test_what_raises_is_a_finding_of_one_line() -> None:
+def test_exception_in_a_check_is_reported_in_one_line() -> None:
     def raises(error: Exception) -> Any:
         def work() -> Check:
             raise error
@@ -55,7 +55,7 @@ def test_what_raises_is_a_finding_of_one_line() -> None:
     assert check.status == "failed" and check.detail.startswith("KeyError")
 
 
-def test_findings_are_printed_as_they_come_and_counted() -> None:
+def test_findings_are_printed_at_once_and_counted() -> None:
     told: list[Any] = []
     findings = Findings(told.append)
     assert findings.add(Check("a", "ok", "")) and findings.healthy
@@ -97,7 +97,7 @@ def test_versions() -> None:
     assert of(client.versions(missing))[1:] == [(name, "failed") for name in client.REQUIRED]
 
 
-def test_what_it_requires_is_what_the_project_requires() -> None:
+def test_required_versions_are_those_of_the_project() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     for name, wanted in client.REQUIRED.items():
         assert f'"{name}{wanted}"' in text
@@ -153,7 +153,7 @@ def test_sockets(tmp_path: Path) -> None:
         (b"\0\0\0\4\0\0\0\0\0", "HTTP/2 without TLS"),
     ],
 )
-def test_what_is_spoken(answer: bytes, says: str) -> None:
+def test_protocol_of_a_port_is_recognised(answer: bytes, says: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:

@@ -22,12 +22,12 @@ def run(code: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_the_library_does_not_import_it() -> None:
+def test_library_does_not_import_the_cli() -> None:
     names = run("import sys, hearth, hearth.blocking.node, hearth.blocking.device; print(*sys.modules)")
     assert "hearth.blocking.device" in names and not [name for name in names if name.startswith("hearth.cli")]
 
 
-def test_its_help_needs_neither_grpc_nor_numpy() -> None:
+def test_help_imports_neither_grpc_nor_numpy() -> None:
     code = """
 import sys
 from hearth.cli import main
@@ -57,7 +57,7 @@ def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:
         (errors.CompileError("x " * 2000), 1, "hearth: " + "x " * 500 + "...\n"),
     ],
 )
-def test_each_end_is_one_line_and_a_status(
+def test_each_error_is_one_line_and_an_exit_status(
     error: BaseException, status: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(command, "run", raising(error))
@@ -124,7 +124,7 @@ def test_wrong_arguments_are_one_line(line: str, says: str, capsys: Any) -> None
     assert ended.value.code == 2 and told.startswith("hearth") and says in told and "--help)" in told
 
 
-def test_help_says_how_it_ends(capsys: Any) -> None:
+def test_help_lists_the_exit_statuses(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         main.main(["--help"])
     out = capsys.readouterr().out

@@ -44,7 +44,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "1e9", "64 MiBs", "1,5GiB", "٣MiB", "nan", "1" * 40])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
 
@@ -73,6 +73,6 @@ def test_columns_are_aligned() -> None:
     )  # fmt: skip
 
 
-def test_a_short_row_ends_as_wide_as_it_likes() -> None:
+def test_last_cell_of_a_short_row_may_exceed_its_column() -> None:
     text = table(("", "p50", "unit"), [("a", "not measured: for a long reason"), ("b", "1", "us")], frozenset({1}))
     assert text == "   p50  unit\na  not measured: for a long reason\nb    1  us"

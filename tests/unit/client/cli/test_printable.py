@@ -35,7 +35,7 @@ def test_any_text(text: str) -> None:
 
 
 @given(TEXT, st.integers(0, 40))
-def test_it_fits(text: str, columns: int) -> None:
+def test_text_is_cut_to_the_width(text: str, columns: int) -> None:
     shown = printable(text)
     cut = fit(shown, columns)
     assert width(cut) <= columns
@@ -49,7 +49,7 @@ def test_columns(text: str, columns: int) -> None:
     assert width(text) == columns
 
 
-def test_what_is_cut_says_so() -> None:
+def test_cut_text_ends_with_dots() -> None:
     assert fit("abcdefgh", 8) == "abcdefgh" and fit("abcdefghi", 8) == "abcde..."
     assert fit("\u65e5\u672c\u8a9e\u65e5\u672c\u8a9e", 8) == "\u65e5\u672c..." and fit("abcd", 2) == "ab"
 

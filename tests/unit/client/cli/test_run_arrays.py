@@ -18,7 +18,7 @@ def made(text: str) -> np.ndarray:  # type: ignore[type-arg]
     return array
 
 
-def test_what_is_made() -> None:
+def test_generated_arrays() -> None:
     np.testing.assert_array_equal(made("arange:float32[4]"), np.arange(4, dtype=np.float32))
     np.testing.assert_array_equal(made("arange:int8[300]")[-3:], np.arange(300).astype(np.int8)[-3:])
     np.testing.assert_array_equal(made("arange:i32[2,2]:start=-3:step=2"), [[-3, -1], [1, 3]])
@@ -35,12 +35,12 @@ def test_what_is_made() -> None:
     assert arrays.host_array(parse("out:f32[4]")) is None  # type: ignore[arg-type]
 
 
-def test_what_takes_more_than_the_machine_has() -> None:
+def test_arrays_larger_than_the_memory_are_refused() -> None:
     with pytest.raises(ArgumentError, match="this machine has"):
         arrays.refuse_too_much([parse("zeros:f64[1<<47]")])
 
 
-def test_what_is_loaded(tmp_path: Path) -> None:
+def test_arrays_from_files(tmp_path: Path) -> None:
     file = tmp_path / "a=b.npy"
     np.save(file, np.asfortranarray(np.arange(6, dtype=">f4").reshape(2, 3)))
     array = made(f"in:{file}")
@@ -48,7 +48,7 @@ def test_what_is_loaded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(array, np.arange(6).reshape(2, 3))
 
 
-def test_what_cannot_be_loaded(tmp_path: Path) -> None:
+def test_invalid_files_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "object.npy", np.array([{}]), allow_pickle=True)
     np.savez(tmp_path / "z.npz", a=np.zeros(1))
     (tmp_path / "z.npz").rename(tmp_path / "zip.npy")
@@ -97,7 +97,7 @@ def test_documents_have_no_nan() -> None:
     assert arrays.listed(np.zeros(arrays.SHOWN + 1)) is None
 
 
-def test_headers_travel_by_the_names_they_are_included_by(tmp_path: Path) -> None:
+def test_headers_are_sent_by_their_names_in_includes(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "k.cu").write_text(
         '#include "a.h"\n  # include <deep/b.h>\n#include <cuda_fp16.h>\n#include "gone.h"\n'
@@ -114,7 +114,7 @@ def test_headers_travel_by_the_names_they_are_included_by(tmp_path: Path) -> Non
     assert sources.given_headers([f"n/a.h={tmp_path}/a.h", f"{tmp_path}/a.h"]).keys() == {"n/a.h", "a.h"}
 
 
-def test_sources_that_cannot_be_had(tmp_path: Path) -> None:
+def test_unreadable_sources_are_reported(tmp_path: Path) -> None:
     (tmp_path / "empty.cu").write_text(" \n")
     for path, says in {
         str(tmp_path / "none.cu"): "No such file", str(tmp_path): "is a directory",

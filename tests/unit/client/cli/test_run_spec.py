@@ -68,7 +68,7 @@ def written(draw: st.DrawFn) -> tuple[str, Scalar | Array]:
 
 
 @given(written())
-def test_what_is_written_is_what_is_meant(case: tuple[str, Scalar | Array]) -> None:
+def test_valid_specifications_are_parsed(case: tuple[str, Scalar | Array]) -> None:
     text, meant = case
     assert parse(text) == meant
 
@@ -79,7 +79,7 @@ pieces = st.sampled_from(
 
 
 @given(st.text(max_size=30) | st.lists(pieces | st.text(max_size=3), max_size=8).map("".join))
-def test_anything_else_is_refused_at_a_place_in_it(text: str) -> None:
+def test_invalid_specifications_are_refused_with_a_position(text: str) -> None:
     try:
         parse(text)
     except SpecError as error:
@@ -124,7 +124,7 @@ def test_mistakes(text: str, at: int, says: str) -> None:
     assert (refused.value.at, says in str(refused.value)) == (at, True), refused.value
 
 
-def test_which_argument_it_is() -> None:
+def test_errors_name_the_argument() -> None:
     with pytest.raises(SpecError, match=r"argument 2, 'i32=x', character 5: .*; e.g. f32=2.5"):
         parse_all(["f32=1", "i32=x"])
     with pytest.raises(SpecError, match="arguments 1 and 3 both write to"):
@@ -139,12 +139,12 @@ def test_whole_numbers(text: str, value: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1.0", "1<<99", "1<<", "9" * 200, "1__0", "0x", "٣"])
-def test_what_is_no_whole_number(text: str) -> None:
+def test_invalid_integers_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         integer(text)
 
 
-def test_floats_that_are_no_numbers_are_allowed() -> None:
+def test_nan_and_infinity_are_accepted() -> None:
     assert math.isnan(number("float32", "nan")) and number("float64", "-inf") == -math.inf  # type: ignore[arg-type]
     assert number("float64", "0x1p-3") == 0.125 and number("complex64", "1 + 2j") == 1 + 2j
 

@@ -76,7 +76,7 @@ def test_rates_between_two_documents() -> None:
 
 
 @pytest.mark.parametrize("before", [None, {**BEFORE, "started_unix": 1.0}, {**BEFORE, "uptime_seconds": 102.0}])
-def test_where_nothing_can_be_compared(before: Any) -> None:
+def test_rates_without_a_comparable_document(before: Any) -> None:
     """The first document, a restarted daemon, the same document twice: the rates that the daemon reports, or none."""
     throughput = {"busy_ratio": 0.5, "launches_per_second": 7.0}
     now = {**NOW, "devices": [device(0, throughput=throughput), device(1)]}
@@ -84,13 +84,13 @@ def test_where_nothing_can_be_compared(before: Any) -> None:
     assert set(rates.of_sessions(before, now).values()) == {None}
 
 
-def test_a_count_that_went_back_or_is_not_there_is_no_rate() -> None:
+def test_decreasing_or_missing_counters_give_no_rate() -> None:
     now = {**NOW, "devices": [device(0), {**device(1, 4.0, 11), "counters": {"device_busy_ns": 4 * 10**9}}, device(2)]}
     found = rates.of_devices(BEFORE, now)
     assert found[1] == rates.Rates() and found[2] == rates.Rates() and found[0].launches == 0
 
 
-def test_memory_and_queue_from_what_there_is() -> None:
+def test_memory_and_queue_from_the_available_fields() -> None:
     assert rates.memory_used(device(0)) == 4 * GIB and rates.queued(device(0, queue={"commands": 7})) == 7
     bare = device(0, memory={"total_bytes": 1, "used_bytes": None}, gauges={"memory_in_use_bytes": 9})
     shared = {**bare, "processes": [{"memory_held_bytes": 8}, {"memory_held_bytes": 3}]}
@@ -113,7 +113,7 @@ def test_the_busiest_come_first() -> None:
     assert "50 %" in text[8] and "12 s left" in text[9] and text[8].endswith("host:1 bbbb.py")
 
 
-def test_what_rests_stays_in_its_place() -> None:
+def test_idle_devices_and_sessions_keep_their_order() -> None:
     still = {**NOW, "uptime_seconds": 103.0}
     text = shown(frame(NOW, still, at=0.0, columns=200))
     assert [line.split()[0] for line in text[4:6]] == ["0", "1"]
@@ -122,7 +122,7 @@ def test_what_rests_stays_in_its_place() -> None:
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 120])
 @pytest.mark.parametrize("rows", [1, 3, 5, 8, 24])
-def test_it_fits_any_terminal(columns: int, rows: int) -> None:
+def test_frame_fits_any_terminal(columns: int, rows: int) -> None:
     many = document(9, [device(n) for n in range(16)], [session(f"{n:04x}", n) for n in range(100)])
     text = shown(frame(None, many, at=0.0, columns=columns, rows=rows), columns)
     assert len(text) <= rows and all(width(line) <= columns for line in text)
@@ -164,13 +164,13 @@ def test_a_hostile_client_breaks_nothing() -> None:
     assert all(width(line) <= 80 and line.isprintable() for line in text)
 
 
-def test_a_gpu_shows_what_nvml_reads() -> None:
+def test_gpu_readings_are_shown() -> None:
     gpu = device(0, gpu={"temperature": 41.6, "power": 312.4}, memory={"total_bytes": GIB, "used_bytes": 0})
     text = shown(frame(None, document(9, [gpu, device(1, gpu={"temperature": None})], []), at=0.0, columns=200))
     assert text[3].split()[-2:] == ["TEMP", "POWER"] and "42 C  312 W" in text[4] and "no sessions" in text[-1]
 
 
-def test_loads_that_wait_have_a_line() -> None:
+def test_waiting_loads_are_shown() -> None:
     def waiting(count: int, seconds: float) -> list[ScreenLine]:
         gauges = {"loads_waiting": count, "load_wait_longest_ns": int(seconds * 1e9)}
         return frame(None, document(9, [device(0, gauges=gauges), device(1)], []), at=0.0, columns=200)
@@ -242,7 +242,7 @@ def test_status() -> None:
     assert "draining" in status_text({**found, "draining": True}, "x", 200, PLAIN)
 
 
-def test_the_least_that_a_daemon_may_say() -> None:
+def test_minimal_status_document() -> None:
     text = status_text({}, "host:1", 80, PLAIN)
     assert "not ready" in text and "no devices" in text
     assert shown(frame(None, {}, at=0.0, columns=80), 80)

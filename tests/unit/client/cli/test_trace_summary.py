@@ -40,7 +40,7 @@ WORK = (
 )
 
 
-def test_what_it_is_summed_up_to() -> None:
+def test_kernels_and_transfers_are_summed_up() -> None:
     found = summarize(trace(5, *WORK))
     assert [(row.name, row.count, row.total_us, row.max_us) for row in found.kernels] == [
         ("add", 2, 60.0, 50.0), ("mul", 1, 50.0, 50.0),
@@ -97,12 +97,12 @@ def test_text_and_document() -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, {}, {"traceEvents": 3}, [1], {"traceEvents": [None]}])
-def test_what_is_no_trace(wrong: Any) -> None:
+def test_invalid_traces_are_refused(wrong: Any) -> None:
     with pytest.raises(NotATraceError):
         summarize(wrong)
 
 
-def test_traces_of_others_do_not_break_it() -> None:
+def test_traces_of_other_programs_are_accepted() -> None:
     entries = [{"ph": "X", "pid": 1, "tid": 2, "name": "a", "ts": 1, "dur": 2, "args": 3}, {"ph": "X"}, {"ph": "M"}, {}]
     found = summarize(entries)
     assert {row.name for row in found.others} == {"a", "?"}

@@ -54,7 +54,7 @@ def result(request: int) -> commands_pb2.Result:
 
 
 @given(st.integers(0, 2**30) | st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-def test_what_a_request_is_answered_is_read_without_a_message(request: int, size: int) -> None:
+def test_answers_to_requests_are_read_without_protobuf(request: int, size: int) -> None:
     filled = commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
     for answer, rest in ((result(0), batch.DONE), (filled, filled.SerializeToString())):
         answer.request = request
@@ -121,7 +121,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def test_where_a_target_comes_from(monkeypatch: Any, folder: Path) -> None:
+def test_sources_of_the_target_in_order(monkeypatch: Any, folder: Path) -> None:
     monkeypatch.setenv("HEARTH_TARGET", "elsewhere:1")
     assert target.resolve(None).address == "elsewhere:1"
     assert target.resolve("here:2").address == "here:2"

@@ -74,7 +74,7 @@ def test_constants() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 2**64])
-def test_what_no_field_holds_is_refused(value: int) -> None:
+def test_values_out_of_range_are_refused(value: int) -> None:
     with pytest.raises(ValueError, match="range"):
         encode.open_session((1, 1), "", "", 0, value)
 
@@ -147,14 +147,14 @@ def test_an_empty_answer_opens_as_the_generated_class_does() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x0a", b"\x0a\x05ab", b"\xff" * 12, b"\x0a\x02\xff\xff"])
-def test_what_is_no_answer_raises_as_the_generated_classes_do(data: bytes) -> None:
+def test_invalid_answers_raise_decode_error(data: bytes) -> None:
     with pytest.raises(DecodeError):
         decode.Opened.FromString(data)
     with pytest.raises(DecodeError):
         decode.response(data)
 
 
-def test_a_kind_of_field_that_is_not_known_is_left_to_protobuf() -> None:
+def test_unknown_wire_types_are_left_to_protobuf() -> None:
     data = node_pb2.OpenSessionResponse(session_id="x").SerializeToString() + b"\xf9\x07" + bytes(8)  # 64 bits
     assert decode.Opened.FromString(data) == node_pb2.OpenSessionResponse.FromString(data)
 
@@ -201,7 +201,7 @@ def test_a_read_is_answered(request: int, data: bytes, size: int) -> None:
 
 
 @given(st.binary(max_size=12), st.integers(0, 20), st.integers(0, 255))
-def test_whatever_is_read_protobuf_reads_so_too(more: bytes, at: int, byte: int) -> None:
+def test_fast_decoder_agrees_with_protobuf(more: bytes, at: int, byte: int) -> None:
     result = commands_pb2.Result(request=300, read=commands_pb2.ReadResult(data=b"0123456", size=7))
     data = bytearray(device_pb2.ExecuteResponse(result=result).SerializeToString() + more)
     if at < len(data):

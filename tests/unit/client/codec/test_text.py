@@ -36,6 +36,6 @@ def test_a_kernel_s_name(name: Any) -> None:
         module.get_function(name)
 
 
-def test_what_is_text() -> None:
+def test_encodable_text() -> None:
     assert encodable("né\0漢\U0001f525") and encodable("")
     assert not encodable("a" + HALF)

@@ -92,7 +92,7 @@ def test_the_two_sides_of_a_pair_count_apart_and_agree(sends: list[bool]) -> Non
 
 
 @given(st.lists(st.sampled_from([(0,), (1,), (0, 1)]), max_size=40))
-def test_what_all_do_together_meets_whatever_each_did_alone(program: list[tuple[int, ...]]) -> None:
+def test_common_operations_match_after_any_operations_of_subsets(program: list[tuple[int, ...]]) -> None:
     devices: Any = {rank: Device() for rank in range(2)}
     order = sorted_order([0, 1])
     for ranks in program:
@@ -104,7 +104,7 @@ def test_what_all_do_together_meets_whatever_each_did_alone(program: list[tuple[
         assert numbers == sorted(set(numbers)), "none twice, and each above those before it"
 
 
-def test_a_device_that_fails_to_submit_has_had_its_turn() -> None:
+def test_failed_submission_still_counts_in_the_order() -> None:
     devices: Any = {rank: Device() for rank in range(2)}
 
     def fail(_command: c.Command, _worth: int) -> None:

@@ -88,7 +88,7 @@ def test_two_sessions_of_one_daemon(daemons: list[GroupDaemon], nodes: list[hear
 
 
 @pytest.mark.parametrize("method", ["CreateGroup", "JoinGroup"])
-def test_one_that_refuses_leaves_nothing_behind(
+def test_refusal_by_one_daemon_leaves_no_group(
     daemons: list[GroupDaemon], nodes: list[hearth.Node], method: str
 ) -> None:
     refuser = daemons[0 if method == "CreateGroup" else 1]
@@ -111,7 +111,7 @@ def test_member_that_joins_after_a_refusal_leaves(daemons: list[GroupDaemon], no
     wait_until(lambda: not daemons[2].groups)
 
 
-def test_one_that_does_not_answer(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> None:
+def test_unresponsive_daemon_times_out(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> None:
     held = daemons[1].gates["JoinGroup"] = threading.Event()
     began = time.monotonic()
     with pytest.raises(hearth.TimeoutError):
@@ -121,7 +121,7 @@ def test_one_that_does_not_answer(daemons: list[GroupDaemon], nodes: list[hearth
     wait_until(lambda: not any(daemon.groups for daemon in daemons))
 
 
-def test_one_that_is_gone(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> None:
+def test_rebuild_with_an_absent_daemon_fails(daemons: list[GroupDaemon], nodes: list[hearth.Node]) -> None:
     group = hearth.Group([node.device(0) for node in nodes])
     daemons[1].server.stop(None).wait()
     with pytest.raises(hearth.ConnectError) as caught:

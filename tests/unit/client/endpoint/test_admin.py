@@ -65,7 +65,7 @@ def test_a_daemon_that_is_too_old(daemon: FakeDaemon) -> None:
         asking.status()
 
 
-def test_a_server_that_is_no_hearthd() -> None:
+def test_server_that_is_not_hearthd_is_reported() -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -80,7 +80,7 @@ def test_a_server_that_is_no_hearthd() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{"])
-def test_a_document_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_invalid_status_document_is_reported(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     with (
         answering(monkeypatch, GetStatus=lambda request, context: node_pb2.GetStatusResponse(json=text)) as daemon,
         asker(daemon) as asking,
@@ -89,7 +89,7 @@ def test_a_document_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> 
         asking.status()
 
 
-def test_only_what_reads_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_read_only_calls_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def breaking(name: str) -> Any:

@@ -46,7 +46,7 @@ def test_the_order_of_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["", " ", "two words", "line\nends", "snö", "tab\there", "\x00"])
-def test_what_is_no_token(token: str, tmp_path: Path) -> None:
+def test_invalid_tokens_are_refused(token: str, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(token)
     for arguments in ({"token": token}, {"environ": {"HEARTH_TOKEN_FILE": str(file)}}):
@@ -95,7 +95,7 @@ def test_certificates_belong_to_tls(tmp_path: Path) -> None:
     assert find(TLS, environ={"HEARTH_CA": str(ca)}).ca == ca.read_bytes()
 
 
-def test_what_opening_shows(tmp_path: Path) -> None:
+def test_credentials_sent_when_a_session_opens(tmp_path: Path) -> None:
     assert opening(Credentials("t"), UNIX) == opening(Credentials("t"), TLS) == (("authorization", "Bearer t"),)
     assert opening(Credentials(), TLS) == opening(Credentials(), UNIX) == ()
     near = target.resolve(f"unix:{tmp_path}/h.sock")

@@ -53,7 +53,7 @@ class Work:
 
 
 @pytest.mark.parametrize("reason", ["QUEUE_FULL", "QUOTA_EXCEEDED", "SESSION_LIMIT", "DRAINING", "DEVICE_UNAVAILABLE"])
-def test_what_was_refused_is_asked_again(clock: Clock, reason: str) -> None:
+def test_retryable_refusals_are_retried(clock: Clock, reason: str) -> None:
     work = Work(refused(reason), refused(reason))
     told: list[tuple[str, float]] = []
     again = hearth.retrying(on_retry=lambda error, pause: told.append((error.reason, pause)))(work)
@@ -76,7 +76,7 @@ def test_what_was_refused_is_asked_again(clock: Clock, reason: str) -> None:
     ],
     ids=lambda error: error.reason,
 )
-def test_what_may_have_begun_is_not(clock: Clock, error: HearthError) -> None:
+def test_calls_that_may_have_begun_are_not_retried(clock: Clock, error: HearthError) -> None:
     work = Work(error)
     assert not error.retryable
     with pytest.raises(type(error)) as caught:
@@ -95,7 +95,7 @@ def test_what_may_have_begun_is_not(clock: Clock, error: HearthError) -> None:
     ],
     ids=lambda error: f"{type(error).__name__}",
 )
-def test_what_may_run_twice_is_asked_again_after_a_loss(clock: Clock, error: HearthError) -> None:
+def test_idempotent_calls_are_retried_after_a_loss(clock: Clock, error: HearthError) -> None:
     work = Work(error)
     assert hearth.retrying(idempotent=True)(work)(7) == 7 and work.calls == 2
 
@@ -138,7 +138,7 @@ def test_no_wait_that_would_exceed_the_deadline(clock: Clock) -> None:
     assert work.calls == 1
 
 
-def test_an_attempt_is_given_what_is_left(clock: Clock) -> None:
+def test_attempt_receives_the_remaining_time(clock: Clock) -> None:
     given: list[float] = []
 
     def attempt(left: float) -> str:
@@ -154,7 +154,7 @@ def test_an_attempt_is_given_what_is_left(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1])
-def test_a_timeout_that_is_none(timeout: float) -> None:
+def test_invalid_timeouts_are_refused(timeout: float) -> None:
     with pytest.raises(hearth.ArgumentError, match="timeout"):
         hearth.retrying(timeout=timeout)
 

@@ -105,7 +105,7 @@ def test_mapped_and_unmapped() -> None:
         ("cuMemSetAccess", ["Unmap", "AddressFree", "Release"]),
     ],
 )
-def test_what_fails_leaves_nothing(fails: str, undone: list[str]) -> None:
+def test_failed_mapping_is_undone(fails: str, undone: list[str]) -> None:
     library = Library(fails)
     with pytest.raises(hearth.HearthError, match=rf"{fails} failed in this process: CUDA_ERROR_OUT_OF_MEMORY") as error:
         device(library).map(5, 4096)

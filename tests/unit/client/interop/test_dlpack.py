@@ -42,7 +42,7 @@ def test_taken_by_numpy(dtype: str, shape: list[int], cut: int) -> None:
     np.testing.assert_array_equal(taken, array)
 
 
-def test_it_keeps_its_owner_while_anybody_has_it() -> None:
+def test_capsule_keeps_its_owner_alive() -> None:
     owner = Owner(np.arange(10))
     kept = weakref.ref(owner)
     before = dlpack.exported()
@@ -59,7 +59,7 @@ def test_it_keeps_its_owner_while_anybody_has_it() -> None:
     assert kept() is None and dlpack.exported() == before
 
 
-def test_what_dlpack_does_not_have() -> None:
+def test_unsupported_dtypes_raise_buffer_error() -> None:
     for dtype in ("S4", ">i4", "M8[s]"):
         with pytest.raises(BufferError):
             dlpack.capsule(None, 0, (1, 0), (1,), (np.dtype(dtype).itemsize,), np.dtype(dtype))

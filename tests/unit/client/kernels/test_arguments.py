@@ -117,13 +117,12 @@ def test_structs_of_different_length_do_not_share_a_signature() -> None:
         (np.zeros(3), "host memory"),
         ([1, 2], "a list"),
         ("text", "a str"),
-        (None, "None"),
         (object(), "builtins.object"),
         (np.str_("x"), "a str"),
         (np.array(None, object), "NumPy array"),
     ],
 )
-def test_what_cannot_be_passed_is_named(arg: Any, words: str) -> None:
+def test_unsupported_argument_is_named(arg: Any, words: str) -> None:
     with pytest.raises(hearth.LaunchError, match="argument 1") as caught:
         arguments.signature((1, arg))
     assert words in caught.value.message
@@ -133,8 +132,42 @@ def test_what_cannot_be_passed_is_named(arg: Any, words: str) -> None:
 
 def test_an_int_that_does_not_fit_says_so() -> None:
     signature = arguments.signature((1, 2))
-    with pytest.raises(hearth.LaunchError, match=r"argument 1 is .*64-bit"):
-        signature.tail((1, 2**63))
+    for value in (2**63, 2**64, -(2**63) - 1):
+        with pytest.raises(hearth.LaunchError, match=rf"argument 1 is {value}; .*64-bit") as caught:
+            signature.tail((1, value))
+        assert "np.uint64(x)" in caught.value.fix
+
+
+def test_ints_are_marked_for_conversion_if_the_daemon_converts() -> None:
+    signature = arguments.signature((True, 5, np.int32(1), Array(1, 0)))
+    exact = [(0, 1, False, False), (8, 8, False, False), (16, 4, False, False), (24, 8, True, False)]
+    for converts, integer in ((True, True), (False, False)):
+        head = signature.head(3, 4, (1, 2, 3), (4, 5, 6), 7, 0, 8, converts_integers=converts)
+        (unpacked,) = launches.unpack(head + signature.tail((True, 5, np.int32(1), Array(1, 0))))
+        layout = launches.unpack_layout(unpacked.layout)
+        assert layout == [exact[0], (8, 8, False, integer), *exact[2:]]
+
+
+def test_none_is_a_null_pointer() -> None:
+    unpacked = record((np.int32(1), None))
+    assert launches.unpack_layout(unpacked.layout)[1] == (8, 8, False, False) and unpacked.params[8:] == bytes(8)
+
+
+@pytest.mark.parametrize("value", [np.array([5], ">i4"), np.full((1, 1), 5, np.int32)])
+def test_an_array_of_one_element_is_passed_by_value(value: Any) -> None:
+    unpacked = record((np.int8(1), value))
+    assert launches.unpack_layout(unpacked.layout)[1] == (4, 4, False, False)
+    assert unpacked.params[4:] == struct.pack("<i", 5)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "i8", "u8", "c8", "i4,f4"])
+def test_an_array_of_one_element_with_the_size_of_an_address_is_refused(dtype: str) -> None:
+    for shape in ((1,), (1, 1)):
+        with pytest.raises(hearth.LaunchTypeError, match="argument 1 is a NumPy array of one element of 8") as caught:
+            record((1, np.zeros(shape, dtype)))
+        assert "x.flat[0]" in caught.value.fix and "gpu.asarray(x)" in caught.value.fix
+    unpacked = record((1, np.zeros((), dtype)))
+    assert launches.unpack_layout(unpacked.layout)[1][:2] == (8, 8)
 
 
 def test_too_many_bytes() -> None:
@@ -221,7 +254,7 @@ NATIVE = [ctypes.c_bool, ctypes.c_char, ctypes.c_byte, ctypes.c_ubyte, ctypes.c_
 
 
 @given(st.lists(st.tuples(st.sampled_from(NATIVE), st.binary(min_size=24, max_size=24)), min_size=1, max_size=8))
-def test_ctypes_are_laid_out_as_ctypes_does_it(given_types: list[tuple[Any, bytes]]) -> None:
+def test_ctypes_arguments_have_the_layout_of_ctypes(given_types: list[tuple[Any, bytes]]) -> None:
     fields = [(f"f{index}", kind) for index, (kind, _) in enumerate(given_types)]
     c_struct = type("Parameters", (ctypes.Structure,), {"_fields_": fields})
     args = tuple(kind.from_buffer_copy(data) for kind, data in given_types)
@@ -238,7 +271,7 @@ def test_ctypes_are_laid_out_as_ctypes_does_it(given_types: list[tuple[Any, byte
     [ctypes.c_void_p(1), ctypes.c_char_p(b"x"), ctypes.c_wchar("x"), ctypes.c_longdouble(1), ctypes.py_object(),
      ctypes.pointer(ctypes.c_int(1)), (ctypes.c_int * 2)(), Swapped(1), ctypes.c_int.__ctype_be__(1), ctypes.c_int],
 )  # fmt: skip
-def test_what_ctypes_points_with_or_swaps_is_refused(arg: Any) -> None:
+def test_ctypes_pointers_and_swapped_types_are_refused(arg: Any) -> None:
     with pytest.raises(hearth.LaunchError, match="argument 1 is of type") as caught:
         arguments.signature((1, arg))
     assert isinstance(caught.value, TypeError) and "pass ctypes numbers" in caught.value.fix

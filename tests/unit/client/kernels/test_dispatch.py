@@ -99,8 +99,8 @@ def test_the_message(gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Funct
     pointer = view.value.pointer
     assert (pointer.buffer, pointer.offset, pointer.read_only) == (handle_of(x), 8, False)
     assert only_read.value.pointer.read_only and only_read.role == B.ROLE_VALUE
-    raw = [np.float32(2).tobytes(), (7).to_bytes(8, "little"), b"\1", b"struct", b"\3\0"]
-    assert [value.value.raw for value in values] == raw
+    raw = [np.float32(2).tobytes(), b"", b"\1", b"struct", b"\3\0"]
+    assert [value.value.raw for value in values] == raw and values[1].value.int64 == 7
     assert [(each.shape, each.dtype) for each in out] == [((2, 2), np.float32), ((4,), np.uint8)]
     np.testing.assert_array_equal(out[1], [1, 2, 3, 4])
     assert (out[0].view(np.uint8) == 1).all()
@@ -124,7 +124,7 @@ def test_the_short_form_is_ins_outs_scalars(gpu: hearth.Device, daemon: Dispatch
         ([0, 0, 300], [True, True, False]),
     ],
 )
-def test_the_small_ones_travel_inside_together_as_far_as_they_fit(
+def test_small_arrays_are_inlined_as_far_as_they_fit(
     gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Function, sizes: list[int], inline: list[bool]
 ) -> None:
     arrays = [data(size) for size in sizes]
@@ -139,7 +139,7 @@ def test_the_small_ones_travel_inside_together_as_far_as_they_fit(
 
 
 @pytest.mark.parametrize("size", [50, 5000])
-def test_inputs_are_taken_unless_told_otherwise(
+def test_inputs_are_copied_by_default(
     gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Function, size: int
 ) -> None:
     x = data(size)
@@ -205,7 +205,7 @@ def test_outputs_that_are_cut_short(gpu: hearth.Device, daemon: DispatchDaemon, 
 
 
 @pytest.mark.parametrize("size", [4, 400])
-def test_a_lost_device_fails_what_is_pending(
+def test_lost_device_fails_pending_dispatches(
     gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Function, size: int
 ) -> None:
     daemon.lose_on = "dispatch"
@@ -218,7 +218,7 @@ def test_a_lost_device_fails_what_is_pending(
     assert (out == 1).all()
 
 
-def test_dropping_one_is_no_news(gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Function) -> None:
+def test_dropped_dispatch_reports_no_error(gpu: hearth.Device, daemon: DispatchDaemon, f: hearth.Function) -> None:
     for size in (4, 400):
         daemon.fail_next["dispatch"] = Refusal(Reason.OUT_OF_MEMORY, "none is left")
         gpu.dispatch_async(f, 1, 1, [InOut(data(size))])

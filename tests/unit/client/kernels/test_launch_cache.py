@@ -80,7 +80,7 @@ def test_each_mistake_is_still_found(gpu: hearth.Device, daemon: FakeDaemon, f: 
     y.free()
     for args, kind in (
         ((y, 1), hearth.InvalidHandleError),
-        ((x, 2**63), hearth.LaunchError),
+        ((x, 2**64), hearth.LaunchError),
         ((x, "1"), hearth.LaunchTypeError),
         ((x, np.zeros(2)), hearth.LaunchTypeError),
         ({x: 1}, hearth.LaunchTypeError),

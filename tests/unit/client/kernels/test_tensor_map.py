@@ -89,7 +89,7 @@ def test_types_and_regions(
     assert (made.dtype, list(made.shape), list(made.strides)) == (name, shape, strides)
 
 
-def test_in_a_launch_it_takes_128_bytes(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) -> None:
+def test_tensor_map_takes_128_bytes_in_a_launch(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) -> None:
     x = gpu.zeros((8, 32), np.float32)
     tile = x.tensor_map((8, 32))
     for _ in range(2):  # the second time with the cached signature
@@ -141,7 +141,7 @@ def test_freed_by_hand(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Functio
     assert daemon.count("destroy_tensor_map") == 1
 
 
-def test_of_another_device_it_is_refused(daemon: FakeDaemon) -> None:
+def test_tensor_map_of_another_device_is_refused(daemon: FakeDaemon) -> None:
     daemon.device_count = 2
     with hearth.connect(daemon.target) as node:
         one, other = node.devices

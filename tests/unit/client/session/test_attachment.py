@@ -59,7 +59,7 @@ def end(work: Attachment, *senders: Sender) -> None:
         assert not sender.is_alive()
 
 
-def test_each_kind_of_work_calls_it(work: Attachment) -> None:
+def test_each_kind_of_work_wakes_the_sender(work: Attachment) -> None:
     sender = Sender(work)
     assert wait_for(lambda: work.inspect().sender_waits)
     attach(work)
@@ -80,7 +80,7 @@ def test_each_kind_of_work_calls_it(work: Attachment) -> None:
     end(work, sender)
 
 
-def test_it_is_called_once_while_it_does_not_look(work: Attachment) -> None:
+def test_sender_is_woken_once_until_it_polls(work: Attachment) -> None:
     attach(work)
     for _ in range(100):
         work.submit(note())
@@ -106,7 +106,7 @@ def test_a_stream_that_was_left_sends_nothing_more(work: Attachment) -> None:
     end(work, second)
 
 
-def test_what_was_not_sent_before_a_break_is_sent_after_it(work: Attachment) -> None:
+def test_unsent_work_is_sent_after_a_break(work: Attachment) -> None:
     first = Sender(work)
     attach(work)
     assert wait_for(lambda: work.inspect().sender_waits)
@@ -136,7 +136,7 @@ def test_work_that_waits_for_a_lane_goes_when_none_comes(work: Attachment) -> No
     end(work, sender)
 
 
-def test_what_is_freed_calls_it(work: Attachment) -> None:
+def test_deferred_free_wakes_the_sender(work: Attachment) -> None:
     sender, deferred_frees = Sender(work), DeferredFrees()
     attach(work)
     work.adopt(cast(Any, SimpleNamespace(deferred_frees=deferred_frees)))

@@ -54,7 +54,7 @@ def test_launches_gather_in_batches_under_load(gpu: hearth.Device, daemon: FakeD
     assert len(daemon.batches) - before < 200
 
 
-def test_who_submits_without_a_pause_lets_the_sender_have_its_turn(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+def test_continuous_submission_does_not_starve_the_sender(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     """The switch interval prevents the interpreter from preempting the submitting thread during the test. The test
     checks only that the sender takes commands: their delivery also depends on the threads of gRPC and of the daemon,
     which run in this process."""
@@ -77,7 +77,7 @@ def test_who_submits_without_a_pause_lets_the_sender_have_its_turn(gpu: hearth.D
     assert turns == 3
 
 
-def test_the_window_is_kept_and_who_submits_too_much_waits(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+def test_submission_beyond_the_window_waits(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     f = kernel(gpu)
     gpu.synchronize()
     connection_of(gpu).attachment().queue.most_commands = 50
@@ -238,7 +238,7 @@ def test_a_transfer_under_way_ends_with_the_device(gpu: hearth.Device, daemon: F
         gpu.asarray(np.zeros(1 << 20))
 
 
-def test_a_device_that_is_not_there_yet_is_waited_for(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+def test_attach_waits_for_a_starting_device(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     daemon.refuse_attach = [reasons.Refusal(reasons.Reason.DEVICE_LOST, "starting", retry_after_s=0.05)] * 3
     gpu.synchronize()
     assert daemon.attaches == 4
@@ -315,7 +315,7 @@ def test_a_large_read_that_times_out(gpu: hearth.Device, daemon: FakeDaemon) -> 
 # ---- the session ----
 
 
-def test_closing_sends_what_is_queued(daemon: FakeDaemon) -> None:
+def test_close_sends_queued_commands(daemon: FakeDaemon) -> None:
     with hearth.connect(daemon.target) as node:
         gpu = node.device(0)
         f, x = kernel(gpu), gpu.zeros(3)

@@ -101,13 +101,13 @@ def test_signalled_wait_returns_before_the_answer(daemon: LaneDaemon, gpu: heart
     assert work.session.error is None
 
 
-def test_one_that_was_there_before_is_seen(daemon: LaneDaemon, work: Attachment) -> None:
+def test_signal_before_the_wait_is_seen(daemon: LaneDaemon, work: Attachment) -> None:
     reply = ask(daemon, work)
     signal(work, reply)
     assert reply.wait(20) is DONE
 
 
-def test_another_number_is_none_of_its(daemon: LaneDaemon, work: Attachment) -> None:
+def test_signal_with_another_number_is_ignored(daemon: LaneDaemon, work: Attachment) -> None:
     first, second = ask(daemon, work), ask(daemon, work)
     signal(work, second)
     work.spin_wait.patience = 0.1
@@ -117,7 +117,7 @@ def test_another_number_is_none_of_its(daemon: LaneDaemon, work: Attachment) -> 
     assert second.wait(20) is DONE
 
 
-def test_who_does_not_go_by_signals_waits_for_the_answer(daemon: LaneDaemon, work: Attachment) -> None:
+def test_wait_without_a_signal_waits_for_the_answer(daemon: LaneDaemon, work: Attachment) -> None:
     reply = ask(daemon, work)
     reply.signalled_result = None
     signal(work, reply)
@@ -126,7 +126,7 @@ def test_who_does_not_go_by_signals_waits_for_the_answer(daemon: LaneDaemon, wor
         reply.wait(0.1)
 
 
-def test_what_was_said_before_has_come(daemon: LaneDaemon, work: Attachment) -> None:
+def test_earlier_failures_are_delivered_before_a_signalled_wait_ends(daemon: LaneDaemon, work: Attachment) -> None:
     """A failure that the daemon reported before the signalled work is delivered when the wait for that work ends."""
     before, reply = ask(daemon, work), ask(daemon, work)
     refused = reasons.Refusal(reasons.Reason.INVALID_HANDLE, "there is no such buffer", fix="none")
@@ -148,7 +148,7 @@ def test_error_behind_a_signal_is_a_late_error(daemon: LaneDaemon, work: Attachm
     assert wait_for(lambda: len(late) == 1)
 
 
-def test_a_lane_that_breaks_behind_it(daemon: LaneDaemon, work: Attachment) -> None:
+def test_lane_breaks_after_a_signal(daemon: LaneDaemon, work: Attachment) -> None:
     """After the lane has broken, the batch is sent again over the next lane, and answered there."""
     reply = ask(daemon, work)
     signal(work, reply)
@@ -162,7 +162,7 @@ def test_a_lane_that_breaks_behind_it(daemon: LaneDaemon, work: Attachment) -> N
     assert wait_for(lambda: work.session.idle) and work.session.error is None
 
 
-def test_what_follows_one_does_not_wait_for_its_ack(daemon: LaneDaemon, work: Attachment) -> None:
+def test_work_after_a_signalled_copy_does_not_wait_for_its_ack(daemon: LaneDaemon, work: Attachment) -> None:
     """A launch after a signalled copy is sent as if the copy's answer had arrived."""
     channel = work.channel
     assert channel is not None

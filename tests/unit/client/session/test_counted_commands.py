@@ -78,7 +78,7 @@ def test_the_order_and_the_number_of_steps_stay(program: list[tuple[str, int, in
     assert session.queue.submitted == sum(what != "send" for what, _, _ in program)
 
 
-def test_what_follows_each_other_is_one_command() -> None:
+def test_consecutive_counts_are_merged_into_one_command() -> None:
     session = attached()
     for _ in range(1000):
         session.queue.count_up("a", 3, lambda n: launch_of(1, n))

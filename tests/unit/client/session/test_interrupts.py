@@ -38,7 +38,7 @@ def carried(requests: list[tuple[int, bytes]]) -> tuple[list[int], bytes, list[i
     return [seq for seq, _ in requests], launches, streams
 
 
-def test_sending() -> None:
+def test_interrupt_while_sending() -> None:
     """The next stream or lane gets the interrupted batch again, and the later batches after it."""
     step = 1
     while sending(step):
@@ -78,7 +78,7 @@ def sending(step: int) -> bool:
     return hit
 
 
-def test_asking_at_once() -> None:
+def test_interrupt_while_requesting() -> None:
     """A request that is sent together with queued launches is both sent and registered, or neither; the launches are
     sent in any case."""
     step = 1
@@ -119,7 +119,7 @@ def asking(step: int) -> bool:
     return hit
 
 
-def test_asking_of_who_sends() -> None:
+def test_interrupt_while_preparing_a_batch_for_another_thread() -> None:
     """A batch that is prepared for another thread is either sent or was never numbered, so that the numbers have no
     gap."""
     step = 1
@@ -152,7 +152,7 @@ def readying(step: int) -> bool:
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_receiving(failing: bool) -> None:
+def test_interrupt_while_receiving(failing: bool) -> None:
     """A response that was not counted is sent again."""
     refusal = reasons.Refusal(reasons.Reason.OUT_OF_MEMORY, "full").to_status()
     step, hits = 0, 0

@@ -14,7 +14,7 @@ from hearth.session.reply import Reply
 from hearth_proto.v1 import commands_pb2, device_pb2
 
 
-def test_it_is_written_once_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_is_written_once_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     output = KernelOutput()
     for text in ("a", "b\n", "c"):
         output.add(text)
@@ -23,7 +23,7 @@ def test_it_is_written_once_in_order(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "ab\nc"
 
 
-def test_a_callback_takes_it_instead(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_goes_to_the_callback(capsys: pytest.CaptureFixture[str]) -> None:
     output, seen = KernelOutput(), []
     output.callback = seen.append
     output.add("x")
@@ -87,7 +87,7 @@ def test_many_threads_write_everything_once() -> None:
     assert sorted(map(int, seen)) == list(range(2000))
 
 
-def test_the_event_reaches_it_and_ends_nothing() -> None:
+def test_output_event_reaches_the_handler_without_ending_the_session() -> None:
     session, seen = Session(Limits()), []
     session.receive(device_pb2.ExecuteResponse(attached=device_pb2.Attached(generation=1)))
     session.on_output = seen.append
@@ -96,7 +96,7 @@ def test_the_event_reaches_it_and_ends_nothing() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_waiting_thread_writes_before_it_returns(fails: bool) -> None:
+def test_waiting_thread_delivers_output_before_it_returns(fails: bool) -> None:
     output, seen = KernelOutput(), []
     output.callback = seen.append
     reply = Reply()

@@ -73,7 +73,7 @@ def test_work_goes_over_the_lane(daemon: LaneDaemon, gpu: hearth.Device) -> None
     assert daemon.attaches == 1 and not daemon.tickets
 
 
-def test_what_waited_for_the_lane_goes_before_its_threads_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_work_is_sent_before_the_threads_of_the_lane_start(monkeypatch: pytest.MonkeyPatch) -> None:
     session, sent, sent_before = Session(Limits()), [], []
     session.receive(device_pb2.ExecuteResponse(attached=device_pb2.Attached(generation=1)))
     session.add(note(7).SerializeToString())
@@ -112,7 +112,7 @@ def test_lone_work_goes_at_once_and_much_goes_together(daemon: LaneDaemon, gpu: 
     assert len(daemon.batches) - before < 500
 
 
-def test_what_takes_long_goes_in_several_batches_at_once(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_collectives_are_sent_in_several_concurrent_batches(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     """Collectives: each batch is in flight until all ranks have reached it, and later batches are not held back for
     that."""
     connection_of(gpu).timing = Timing(idle=60.0)  # after this time, the sending thread takes queued work
@@ -136,7 +136,7 @@ def test_what_takes_long_goes_in_several_batches_at_once(daemon: LaneDaemon, gpu
     assert notes(daemon) == list(range(1, 42))
 
 
-def test_who_submits_is_not_held_up_for_a_thread_that_sends(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_submission_does_not_wait_for_the_sending_thread(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     assert TIMING.lane_turn < 1e-3
     connection_of(gpu).timing = Timing(turn=-1.0, lane_turn=0.05)  # treats every command as queued for too long
     gpu.synchronize()
@@ -240,7 +240,7 @@ def test_a_lane_that_ends_is_resumed_from(daemon: LaneDaemon, gpu: hearth.Device
 
 
 @pytest.mark.parametrize("beside", ["message", "end"])
-def test_what_happens_on_the_stream_beside_a_lane_breaks_the_connection(
+def test_messages_on_the_stream_during_a_lane_break_the_connection(
     daemon: LaneDaemon, gpu: hearth.Device, beside: str
 ) -> None:
     gpu.synchronize()
@@ -251,7 +251,7 @@ def test_what_happens_on_the_stream_beside_a_lane_breaks_the_connection(
     assert attachment(gpu).session.receipts.responses == len(daemon.kept), "the stray one was not counted"
 
 
-def test_garbage_on_a_lane_breaks_it(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_garbage_on_a_lane_breaks_the_lane(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     for garbage in (b"\xff" * 40, b"\x01\x00\x00\x00\x21" + bytes(15) + b"\xff", bytes(20)):
         gpu.synchronize()
         attaches, lane = daemon.attaches, daemon.lane
@@ -310,7 +310,7 @@ def test_buffers_that_are_dropped_are_freed(daemon: LaneDaemon, gpu: hearth.Devi
     assert wait_for(lambda: daemon.count("free") == 1)
 
 
-def test_who_submits_never_waits_for_a_device_that_does_not_read(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_submission_never_waits_for_an_unresponsive_device(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     gpu.synchronize()
     work = attachment(gpu)
     x = gpu.zeros(1 << 20, dtype="u1")
@@ -395,7 +395,7 @@ def test_sending_that_is_interrupted_loses_nothing(
     assert work.session.error is None
 
 
-def test_nothing_is_left_of_a_closed_node(daemon: LaneDaemon) -> None:
+def test_closed_node_leaves_no_threads(daemon: LaneDaemon) -> None:
     def lanes() -> list[str]:
         return [thread.name for thread in threading.enumerate() if "lane" in thread.name]
 
@@ -469,7 +469,7 @@ def _run(code: str) -> str:
     return done.stderr
 
 
-def test_a_lane_waits_until_the_daemon_has_finished_what_it_had(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_lane_is_opened_after_pending_answers(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     """A pending answer is sent over the new stream, or kept; a lane is opened only after it."""
     gpu.synchronize()
     work = attachment(gpu)
@@ -496,9 +496,7 @@ _cut = st.tuples(st.integers(0, 600), st.integers(0, 300))
 
 @settings(max_examples=60, deadline=None)
 @given(steps=_steps, cuts=st.lists(_cut, max_size=6))
-def test_whatever_is_cut_every_command_runs_once_and_every_reply_comes_once(
-    steps: list[int], cuts: list[tuple[int, int]]
-) -> None:
+def test_commands_run_once_and_replies_arrive_once_across_cuts(steps: list[int], cuts: list[tuple[int, int]]) -> None:
     with serving() as daemon:
         daemon.cuts = list(cuts)
         with hearth.connect(daemon.target) as node:

@@ -32,22 +32,22 @@ def told(deferred: DeferredErrors) -> list[HearthError]:
     return [error for error, _ in deferred]
 
 
-def test_the_thread_whose_it_was_hears_of_it_whatever_it_asks(deferred: DeferredErrors) -> None:
+def test_originating_thread_gets_its_error_from_any_wait(deferred: DeferredErrors) -> None:
     assert deferred.take(3) is A and deferred.take(NO_STREAM) is B and not deferred
     assert deferred.take() is None
 
 
-def test_another_thread_hears_of_the_stream_that_it_asks(deferred: DeferredErrors) -> None:
+def test_another_thread_gets_errors_of_the_stream_it_waits_for(deferred: DeferredErrors) -> None:
     assert elsewhere(deferred, 3) is None and elsewhere(deferred, NO_STREAM) is None
     assert elsewhere(deferred, 2) is B and elsewhere(deferred, 2) is None
     assert told(deferred) == [A]
 
 
-def test_another_thread_hears_of_the_buffer_that_it_reads(deferred: DeferredErrors) -> None:
+def test_another_thread_gets_errors_of_the_buffer_it_reads(deferred: DeferredErrors) -> None:
     assert elsewhere(deferred, 3, 9) is None and elsewhere(deferred, 3, 8) is B and told(deferred) == [A]
 
 
-def test_who_asks_for_all_hears_all(deferred: DeferredErrors) -> None:
+def test_wait_for_all_streams_gets_all_errors(deferred: DeferredErrors) -> None:
     assert elsewhere(deferred, None) is A and elsewhere(deferred, None) is B and elsewhere(deferred, None) is None
 
 
@@ -56,7 +56,7 @@ def test_error_without_an_origin_is_raised_to_any_thread(deferred: DeferredError
     assert elsewhere(deferred, 3) is LOSS and elsewhere(deferred, 3) is None and len(deferred) == 2
 
 
-def test_no_more_are_kept_than_is_good() -> None:
+def test_number_of_late_errors_is_bounded() -> None:
     deferred = DeferredErrors()
     for number in range(100):
         deferred.keep(HearthError(str(number)), origin_here(1, 7))

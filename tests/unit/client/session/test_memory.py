@@ -24,7 +24,7 @@ def test_every_command_fits_a_batch() -> None:
     assert [handle for command in commands for handle in command.free.buffers] == list(range(first, first + MANY))
 
 
-def test_buffers_go_before_what_they_were_used_with() -> None:
+def test_buffers_are_freed_before_modules_and_streams() -> None:
     dead: deque[tuple[Kind, int]] = deque([("module", 1), ("buffer", 2), ("stream", 3), ("buffer", 4)])
     kinds = [command.WhichOneof("kind") for command in buried(dead)]
     assert kinds == ["free", "unload_module", "destroy_stream"]

@@ -194,7 +194,7 @@ def test_answers_to_nothing_break_the_protocol(response: device_pb2.ExecuteRespo
     assert session.fail_later is not None and session.fail_later.reason == "MALFORMED_MESSAGE"
 
 
-def test_a_loss_names_what_was_running() -> None:
+def test_loss_names_the_commands_in_flight() -> None:
     session = attached(Session(Limits()))
     status = reasons.Refusal(reasons.Reason.DEVICE_LOST, "illegal address").to_status()
     lost = device_pb2.DeviceLost(status=status, in_flight=["saxpy"])
@@ -222,7 +222,7 @@ def test_lost_one_way_work_is_reported_unless_a_wait_has_raised_it(
     assert session.fail(hearth.DeviceLostError("gone")) is expected
 
 
-def test_a_sync_of_all_streams_settles_what_was_before_it() -> None:
+def test_sync_of_all_streams_settles_earlier_work() -> None:
     session = attached(Session(Limits()))
     session.queue.launch(bytes(64))
     session.add(b"", 1, Recorder(True), barrier=True)

@@ -40,7 +40,7 @@ def status(**fields: Any) -> device_pb2.AttachmentStatusResponse:
         ({"last_seq": 4}, "batch 5 was sent, but batch 4"),
     ],
 )
-def test_what_is_missing(fields: dict[str, Any], why: str) -> None:
+def test_missing_messages_are_named(fields: dict[str, Any], why: str) -> None:
     found = missing(HERE, status(**fields))
     assert why in found and bool(found) == bool(why)
 
@@ -80,7 +80,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(monkeypatch)
 
 
-def test_it_asks_now_and_then_while_nothing_comes(watched: Watched) -> None:
+def test_status_is_queried_with_backoff_during_silence(watched: Watched) -> None:
     watched.pass_(200)
     pauses = [round(b - a) for a, b in zip([100.0, *watched.asked], watched.asked, strict=False)]
     assert pauses[:4] == [TIMING.silence, 2 * TIMING.silence, 4 * TIMING.silence, 8 * TIMING.silence] and set(
@@ -89,7 +89,7 @@ def test_it_asks_now_and_then_while_nothing_comes(watched: Watched) -> None:
     assert not watched.given_up
 
 
-def test_it_asks_nothing_while_answers_come_or_nothing_is_waited_for(watched: Watched) -> None:
+def test_status_is_not_queried_without_silence(watched: Watched) -> None:
     for number in range(100):
         watched.point = HERE._replace(responses=number)
         watched.pass_(TIMING.silence / 2)
@@ -98,7 +98,7 @@ def test_it_asks_nothing_while_answers_come_or_nothing_is_waited_for(watched: Wa
     assert not watched.asked
 
 
-def test_what_is_missing_twice_is_taken_up_again(watched: Watched) -> None:
+def test_connection_is_resumed_after_two_reports_of_missing_messages(watched: Watched) -> None:
     watched.says = status(responses=8)
     watched.pass_(TIMING.silence + 0.5)
     assert len(watched.asked) == 1 and not watched.given_up, "it may be on its way"
@@ -106,7 +106,7 @@ def test_what_is_missing_twice_is_taken_up_again(watched: Watched) -> None:
     assert len(watched.asked) == 2 and len(watched.given_up) == 1
 
 
-def test_an_answer_on_its_way_is_not_missing(watched: Watched) -> None:
+def test_answer_in_flight_is_not_missing(watched: Watched) -> None:
     watched.says = status(responses=8)
     watched.pass_(TIMING.silence + 0.5)
     watched.point = HERE._replace(responses=8)
@@ -114,7 +114,7 @@ def test_an_answer_on_its_way_is_not_missing(watched: Watched) -> None:
     assert watched.asked and not watched.given_up
 
 
-def test_a_daemon_that_stands_still_is_asked_again(watched: Watched) -> None:
+def test_unresponsive_daemon_is_queried_again(watched: Watched) -> None:
     watched.says = hearth.TimeoutError("late", reason="DEADLINE_EXCEEDED")
     watched.pass_(40)
     watched.says = broken("it is gone")
@@ -126,7 +126,7 @@ def test_a_daemon_that_stands_still_is_asked_again(watched: Watched) -> None:
     assert watched.now < 100 + 80 + MOST_S + 3
 
 
-def test_a_session_that_has_ended_is_heard_of_by_attaching_again(watched: Watched) -> None:
+def test_ended_session_is_detected_by_a_new_attach(watched: Watched) -> None:
     watched.says = hearth.SessionExpiredError("it has ended", reason="SESSION_EXPIRED")
     watched.pass_(2 * TIMING.silence)
     assert watched.given_up == ["it has ended"]

@@ -57,7 +57,7 @@ class Shared:
     def lost(self, error: hearth.HearthError) -> bool:
         return False
 
-    def submit_serialized(self) -> None:
+    def enable_signals(self) -> None:
         """Enables no signals."""
 
 
@@ -126,7 +126,7 @@ def test_the_memory_is_kept_until_the_answer_has_come(daemon: Daemon, gpu: heart
     assert segment.spoiled, "the device process may still be at it"
 
 
-def test_what_is_answered_otherwise(daemon: Daemon, gpu: hearth.Device, segment: Segment) -> None:
+def test_unexpected_answers_raise_errors(daemon: Daemon, gpu: hearth.Device, segment: Segment) -> None:
     read, write = copies(gpu, segment, DOWN), copies(gpu, segment, UP)
     assert read.run(None) and write.run(None)
     daemon.short = 1
@@ -148,7 +148,7 @@ def test_what_is_answered_otherwise(daemon: Daemon, gpu: hearth.Device, segment:
     assert read.run(None) and write.run(None) and not segment.spoiled
 
 
-def test_it_is_not_made_again_where_something_else_comes_first(
+def test_repeated_copy_takes_the_full_path_if_its_inputs_changed(
     gpu: hearth.Device, segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller then takes the full path, which finds the cause."""

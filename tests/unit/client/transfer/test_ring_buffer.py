@@ -62,9 +62,7 @@ steps = st.lists(st.tuples(st.sampled_from(["take", "send", "give", "reclaim", "
 
 
 @given(steps, st.integers(1, 4))
-def test_whatever_transfers_do_no_slot_has_two_holders_and_none_is_lost(
-    steps: list[tuple[str, int]], count: int
-) -> None:
+def test_no_slot_has_two_holders_and_none_is_lost(steps: list[tuple[str, int]], count: int) -> None:
     ring = ring_of(count)
     transfers = [object(), object(), object()]
     held: list[list[Slot]] = [[], [], []]
@@ -101,7 +99,7 @@ def test_whatever_transfers_do_no_slot_has_two_holders_and_none_is_lost(
     assert ring.take(None) is None
 
 
-def test_slots_are_made_when_they_are_needed() -> None:
+def test_slots_are_created_on_demand() -> None:
     ring = ring_of(4)
     for _ in range(3):
         slot = ring.take(self := object())
@@ -119,7 +117,7 @@ def test_fewer_slots_than_wanted_are_made_do_with() -> None:
     assert ring_of(4, most=0).take(1, wait=lambda: True) is None
 
 
-def test_a_slot_is_waited_for_while_others_come_back() -> None:
+def test_take_waits_while_slots_are_returned() -> None:
     ring = ring_of(1)
     slot = ring.take(1)
     assert slot is not None
@@ -129,7 +127,7 @@ def test_a_slot_is_waited_for_while_others_come_back() -> None:
     timer.join()
 
 
-def test_a_ring_that_is_held_up_is_not_waited_for() -> None:
+def test_take_gives_up_on_a_stalled_ring() -> None:
     ring = ring_of(1)
     ring.take(1)
     began = time.monotonic()

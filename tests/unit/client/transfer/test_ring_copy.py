@@ -171,7 +171,7 @@ def test_rows_of_a_pitched_array(rows: int, width: int, gap: int) -> None:
         assert (there[:, width:] == 7).all() and (gpu.memory[:5] == 7).all()
 
 
-def test_rows_longer_than_a_slot_go_another_way() -> None:
+def test_rows_longer_than_a_slot_take_another_path() -> None:
     width = ring_buffer.SLOT_BYTES + 1
     with device(10) as gpu:
         part = BufferPart(0, 1, 0, RowLayout(0, width, 2, width + 1))
@@ -210,7 +210,7 @@ def test_another_error_that_a_read_brings_is_not_lost() -> None:
         assert {raised.value.message, *(error.message for error in gpu.deferred)} == {"first", "second"}
 
 
-def test_a_loss_in_the_middle_is_an_error_and_is_not_told_again() -> None:
+def test_loss_during_a_copy_is_raised_once() -> None:
     lost = DeviceLostError("gone", reason="DEVICE_LOST")
     for way in (upload, download):
         with device(50 * EACH) as gpu:
@@ -228,7 +228,7 @@ def test_a_loss_in_the_middle_is_an_error_and_is_not_told_again() -> None:
             assert not gpu.deferred
 
 
-def test_a_ring_that_is_held_up_leaves_the_rest_to_others() -> None:
+def test_stalled_ring_leaves_the_rest_to_other_paths() -> None:
     host, held = noise(20 * EACH), threading.Event()
     with device(len(host), slots=4, stall=0.05) as gpu:
         gpu.plan = lambda number: None if held.wait(20) else REFUSED
@@ -239,7 +239,7 @@ def test_a_ring_that_is_held_up_leaves_the_rest_to_others() -> None:
         np.testing.assert_array_equal(gpu.memory[: 4 * EACH], host[: 4 * EACH])
 
 
-def test_a_download_waits_for_what_it_has_asked_for_however_long() -> None:
+def test_download_waits_for_its_requested_pieces() -> None:
     into, held = np.zeros(20 * EACH, np.uint8), threading.Event()
     with device(len(into), slots=8, stall=0.02) as gpu:
         gpu.memory[:] = noise(len(into))
@@ -261,7 +261,7 @@ def test_a_download_leaves_slots_to_others() -> None:
         assert not reading.is_alive()
 
 
-def test_a_deadline_ends_a_download_and_its_slots_come_back_when_they_are_answered() -> None:
+def test_timeout_ends_a_download_and_its_slots_are_returned_when_answered() -> None:
     held = threading.Event()
     with device(20 * EACH) as gpu:
         gpu.plan = lambda number: None if held.wait(20) else REFUSED
@@ -272,7 +272,7 @@ def test_a_deadline_ends_a_download_and_its_slots_come_back_when_they_are_answer
         settled(gpu)
 
 
-def test_what_a_lost_connection_took_from_a_download_is_not_told() -> None:
+def test_lost_connection_during_a_download_raises_no_error() -> None:
     """Each piece fails with a different message; all pieces take another route."""
     with device(20 * EACH, slots=6) as gpu:
 
@@ -287,7 +287,7 @@ def test_what_a_lost_connection_took_from_a_download_is_not_told() -> None:
         assert gpu.commands > 1 and not gpu.deferred
 
 
-def test_a_lost_connection_leaves_all_to_others() -> None:
+def test_lost_connection_leaves_all_bytes_to_other_paths() -> None:
     gone = HearthError("no such segment", reason="INVALID_HANDLE")
     for way in (upload, download):
         with device(20 * EACH) as gpu:

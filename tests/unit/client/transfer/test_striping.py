@@ -30,7 +30,7 @@ def test_each_stripe_has_something_to_do(size: int, most: int) -> None:
 
 
 @given(st.integers(plan.STRIPED_BYTES, 1 << 40), st.integers(1, 8), st.integers(64 << 10, 16 * MIB))
-def test_chunks_are_what_the_daemon_takes(size: int, count: int, most: int) -> None:
+def test_chunk_sizes_are_within_the_limits_of_the_daemon(size: int, count: int, most: int) -> None:
     chunk = plan.stripe_chunk(size, count, most)
     assert min(MIB, most) <= chunk <= most
     if size >= 128 * MIB and count == 8:
@@ -82,7 +82,7 @@ def opened(door: Any, retry_s: float = stripe_pool.RETRY_S) -> stripe_pool.Strip
     return stripe_pool.Stripes(connection, retry_s)
 
 
-def test_unsupported_is_for_good() -> None:
+def test_unsupported_stripes_are_not_requested_again() -> None:
     door = Door(error=errors.UnsupportedError("none here", reason="UNSUPPORTED"))
     of = opened(door)
     for generation in (1, 1, 2):
@@ -91,7 +91,7 @@ def test_unsupported_is_for_good() -> None:
     door.close()
 
 
-def test_none_come_to_life() -> None:
+def test_no_stripe_can_be_opened() -> None:
     """Stripes are requested again, but not immediately."""
     door = Door()
     of = opened(door, retry_s=0.5)
@@ -103,7 +103,7 @@ def test_none_come_to_life() -> None:
     door.close()
 
 
-def test_some_come_to_life() -> None:
+def test_only_some_stripes_can_be_opened() -> None:
     door = Door(lively=2)
     of = opened(door)
     assert len(of.open(1, 4)) == 2 and len(of.open(1, 4)) == 2 and door.asked == [4]
@@ -111,7 +111,7 @@ def test_some_come_to_life() -> None:
     door.close()
 
 
-def test_a_new_generation_has_its_own() -> None:
+def test_new_generation_opens_new_stripes() -> None:
     door = Door(lively=4)
     of = opened(door)
     first = of.open(1, 2)
@@ -121,7 +121,7 @@ def test_a_new_generation_has_its_own() -> None:
     door.close()
 
 
-def test_what_is_closed_opens_nothing() -> None:
+def test_closed_stripes_open_nothing() -> None:
     door = Door(lively=1)
     of = opened(door)
     of.close()

@@ -47,14 +47,14 @@ class RpcError(grpc.RpcError):
         ("DEADLINE_EXCEEDED", "Deadline Exceeded", False),
     ],
 )
-def test_what_is_a_broken_connection(code: str, details: str, broken: bool) -> None:
+def test_grpc_errors_of_a_broken_connection(code: str, details: str, broken: bool) -> None:
     error = from_rpc_error(RpcError(grpc.StatusCode[code], details), "host:1")
     assert error.broken is broken and error.again().broken is broken
     assert isinstance(error, hearth.ConnectError) is broken
 
 
 @pytest.mark.parametrize("reason", [reasons.Reason.DEVICE_UNAVAILABLE, reasons.Reason.SESSION_EXPIRED])
-def test_what_the_daemon_says_is_no_broken_connection(reason: reasons.Reason) -> None:
+def test_refusals_are_not_broken_connections(reason: reasons.Reason) -> None:
     refusal = reasons.Refusal(reason, "no")
     error = from_rpc_error(RpcError(grpc.StatusCode.UNAVAILABLE, "no", refusal), "host:1")
     assert not error.broken and error.reason == reason

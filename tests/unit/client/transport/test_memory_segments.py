@@ -24,7 +24,7 @@ def pinned(array: np.ndarray) -> bool:
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize(("shape", "dtype"), list(itertools.product(SHAPES, DTYPES)))
-def test_it_is_what_numpy_makes(shape: object, dtype: object, order: str) -> None:
+def test_pinned_arrays_equal_those_of_numpy(shape: object, dtype: object, order: str) -> None:
     theirs = np.zeros(shape, dtype, order)  # type: ignore[call-overload]
     for make in (hearth.empty_pinned, hearth.zeros_pinned):
         ours = make(shape, dtype, order)  # type: ignore[arg-type]
@@ -105,11 +105,11 @@ def test_ordinary_memory_where_the_system_gives_no_other(monkeypatch: pytest.Mon
         ((3, np.uint8, None), hearth.ArgumentError, "order is None"),
     ],
 )
-def test_what_makes_no_array_is_refused(arguments: tuple, error: type, says: str) -> None:
+def test_invalid_arguments_are_refused(arguments: tuple, error: type, says: str) -> None:
     with pytest.raises(error, match=says):
         hearth.empty_pinned(*arguments)
 
 
-def test_more_than_there_is() -> None:
+def test_too_large_array_raises_memory_error() -> None:
     with pytest.raises(MemoryError):
         hearth.empty_pinned(1 << 60, np.uint8)

@@ -31,7 +31,7 @@ ranges = st.tuples(st.integers(0, 60), st.integers(1, 12))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove", "find"]), ranges), max_size=60))
-def test_the_table_finds_what_a_map_of_every_byte_would(steps: list[tuple[str, tuple[int, int]]]) -> None:
+def test_address_table_agrees_with_a_map_of_every_byte(steps: list[tuple[str, tuple[int, int]]]) -> None:
     table: AddressTable[tuple[int, int, int]] = AddressTable()
     model: dict[int, tuple[int, int, int]] = {}  # address -> (start, size, number)
     for number, (what, (start, size)) in enumerate(steps):
@@ -94,7 +94,7 @@ def test_a_segment_cannot_change_its_size() -> None:
 
 
 @given(st.integers(1, 1 << 40))
-def test_a_class_wastes_little_and_holds_what_is_asked(size: int) -> None:
+def test_size_classes_are_large_enough_and_waste_little(size: int) -> None:
     kind = size_class(size)
     assert kind >= size and kind % 4096 == 0 and size_class(kind) == kind
     if size > SLABBED:
@@ -157,7 +157,7 @@ def test_small_blocks_share_descriptors() -> None:
     assert all(second - first >= LEAST for first, second in itertools.pairwise(starts))
 
 
-def test_what_waits_to_be_used_again_is_bounded_and_can_be_given_up() -> None:
+def test_cached_memory_is_bounded_and_can_be_trimmed() -> None:
     pool = SegmentPool(cache=10 << 20)
     before = descriptors()
     arrays = [array_of(pool, 4 << 20) for _ in range(5)]

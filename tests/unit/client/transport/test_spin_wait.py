@@ -24,7 +24,7 @@ def test_no_thread_polls_with_few_cores() -> None:
     assert not lookout.patience and lookout.due(2.5) is None
 
 
-def test_long_waits_are_looked_for_less_until_a_short_one_comes() -> None:
+def test_spin_time_shrinks_after_long_waits_and_recovers_after_a_short_one() -> None:
     lookout = SpinWait(CORES)
     assert lookout.patience == LOOK_S
     for _ in range(20):
@@ -35,7 +35,7 @@ def test_long_waits_are_looked_for_less_until_a_short_one_comes() -> None:
 
 
 @given(st.lists(st.floats(0.0, 100.0)))
-def test_an_answer_is_never_looked_for_longer_than_it_may(waits: list[float]) -> None:
+def test_spin_time_stays_within_its_bounds(waits: list[float]) -> None:
     lookout = SpinWait(CORES)
     for each in waits:
         lookout.came(each)
@@ -43,7 +43,7 @@ def test_an_answer_is_never_looked_for_longer_than_it_may(waits: list[float]) ->
 
 
 @given(SIZES, st.floats(1e-4, 0.5), st.sampled_from([UP, DOWN]))
-def test_a_copy_is_due_after_as_long_as_one_like_it_took(size: int, took: float, way: int) -> None:
+def test_copy_is_due_after_the_duration_of_a_similar_copy(size: int, took: float, way: int) -> None:
     lookout = SpinWait(CORES)
     assert lookout.due(10.0) is None
     lookout.begin(way, size, 10.0)

@@ -197,7 +197,7 @@ def test_each_wrong_field_of_an_interleaved_map(changes: dict[str, Any], message
     assert wrong.startswith(message)
 
 
-def test_what_interleaving_lifts() -> None:
+def test_interleaving_removes_limits_on_boxes_and_strides() -> None:
     assert wrongs(SLICED, element_strides=(2, 1, 1, 1)) == []
     assert wrongs(SLICED, access=Tile((200, 4, 4, 1))) == []  # neither a multiple of 16 bytes nor within the span
     assert wrongs(SLICED, interleave="16b", swizzle="none", strides=(16, 208, 4160)) == []
@@ -326,7 +326,7 @@ RANKS = st.integers(3, 5)
 
 
 @given(RANKS, st.data())
-def test_a_corner_is_wrong_where_it_leaves_its_bits(rank: int, data: st.DataObject) -> None:
+def test_corner_is_wrong_if_it_exceeds_its_bits(rank: int, data: st.DataObject) -> None:
     low, high = CORNERS[rank]
     at = data.draw(st.integers(2 * low, 2 * high) | st.sampled_from([low - 1, low, high, high + 1]))
     size = 1 << 20  # so large that there are always elements between the corners
@@ -402,7 +402,7 @@ def test_the_extent_ends_with_the_last_element(shape: list[int], padding: int, o
     l2_promotion=st.sampled_from(["none", "?"]),
     oob_fill=st.sampled_from(["none", "nan", "?"]),
 ), st.integers(0, 1 << 64), st.integers(0, 1 << 64))  # fmt: skip
-def test_whatever_is_asked_is_answered(spec: TensorMapSpec, offset: int, size: int) -> None:
+def test_any_specification_is_valid_or_fully_explained(spec: TensorMapSpec, offset: int, size: int) -> None:
     wrong = check(spec, ADDRESS, offset, size)
     assert all(isinstance(sentence, str) and sentence for sentence in wrong)
     if not wrong:

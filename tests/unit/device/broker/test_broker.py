@@ -98,7 +98,7 @@ os.kill(os.getpid(), 9)
     assert done.returncode == -9 and int(done.stdout)
 
 
-def test_lost_broker_is_replaced_and_knows_what_the_first_knew(tmp_path: Path) -> None:
+def test_replaced_broker_has_the_pinned_entries_of_the_first(tmp_path: Path) -> None:
     code = (
         REPLACED
         + f"""
@@ -194,7 +194,7 @@ def segments() -> Iterator[SegmentExchange]:
     yield SegmentExchange()
 
 
-def test_segment_goes_to_who_knows_its_nonce(segments: SegmentExchange) -> None:
+def test_segment_is_fetched_by_its_nonce(segments: SegmentExchange) -> None:
     file, nonce = os.memfd_create("segment"), os.urandom(16)
     os.write(file, b"shared")
     segments.keep(nonce, file)

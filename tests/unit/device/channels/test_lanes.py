@@ -47,7 +47,7 @@ def test_launches_and_syncs_go_over_a_lane_and_copies_to_the_front(rig: Laned) -
     assert acks == sorted(acks) and acks[-1] == 40
 
 
-def test_what_a_lane_says_is_what_its_copies_say(rig: Laned) -> None:
+def test_lane_responses_equal_the_copies_for_the_front(rig: Laned) -> None:
     client = rig.lane()
     for number in range(1, 11):
         client.batch(Command(request=number, query_event=c.QueryEvent(event=number)), sync(number))
@@ -56,14 +56,14 @@ def test_what_a_lane_says_is_what_its_copies_say(rig: Laned) -> None:
     assert said == [frame.payload for frame in rig.copies() if frame.kind == Kind.RESPONSE]
 
 
-def test_acks_without_a_response_come_as_well(rig: Laned) -> None:
+def test_acks_without_a_response_are_sent_over_the_lane(rig: Laned) -> None:
     client = rig.lane()
     client.batch(Command(allocate=c.Allocate(buffer=9, size=8)))
     assert client.until(Kind.ACK).id == 1
     assert rig.until(Kind.ACK).flags == Flag.LANED
 
 
-def test_what_the_client_has_received_is_passed_on_behind_what_it_received(rig: Laned) -> None:
+def test_received_reports_are_forwarded_after_the_responses(rig: Laned) -> None:
     client = rig.lane()
     client.batch(sync(1))
     client.response()
@@ -74,7 +74,7 @@ def test_what_the_client_has_received_is_passed_on_behind_what_it_received(rig: 
     assert [copy.kind for copy in rig.copies() if copy.kind == Kind.RESPONSE]
 
 
-def test_batches_may_be_longer_than_what_is_read_at_once(rig: Laned) -> None:
+def test_batches_longer_than_one_read(rig: Laned) -> None:
     client = rig.lane(max_batch_bytes=4 << 20)
     data = random.Random(0).randbytes(1 << 20)
     client.batch(
@@ -100,7 +100,7 @@ def test_batches_may_be_longer_than_what_is_read_at_once(rig: Laned) -> None:
         encode(Kind.BATCH, bytes(300 * KIB)),
     ],
 )  # fmt: skip
-def test_what_is_no_lane_s_closes_that_lane_alone(rig: Laned, garbage: bytes) -> None:
+def test_malformed_data_closes_only_its_lane(rig: Laned, garbage: bytes) -> None:
     rig.send(Kind.OPEN, b"{}", channel=2)
     broken, whole = rig.lane(), rig.lane(2)
     broken.batch(sync(1))
@@ -117,7 +117,7 @@ def test_what_is_no_lane_s_closes_that_lane_alone(rig: Laned, garbage: bytes) ->
 
 
 @pytest.mark.parametrize("claimed", [1, 2])
-def test_a_batch_that_is_none_is_answered_and_ends_the_lane(rig: Laned, claimed: int) -> None:
+def test_malformed_batch_is_answered_and_ends_the_lane(rig: Laned, claimed: int) -> None:
     client = rig.lane()
     client.batch(sync(1))
     client.response()
@@ -166,7 +166,7 @@ def test_a_client_that_leaves_too_much_unread_loses_its_lane(rig: Laned) -> None
     assert rig.end_lane() == 1
 
 
-def test_no_more_is_taken_than_may_be_unacknowledged(rig: Laned) -> None:
+def test_lane_takes_no_more_batches_than_the_window(rig: Laned) -> None:
     """Sends batches after one that waits for its data."""
     client = rig.lane(max_batches=4)
     client.batch(
@@ -209,7 +209,7 @@ def test_batches_that_come_again_hold_no_place(rig: Laned) -> None:
     assert rig.sum() == summed(5)
 
 
-def test_batches_of_before_are_looked_at_before_those_of_the_lane(rig: Laned) -> None:
+def test_earlier_batches_are_processed_before_those_of_the_lane(rig: Laned) -> None:
     rig.prepare()
     for number in (1, 2, 3):
         rig.batch(add(number))
@@ -236,7 +236,7 @@ def test_client_that_vanishes_in_a_batch_continues_over_the_link(rig: Laned) -> 
     assert rig.sum() == summed(*range(1, 8))
 
 
-def test_the_front_hears_of_a_lane_that_ends_unused(rig: Laned) -> None:
+def test_front_is_notified_of_an_unused_lane_that_ends(rig: Laned) -> None:
     """Checks that LANE_ENDED is sent for an unused lane only: the client of a used lane knows that it ended, and
     attaches again."""
     client = rig.lane()
@@ -249,7 +249,7 @@ def test_the_front_hears_of_a_lane_that_ends_unused(rig: Laned) -> None:
     assert (told.id, told.channel, json.loads(told.payload)) == (0, 1, {"unused": True, "why": ""})
 
 
-def test_unread_batches_count_as_well(rig: Laned) -> None:
+def test_unread_batches_count_against_the_window(rig: Laned) -> None:
     rig.prepare()
     rig.send(Kind.TURN)  # other sessions use the device: launches wait
     client = rig.lane()
@@ -274,7 +274,7 @@ def test_unread_batches_count_as_well(rig: Laned) -> None:
     assert len(repeated) == 5  # those that came over the link
 
 
-def test_what_comes_after_a_break_is_not_flagged(rig: Laned) -> None:
+def test_responses_after_the_end_of_a_lane_are_not_flagged(rig: Laned) -> None:
     client = rig.lane()
     client.batch(
         Command(allocate=c.Allocate(buffer=3, size=8)),
@@ -290,7 +290,7 @@ def test_what_comes_after_a_break_is_not_flagged(rig: Laned) -> None:
     assert not rig.until(Kind.ACK, 1).flags
 
 
-def test_nothing_is_taken_of_a_lane_that_has_ended(rig: Laned) -> None:
+def test_ended_lane_is_not_read(rig: Laned) -> None:
     rig.prepare()
     client = rig.lane()
     client.batch(add(1), sync(1))
@@ -329,7 +329,7 @@ def test_a_lane_whose_channel_is_never_opened_is_closed(rig: Laned) -> None:
     assert lanes.PATIENCE_S > 1  # long enough for a busy front
 
 
-def test_the_end_of_the_session_is_that_of_its_lane(rig: Laned) -> None:
+def test_lane_ends_with_its_session(rig: Laned) -> None:
     rig.send(Kind.OPEN, b"{}", channel=2)
     client = rig.lane(2)
     client.batch(sync(1))
@@ -352,7 +352,7 @@ def test_a_channel_has_one_lane(rig: Laned) -> None:
 @pytest.mark.parametrize(
     "body", [{"channel": "x"}, {}, {"channel": 1}, {"channel": 1, **LIMITS, "max_batches": 0}], ids=repr
 )
-def test_a_message_that_cannot_be_read_closes_what_it_brought(rig: Laned, body: dict[str, Any]) -> None:
+def test_malformed_message_closes_its_descriptors(rig: Laned, body: dict[str, Any]) -> None:
     ours, theirs = socket.socketpair()
     with ours:
         descriptors.send(rig.files, {"kind": "lane", **body}, [theirs.fileno()])

@@ -284,7 +284,7 @@ def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) ->
         rig.close()
 
 
-def test_others_come_through_between_two_parts(start: Start) -> None:
+def test_other_sessions_run_between_two_parts(start: Start) -> None:
     """Checks that other operations run between two parts of one segment, and of two that are locked in turn."""
     rig = start()
     client = rig.connect()
@@ -336,7 +336,7 @@ def test_slow_locking_delays_no_other_copy(start: Start) -> None:
 
 
 @pytest.mark.parametrize("how", ["release", "connection", "session"])
-def test_what_ends_while_its_pages_are_being_locked(start: Start, how: str) -> None:
+def test_connection_that_ends_during_page_locking(start: Start, how: str) -> None:
     rig = start()
     client = rig.connect()
     rig.server.slow.clear()
@@ -379,7 +379,7 @@ def prepare(rig: Segmented) -> None:
     ok(rig.call(create_stream=c.CreateStream(stream=2)))
 
 
-def test_pages_are_unlocked_while_the_device_rests(start: Start) -> None:
+def test_pages_are_unlocked_while_the_device_is_idle(start: Start) -> None:
     rig = start()
     client = rig.connect()
     prepare(rig)
@@ -398,7 +398,7 @@ def test_pages_are_unlocked_while_the_device_rests(start: Start) -> None:
     client.end.close()
 
 
-def test_a_device_that_never_rests_is_made_to(start: Start) -> None:
+def test_busy_device_is_made_idle_to_unlock_pages(start: Start) -> None:
     """Launches kernels without a pause: if much memory waits to be unlocked, launches are held back for a while."""
     rig = start()
     client = rig.connect()
@@ -479,7 +479,7 @@ def test_a_session_that_ends_with_copies_under_way_and_others_to_come(start: Sta
         client.next()
 
 
-def test_files_that_keep_waiting_who_closes_them(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_whose_close_blocks_delay_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that no other work waits for a file whose close() blocks, and that a client that sends many such files is
     disconnected."""
     rig = start()
@@ -539,7 +539,7 @@ def test_a_connection_that_comes_behind_its_channel(start: Start) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"channel": "one"}, {"channel": 1}, {"channel": None, "max_bytes": 1}])
-def test_a_front_that_says_something_else(start: Start, body: dict[str, Any]) -> None:
+def test_malformed_messages_of_the_front(start: Start, body: dict[str, Any]) -> None:
     rig = start()
     ours, theirs = socket.socketpair()
     descriptors.send(rig.files, {"kind": "segments", **body}, [theirs.fileno()])
@@ -550,7 +550,7 @@ def test_a_front_that_says_something_else(start: Start, body: dict[str, Any]) ->
     rig.connect().share(1, 4096).close()
 
 
-def test_quotas_of_the_process_count_what_is_going(start: Start) -> None:
+def test_quotas_count_segments_that_are_being_released(start: Start) -> None:
     rig = start()
     client = rig.connect(most=8192)
     prepare(rig)

@@ -97,7 +97,7 @@ def make() -> Iterator[Make]:
     [(64 << 20, 64 << 20), (4 * CHUNK, 64 << 20), (64 << 20, 2 * CHUNK), (0, 64 << 20)],
     ids=["plenty", "little to lock", "little staging", "nothing to lock"],
 )
-def test_there_and_back(make: Make, lockable: int, staging: int) -> None:
+def test_round_trip_over_stripes(make: Make, lockable: int, staging: int) -> None:
     rig = make(lockable, staging)
     data = bytearray(os.urandom(SIZE))
     client = Client(rig, data)
@@ -132,7 +132,7 @@ def test_a_session_that_closes_ends_its_stripes(make: Make) -> None:
     client.end.close()
 
 
-def test_a_client_that_stands_still(make: Make) -> None:
+def test_stalled_client_loses_staging_memory_and_continues_on_another_stripe(make: Make) -> None:
     """Checks that memory waiting for the client is taken back, and that its transfer continues over another stripe."""
     rig = make(64 << 20, 64 << 20)
     rig.process.stripes.stall = 0.2
@@ -183,7 +183,7 @@ def test_a_stripe_that_comes_before_its_session(make: Make) -> None:
         {"channel": 1, "max_chunk_bytes": CHUNK, "tls": {"certificate": "x", "key": "y", "secret": "00" * 32}},
     ],
 )
-def test_what_the_front_does_not_say(make: Make, body: dict[str, object]) -> None:
+def test_malformed_message_closes_the_connection(make: Make, body: dict[str, object]) -> None:
     """Checks that the connection is closed, and that the process continues."""
     rig = make(64 << 20, 64 << 20)
     ours, theirs = socket.socketpair()

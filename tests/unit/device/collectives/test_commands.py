@@ -27,7 +27,7 @@ def rig() -> Iterator[PeerRig]:
     made.close()
 
 
-def test_presented_told_to_go_and_done(rig: PeerRig) -> None:
+def test_operation_is_presented_released_and_completed(rig: PeerRig) -> None:
     gather = operation(ALL_GATHER, 1, 3, count=4, dtype="complex64")
     rig.batch(collective(4, gather, devices=(1, 0), timeout=7))
     presented = rig.hear("present")
@@ -79,7 +79,7 @@ def test_all_reduce_is_one_operation_of_the_sorted_devices(rig: PeerRig) -> None
     ],
     ids=str,
 )
-def test_groups_that_are_none(rig: PeerRig, whose: dict[str, Any], reason: Reason) -> None:
+def test_invalid_groups_are_refused(rig: PeerRig, whose: dict[str, Any], reason: Reason) -> None:
     call = rig.start(collective=collective(1, **whose).collective)
     assert rig.reason(call) == reason
     assert rig.heard("present") == []
@@ -95,7 +95,7 @@ def test_groups_that_are_none(rig: PeerRig, whose: dict[str, Any], reason: Reaso
     ],
     ids=str,
 )
-def test_what_is_refused_is_never_presented(rig: PeerRig, fields: dict[str, Any], reason: Reason) -> None:
+def test_refused_operations_are_not_presented(rig: PeerRig, fields: dict[str, Any], reason: Reason) -> None:
     rig.batch(collective(1, operation(**fields)))
     assert rig.reason(rig.sync()) == reason
     assert rig.heard("present") == []
@@ -132,7 +132,7 @@ def test_nothing_to_do_is_matched_all_the_same(rig: PeerRig) -> None:
         done = rig.hear("progress")["done"]
 
 
-def test_the_work_behind_a_barrier_waits_for_it(rig: PeerRig) -> None:
+def test_work_queued_behind_a_barrier_waits(rig: PeerRig) -> None:
     peer = rig.join()
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
     assert rig.reason(rig.read(2, stream=5)) == ""  # from now on ordered after the work that made the buffer
@@ -165,7 +165,7 @@ def test_work_behind_a_sync_collective_waits_whatever_its_buffers(rig: PeerRig, 
     peer.release()
 
 
-def test_a_row_is_presented_at_once_and_what_stands_behind_other_work_is_not(rig: PeerRig) -> None:
+def test_consecutive_operations_are_presented_together_and_blocked_ones_are_not(rig: PeerRig) -> None:
     rig.batch(collective(1), collective(2), c.Command(write=c.Write(buffer=1, transfer=9, size=64)), collective(3))
     first, second = rig.hear("present"), rig.hear("present")
     assert [first["sequence"], second["sequence"]] == [1, 2]
@@ -279,7 +279,7 @@ def test_a_group_has_its_own_rank_and_its_own_track(rig: PeerRig) -> None:
     assert shared.streams[0] is not other.streams[0]
 
 
-def test_leaving_a_group_ends_what_waits_in_it(rig: PeerRig) -> None:
+def test_leaving_a_group_fails_its_waiting_operations(rig: PeerRig) -> None:
     rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
     rig.batch(collective(1, group=GROUP))
     rig.hear("present")
@@ -290,7 +290,7 @@ def test_leaving_a_group_ends_what_waits_in_it(rig: PeerRig) -> None:
     assert rig.reason(rig.sync()) == Reason.INVALID_HANDLE
 
 
-def test_anothers_group_is_none(rig: PeerRig) -> None:
+def test_group_of_another_session_is_refused(rig: PeerRig) -> None:
     rig.tell("group", channel=2, group=GROUP.hex(), rank=0, ranks=2)
     rig.batch(collective(1, group=GROUP))
     assert rig.reason(rig.sync()) == Reason.INVALID_HANDLE
@@ -320,7 +320,7 @@ def test_no_more_is_presented_than_the_driver_takes(rig: PeerRig) -> None:
     assert rig.reason(sync) == "" and len(peer.given) == 3
 
 
-def test_a_row_of_the_same_is_one_message_and_goes_as_one(rig: PeerRig) -> None:
+def test_equal_consecutive_operations_share_one_message(rig: PeerRig) -> None:
     peer = rig.join()
     other = collective(4, operation(count=8))
     rig.batch(collective(1), collective(2), collective(3), other, collective(5), collective(6, timeout=9))
@@ -333,7 +333,7 @@ def test_a_row_of_the_same_is_one_message_and_goes_as_one(rig: PeerRig) -> None:
     assert rig.reason(rig.sync()) == "" and len(peer.given) == 6
 
 
-def test_a_row_that_finds_no_room_is_presented_in_order_as_it_empties(rig: PeerRig) -> None:
+def test_operations_beyond_the_limit_are_presented_in_order_as_others_complete(rig: PeerRig) -> None:
     peer = rig.join()
     rig.batch(*(collective(number) for number in range(1, 521)))
     presented = [rig.hear("present") for _ in range(512)]
@@ -351,7 +351,7 @@ def test_a_row_that_finds_no_room_is_presented_in_order_as_it_empties(rig: PeerR
     assert not rig.came(Kind.RESULT, sync)
 
 
-def test_of_many_streams_no_more_is_presented_than_others_take(rig: PeerRig) -> None:
+def test_presented_operations_of_many_streams_are_bounded(rig: PeerRig) -> None:
     many = [operation(c.COLLECTIVE_KIND_SEND, 1, 0, peer=1, count=1)] * 1000
     streams = range(5, 11)
     rig.batch(*(c.Command(create_stream=c.CreateStream(stream=stream)) for stream in streams))
@@ -393,7 +393,7 @@ def test_groups_of_the_device_are_launched_in_the_order_of_the_messages(rig: Pee
     assert rig.reason(rig.sync(5)) == "" and len(others.given) == 1
 
 
-def test_behind_a_group_over_daemons_nothing_of_the_devices_own_is_presented(rig: PeerRig) -> None:
+def test_operations_behind_a_group_over_daemons_are_not_presented(rig: PeerRig) -> None:
     rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
     other = rig.join("b-1", group=GROUP.hex())
     rig.batch(collective(1, group=GROUP), collective(2, group=GROUP), collective(1), collective(3, group=GROUP))
@@ -418,7 +418,7 @@ def test_a_rank_that_will_not_come_says_so(rig: PeerRig, whose: dict[str, Any]) 
     assert rig.reason(rig.sync()) == Reason.INVALID_HANDLE
 
 
-def test_one_whose_source_has_failed_is_withdrawn(rig: PeerRig) -> None:
+def test_operation_with_a_failed_source_is_withdrawn(rig: PeerRig) -> None:
     rig.batch(c.Command(fill=c.Fill(buffer=2, size=4, pattern=b"\1", offset=64)), collective(1, operation(source=2)))
     assert rig.hear("withdraw")["sequence"] == 1 and rig.heard("present") == []
     assert rig.reason(rig.sync()) == Reason.OUT_OF_BOUNDS

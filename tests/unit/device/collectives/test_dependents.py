@@ -197,7 +197,7 @@ def test_a_read_into_shared_memory(rig: Filed, well: bool, locked: bool) -> None
     settle(rig)
 
 
-def test_one_that_ends_well(rig: Filed) -> None:
+def test_dependents_of_successful_collective_are_answered(rig: Filed) -> None:
     rig.batch(take(2, 3, stream=5))
     read = rig.read(3, stream=5)
     assert rig.reason(rig.start(stream=5, flush=c.Flush())) == ""

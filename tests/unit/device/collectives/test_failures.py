@@ -47,7 +47,7 @@ def two_streams(rig: PeerRig) -> None:
 # ---- failures found by this rank ----
 
 
-def test_not_done_by_its_deadline(rig: PeerRig) -> None:
+def test_operation_that_misses_its_deadline(rig: PeerRig) -> None:
     two_streams(rig)
     peer = launched(rig, timeout=0.3)
     sync = rig.sync()
@@ -64,7 +64,7 @@ def test_not_done_by_its_deadline(rig: PeerRig) -> None:
     assert len(rig.heard("failed")) == 0
 
 
-def test_where_the_front_stays_silent(rig: PeerRig) -> None:
+def test_timeout_is_reported_without_an_answer_of_the_front(rig: PeerRig) -> None:
     rig.memberships.verdict_s = 0.1
     peer = rig.join()
     launch(rig, collective(1, timeout=0.2), collective(2, operation(source=2, destination=2), timeout=20))
@@ -77,7 +77,7 @@ def test_where_the_front_stays_silent(rig: PeerRig) -> None:
     assert rig.reason(rig.sync()) == ""
 
 
-def test_overdue_before_it_could_start_where_the_front_stays_silent(rig: PeerRig) -> None:
+def test_timeout_before_the_start_without_an_answer_of_the_front(rig: PeerRig) -> None:
     rig.memberships.verdict_s = 0.1
     rig.join()
     rig.batch(collective(1, timeout=1e-9))
@@ -125,7 +125,7 @@ def test_errors_surface_in_order_and_no_read_gets_the_bytes(rig: PeerRig) -> Non
     assert rig.reason(sync) == ""  # the first read has already reported the error
 
 
-def test_what_fails_before_it_starts_surfaces_after_what_is_under_way(rig: PeerRig) -> None:
+def test_failure_before_the_start_is_reported_after_running_operations(rig: PeerRig) -> None:
     """Checks that the reader gets both errors: the front fails incomplete operations before it aborts the
     communicator."""
     launched(rig)
@@ -170,7 +170,7 @@ def test_a_rank_that_cannot_launch(rig: PeerRig) -> None:
 # ---- decisions of the front ----
 
 
-def test_what_was_made_of_it_is_worth_nothing_either(rig: PeerRig) -> None:
+def test_results_derived_from_failed_collective_are_invalid(rig: PeerRig) -> None:
     two_streams(rig)
     launched(rig, operation(source=1, destination=2))
     copy = c.Command(copy=c.Copy(destination=3, source=2, size=64), stream=5)
@@ -193,7 +193,7 @@ def test_what_was_made_of_it_is_worth_nothing_either(rig: PeerRig) -> None:
     assert rig.reason(rig.read(2, stream=5)) == rig.reason(rig.read(3)) == ""  # the client has been notified now
 
 
-def test_a_chunked_read_that_is_half_out(rig: PeerRig) -> None:
+def test_chunked_read_partly_sent_before_the_failure(rig: PeerRig) -> None:
     """Checks that chunks wait for the decision, and that the last one is never sent."""
     size = 4096
     rig.batch(c.Command(allocate=c.Allocate(buffer=7, size=size)))
@@ -226,7 +226,7 @@ def test_another_communicator_continues(rig: PeerRig) -> None:
     assert rig.process.device.telemetry.collectives_failed == 1
 
 
-def test_it_can_be_made_anew(rig: PeerRig) -> None:
+def test_new_communicator_works_after_abort(rig: PeerRig) -> None:
     launched(rig)
     rig.abort(LOST)
     assert rig.reason(rig.sync()) == Reason.COMMUNICATOR_FAILED
@@ -236,7 +236,7 @@ def test_it_can_be_made_anew(rig: PeerRig) -> None:
     assert rig.bytes_of(1) == bytes([WRITTEN]) * 4
 
 
-def test_told_to_go_and_given_up_before_its_turn(rig: PeerRig) -> None:
+def test_released_operation_aborted_before_it_starts(rig: PeerRig) -> None:
     peer = rig.join()
     rig.batch(collective(1), collective(2))
     first, second = rig.hear("present"), rig.hear("present")
@@ -249,7 +249,7 @@ def test_told_to_go_and_given_up_before_its_turn(rig: PeerRig) -> None:
     assert "1 more" in result.error.message and peer.given == []
 
 
-def test_a_source_that_failed_after_it_was_presented(rig: PeerRig) -> None:
+def test_source_that_fails_after_the_operation_was_presented(rig: PeerRig) -> None:
     """Checks that such an operation still runs for the other ranks, and that its outcome is not a second error."""
     peer = rig.join()
     launch(rig, collective(1, operation(source=1, destination=2)))
@@ -319,7 +319,7 @@ def test_a_session_that_ends_with_operations_in_every_state(rig: PeerRig) -> Non
     assert rig.reason(rig.sync()) == ""
 
 
-def test_a_session_that_ends_with_one_that_never_does(rig: PeerRig) -> None:
+def test_session_that_ends_with_an_operation_that_never_completes(rig: PeerRig) -> None:
     peer = rig.join()
     rig.send(Kind.OPEN, b"{}", channel=2)
     for command in (c.Command(allocate=c.Allocate(buffer=1, size=64)), collective(1, timeout=0.3)):

@@ -60,7 +60,7 @@ def test_flights_against_a_list(steps: list[tuple[str, float]]) -> None:
             told, told_at = done, now
 
 
-def test_progress_can_be_told_at_once() -> None:
+def test_progress_is_known_at_once() -> None:
     flights: InFlightQueue[str] = InFlightQueue()
     for name in "ab":
         flights.launch(name, math.inf)
@@ -121,7 +121,7 @@ def refused(*operations: Any, **more: Any) -> Refusal:
         ("send", 1, 0, 1, None), ("recv", 1, 0, None, 1), ("barrier", 1, 0, None, None),
     ],
 )  # fmt: skip
-def test_what_each_kind_reads_and_writes(
+def test_operands_read_and_written_by_each_kind(
     kind: str, rank: int, root: int, reads: int | None, writes: int | None
 ) -> None:
     fields: dict[str, Any] = {"root": root}
@@ -148,7 +148,7 @@ def test_every_dtype_moves(dtype: str) -> None:
     assert exchange.count == 8 * ITEM_SIZES[dtype] and exchange.dtype == "uint8"
 
 
-def test_the_signature_leaves_out_what_does_not_matter() -> None:
+def test_signature_omits_unused_fields() -> None:
     (first,) = parts(one("all_gather", op=c.REDUCE_OP_MAX, root=2, peer=1))
     (second,) = parts(one("all_gather", op=0), rank=2)
     assert first.signature == second.signature
@@ -187,12 +187,12 @@ def test_the_signature_leaves_out_what_does_not_matter() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be(fields: dict[str, Any], reason: Reason) -> None:
+def test_invalid_operations_are_refused(fields: dict[str, Any], reason: Reason) -> None:
     fields = dict(fields)
     assert refused(one(fields.pop("kind"), **fields)).reason == reason
 
 
-def test_kinds_that_there_are_not() -> None:
+def test_unknown_kinds_are_refused() -> None:
     for kind in (0, 12, 77):
         refusal = refused(c.CollectiveOperation(kind=kind, count=1, dtype="int8", source=1, destination=2))
         assert refusal.reason == Reason.INVALID_ARGUMENT
@@ -247,7 +247,7 @@ def test_in_place_or_apart(kind: str, since: int, to: int, rank: int, count: int
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(0, 5)), min_size=2, max_size=6))
-def test_operations_that_run_at_once_keep_out_of_each_others_way(ranges: list[tuple[bool, int, int]]) -> None:
+def test_overlapping_operations_of_a_batch_are_refused(ranges: list[tuple[bool, int, int]]) -> None:
     operations = [
         one("recv" if writes else "send", source=1, destination=1, source_offset=at, destination_offset=at,
             count=count, dtype="uint8", peer=0)

@@ -61,7 +61,7 @@ def test_a_lone_operation_goes_at_once() -> None:
     assert desk.rows.max_sleep(None) is None
 
 
-def test_what_gathers_while_two_messages_have_no_answer_is_one_message() -> None:
+def test_operations_gathered_during_two_unanswered_messages_are_sent_as_one() -> None:
     desk = started()
     for _ in range(5):
         desk.add(2)
@@ -98,7 +98,7 @@ def test_number_of_kept_messages_is_bounded() -> None:
     assert desk.settle() == [MOST_KEPT]
 
 
-def test_what_stands_behind_nothing_is_not_kept() -> None:
+def test_independent_operation_is_sent_at_once() -> None:
     """Checks that an operation that does not wait for unanswered ones is sent: holding it could make ranks wait for
     each other in a cycle."""
     desk = started()
@@ -110,7 +110,7 @@ def test_what_stands_behind_nothing_is_not_kept() -> None:
     assert desk.settle() != []
 
 
-def test_what_is_of_other_devices_or_of_another_session_is_not_kept() -> None:
+def test_operations_of_other_devices_or_sessions_are_sent_at_once() -> None:
     for other in ({"devices": (0, 2)}, {"channel": 2}):
         desk = started()
         desk.add(**other)  # waits for an operation of the other series
@@ -131,7 +131,7 @@ def test_operations_that_differ_are_kept_together_and_sent_each_by_itself() -> N
     assert desk.said[-1]["behind"] == [[(0, 1), 4]]
 
 
-def test_what_has_to_be_said_first_is_sent_at_once() -> None:
+def test_flush_sends_kept_operations() -> None:
     desk = started()
     desk.add(2)
     assert desk.rows.flush() and not desk.rows.flush()

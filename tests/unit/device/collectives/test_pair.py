@@ -87,7 +87,7 @@ def test_ranks_exchange(ranks: list[Rank]) -> None:
     assert [link.floats(2, 128) for link in ranks] == [[1.0] * 16 + [2.0] * 16] * 2
 
 
-def test_a_peer_that_never_comes_to_the_exchange(ranks: list[Rank]) -> None:
+def test_peer_that_never_takes_part(ranks: list[Rank]) -> None:
     """Checks a peer that, as far as this rank knows, was released; its process runs and does not take part."""
     join(ranks, "a-2")
     first, second = ranks
@@ -112,7 +112,7 @@ def test_a_peer_that_never_comes_to_the_exchange(ranks: list[Rank]) -> None:
     assert [link.floats(1, 64) for link in ranks] == [[6.0] * 16] * 2
 
 
-def test_a_peer_that_gives_up_in_mid_exchange(ranks: list[Rank]) -> None:
+def test_peer_that_aborts_during_the_exchange(ranks: list[Rank]) -> None:
     """Checks that the result is not returned, although the survivor's device may have completed the operation."""
     join(ranks, "a-4")
     presented = [link.present(4, c.COLLECTIVE_KIND_ALL_REDUCE, 1, 1, timeout=3) for link in ranks]

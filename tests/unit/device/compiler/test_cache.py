@@ -72,7 +72,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert cache.load(NAME) == IMAGE
 
 
-def test_corruption_is_a_miss_and_is_cleared_away(tmp_path: Path) -> None:
+def test_corrupt_entry_is_a_miss_and_is_removed(tmp_path: Path) -> None:
     cache = CompileCache(str(tmp_path), 1 << 20)
     cache.store(NAME, IMAGE)
     path = tmp_path / "ab" / NAME
@@ -108,7 +108,7 @@ def test_an_entry_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o500, 0o000], ids=["read-only", "closed"])
-def test_a_directory_without_rights_is_no_failure(tmp_path: Path, mode: int) -> None:
+def test_inaccessible_directory_is_not_an_error(tmp_path: Path, mode: int) -> None:
     script = """
 import sys, threading
 from hearthd.device.compiler.cache import CompileCache
@@ -139,7 +139,7 @@ assert landed.wait(10) and done[0].image == Image(b"made") and not done[0].cache
     assert list(directory.iterdir()) == []
 
 
-def test_a_directory_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+def test_unwritable_directory_is_not_an_error(tmp_path: Path) -> None:
     file = tmp_path / "a file"
     file.write_text("in the way")
     cache = CompileCache(str(file), 1 << 20)
@@ -149,7 +149,7 @@ def test_a_directory_that_cannot_be_written_is_no_failure(tmp_path: Path) -> Non
         pass
 
 
-def test_the_oldest_goes_when_it_is_full(tmp_path: Path) -> None:
+def test_oldest_entry_is_evicted_from_a_full_cache(tmp_path: Path) -> None:
     image = Image(code=bytes(1000))
     cache = CompileCache(str(tmp_path), 3500)
     names = [f"{number:02x}" + "0" * 62 for number in range(5)]
@@ -162,7 +162,7 @@ def test_the_oldest_goes_when_it_is_full(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.glob("??/*")) <= 3500
 
 
-def test_what_is_used_stays(tmp_path: Path) -> None:
+def test_used_entries_are_not_evicted(tmp_path: Path) -> None:
     """Checks that entries are removed by the time of their last use, not of their creation."""
     cache = CompileCache(str(tmp_path), 3500)
     names = [f"{number:02x}" + "1" * 62 for number in range(3)]
@@ -306,7 +306,7 @@ def test_a_compiler_that_breaks_fails_the_module_only(tmp_path: Path) -> None:
     service.close()
 
 
-def test_one_owners_flood_does_not_keep_another_waiting(tmp_path: Path) -> None:
+def test_flood_of_one_owner_does_not_delay_another(tmp_path: Path) -> None:
     runner, post = CountingRunner(), Poster()
     service = CompileService(CachedImages(runner, CompileCache("", 0)), 2, post)
     done: list[Compiled] = []

@@ -56,7 +56,7 @@ def test_a_real_cubin() -> None:
 
 
 @pytest.mark.parametrize("image", [CUBIN, FATBIN], ids=["cubin", "fatbin"])
-def test_cut_anywhere_it_is_refused(image: bytes) -> None:
+def test_truncated_image_is_refused(image: bytes) -> None:
     for length in range(len(image)):
         assert refused(image[:length]).fix
 
@@ -141,11 +141,11 @@ def test_entries_that_do_not_fit_are_refused() -> None:
         refused(FATBIN[:at] + value.to_bytes(size, "little") + FATBIN[at + size :])
 
 
-def test_a_version_that_is_not_known_is_the_drivers() -> None:
+def test_unknown_fatbin_version_is_left_to_the_driver() -> None:
     assert image_headers.check(FATBIN[:4] + b"\x02\x00" + FATBIN[6:], HOPPER) is False
 
 
-def test_the_wrapper_is_no_fatbin() -> None:
+def test_fatbin_wrapper_is_refused() -> None:
     assert "wrapper" in refused(b"\xb1\x43\x62\x46\x01\0\0\0" + bytes(16)).message
 
 
@@ -185,5 +185,5 @@ def test_which_device_runs_which_ptx(target: str, capability: tuple[int, int], r
     "code",
     [b"", b"\0", b"hello", b".version 8.0\n.target nonsense\n", b".version 8.0\n", b".target sm_80\n", b"\xff\xfe" * 9],
 )
-def test_what_is_nothing_of_all_this(code: bytes) -> None:
+def test_unknown_formats_are_refused(code: bytes) -> None:
     assert refused(code).fix

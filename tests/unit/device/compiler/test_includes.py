@@ -80,7 +80,7 @@ def test_every_spelling_is_refused(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", SPELLINGS.values(), ids=SPELLINGS)
-def test_headers_that_were_sent_are_looked_at_too(code: str) -> None:
+def test_sent_headers_are_checked_too(code: str) -> None:
     error = refusal('#include "mine.h"', {"mine.h": code})
     assert error.details["file"] == "mine.h"
 
@@ -108,7 +108,7 @@ def test_position_and_name_of_an_include_are_reported() -> None:
         "#define __has_feature(x) 0",
     ],
 )  # fmt: skip
-def test_what_people_write_passes(code: str) -> None:
+def test_usual_code_is_accepted(code: str) -> None:
     includes.check(code, {"mine/ops.cuh": code})
 
 

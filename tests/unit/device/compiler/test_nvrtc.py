@@ -82,7 +82,7 @@ def test_source_becomes_cubin_for_the_device(pool: CompileWorkers) -> None:
     assert b"sm_90a" in pool.identity(FINE)
 
 
-def test_all_that_goes_with_a_source_arrives(pool: CompileWorkers) -> None:
+def test_headers_options_and_names_reach_the_compiler(pool: CompileWorkers) -> None:
     source = Source(
         '#include "mine/value.h"\n#include <cuda_fp16.h>\n#include <cooperative_groups.h>\n'
         "template <class T> __global__ void f(T* x, __half h) { *x = VALUE; }\n__constant__ float table[4];",
@@ -191,7 +191,7 @@ assert not [module for module in sys.modules if module.startswith("cupy")], "it 
 @pytest.mark.parametrize(
     "code", ['#include "/etc/passwd"', '#include "../../../../etc/passwd"', '#line 1 "/etc/passwd"\n#include __FILE__']
 )
-def test_the_text_alone_does_too(code: str) -> None:
+def test_text_check_alone_keeps_nvrtc_from_the_hosts_files(code: str) -> None:
     pool = CompileWorkers(cuda_worker, CompileLimits(20, MEMORY), confine=False)
     pool.serve(CudaCompiler(HOPPER, (12, 4)))
     try:
@@ -245,7 +245,7 @@ def test_a_fatbin_of_ptx(pool: CompileWorkers, assembler: bytes) -> None:
     assert b".text.f" in pool.run(Assembly(fatbin)).code
 
 
-def test_ptxas_serves_where_there_is_no_nvjitlink(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ptxas_is_used_without_nvjitlink(monkeypatch: pytest.MonkeyPatch) -> None:
     if not PtxAssembler.files():
         pytest.skip("there is no ptxas")
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvjitlink", None)

@@ -125,7 +125,7 @@ def compiler_of(group: int) -> int:
     return 0
 
 
-def test_one_worker_serves_job_after_job(make: Callable[..., CompileWorkers]) -> None:
+def test_one_worker_serves_several_jobs(make: Callable[..., CompileWorkers]) -> None:
     pool = make()
     pool.warm()
     pids = pool.pids()
@@ -212,7 +212,7 @@ def test_a_compile_can_be_cancelled(make: Callable[..., CompileWorkers]) -> None
     works(pool)
 
 
-def test_spare_workers_are_let_go(make: Callable[..., CompileWorkers]) -> None:
+def test_spare_workers_end(make: Callable[..., CompileWorkers]) -> None:
     pool = make()
     pool.warm()
     pool.warm()
@@ -223,7 +223,7 @@ def test_spare_workers_are_let_go(make: Callable[..., CompileWorkers]) -> None:
     works(pool)
 
 
-def test_closing_stops_what_is_under_way(make: Callable[..., CompileWorkers]) -> None:
+def test_close_stops_running_compiles(make: Callable[..., CompileWorkers]) -> None:
     pool = make()
     job = Running(pool, SLOW)
     pool.close()
@@ -231,7 +231,7 @@ def test_closing_stops_what_is_under_way(make: Callable[..., CompileWorkers]) ->
     until(lambda: not running(job.compiler))
 
 
-def test_a_prelude_directory_that_was_cleared_away_is_made_again(tmp_path: Path) -> None:
+def test_removed_prelude_directory_is_created_again(tmp_path: Path) -> None:
     pool = CompileWorkers(cpu_worker, CompileLimits(60, 1 << 30))
     compiler = CpuCompiler(str(tmp_path))
     pool.serve(compiler)
@@ -260,7 +260,7 @@ def adopting() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("adopting")
-def test_what_a_compiler_leaves_behind_is_waited_for(tmp_path: Path) -> None:
+def test_remaining_processes_of_a_compiler_are_reaped(tmp_path: Path) -> None:
     """Checks that the compiler's remaining process is reaped as soon as it has ended, although the worker is idle, so
     that no zombie stays."""
     folder = tmp_path / "bin"
@@ -369,7 +369,7 @@ def test_text_for_the_assembler_is_refused(make: Callable[..., CompileWorkers]) 
 
 
 @pytest.mark.parametrize("start", ["fresh", "forked"])
-def test_workers_end_with_their_process_however_it_ends(start: str, tmp_path: Path) -> None:
+def test_workers_end_with_the_device_process(start: str, tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     script = f"""
 import os, sys, threading, time

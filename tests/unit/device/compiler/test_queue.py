@@ -17,7 +17,7 @@ def drain(queue: CompileQueue[str]) -> list[str]:
     return taken
 
 
-def test_in_turn_among_those_who_ask() -> None:
+def test_owners_take_turns() -> None:
     queue: CompileQueue[str] = CompileQueue(6)
     for item in ("a1", "a2", "a3", "b1", "c1", "c2"):
         queue.put(item[0], item)
@@ -41,7 +41,7 @@ def test_tenant_without_a_running_compile_goes_first() -> None:
     assert drain(queue) == ["flood2", "b2", "d1"]
 
 
-def test_what_waits_can_be_taken_out() -> None:
+def test_waiting_compile_can_be_removed() -> None:
     queue: CompileQueue[str] = CompileQueue(1)
     for item in ("a1", "a2", "b1"):
         queue.put(item[0], item)

@@ -48,7 +48,7 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_killed_process_takes_its_compiler_and_that_ones_children_along(tmp_path: Path) -> None:
+def test_compiler_and_its_children_end_with_a_killed_process(tmp_path: Path) -> None:
     named = tmp_path / "child"
     os.mkfifo(named)
     with os.fdopen(os.open(named, os.O_RDWR), "rb", buffering=0) as fifo, start(BUILD, str(named)) as process:
@@ -60,7 +60,7 @@ def test_a_killed_process_takes_its_compiler_and_that_ones_children_along(tmp_pa
         os.close(child)
 
 
-def test_one_builds_while_others_wait_and_take_over(tmp_path: Path) -> None:
+def test_one_process_builds_while_others_wait_and_take_over(tmp_path: Path) -> None:
     with start(ONCE, str(tmp_path), "first") as first, start(ONCE, str(tmp_path), "second") as second:
         both = [first, second]
         ready = select.select([process.stdout for process in both], [], [], 20)[0]

@@ -75,7 +75,7 @@ def test_an_unknown_name_expression_fails() -> None:
         ("auto c = cg::this_cluster();", "cluster"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name_and_line(line: str, name: str) -> None:
+def test_unsupported_features_are_refused_by_name_and_line(line: str, name: str) -> None:
     error = refusal(
         "#include <cooperative_groups.h>\nnamespace cg = cooperative_groups;\n__global__ void child(int* p) {}\n"
         f'extern "C" __global__ void k(int* out) {{\n    int x;\n    {line}\n}}\n'
@@ -86,12 +86,12 @@ def test_what_cannot_run_is_refused_by_name_and_line(line: str, name: str) -> No
 
 
 @pytest.mark.parametrize("header", ["mma.h", "cuda/ptx"])
-def test_headers_of_what_cannot_run_are_refused(header: str) -> None:
+def test_headers_of_unsupported_features_are_refused(header: str) -> None:
     error = refusal(f"\n\n#include <{header}>\n")
     assert error.reason is Reason.UNSUPPORTED and "kernel.cu(3)" in error.message
 
 
-def test_what_only_looks_unsupported_compiles() -> None:
+def test_code_that_only_looks_unsupported_compiles() -> None:
     Kernels("""
     // asm("nop"); f<<<1, 1>>>();
     struct Wave { int texture; float barrier; };
@@ -263,7 +263,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert (build_once(tmp_path, "thing", lambda scratch: None)).is_dir()
 
 
-def test_what_was_not_used_for_a_month_is_cleared_away(tmp_path: Path) -> None:
+def test_builds_unused_for_a_month_are_removed(tmp_path: Path) -> None:
     def build(scratch: Path) -> None:
         (scratch / "file").write_text("built")
 

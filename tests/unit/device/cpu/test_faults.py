@@ -81,7 +81,7 @@ def test_a_failed_assertion_aborts_and_says_where(image: Path) -> None:
     )
 
 
-def test_an_endless_kernel_hangs_and_holds_up_no_other_launch(image: Path) -> None:
+def test_endless_kernel_does_not_block_other_launches(image: Path) -> None:
     call = """
     import threading
     stuck = lambda: module.function('endless').launch((8, 1, 1), (4, 1, 1), 0, good)

@@ -86,7 +86,7 @@ def test_nodes_run_in_order_as_often_as_launched(server: CpuServer, mix: Functio
     server.destroy_graph(graph)
 
 
-def test_launches_under_way_keep_what_they_had(server: CpuServer, mix: Function, stream: CpuStream) -> None:
+def test_running_launches_keep_their_arguments(server: CpuServer, mix: Function, stream: CpuStream) -> None:
     x, y, other = Memory([1] * N), Memory([0] * N), Memory([0] * N)
     graph = server.create_graph([kernel(mix, x, y, 1), kernel(mix, x, y, 1)])
     gate = threading.Event()
@@ -103,7 +103,7 @@ def test_launches_under_way_keep_what_they_had(server: CpuServer, mix: Function,
     assert (other.array == 8).all()
 
 
-def test_a_graph_of_nothing(server: CpuServer, stream: CpuStream) -> None:
+def test_empty_graph(server: CpuServer, stream: CpuStream) -> None:
     graph = server.create_graph([])
     server.launch_graph(graph, stream)
     finish(server, stream)

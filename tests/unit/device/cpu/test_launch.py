@@ -230,7 +230,7 @@ def test_many_threads_launch_at_once(kernels: Kernels) -> None:
     assert not failures
 
 
-def test_modules_with_the_same_symbols_do_not_meet() -> None:
+def test_modules_with_the_same_symbols_are_independent() -> None:
     text = """
     template <class T> __device__ T* cell() { static __device__ T value; return &value; }
     __device__ int state = %d;
@@ -256,7 +256,7 @@ def test_modules_are_unloaded_and_loaded_again(kernels: Kernels) -> None:
     assert out[7] == 13
 
 
-def test_an_image_that_is_none_is_refused() -> None:
+def test_invalid_image_is_refused() -> None:
     with pytest.raises(Refusal) as caught:
         CpuModule(b"\x7fELF nonsense")
     assert caught.value.reason is Reason.MODULE_INVALID

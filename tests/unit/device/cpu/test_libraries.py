@@ -47,7 +47,7 @@ def made(toolchain: Toolchain) -> set[str]:
     return {each.name.rpartition("-")[0] for each in toolchain.cache_dir.iterdir() if not each.name.startswith(".")}
 
 
-def test_what_is_asked_for_is_begun_and_nothing_else(
+def test_only_requested_libraries_are_compiled(
     communicators: CpuCommunicators, held: HeldCompiler, toolchain: Toolchain
 ) -> None:
     for op in ("sum", "max", "sum"):

@@ -73,7 +73,7 @@ def refusal(call: Any, *arguments: Any) -> Refusal:
     return refused.value
 
 
-def test_another_process_reads_it_and_cannot_write(server: CpuServer) -> None:
+def test_another_process_can_read_and_cannot_write(server: CpuServer) -> None:
     memory = server.create_shared(SIZE)
     assert memory.size == SIZE
     assert memory.reserved % mmap.PAGESIZE == 0
@@ -93,7 +93,7 @@ def test_another_process_reads_it_and_cannot_write(server: CpuServer) -> None:
     server.release_shared(memory)
 
 
-def test_it_outlives_the_process_that_made_it(server: CpuServer) -> None:
+def test_memory_outlives_the_process_that_created_it(server: CpuServer) -> None:
     import socket
 
     ours, theirs = socket.socketpair()
@@ -112,7 +112,7 @@ def test_it_outlives_the_process_that_made_it(server: CpuServer) -> None:
     server.release_shared(memory)
 
 
-def test_nothing_is_left_of_it(server: CpuServer) -> None:
+def test_release_leaves_no_mappings_or_descriptors(server: CpuServer) -> None:
     def mappings() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:hearth-published")
 
@@ -138,7 +138,7 @@ def test_limit(server: CpuServer) -> None:
     server.release_shared(whole)
 
 
-def test_files_that_are_not_what_they_should_be(server: CpuServer) -> None:
+def test_unsealed_and_invalid_files_are_refused(server: CpuServer) -> None:
     """Checks files whose sender could change them later, or truncate them while they are read."""
     unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, SIZE)

@@ -13,5 +13,5 @@ def test_zig_s_cache_is_there_before_the_sandbox_is_shut(tmp_path: Path) -> None
     assert writes and all(Path(path).is_dir() for path in writes)  # a sandbox ignores paths that do not exist
 
 
-def test_others_write_nothing(tmp_path: Path) -> None:
+def test_other_compilers_write_nothing(tmp_path: Path) -> None:
     assert Toolchain(("/usr/bin/g++",), "g++", is_clang=False, cache_dir=tmp_path).places()[1] == []

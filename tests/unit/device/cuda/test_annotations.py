@@ -43,7 +43,7 @@ def test_ranges_nest_and_a_push_that_failed_is_not_popped() -> None:
     assert ranges.active and not log.lines
 
 
-def test_what_raises_is_switched_off_with_one_word_about_it() -> None:
+def test_failing_annotations_are_disabled_with_one_log_entry() -> None:
     log = Log()
 
     def broken(name: str, number: int) -> None:
@@ -89,7 +89,7 @@ def test_cupys_binding_is_the_next_best() -> None:
 
 
 @pytest.mark.parametrize("cupy", [None, SimpleNamespace(available=False), SimpleNamespace(available=True)])
-def test_without_nvtx_there_is_a_warning_and_no_ranges(cupy: object) -> None:
+def test_missing_nvtx_disables_ranges_with_a_warning(cupy: object) -> None:
     def load(name: str) -> object:
         if name == "nvtx" or cupy is None:
             raise ImportError(f"no {name}")
@@ -158,7 +158,7 @@ class FakeCupti:
             )
 
 
-def test_kernels_come_to_the_commands_that_launched_them() -> None:
+def test_kernels_are_assigned_to_the_commands_that_launched_them() -> None:
     cupti, log = FakeCupti(), Log()
     activity = KernelActivity(cupti, log)
     activity.push("launch before", 1)
@@ -218,7 +218,7 @@ def test_a_kernel_whose_records_come_apart() -> None:
     assert [kernel.name for kernel in activity.collect([5])] == ["late"]
 
 
-def test_kernels_that_have_not_ended_are_left_out_and_bad_records_told_of() -> None:
+def test_unfinished_kernels_are_omitted_and_bad_records_are_logged() -> None:
     cupti, log = FakeCupti(), Log()
     activity = KernelActivity(cupti, log)
     activity.start()
@@ -234,7 +234,7 @@ def test_kernels_that_have_not_ended_are_left_out_and_bad_records_told_of() -> N
 @pytest.mark.parametrize(
     "error", [ImportError("no module named cupti"), OSError("libcupti.so.13"), RuntimeError("driver")]
 )
-def test_without_cupti_there_is_a_reason_and_no_activity(error: Exception) -> None:
+def test_missing_cupti_disables_activity_with_a_reason(error: Exception) -> None:
     def load(name: str) -> Any:
         raise error
 
@@ -257,7 +257,7 @@ def test_a_cupti_that_refuses_later_costs_the_kernels_and_nothing_else() -> None
     assert len(log.lines) == 1 and "TypeError" in log.lines[0]
 
 
-def test_a_cupti_that_refuses_its_callbacks_is_none() -> None:
+def test_cupti_without_callbacks_is_not_used() -> None:
     cupti: Any = FakeCupti()
     cupti.activity_register_callbacks = None
     log = Log()

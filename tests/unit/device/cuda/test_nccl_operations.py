@@ -237,7 +237,7 @@ def test_a_message_does_not_meet_a_part_of_another_operation() -> None:
     program.run()
 
 
-def test_nothing_is_nothing() -> None:
+def test_empty_operations_make_no_calls() -> None:
     assert calls([], 0, 2, SCRATCH) == []
     in_place = CollectiveExchange("gather", START, START, 8, root=0)
     assert calls([in_place], 0, 1, SCRATCH) == []
@@ -258,7 +258,7 @@ def test_numbers_are_those_of_nccl_h() -> None:
         (22304, (9, 0), False),
     ],
 )
-def test_what_can_be_reduced_where(version: int, capability: tuple[int, int], narrow: bool) -> None:
+def test_reducible_dtypes_by_version_and_capability(version: int, capability: tuple[int, int], narrow: bool) -> None:
     allowed = reducible(version, capability)
     assert {"int8", "bfloat16", "float64"} <= set(allowed)
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
@@ -283,7 +283,7 @@ def test_dtypes_without_nccl_arithmetic_are_moved(dtype: str) -> None:
         check(kind, dtype, "", allowed)
 
 
-def test_what_is_no_operation_is_refused() -> None:
+def test_unknown_operations_are_refused() -> None:
     allowed = reducible(22803, (9, 0))
     with pytest.raises(Refusal, match="all_sum") as refused:
         check("all_sum", "float32", "sum", allowed)

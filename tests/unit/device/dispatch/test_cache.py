@@ -59,7 +59,7 @@ COMMANDS = st.builds(
 
 
 @given(st.lists(COMMANDS, max_size=30), st.integers(0, 5))
-def test_what_is_known_is_read_as_if_anew(commands: list[c.Dispatch], stream: int) -> None:
+def test_cached_dispatch_gives_the_same_plan(commands: list[c.Dispatch], stream: int) -> None:
     known = KnownDispatches()
     for command in [*commands, *commands]:
         found, anew = reading(known, command), reading(KnownDispatches(), command)
@@ -110,7 +110,7 @@ def test_bytes_may_differ_and_nothing_else() -> None:
     assert int.from_bytes(record.params[places[3].offset :][:8], "little") == 8
 
 
-def test_one_whose_input_has_another_length_is_looked_at_again() -> None:
+def test_input_of_another_length_is_checked_again() -> None:
     known = KnownDispatches()
     assert seen(known, [sound()]) == [False]
     short = sound()
@@ -118,7 +118,7 @@ def test_one_whose_input_has_another_length_is_looked_at_again() -> None:
     assert reading(known, short) is None
 
 
-def test_transfers_are_not_learned_for_they_have_another_number_each_time() -> None:
+def test_dispatches_with_transfers_are_not_cached() -> None:
     known = KnownDispatches()
     command = sound()
     command.bindings[1].data, command.bindings[1].upload = b"", 7

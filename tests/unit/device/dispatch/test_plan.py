@@ -51,7 +51,7 @@ SOUND = st.one_of(
 
 
 @given(st.lists(SOUND, max_size=8), st.none() | st.integers(1, 1 << 32 - 1))
-def test_what_is_right_is_read_as_it_was_meant(bindings: list[c.Binding], iterations: int | None) -> None:
+def test_valid_dispatch_gives_the_expected_plan(bindings: list[c.Binding], iterations: int | None) -> None:
     command = c.Dispatch(bindings=bindings, iterations=iterations)
     plan, failures = planned(command)
     assert not failures and plan.iterations == (iterations or 1)
@@ -80,7 +80,7 @@ ANY = st.builds(
 
 
 @given(st.lists(ANY, max_size=6), st.none() | st.integers(0, 3))
-def test_nothing_gets_past(bindings: list[c.Binding], iterations: int | None) -> None:
+def test_plan_is_valid_or_names_every_wrong_binding(bindings: list[c.Binding], iterations: int | None) -> None:
     """Any input gives either a consistent plan or failures that name every faulty binding."""
     command = c.Dispatch(bindings=bindings, iterations=iterations)
     plan, failures = planned(command)
@@ -103,7 +103,7 @@ def test_nothing_gets_past(bindings: list[c.Binding], iterations: int | None) ->
 
 
 @given(st.one_of(ANY, SOUND))
-def test_what_is_plain_at_a_glance_stands_up_to_every_check(binding: c.Binding) -> None:
+def test_quick_check_accepts_only_valid_bindings(binding: c.Binding) -> None:
     assert not (is_plain(binding, binding.data) and check_binding(0, binding, binding.data))
 
 

@@ -41,7 +41,7 @@ def test_a_second_copy_cannot_begin_beside_the_first() -> None:
         areas.commit()  # the copy was not reported to the front
 
 
-def test_one_copy_may_go_alone_but_none_ahead_of_its_point() -> None:
+def test_copy_above_the_allowance_runs_alone_and_never_ahead() -> None:
     allowance = StagingAllowance(4)
     assert allowance.chunk() == 1
     big = StagingAllowance(256 << 20)
@@ -56,7 +56,7 @@ def test_one_copy_may_go_alone_but_none_ahead_of_its_point() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans(), st.booleans()), max_size=60))
-def test_what_is_held_stays_within_bounds(steps: list[tuple[int, bool, bool]]) -> None:
+def test_staging_memory_in_use_is_bounded(steps: list[tuple[int, bool, bool]]) -> None:
     """Steps are (size, ahead, return one chunk first). At most a quarter is held together, or one chunk alone; at most
     a sixteenth ahead."""
     cap = 128

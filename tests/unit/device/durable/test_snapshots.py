@@ -131,7 +131,7 @@ def written(rig: Fronted, handle: int, data: bytes) -> None:
         rig.batch(c.Command(write=c.Write(buffer=handle, offset=at, data=data[at : at + MIB // 2])))
 
 
-def test_a_copy_counts_when_the_front_has_said_so(make: Make) -> None:
+def test_copy_is_valid_after_the_confirmation_of_the_front(make: Make) -> None:
     rig = make()
     data = data_of(3 * MIB)
     written(rig, 5, data)
@@ -155,7 +155,7 @@ def test_a_copy_counts_when_the_front_has_said_so(make: Make) -> None:
     assert len(rig.forgotten()) == 1 and rig.gauges()["durable_bytes"] == 0
 
 
-def test_a_checkpoint_keeps_its_place_behind_what_its_stream_waits_for(make: Make) -> None:
+def test_checkpoint_runs_after_earlier_waiting_work_of_its_stream(make: Make) -> None:
     rig = make()
     written(rig, 5, data_of(100))
     rig.start(set_durable=c.SetDurable(buffers=[5], durable=True))
@@ -171,7 +171,7 @@ def test_a_checkpoint_keeps_its_place_behind_what_its_stream_waits_for(make: Mak
     assert rig.call(read=c.Read(buffer=5, size=100)).read.data == b"\1" * 100
 
 
-def test_a_copy_that_waits_holds_up_no_stream_and_takes_no_track(make: Make) -> None:
+def test_waiting_copy_blocks_no_stream_and_uses_no_track(make: Make) -> None:
     """Snapshots wait behind a write that has not arrived, in any number, while other commands of the session
     continue."""
     rig = make()
@@ -196,7 +196,7 @@ def test_a_copy_that_waits_holds_up_no_stream_and_takes_no_track(make: Make) -> 
     assert rig.copy(5) == bytes(100) and rig.gauges()["streams"] <= streams + 5
 
 
-def test_what_the_front_refuses(make: Make) -> None:
+def test_refusal_of_the_front_is_reported(make: Make) -> None:
     rig = make()
     written(rig, 5, data_of(100))
     refusal = Refusal(Reason.QUOTA_EXCEEDED, "too much", fix="less", details={"allowed": 1})
@@ -247,7 +247,7 @@ def test_a_copy_that_the_driver_refuses(make: Make) -> None:
 
 
 @pytest.mark.parametrize("locked", [64 * MIB, 0])
-def test_there_and_back(make: Make, locked: int) -> None:
+def test_checkpoint_and_restore(make: Make, locked: int) -> None:
     """The page-locked memory is smaller than one buffer, or there is none."""
     rig = make(locked)
     contents = {5: data_of(9 * MIB + 1), 6: b"", 7: data_of(3)}
@@ -274,7 +274,7 @@ def test_there_and_back(make: Make, locked: int) -> None:
     assert gauges["durable_bytes"] == rig.gauges()["durable_bytes"] and gauges["staging_bytes"] == 0
 
 
-def test_what_does_not_fit_any_more_says_so_and_the_rest_is_back(make: Make) -> None:
+def test_restore_reports_buffers_that_do_not_fit_and_restores_the_rest(make: Make) -> None:
     rig = make()
     os.pwrite(rig.file, b"abc", 0)
     far = 1 << 40

@@ -204,7 +204,7 @@ def run(rig: Sharing, program: Sequence[Step]) -> tuple[list[bytes], bytes, dict
 
 @given(st.lists(steps(), min_size=1, max_size=8))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_both_ways_come_to_the_same(pair: tuple[Sharing, Sharing], program: list[Step]) -> None:
+def test_inline_and_queued_path_give_same_results(pair: tuple[Sharing, Sharing], program: list[Step]) -> None:
     short, long = pair
     found, other = run(short, program), run(long, program)
     assert found[0] == other[0]
@@ -212,7 +212,7 @@ def test_both_ways_come_to_the_same(pair: tuple[Sharing, Sharing], program: list
     assert found[2] == other[2]
 
 
-def test_most_of_it_went_straight_through(pair: tuple[Sharing, Sharing]) -> None:
+def test_most_batches_took_inline_path(pair: tuple[Sharing, Sharing]) -> None:
     """Otherwise the comparison would prove nothing."""
     short, long = pair
     program = [Step((write(200, 8, 16, request=1),), -1), Step((read(200, 8, request=1),), -1)] * 10
@@ -229,7 +229,7 @@ def error(response: device_pb2.ExecuteResponse) -> Refusal:
     return from_status(response.result.error)
 
 
-def test_bytes_go_there_and_back(rig: Sharing) -> None:
+def test_round_trip_of_bytes(rig: Sharing) -> None:
     client, _, memory = begin(rig)
     for number in range(1, 100):
         memory[:SIZE] = bytes((index * number) % 251 for index in range(SIZE))
@@ -257,7 +257,7 @@ def test_slow_copy_is_answered_together_with_the_wait_behind_it(rig: Sharing) ->
     assert rig.given == 9
 
 
-def test_a_wait_for_a_copy_alone_ends_with_it(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_a_single_copy_ends_with_the_copy(rig: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single event reports the end of the copy and of the wait."""
     client, _, _ = begin(rig)
     events = 0
@@ -284,7 +284,7 @@ def test_a_wait_for_a_copy_alone_ends_with_it(rig: Sharing, monkeypatch: pytest.
     assert [client.response().result.request for _ in range(3)] == [2, 3, 4]
 
 
-def test_a_wait_for_more_than_a_copy_is_not_answered_with_it(rig: Sharing) -> None:
+def test_wait_for_further_work_does_not_end_with_the_copy(rig: Sharing) -> None:
     client, _, _ = begin(rig)
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
@@ -356,7 +356,7 @@ def test_a_copy_that_the_driver_refuses_keeps_nothing(rig: Sharing, make: Any, t
     assert rig.end_lane() == client.seq
 
 
-def test_a_segment_that_goes_while_it_is_copied_from(rig: Sharing) -> None:
+def test_segment_released_during_a_copy(rig: Sharing) -> None:
     client, connection, memory = begin(rig)
     memory[:8] = b"12345678"
     gate = shut(rig)
@@ -396,7 +396,7 @@ def test_a_departed_session_harms_no_other(rig: Sharing, gone: str) -> None:
     assert other.response().result.request == 1
 
 
-def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Sharing) -> None:
+def test_batches_forwarded_by_the_front_take_inline_path(rig: Sharing) -> None:
     _, memory = rig.share()
     memory[:8] = b"12345678"
     for number in range(1, 21):

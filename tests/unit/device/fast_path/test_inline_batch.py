@@ -85,13 +85,15 @@ def steps(draw: st.DrawFn, wrong: bool) -> Step:
 @pytest.mark.parametrize("wrong", [False, True])
 @given(st.data())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_both_ways_come_to_the_same(pair: tuple[Passing, Passing], wrong: bool, data: st.DataObject) -> None:
+def test_inline_and_queued_path_give_same_results(
+    pair: tuple[Passing, Passing], wrong: bool, data: st.DataObject
+) -> None:
     short, long = pair
     program = data.draw(st.lists(steps(wrong), min_size=1, max_size=8))
     assert run(short, program) == run(long, program)
 
 
-def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None:
+def test_most_batches_took_inline_path(pair: tuple[Passing, Passing]) -> None:
     """Otherwise the comparison would prove nothing."""
     short, long = pair
     step = Step((Command(launches=launch(1)), sync(1)), True)
@@ -103,7 +105,7 @@ def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None
 # ---- the inline path, and what does not take it ----
 
 
-def test_launches_and_their_sync_go_straight_through(rig: Passing) -> None:
+def test_launches_with_a_sync_take_inline_path(rig: Passing) -> None:
     client = rig.lane()
     for number in range(1, 300):
         every = number % 3 == 0
@@ -124,7 +126,7 @@ def test_launches_and_their_sync_go_straight_through(rig: Passing) -> None:
     assert len([frame for frame in copies if frame.kind == Kind.RESPONSE]) == 299
 
 
-def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Passing) -> None:
+def test_batches_forwarded_by_the_front_take_inline_path(rig: Passing) -> None:
     """A single frame carries the answer and the acknowledgement, so that the front wakes up only once."""
     alone = 0
     for number in range(1, 100):
@@ -139,7 +141,7 @@ def test_what_the_front_passes_on_goes_straight_through_as_well(rig: Passing) ->
     assert rig.counters()["batches"] == 99
 
 
-def test_what_the_front_passes_on_beside_a_lane_takes_the_long_way(rig: Passing) -> None:
+def test_batches_forwarded_by_the_front_during_a_lane_take_queued_path(rig: Passing) -> None:
     client = rig.lane()
     client.batch(add(1), sync(1))
     assert client.response().result.request == 1
@@ -151,7 +153,7 @@ def test_what_the_front_passes_on_beside_a_lane_takes_the_long_way(rig: Passing)
     assert rig.taken == taken and rig.sum() == summed(1, 2)
 
 
-def test_a_copy_alone_goes_straight_through(rig: Passing) -> None:
+def test_single_copy_takes_inline_path(rig: Passing) -> None:
     """The copy is answered or not, followed by a wait in the same message or not, and refused like any other
     command."""
     client = rig.lane()
@@ -179,7 +181,7 @@ def test_a_copy_alone_goes_straight_through(rig: Passing) -> None:
     assert rig.end_lane() == client.seq
 
 
-def test_what_comes_together_takes_the_long_way(rig: Passing) -> None:
+def test_several_batches_at_once_take_queued_path(rig: Passing) -> None:
     data = b""
     for number in range(1, 4):
         message = device_pb2.ExecuteRequest(batch=c.Batch(seq=number, commands=[add(number), sync(number)]))
@@ -219,7 +221,7 @@ def test_a_wait_for_all_streams_covers_each(rig: Passing) -> None:
         assert client.response().result.request == request
 
 
-def test_device_time_is_charged_for_it(rig: Passing) -> None:
+def test_inline_path_charges_device_time(rig: Passing) -> None:
     client = rig.lane()
     for number in range(1, 50):
         client.batch(add(1), sync(number))
@@ -231,7 +233,7 @@ def test_device_time_is_charged_for_it(rig: Passing) -> None:
     assert rig.counters()["device_busy_ns"] == before, "nothing is on the device any more"
 
 
-def test_errors_of_earlier_launches_surface_at_a_sync_that_goes_straight_through(rig: Passing) -> None:
+def test_sync_on_inline_path_reports_earlier_errors(rig: Passing) -> None:
     client = rig.lane()
     client.batch(Command(launches=launch(1, buffer=9)))
     client.until(Kind.ACK)
@@ -245,7 +247,7 @@ def test_errors_of_earlier_launches_surface_at_a_sync_that_goes_straight_through
 
 
 @pytest.mark.parametrize("other", ["permissions", "trace", "capture", "deferred", "called", "sharing", "turns"])
-def test_what_else_is_going_on_is_looked_at(rig: Passing, other: str) -> None:
+def test_other_activity_of_session_forces_queued_path(rig: Passing, other: str) -> None:
     client = rig.lane()
     client.batch(add(1), sync(1))
     client.response()
@@ -366,7 +368,7 @@ def test_the_next_step_comes_before_unawaited_work(lingering: tuple[Passing, thr
     assert rounds.acquire(timeout=30), "nothing comes, so that it is done"
 
 
-def test_it_is_not_put_off_for_ever(lingering: tuple[Passing, threading.Semaphore]) -> None:
+def test_deferred_housekeeping_runs_eventually(lingering: tuple[Passing, threading.Semaphore]) -> None:
     rig, rounds = lingering
     rig.process.idle_policy.round_s = 1e-4
     client = rig.lane()
@@ -378,7 +380,7 @@ def test_it_is_not_put_off_for_ever(lingering: tuple[Passing, threading.Semaphor
     assert taken(rounds) >= min(number, 100) // 4
 
 
-def test_others_are_heard_meanwhile(lingering: tuple[Passing, threading.Semaphore]) -> None:
+def test_other_sources_are_served_during_deferral(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """The front, tasks of other threads, and the lane of another session are served meanwhile."""
     rig, _ = lingering
     rig.process.idle_policy.round_s = 60.0
@@ -398,7 +400,7 @@ def test_others_are_heard_meanwhile(lingering: tuple[Passing, threading.Semaphor
             assert done.wait(30)
 
 
-def test_what_was_done_in_between_is_in_the_books(lingering: tuple[Passing, threading.Semaphore]) -> None:
+def test_deferred_accounting_is_complete(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """Commands, batches and device time are counted, although the accounting is deferred."""
     rig, _ = lingering
     rig.process.executor.inline_path.poll_s = 30.0
@@ -437,7 +439,7 @@ def test_what_was_done_in_between_is_in_the_books(lingering: tuple[Passing, thre
 
 
 @pytest.mark.parametrize("launches", [(5, 0), (5,)])
-def test_what_is_still_under_way_beside_is_in_the_books(
+def test_running_work_of_other_streams_is_accounted(
     lingering: tuple[Passing, threading.Semaphore], launches: tuple[int, ...]
 ) -> None:
     """A client that is answered for one stream may have submitted work to another stream in the same batch."""

@@ -120,13 +120,15 @@ def steps(draw: st.DrawFn, wrong: bool) -> Step:
 @pytest.mark.parametrize("wrong", [False, True])
 @given(st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_both_ways_come_to_the_same(pair: tuple[Passing, Passing], wrong: bool, data: st.DataObject) -> None:
+def test_inline_and_queued_path_give_same_results(
+    pair: tuple[Passing, Passing], wrong: bool, data: st.DataObject
+) -> None:
     short, long = pair
     program = data.draw(st.lists(steps(wrong), min_size=1, max_size=8))
     assert run(short, program) == run(long, program)
 
 
-def test_most_of_it_went_straight_through(pair: tuple[Passing, Passing]) -> None:
+def test_most_batches_took_inline_path(pair: tuple[Passing, Passing]) -> None:
     """Otherwise the comparison would prove nothing."""
     short, long = pair
     write = Command(write=c.Write(buffer=1, data=b"12345678"))
@@ -160,7 +162,7 @@ def write(number: int) -> c.Command:
     return Command(write=c.Write(buffer=1, data=number.to_bytes(8, "little")))
 
 
-def test_what_is_written_launched_and_read_in_one_batch(rig: Passing) -> None:
+def test_write_launch_and_read_in_one_batch(rig: Passing) -> None:
     client = rig.lane()
     for number in range(1, 200):
         client.batch(write(number), add(1), add(2), read(number))
@@ -176,7 +178,7 @@ def test_what_is_written_launched_and_read_in_one_batch(rig: Passing) -> None:
     assert len([frame for frame in copies if frame.kind == Kind.RESPONSE]) == 199
 
 
-def test_what_the_front_passes_on(rig: Passing) -> None:
+def test_batches_forwarded_by_the_front(rig: Passing) -> None:
     for number in range(1, 50):
         rig.batch(write(number), add(1), read(number))
         answer = c.Result.FromString(rig.until(Kind.RESPONSE).payload[2:])
@@ -247,7 +249,7 @@ def test_buffer_spoiled_by_another_stream_fails_the_read(rig: Passing) -> None:
     assert rig.taken == taken + 1
 
 
-def test_a_read_behind_what_was_put_off_waits_for_it(rig: Passing) -> None:
+def test_read_waits_for_deferred_commands(rig: Passing) -> None:
     """The write waits for its bytes, which are sent outside the batch, so the acknowledgement of the batch waits
     too."""
     client = rig.lane()
@@ -281,7 +283,7 @@ def test_a_read_that_the_driver_refuses(rig: Passing, monkeypatch: pytest.Monkey
     assert rig.process.device.staging.in_use == 0
 
 
-def test_a_read_behind_work_takes_its_time(rig: Passing) -> None:
+def test_read_behind_running_work_waits(rig: Passing) -> None:
     """The batch is acknowledged before it is answered, and other frames may be sent in between."""
     client = rig.lane()
     client.batch(write(1), read(1))
@@ -299,7 +301,7 @@ def test_a_read_behind_work_takes_its_time(rig: Passing) -> None:
     assert rig.taken == taken + 1
 
 
-def test_no_staging_memory_is_to_be_had(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_without_staging_memory_takes_queued_path(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
     """The read takes the queued path, which waits for staging memory."""
     client, staging = rig.lane(), rig.process.device.staging
     find, refused = staging.find, []
@@ -327,7 +329,7 @@ def test_a_profile_begins_with_the_read(rig: Passing) -> None:
     assert session.profiles.items[1].start is not None
 
 
-def test_a_read_while_a_collective_may_fail_goes_the_long_way(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_during_a_pending_collective_takes_queued_path(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
     """The read may have to report the collective's failure."""
     client, device, given = rig.lane(), rig.process.device, []
     reads = rig.process.executor.inline_path.reads

@@ -38,7 +38,7 @@ def read(data: bytes, seq: int) -> tuple[bytes, int, int, bool] | None:
 
 
 @given(NUMBERS, st.binary(max_size=20000), NUMBERS, st.integers(0, 300), st.booleans())
-def test_what_a_client_sends_is_read(seq: int, records: bytes, request: int, stream: int, every: bool) -> None:
+def test_plain_batches_of_clients_are_decoded(seq: int, records: bytes, request: int, stream: int, every: bool) -> None:
     launches = [c.Command(launches=records)] if records else []
     sync = c.Command(request=request, stream=stream, sync=c.Sync(all_streams=every))
     data = device_pb2.ExecuteRequest(batch=c.Batch(seq=seq, commands=[*launches, sync])).SerializeToString()
@@ -50,7 +50,7 @@ def test_what_a_client_sends_is_read(seq: int, records: bytes, request: int, str
 
 
 @given(st.data())
-def test_what_is_read_means_the_same_to_all(data: st.DataObject) -> None:
+def test_decoded_batches_agree_with_protobuf(data: st.DataObject) -> None:
     """Decodes messages that are not, or almost, plain batches."""
     commands = data.draw(st.lists(st.sampled_from(COMMANDS), max_size=3))
     message = bytearray(device_pb2.ExecuteRequest(batch=c.Batch(seq=5, commands=commands)).SerializeToString())
@@ -62,7 +62,7 @@ def test_what_is_read_means_the_same_to_all(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=60), NUMBERS)
-def test_nothing_else_is_read(data: bytes, seq: int) -> None:
+def test_other_batches_are_not_decoded(data: bytes, seq: int) -> None:
     read(data, seq)
     copy(data, seq)
 
@@ -116,7 +116,7 @@ def test_a_copy_alone_is_found(seq: int, request: int, stream: int, what: c.Writ
 
 
 @given(st.data())
-def test_a_copy_that_is_found_means_the_same_to_all(data: st.DataObject) -> None:
+def test_decoded_copies_agree_with_protobuf(data: st.DataObject) -> None:
     commands = data.draw(st.lists(st.one_of(st.sampled_from(COMMANDS), COPIES.map(_command)), min_size=1, max_size=2))
     message = bytearray(device_pb2.ExecuteRequest(batch=c.Batch(seq=5, commands=commands)).SerializeToString())
     for _ in range(data.draw(st.integers(0, 3))):
@@ -128,7 +128,7 @@ def test_a_copy_that_is_found_means_the_same_to_all(data: st.DataObject) -> None
 @given(
     st.integers(1, (1 << 63) - 1), st.sampled_from([c.Result(done=c.Done()), c.Result(read=c.ReadResult(size=1 << 62))])
 )
-def test_an_answer_is_what_the_generated_classes_make_of_it(request: int, result: c.Result) -> None:
+def test_encoded_answers_equal_those_of_protobuf(request: int, result: c.Result) -> None:
     written = c.Command(request=request).SerializeToString()[1:]
     rest = result.SerializeToString()
     whole = c.Result(request=request)
@@ -139,7 +139,7 @@ def test_an_answer_is_what_the_generated_classes_make_of_it(request: int, result
 
 
 @given(st.integers(1, (1 << 64) - 1), st.one_of(st.binary(min_size=1, max_size=300), st.integers(1, 70_000).map(bytes)))
-def test_what_a_read_brings_is_written_as_the_generated_classes_do(request: int, data: bytes) -> None:
+def test_encoded_read_answers_equal_those_of_protobuf(request: int, data: bytes) -> None:
     result = c.Result(request=request, read=c.ReadResult(data=data, size=len(data)))
     expected = device_pb2.ExecuteResponse(result=result).SerializeToString()
     written = varint(request)

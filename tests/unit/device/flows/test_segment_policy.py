@@ -36,7 +36,7 @@ def test_seals(seals: int) -> None:
 
 
 @given(st.one_of(st.none(), st.booleans(), st.floats(), st.text(), st.integers()), st.integers(0, 1 << 63))
-def test_a_size_is_what_the_memfd_has(announced: object, size: int) -> None:
+def test_announced_size_must_equal_that_of_the_memfd(announced: object, size: int) -> None:
     if type(announced) is int and announced == size > 0:
         assert check_size(announced, size) == size
     else:
@@ -86,5 +86,5 @@ def test_no_copy_crosses_the_border_of_a_part(offset: int, size: int, part: int)
     assert given_ == size and copies <= size // part + 2
 
 
-def test_what_a_part_is() -> None:
+def test_parts_are_whole_huge_pages() -> None:
     assert PART % (1 << 21) == 0, "huge pages are whole"

@@ -156,7 +156,7 @@ def test_a_download(size: int, steps: list[tuple[str, int]]) -> None:
     assert not lender.out and lender.stripe_staging.bytes == 0
 
 
-def test_what_was_not_sent_is_not_taken() -> None:
+def test_acknowledgement_of_unsent_chunks_is_refused() -> None:
     lender = Lender(1 << 20)
     download = StripedDownload(1, CHUNK, lender.stripe_staging)
     download.begin(35)

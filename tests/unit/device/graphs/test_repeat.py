@@ -146,7 +146,7 @@ def test_a_turn_of_the_loop_gives_a_bounded_number() -> None:
 
 
 @pytest.mark.parametrize("price", [1, 10, WINDOW])
-def test_more_is_given_before_the_device_has_come_to_the_end(price: int) -> None:
+def test_launches_are_submitted_before_the_device_is_idle(price: int) -> None:
     """Otherwise the device would be idle after each turn until completion is noticed."""
     bench = Bench(price)
     rounds = bench.rounds(10_000)
@@ -159,7 +159,7 @@ def test_more_is_given_before_the_device_has_come_to_the_end(price: int) -> None
     assert bench.server.busy
 
 
-def test_after_the_last_round_there_is_no_other_turn() -> None:
+def test_last_round_requests_no_further_turn() -> None:
     bench = Bench(1)
     assert bench.rounds(TURN).run() and not bench.again
 

@@ -100,7 +100,7 @@ def counter(rig: Rig[Strict], name: str) -> int:
     return int(json.loads(rig.until(Kind.STATS, 78).payload)["counters"][name])
 
 
-def test_what_needs_the_module_fails_with_the_refusal(start: Start) -> None:
+def test_commands_of_a_refused_module_fail_with_the_refusal(start: Start) -> None:
     rig = start(LIMIT)
     value = endless(rig)
     load(rig, 2, b"another")
@@ -129,7 +129,7 @@ def test_what_needs_the_module_fails_with_the_refusal(start: Start) -> None:
     assert value(2) == 2
 
 
-def test_who_asks_again_later_waits_again(start: Start) -> None:
+def test_later_request_for_a_refused_module_waits_again(start: Start) -> None:
     rig = start(LIMIT)
     rig.process.device.idle_work.retry_s = 2 * LIMIT
     endless(rig)
@@ -143,7 +143,7 @@ def test_who_asks_again_later_waits_again(start: Start) -> None:
     assert not rig.answer(answer).HasField("error")
 
 
-def test_one_that_was_refused_and_is_unloaded_leaves_nothing(start: Start) -> None:
+def test_refused_and_unloaded_module_leaves_no_state(start: Start) -> None:
     rig = start(LIMIT)
     endless(rig)
     load(rig, 2, b"another")
@@ -157,7 +157,7 @@ def test_one_that_was_refused_and_is_unloaded_leaves_nothing(start: Start) -> No
     assert not rig.answer(ready(rig, 2)).HasField("error") and rig.server.loaded == [*loaded, "load"]
 
 
-def test_a_variable_that_was_not_to_be_had_is_there_later(start: Start) -> None:
+def test_global_of_a_refused_module_is_available_later(start: Start) -> None:
     rig = start(LIMIT)
     endless(rig)
     code = SOURCE + b"__device__ int number = 7;"
@@ -173,7 +173,7 @@ def test_a_variable_that_was_not_to_be_had_is_there_later(start: Start) -> None:
 
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("tenant", ["", "stranger"])
-def test_whose_kernels_are_named(start: Start, tenant: str, closed: bool) -> None:
+def test_refusal_names_kernels_of_the_same_tenant(start: Start, tenant: str, closed: bool) -> None:
     """The kernels of sessions of the same tenant are named, including those of a closed session."""
     rig = start(LIMIT)
     endless(rig, tenant)
@@ -247,7 +247,7 @@ def test_a_first_launch_that_has_to_wait_is_refused_and_may_be_tried_again(start
     assert value(2) == 1 and counter(rig, "loads_refused") == 1
 
 
-def test_a_first_launch_that_is_given_up_leaves_the_next_one_to_wait(start: Start) -> None:
+def test_cancelled_first_launch_leaves_the_next_one_waiting(start: Start) -> None:
     """Otherwise the next launch would block the whole process in the driver."""
     rig = start(LONG)
     value = endless(rig)

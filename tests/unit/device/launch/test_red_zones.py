@@ -24,7 +24,7 @@ def test_a_zone_continues_the_fill(start: int, size: int) -> None:
 
 
 @given(st.integers(0, 5000), st.data())
-def test_what_was_written_is_found(size: int, data: st.DataObject) -> None:
+def test_writes_into_red_zones_are_found(size: int, data: st.DataObject) -> None:
     plan = shadow(size)
     memory = bytearray(pattern(0, plan.total))
     memory[plan.inside : plan.behind] = bytes(size)

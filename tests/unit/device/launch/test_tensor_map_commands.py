@@ -147,7 +147,7 @@ MAP, OUT = c.Argument(tensor_map=5), pointer(2)
 LOOK = launch(11, c.Argument(raw=b"x"), MAP, pointer(1), OUT)
 
 
-def test_what_was_made_stands_in_the_kernels_parameter(session: OneSession) -> None:
+def test_created_map_is_passed_as_kernel_parameter(session: OneSession) -> None:
     session.batch(tiled(offset=16, shape=[32, 60], element_strides=[1, 2]), LOOK)
     assert session.failures() == []
     assert session.words() == [16, 2, 32, 60, 128, 1, 2, 32, 8, *[0] * 7]
@@ -204,7 +204,7 @@ def test_launches_with_one_that_was_refused_do_not_run(session: OneSession) -> N
     assert session.words()[0] == 1
 
 
-def test_what_only_the_driver_refuses(session: OneSession) -> None:
+def test_maps_refused_by_the_driver_are_reported(session: OneSession) -> None:
     session.batch(tiled(box=(32, 7)), launch(12, MAP, OUT))
     assert session.failures() == [
         ("create_tensor_map", Reason.TENSOR_MAP_INVALID), ("launch count", Reason.DEPENDENCY_FAILED)
@@ -232,7 +232,7 @@ def test_a_tensor_map_keeps_the_memory_of_a_freed_buffer(session: OneSession) ->
     assert session.in_use() == before - SIZE
 
 
-def test_several_maps_of_one_buffer_hold_it_together(session: OneSession) -> None:
+def test_buffer_is_kept_until_its_last_map_is_destroyed(session: OneSession) -> None:
     before = session.in_use()
     session.batch(tiled(5), tiled(6), Command(free=c.Free(buffers=[1])), destroyed(5))
     assert session.failures() == [] and session.in_use() == before
@@ -240,7 +240,7 @@ def test_several_maps_of_one_buffer_hold_it_together(session: OneSession) -> Non
     assert session.failures() == [] and session.in_use() == before - SIZE
 
 
-def test_a_session_that_closes_gives_back_what_its_maps_hold(process: DeviceLink) -> None:
+def test_memory_of_maps_is_freed_with_their_session(process: DeviceLink) -> None:
     for _ in range(3):  # more than the device's memory, if it were not returned
         session = OneSession(process, next(_channels))
         session.batch(
@@ -250,7 +250,7 @@ def test_a_session_that_closes_gives_back_what_its_maps_hold(process: DeviceLink
         session.close()
 
 
-def test_of_a_variable_before_its_module_is_compiled(session: OneSession) -> None:
+def test_map_of_a_global_before_its_module_is_compiled(session: OneSession) -> None:
     """The command waits for the address; a launch that uses it waits for the command."""
     session.batch(
         Command(load_module=c.LoadModule(module=20, kind=c.CODE_KIND_CUDA_CPP, code=CODE)),
@@ -263,7 +263,7 @@ def test_of_a_variable_before_its_module_is_compiled(session: OneSession) -> Non
     assert session.words()[0] == 1
 
 
-def test_of_a_variable_it_keeps_the_module(session: OneSession) -> None:
+def test_map_of_a_global_keeps_the_module(session: OneSession) -> None:
     code = b"__device__ float table[1024] = {0, 0, 0, 0, 0, 0, 0, 77};"
     session.batch(
         Command(load_module=c.LoadModule(module=20, kind=c.CODE_KIND_CUDA_CPP, code=code)),
@@ -278,7 +278,7 @@ def test_of_a_variable_it_keeps_the_module(session: OneSession) -> None:
     assert session.failures() == []
 
 
-def test_of_a_variable_whose_module_does_not_compile(session: OneSession) -> None:
+def test_map_of_a_global_whose_module_does_not_compile(session: OneSession) -> None:
     session.batch(
         Command(load_module=c.LoadModule(module=20, kind=c.CODE_KIND_CUDA_CPP, code=b"nonsense")),
         Command(get_global=c.GetGlobal(buffer=21, module=20, name="table")),
@@ -291,7 +291,7 @@ def test_of_a_variable_whose_module_does_not_compile(session: OneSession) -> Non
     assert {command for command, _ in failed} == {"get_global", "create_tensor_map", "launch count"}
 
 
-def test_a_parameter_that_is_no_tensor_map(session: OneSession) -> None:
+def test_mismatched_tensor_map_parameters_are_refused(session: OneSession) -> None:
     session.batch(tiled())
     for first, second in ((pointer(1), OUT), (MAP, MAP), (OUT, MAP)):
         session.batch(launch(12, first, second))

@@ -10,7 +10,7 @@ from tests.support.device.rig import Rig
 MIB = 1 << 20
 
 
-def test_who_came_first_gets_the_memory_first() -> None:
+def test_waiting_allocations_are_served_in_order() -> None:
     rig = Rig(DeviceSpec(0, "cpu", 0, memory_limit=3 * MIB), CpuServer)
     rig.batch(
         *(c.Command(allocate=c.Allocate(buffer=buffer, size=MIB)) for buffer in (1, 2, 3)),

@@ -60,7 +60,7 @@ class Memory:
         return DeferredAllocation(self.device, reservations, self.session, self.reserve)
 
 
-def test_what_can_never_fit_does_not_wait() -> None:
+def test_allocation_that_can_never_fit_does_not_wait() -> None:
     assert may_wait(NOT_NOW) and not may_wait(NEVER)
 
 
@@ -70,7 +70,7 @@ def test_allocation_without_pending_frees_fails_at_once() -> None:
         memory.late().run()
 
 
-def test_it_waits_for_the_frees_before_it_and_then_for_the_device() -> None:
+def test_allocation_waits_for_earlier_frees_and_for_the_device() -> None:
     memory = Memory()
     number = memory.submit_free()
     late = memory.late()
@@ -83,7 +83,7 @@ def test_it_waits_for_the_frees_before_it_and_then_for_the_device() -> None:
     assert late.run()
 
 
-def test_frees_behind_it_are_not_waited_for() -> None:
+def test_allocation_does_not_wait_for_later_frees() -> None:
     memory = Memory()
     late = memory.late()
     memory.submit_free()
@@ -102,7 +102,7 @@ def test_allocation_fails_when_all_is_freed_and_not_enough() -> None:
         late.run()
 
 
-def test_another_refusal_is_no_reason_to_wait() -> None:
+def test_allocation_does_not_wait_after_another_error() -> None:
     memory = Memory()
     memory.submit_free()
     broken = Refusal(Reason.INTERNAL, "the driver says no")

@@ -48,7 +48,7 @@ class Bench:
         return times
 
 
-def test_few_go_back_at_once_and_many_in_pieces_in_their_order() -> None:
+def test_few_buffers_are_freed_at_once_and_many_in_ordered_pieces() -> None:
     bench = Bench()
     few = bench.begin("a", list(range(FEW)))
     assert few.over and bench.given == list(range(FEW)) and not bench.deferred_free.more
@@ -92,7 +92,7 @@ def test_free_without_room_on_its_track_waits_and_keeps_no_loop_awake() -> None:
     assert clearing.over
 
 
-def test_what_one_meets_does_not_keep_the_others_back() -> None:
+def test_failure_of_one_free_does_not_stop_the_others() -> None:
     bench = Bench()
     refusal = Refusal(Reason.INTERNAL, "the driver says no")
     clearing = bench.begin("a", [refusal, *range(2 * FEW)])
@@ -155,7 +155,7 @@ def test_end_of_a_session_is_reported_when_all_is_free(rig: Rig[CpuServer]) -> N
     assert rig.server.memory_info().in_use == 0
 
 
-def test_the_end_of_a_session_waits_for_what_it_was_freeing(rig: Rig[CpuServer]) -> None:
+def test_end_of_a_session_waits_for_its_frees(rig: Rig[CpuServer]) -> None:
     """Some frees are under way, others wait behind a write whose bytes never arrive."""
     fill_up(rig)
     rig.batch(
@@ -179,7 +179,7 @@ def test_an_allocation_behind_a_great_free_has_its_memory(rig: Rig[CpuServer]) -
     assert usage(rig).allocations == 1 and usage(rig).bytes_in_use == LIMIT
 
 
-def test_another_session_waits_for_what_is_being_freed_before_it_is_refused(rig: Rig[CpuServer]) -> None:
+def test_allocation_of_another_session_waits_for_running_frees(rig: Rig[CpuServer]) -> None:
     rig.send(Kind.OPEN, b"{}", channel=2)
     fill_up(rig)
     rig.batch(c.Command(free=c.Free(buffers=range(1, MANY + 1))))

@@ -75,7 +75,7 @@ def usage(rig: Rig[Watched]) -> c.MemoryUsageResult:
     return rig.call(memory_usage=c.MemoryUsage()).memory_usage
 
 
-def test_what_is_held_outlives_its_handle(rig: Rig[Watched]) -> None:
+def test_held_memory_outlives_its_handle(rig: Rig[Watched]) -> None:
     rig.call(allocate=c.Allocate(buffer=1, size=1000))
     buffer = inside(rig, lambda memory, session: session.buffers.find(1))
     inside(rig, lambda memory, session: (memory.hold(buffer), memory.hold(buffer)))
@@ -139,7 +139,7 @@ def test_others_are_ordered_behind_an_allocation(rig: Rig[Watched]) -> None:
     assert len(rig.server.waits) == before + 1, "once"
 
 
-def test_others_are_ordered_behind_what_a_free_waited_for(rig: Rig[Watched]) -> None:
+def test_next_owner_is_ordered_behind_the_last_use_of_freed_memory(rig: Rig[Watched]) -> None:
     """Buffer 1 belongs to stream 0 and was last used by stream 1. Stream 2, which is already ordered behind stream 0,
     gets the buffer's memory from stream 0."""
     for number in (1, 2):
@@ -170,7 +170,7 @@ def test_a_persistent_block_is_settled_on_the_stream_that_gets_it(rig: Rig[Watch
     assert rig.server.freed == [1000]
 
 
-def test_a_cleanup_trims_the_pool_once_what_the_session_keeps_is_in_it(rig: Rig[Watched]) -> None:
+def test_cleanup_trims_the_pool_after_releasing_persistent_blocks(rig: Rig[Watched]) -> None:
     rig.call(set_allocation_mode=c.SetAllocationMode(mode=c.ALLOCATION_MODE_PERSISTENT))
     rig.call(allocate=c.Allocate(buffer=1, size=1 << 16))
     rig.call(set_allocation_mode=c.SetAllocationMode(mode=c.ALLOCATION_MODE_AUTO))

@@ -91,7 +91,7 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("what", UNUSUAL)
-def test_what_is_unusual_comes_to_the_same(pair: tuple[Ways, Ways], what: str) -> None:
+def test_unusual_programs_give_same_results_batched_and_separate(pair: tuple[Ways, Ways], what: str) -> None:
     """The program is sent as one batch, and as one batch for each command."""
     program = UNUSUAL[what]
     quota = 6144 if what == "a quota" else 0
@@ -101,7 +101,7 @@ def test_what_is_unusual_comes_to_the_same(pair: tuple[Ways, Ways], what: str) -
         assert run(pair[0], steps, quota) == run(pair[1], steps, quota)
 
 
-def test_what_stands_behind_what_waits_waits(rig: Ways) -> None:
+def test_commands_behind_a_waiting_command_wait(rig: Ways) -> None:
     """A command waits for bytes that have not arrived."""
     session = Run(rig)
     session.step(allocate(1, 64), allocate(2, 64))
@@ -125,7 +125,7 @@ def test_what_stands_behind_what_waits_waits(rig: Ways) -> None:
     session.close()
 
 
-def test_nothing_escapes_a_trace(rig: Ways) -> None:
+def test_all_temporaries_are_traced(rig: Ways) -> None:
     session = Run(rig)
     session.step(Command(request=1, start_trace=c.StartTrace()))
     del rig.taken[:]
@@ -192,7 +192,7 @@ def test_refused_free_is_reported_and_costs_nothing_else(rig: Ways) -> None:
 
 
 @pytest.mark.parametrize("lacking", [False, True])
-def test_rights_are_looked_at(rig: Ways, lacking: bool) -> None:
+def test_rights_are_checked(rig: Ways, lacking: bool) -> None:
     rights = '"read"' if lacking else '"allocate"'
     session = Run(rig)
     info = f'{{"session": "me", "tenant": "t{session.channel}", "rights": [{rights}]}}'
@@ -253,7 +253,7 @@ def test_shares_of_a_buffer_are_notified_of_its_end(rig: Ways, whose: str) -> No
 
 @pytest.mark.parametrize("command", [{"fill": c.Fill(buffer=1, size=8, pattern=b"\1")},
                                      {"write": c.Write(buffer=1, data=b"12345678")}])  # fmt: skip
-def test_what_cannot_be_written_to_is_not(rig: Ways, command: dict[str, Any]) -> None:
+def test_read_only_buffers_are_not_written(rig: Ways, command: dict[str, Any]) -> None:
     session = Run(rig)
     session.step(Command(allocate=c.Allocate(buffer=1, size=64)))
     buffer = rig.session(session.channel).buffers.items[1]

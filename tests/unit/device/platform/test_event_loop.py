@@ -51,14 +51,14 @@ def napping() -> Iterator[Napping]:
     yield Napping()
 
 
-def test_a_task_is_run_while_the_loop_asks_again_and_again(napping: Napping) -> None:
+def test_tasks_run_while_the_loop_polls(napping: Napping) -> None:
     with napping:
         done = threading.Event()
         napping.loop.post(done.set)
         assert done.wait(10)
 
 
-def test_a_socket_is_heard_while_the_loop_asks_again_and_again(napping: Napping) -> None:
+def test_sockets_are_served_while_the_loop_polls(napping: Napping) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         heard = threading.Event()
@@ -75,7 +75,7 @@ def test_a_socket_is_heard_while_the_loop_asks_again_and_again(napping: Napping)
             assert napping.turns <= before + 3, "and nothing else was done meanwhile"
 
 
-def test_who_is_awake_goes_round_at_once_and_still_hears_sockets(napping: Napping) -> None:
+def test_awake_loop_does_not_sleep_and_serves_sockets(napping: Napping) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         heard = threading.Event()
@@ -91,7 +91,7 @@ def test_who_is_awake_goes_round_at_once_and_still_hears_sockets(napping: Nappin
             assert heard.wait(10)
 
 
-def test_a_nap_sleeps_as_long_as_it_should(napping: Napping) -> None:
+def test_short_sleep_has_the_requested_duration(napping: Napping) -> None:
     napping.awake = False
     with napping:
         before = napping.turns
@@ -100,7 +100,7 @@ def test_a_nap_sleeps_as_long_as_it_should(napping: Napping) -> None:
     assert napping.asked <= napping.turns, "asked once each"
 
 
-def test_who_lingers_hears_sockets_and_tasks_without_a_sleep_and_sleeps_at_last() -> None:
+def test_lingering_loop_serves_events_without_sleep_and_finally_sleeps() -> None:
     """Events that arrive soon after the last work are noticed while the loop polls, later events while it sleeps."""
     ours, theirs = socket.socketpair()
     loop, heard = Loop(), threading.Semaphore(0)
@@ -217,7 +217,7 @@ def test_tasks_of_each_of_ten_threads_run_once_in_their_order_and_never_interlea
         assert [number for each, number in seen if each == name] == list(range(100))
 
 
-def test_a_task_may_post_others_which_run_behind_those_that_were_there() -> None:
+def test_tasks_posted_by_a_task_run_after_earlier_ones() -> None:
     seen: list[str] = []
     with Running() as running:
 
@@ -231,7 +231,7 @@ def test_a_task_may_post_others_which_run_behind_those_that_were_there() -> None
     assert seen == ["first", "inner", "second"]
 
 
-def test_stop_runs_what_was_posted_before_it_and_may_come_twice() -> None:
+def test_stop_runs_earlier_tasks_and_may_be_repeated() -> None:
     seen: list[int] = []
     with Running() as running:
         running.loop.post(partial(time.sleep, 0.05))
@@ -252,7 +252,7 @@ def test_a_task_that_raises_ends_the_loop_with_its_own_error() -> None:
     loop.close()
 
 
-def test_a_task_is_let_go_of_once_it_has_run() -> None:
+def test_completed_task_is_released() -> None:
     with Running() as running:
         payload = Payload()
         gone = weakref.ref(payload)

@@ -73,7 +73,7 @@ assert held.read() == "a secret text", "what was open before stays so"
 
 
 @needs_landlock
-def test_its_own_directory_is_its_own(places: tuple[Path, Path, Path]) -> None:
+def test_scratch_directory_is_usable(places: tuple[Path, Path, Path]) -> None:
     script = """
 mine = Path(scratch, "a", "b")
 mine.mkdir(parents=True)
@@ -92,7 +92,7 @@ no(lambda: subprocess.run([program]))
 
 
 @needs_landlock
-def test_what_it_starts_is_confined_too(places: tuple[Path, Path, Path]) -> None:
+def test_child_processes_are_confined_too(places: tuple[Path, Path, Path]) -> None:
     script = """
 done = subprocess.run(["/usr/bin/cat", secret, "/etc/passwd"], capture_output=True, text=True)
 assert done.returncode and not done.stdout and done.stderr.count("ermission denied") == 2, done

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hearthd.device.platform.spin_policy import LEAST_S, LONGEST_S, SHORTEST_S, SPIN_S, SpinPolicy
 
 
-def test_a_short_wait_is_spent_asking() -> None:
+def test_short_waits_are_spent_spinning() -> None:
     policy = SpinPolicy()
     policy.begin(10.0)
     assert policy.spins(10.0) and policy.spins(10.0 + 0.9 * SPIN_S)
     assert not policy.spins(10.0 + 1.1 * SPIN_S)
 
 
-def test_what_takes_long_again_and_again_is_asked_for_less_until_something_short_comes() -> None:
+def test_spin_time_shrinks_after_long_waits_and_recovers_after_a_short_one() -> None:
     policy, now = SpinPolicy(), 0.0
     for _ in range(20):
         policy.begin(now)
@@ -27,7 +27,7 @@ def test_what_takes_long_again_and_again_is_asked_for_less_until_something_short
     assert policy.spins(now + 0.9 * SPIN_S)
 
 
-def test_who_lingers_does_so_longer() -> None:
+def test_lingering_policy_spins_longer() -> None:
     linger = 500e-6
     lingering = SpinPolicy(linger)
     lingering.begin(1.0)
@@ -41,7 +41,7 @@ def test_who_lingers_does_so_longer() -> None:
 
 
 @given(st.lists(st.floats(1e-6, 1.0), max_size=30), st.floats(0.0, 10.0))
-def test_it_never_spins_longer_than_it_may_and_always_sleeps_within_bounds(waits: list[float], waited: float) -> None:
+def test_spin_and_sleep_times_are_bounded(waits: list[float], waited: float) -> None:
     policy, now = SpinPolicy(), 100.0
     for each in waits:
         policy.begin(now)

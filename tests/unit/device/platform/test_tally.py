@@ -24,7 +24,7 @@ def test_the_sums_are_exact(given_launches: list[tuple[tuple[int, int | None], i
     )
 
 
-def test_what_cannot_be_is_clamped() -> None:
+def test_impossible_values_are_clamped() -> None:
     assert read(weigh(32, 10 * FULL)).occupancy == FULL
     assert read(weigh(32, -1)) == Tally(launches=1, threads=32, measured=1, occupancy=0)
     assert read(0) == Tally(0, 0, 0, 0)

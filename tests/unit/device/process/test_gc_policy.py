@@ -58,7 +58,7 @@ def test_nothing_due_changes_no_sleep() -> None:
     assert [collector.max_sleep(each) for each in (None, 0.0, 5.0)] == [None, 0.0, 5.0]
 
 
-def test_it_waits_for_a_quiet_moment() -> None:
+def test_due_collection_waits_for_an_idle_moment() -> None:
     clock = Clock()
     collector = GarbageCollector(clock)
     collector.begin()
@@ -75,7 +75,7 @@ def test_it_waits_for_a_quiet_moment() -> None:
     assert collector.max_sleep(None) is None
 
 
-def test_what_was_put_out_of_sight_is_looked_at_now_and_then() -> None:
+def test_frozen_objects_are_collected_periodically() -> None:
     clock = Clock()
     collector = GarbageCollector(clock)
     node = Node()

@@ -70,7 +70,7 @@ def value(rig: Rig[Polled]) -> int:
     return int.from_bytes(ok(rig.call(read=c.Read(buffer=1, size=4))).read.data, "little")
 
 
-def test_every_sync_is_answered_when_what_it_waited_for_is_done(rig: Rig[Polled]) -> None:
+def test_sync_is_answered_when_its_work_is_done(rig: Rig[Polled]) -> None:
     for count in range(1, 200):
         rig.batch(c.Command(launches=RECORD))
         ok(rig.call(sync=c.Sync(all_streams=count % 3 == 0)))
@@ -78,7 +78,7 @@ def test_every_sync_is_answered_when_what_it_waited_for_is_done(rig: Rig[Polled]
             assert value(rig) == count
 
 
-def test_a_long_kernel_is_asked_for_seldom_and_an_idle_device_not_at_all(rig: Rig[Polled]) -> None:
+def test_long_kernel_is_polled_seldom_and_idle_device_never(rig: Rig[Polled]) -> None:
     gate = rig.server.shut()
     rig.batch(c.Command(launches=RECORD))
     sync = rig.start(sync=c.Sync())
@@ -130,7 +130,7 @@ def test_waits_for_a_long_kernel_make_no_copy_wait_for_a_sleep(rig: Rig[Polled])
         ok(rig.answer(wait))
 
 
-def test_busy_idle_policy_holds_up_nothing(rig: Rig[Polled]) -> None:
+def test_continuous_waits_do_not_block_periodic_work(rig: Rig[Polled]) -> None:
     """Each sync starts a new wait, and none completes; periodic work is still done."""
     polls = 0
     idle_work = rig.process.device.idle_work
@@ -182,7 +182,7 @@ def test_an_answer_goes_out_before_the_rest_is_done(rig: Rig[Polled]) -> None:
     assert order[order.index("done") + 1] == "answer" and order[-1] == "settle"
 
 
-def test_who_is_answered_in_a_nap_need_not_wait_for_the_next_turn() -> None:
+def test_answer_during_a_short_sleep_is_sent_before_the_next_turn() -> None:
     """The loop runs only when the test calls it."""
     link, theirs = socket.socketpair()
     link.settimeout(30)

@@ -152,7 +152,7 @@ def test_a_whole_session_stays_on_its_thread(rig: Rig) -> None:
     assert wanted <= rig.server.called, "the test exercised what it is about"
 
 
-def test_graphs_dispatches_and_rows_stay_there_too(rig: Rig) -> None:
+def test_graphs_dispatches_and_rows_stay_on_the_device_thread(rig: Rig) -> None:
     c = commands_pb2
     layout = pack_layout([Place(0, 8, True)])
 

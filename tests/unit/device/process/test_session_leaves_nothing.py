@@ -379,7 +379,7 @@ def test_a_session_that_ends_in_the_middle(rig: Leaving, opened: Opened) -> None
     assert rig.left() == []
 
 
-def test_what_its_commands_keep_waiting_is_answered(rig: Leaving) -> None:
+def test_request_behind_commands_of_ended_session_is_answered(rig: Leaving) -> None:
     """A session ends while it waits for a turn: a request behind its commands is answered, and a file that arrived is
     closed."""
     rig.prepare()

@@ -19,7 +19,7 @@ def test_the_quickest_start_decides() -> None:
     assert clock.references() == [1_900]
 
 
-def test_an_end_that_was_seen_bounds_it_from_above() -> None:
+def test_observed_end_bounds_the_reference_from_above() -> None:
     clock = DeviceClock()
     first = clock.renew(0)
     clock.observe(first, 0, 10, 0, 5_000)
@@ -28,7 +28,7 @@ def test_an_end_that_was_seen_bounds_it_from_above() -> None:
     assert clock.references() == [0, 1_900_000]
 
 
-def test_without_any_bound_the_gaps_are_all_there_is() -> None:
+def test_references_without_bounds_use_the_gaps() -> None:
     clock = DeviceClock()
     clock.renew(0)
     clock.renew(7)
@@ -62,7 +62,7 @@ def test_no_command_starts_before_it_was_submitted_or_ends_after_it_was_seen(
 
 
 @given(st.integers(min_value=-(10**9), max_value=10**9), st.lists(st.tuples(MOMENTS, MOMENTS), min_size=1, max_size=20))
-def test_a_command_that_starts_at_once_makes_it_exact(truth: int, commands: list[tuple[int, int]]) -> None:
+def test_command_that_starts_at_once_makes_the_reference_exact(truth: int, commands: list[tuple[int, int]]) -> None:
     clock = DeviceClock()
     segment = clock.renew(0)
     for latency, started in commands:

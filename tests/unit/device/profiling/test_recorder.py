@@ -220,7 +220,7 @@ def test_a_session_that_ends_leaves_no_events(running: bool) -> None:
     assert rig.leaked() == 0 and not rig.session.profiles.items
 
 
-def test_a_destroyed_stream_takes_its_profiles_with_it() -> None:
+def test_profiles_end_with_their_stream() -> None:
     rig = Rig()
     rig.session.add_stream(5, rig.tracks.acquire())
     side = rig.session.streams.items[5]

@@ -47,7 +47,7 @@ def stopwatch(clock: Clock, running: bool = True) -> Stopwatch:
     return Stopwatch(clock, clock, Track(), running)  # type: ignore[arg-type]
 
 
-def test_only_the_stretches_count() -> None:
+def test_only_measured_stretches_count() -> None:
     clock = Clock()
     watch = stopwatch(clock)
     watch.stop()
@@ -63,7 +63,7 @@ def test_only_the_stretches_count() -> None:
     assert watch.elapsed_ns == 12 and not clock.live
 
 
-def test_one_that_does_not_run_records_nothing() -> None:
+def test_stopped_stopwatch_records_nothing() -> None:
     clock = Clock()
     watch = stopwatch(clock, running=False)
     watch.start()

@@ -19,19 +19,19 @@ def test_a_conservative_part_of_the_device() -> None:
     assert budget(info(1000, 1000), 0) == 900
 
 
-def test_what_is_free_now_caps_it() -> None:
+def test_budget_is_capped_by_free_memory() -> None:
     assert budget(info(1000, 10_000), 0) == 900
     # 8,000 free, 2,000 in buffers, and 1,000 unused in the pool, which vyre counts as used.
     assert budget(info(8000, 10_000, 3000, 3000), 0) == 6000
     assert budget(info(0, 10_000), 0) == 0
 
 
-def test_what_the_pool_holds_unused_counts_as_free() -> None:
+def test_unused_pool_memory_counts_as_free() -> None:
     assert budget(info(0, 10_000, 5000, 3000), 0) == 1800
     assert available(info(0, 10_000, 5000, 3000), 0) == 2000
 
 
-def test_more_in_use_than_may_be_planned_with_is_no_negative_budget() -> None:
+def test_budget_is_never_negative() -> None:
     assert budget(info(500, 10_000, 9500, 9500), 0) == 0
     assert available(info(0, 1000, 2000, 2000), 0) == 0
 
@@ -43,7 +43,7 @@ def test_a_limit_of_ours_counts_in_full() -> None:
     assert ceiling(info(1, 10_000), 4000) == 4000 and ceiling(info(1, 10_000), 20_000) == 10_000
 
 
-def test_requirements_are_checked_against_it() -> None:
+def test_requirements_are_checked_against_the_budget() -> None:
     check_budget(900, info(1000, 1000), 0)
     check_budget(0, info(0, 1000), 0)
     with pytest.raises(Refusal) as caught:
@@ -74,7 +74,9 @@ def test_a_refusal_has_all_the_numbers() -> None:
 @given(
     st.integers(0, 2**70), st.integers(0, 2**70), st.integers(0, 2**70), st.integers(0, 2**70), st.integers(0, 2**70)
 )
-def test_a_budget_can_be_had(free: int, total: int, reserved: int, in_use: int, limit: int) -> None:
+def test_budget_never_exceeds_the_available_memory(
+    free: int, total: int, reserved: int, in_use: int, limit: int
+) -> None:
     numbers = info(min(free, total), total, reserved, min(in_use, reserved))
     assert 0 <= budget(numbers, limit) <= available(numbers, limit) <= ceiling(numbers, limit)
 

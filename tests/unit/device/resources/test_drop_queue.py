@@ -28,7 +28,7 @@ def test_due_by_bytes() -> None:
     assert policy.due
 
 
-def test_whichever_comes_first_and_reset() -> None:
+def test_first_exceeded_threshold_is_due_and_reset_clears_both() -> None:
     policy = DropPolicy(max_count=2, max_bytes=100)
     policy.note(60)
     policy.note(60)
@@ -53,7 +53,7 @@ def test_more_bytes_than_32_bits_do_not_wrap() -> None:
     assert queue.policy.bytes == 3 * ((1 << 32) - 1)
 
 
-def test_closing_takes_what_is_staged_and_begins_anew() -> None:
+def test_close_takes_the_staged_batch_and_starts_a_new_one() -> None:
     queue: DropQueue[str] = DropQueue(DropPolicy(max_count=2))
     assert not queue.push("a", 1) and queue.push("b", 1)
     assert queue.close() == ["a", "b"] and len(queue) == 0

@@ -48,7 +48,7 @@ def _holes(used: dict[int, int], size: int, extents: Extents) -> list[int]:
 
 
 @pytest.mark.parametrize(("start", "size"), [(0, 8), (24, 8), (32, 8), (-8, 8), (8, 16), (0, 16)])
-def test_giving_back_what_is_not_in_use(start: int, size: int) -> None:
+def test_release_of_an_unused_extent_is_refused(start: int, size: int) -> None:
     extents = Extents(32, 8)
     assert [extents.take(8) for _ in range(2)] == [0, 8]
     extents.give(0, 8)

@@ -107,7 +107,7 @@ def test_beyond_the_limit_with_all_the_numbers() -> None:
     assert process.refused(TOTAL + 1).details["fits"] == "never"
 
 
-def test_what_the_pool_has_unused_needs_no_more() -> None:
+def test_allocation_from_unused_pool_memory_needs_no_grant() -> None:
     process = Process(100)
     process.allocate(100)
     process.server.give(60)
@@ -118,7 +118,7 @@ def test_what_the_pool_has_unused_needs_no_more() -> None:
     assert process.server.reserved == 100
 
 
-def test_the_pool_is_trimmed_before_it_is_refused() -> None:
+def test_pool_is_trimmed_before_a_refusal() -> None:
     process = Process(100)
     process.allocate(100)
     process.server.give(100)
@@ -128,7 +128,7 @@ def test_the_pool_is_trimmed_before_it_is_refused() -> None:
     assert process.server.trims == 1
 
 
-def test_a_pool_that_had_to_grow_for_want_of_one_piece_gives_it_back() -> None:
+def test_fragmented_pool_returns_its_growth() -> None:
     process = Process(100)
     process.allocate(100)
     process.server.give(40)
@@ -139,7 +139,7 @@ def test_a_pool_that_had_to_grow_for_want_of_one_piece_gives_it_back() -> None:
     process.allocate(30)
 
 
-def test_it_keeps_what_is_in_use_and_says_so() -> None:
+def test_lower_limit_keeps_memory_in_use_and_reports_it() -> None:
     process = Process(None)
     process.allocate(300)
     process.server.give(100)
@@ -206,7 +206,7 @@ def test_a_quota_below_the_pieces_of_the_pool_names_the_least() -> None:
     assert f"quota to {GRAIN} bytes" in str(refusal.fix)
 
 
-def test_memory_is_cleared_where_there_are_tenants() -> None:
+def test_memory_is_cleared_with_tenants() -> None:
     process = Process(None, scrub=True)
     process.allocate(30)
     process.allocate(0)
@@ -229,7 +229,7 @@ def session(tenant: str, quota: int) -> DeviceSession:
     return DeviceSession(1, {"tenant": tenant, "pinned_bytes": quota}, lambda *_: track)
 
 
-def test_a_tenant_has_so_much_host_memory_on_loan_and_no_more() -> None:
+def test_host_memory_of_a_tenant_is_bounded() -> None:
     server: Any = SimpleNamespace(
         allocate_host=lambda size: SimpleNamespace(size=size), free_host=lambda buffer: None,
         host_grown=lambda: False, host_refusal=lambda size: None,

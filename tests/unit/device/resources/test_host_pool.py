@@ -28,7 +28,7 @@ def make(
     return HostPool(cap, lock=host.lock, slab=slab, on_grown=grown.set, clock=clock), host, clock, grown
 
 
-def test_buffers_are_apart_writable_and_of_the_size_asked_for() -> None:
+def test_buffers_are_separate_writable_and_of_the_requested_size() -> None:
     pool, _, _, _ = make()
     sizes = [1, 255, 256, 257, 4096, LARGEST_SMALL, LARGEST_SMALL + 1, 100_000]
     buffers = [pool.take(size) for size in sizes]
@@ -64,7 +64,7 @@ def test_small_buffers_share_pages_and_leave_no_holes() -> None:
     assert pool.take(100) is None
 
 
-def test_a_second_time_is_not_given_back_twice() -> None:
+def test_double_release_is_ignored() -> None:
     pool, _, _, _ = make()
     for size in (100, 100_000):
         first = pool.take(size)
@@ -78,7 +78,7 @@ def test_a_second_time_is_not_given_back_twice() -> None:
         pool.give(third)
 
 
-def test_it_grows_on_another_thread_up_to_the_cap() -> None:
+def test_pool_grows_on_another_thread_up_to_the_cap() -> None:
     pool, host, _, grown = make(cap=4 * MIB)
     held: list[PinnedBuffer] = []
     first = pool.take(2 * MIB)
@@ -94,7 +94,7 @@ def test_it_grows_on_another_thread_up_to_the_cap() -> None:
     assert pool.take(4096) is not None
 
 
-def test_a_refusal_stands_for_a_while_and_is_tried_again() -> None:
+def test_refused_growth_is_retried_after_a_pause() -> None:
     pool, host, clock, grown = make(left=2 * MIB)
     first = pool.take(2 * MIB)
     assert first is not None and pool.refusal(100) is None
@@ -111,7 +111,7 @@ def test_a_refusal_stands_for_a_while_and_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize(("left", "pinned"), [(5 * MIB, 2 * MIB), (0, 0)])
-def test_a_host_that_refuses_at_the_start_is_asked_for_less(left: int, pinned: int) -> None:
+def test_smaller_initial_slabs_are_requested_after_a_refusal(left: int, pinned: int) -> None:
     pool, host, _, _ = make(left=left, slab=8 * MIB)
     assert pool.pinned == pinned and min(size for size, _ in host.asked) >= SMALLEST_SLAB
     if pinned:

@@ -17,14 +17,14 @@ def test_work_is_not_held_back_at_first() -> None:
 
 
 @given(st.floats(0, 1000))
-def test_what_is_said_to_stay_so_stays_so(waited: float) -> None:
+def test_reported_hold_time_is_kept(waited: float) -> None:
     held, left = holding(waited)
     assert 0 < left <= LONGEST_S
     assert holding(waited + 0.9 * left)[0] is held
     assert holding(waited + left + 1e-6)[0] is not held or left < 1e-6
 
 
-def test_turns_grow_until_they_outlast_any_queue_and_others_keep_half() -> None:
+def test_hold_times_grow_and_leave_half_of_the_time_to_others() -> None:
     waited, held_s, longest = 0.0, 0.0, 0.0
     while waited < 100:
         held, left = holding(waited)

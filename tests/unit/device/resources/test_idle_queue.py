@@ -22,7 +22,7 @@ def test_in_order_and_since_the_first_that_matters() -> None:
     assert line.drop(patient) and not line.drop(patient) and line.first is None
 
 
-def test_the_patient_are_urgent_where_they_are_many() -> None:
+def test_many_patient_waits_become_urgent() -> None:
     line: IdleQueue[int] = IdleQueue()
     places = [line.add(number, float(number), urgent=False) for number in range(PATIENT_MOST + 3)]
     assert line.since == PATIENT_MOST, "since there was one too many"
@@ -67,7 +67,7 @@ def test_when_to_look_again() -> None:
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.floats(0.1, 50), st.floats(0, 200))
-def test_who_sleeps_until_then_misses_nothing(gaps: list[float], limit: float, later: float) -> None:
+def test_sleeping_until_the_next_check_misses_no_overdue_wait(gaps: list[float], limit: float, later: float) -> None:
     line: IdleQueue[int] = IdleQueue()
     now = 0.0
     for number, gap in enumerate(gaps):
@@ -86,7 +86,7 @@ def test_who_sleeps_until_then_misses_nothing(gaps: list[float], limit: float, l
 
 
 @pytest.mark.parametrize("urgent", [True, False])
-def test_a_load_is_urgent_whatever_it_says(urgent: bool) -> None:
+def test_loads_are_always_urgent(urgent: bool) -> None:
     line: IdleQueue[str] = IdleQueue()
     line.add("load", 4.0, urgent=urgent, limited=True)
     assert line.since == 4.0

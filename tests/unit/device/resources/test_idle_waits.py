@@ -328,7 +328,7 @@ def test_a_wait_for_own_kernels_has_no_limit() -> None:
     assert "synchronize" in found[0].fix and "hearth sessions end a" in found[0].fix
 
 
-def test_what_has_no_name() -> None:
+def test_work_without_a_name_is_described() -> None:
     bare = Rest()
     bare.tracks.before(bare.two[0], ())
     bare.two[0].stream.queue.append("a graph")
@@ -403,7 +403,7 @@ def test_without_a_limit_a_load_waits_for_ever() -> None:
     assert loaded == [True] and rest.idle_work.gauges() == {"loads_waiting": 0, "load_wait_longest_ns": 0}
 
 
-def test_what_was_launched_at_rest_is_waited_for_by_the_next() -> None:
+def test_load_waits_for_a_kernel_launched_on_the_idle_device() -> None:
     """The first launch of a kernel and a load wait for the same idle device: the load runs after that kernel."""
     rest = Rest()
     rest.launch(rest.two[0])

@@ -94,7 +94,7 @@ def peers() -> Iterator[PeerRig]:
     made.close()
 
 
-def test_an_unused_communicator_is_given_up_at_rest(peers: PeerRig) -> None:
+def test_unused_communicator_is_destroyed_on_an_idle_device(peers: PeerRig) -> None:
     server: Any = peers.server
     load(peers, 1)  # type: ignore[arg-type]
     assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def busy_beside_a_kernel(peers: PeerRig, **facts: Any) -> tuple[Any, int]:
     return busy, peers.sync()
 
 
-def test_what_is_under_way_is_stopped_at_once_and_freed_at_rest(peers: PeerRig) -> None:
+def test_running_communicator_is_stopped_at_once_and_freed_when_idle(peers: PeerRig) -> None:
     busy, sync = busy_beside_a_kernel(peers, stops=True)
     peers.abort(comm="a-1")
     assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
@@ -149,7 +149,7 @@ def test_what_is_under_way_is_stopped_at_once_and_freed_at_rest(peers: PeerRig) 
     assert peers.reason(peers.sync(5)) == ""
 
 
-def test_one_that_cannot_be_stopped_is_aborted_beside_whatever_runs(peers: PeerRig) -> None:
+def test_communicator_that_cannot_be_stopped_is_aborted_during_other_work(peers: PeerRig) -> None:
     """NCCL may wait for all running work during the abort, so no new work may be added."""
     busy, sync = busy_beside_a_kernel(peers)
     busy.abort_blocks.clear()
@@ -170,7 +170,7 @@ def test_one_that_cannot_be_stopped_is_aborted_beside_whatever_runs(peers: PeerR
     assert peers.reason(peers.sync(5)) == ""
 
 
-def test_one_that_cannot_even_be_stopped_is_aborted(peers: PeerRig, capfd: pytest.CaptureFixture[str]) -> None:
+def test_communicator_whose_stop_fails_is_aborted(peers: PeerRig, capfd: pytest.CaptureFixture[str]) -> None:
     def stop() -> None:
         raise RuntimeError("this NCCL cannot")
 
@@ -183,7 +183,7 @@ def test_one_that_cannot_even_be_stopped_is_aborted(peers: PeerRig, capfd: pytes
     assert "this NCCL cannot" in capfd.readouterr().err
 
 
-def test_a_stop_may_take_as_long_as_what_stands_before_it(peers: PeerRig) -> None:
+def test_stop_waits_for_earlier_work(peers: PeerRig) -> None:
     peers.memberships.aborts.limit_s = 0.05
     gate = threading.Event()
     busy, _ = busy_beside_a_kernel(peers, stops=True, stop=lambda: gate.wait(30))
@@ -198,7 +198,7 @@ def test_a_stop_may_take_as_long_as_what_stands_before_it(peers: PeerRig) -> Non
     assert busy.aborting.wait(10)
 
 
-def test_launches_do_not_wait_for_long_for_a_communicator_that_is_given_up(peers: PeerRig) -> None:
+def test_launches_wait_a_bounded_time_for_a_destroyed_communicator(peers: PeerRig) -> None:
     peers.process.device.idle_work.beside_s = 0.1
     load(peers, 1)  # type: ignore[arg-type]
     assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]

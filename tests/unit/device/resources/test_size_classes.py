@@ -42,7 +42,7 @@ def test_the_block_given_back_last_is_taken_first() -> None:
     assert classes.take(10) == first
 
 
-def test_what_is_not_on_loan_is_not_taken_back() -> None:
+def test_release_of_an_unused_block_is_refused() -> None:
     classes: SizeClasses[str] = SizeClasses(PAGE, SMALLEST, LARGEST)
     classes.add("p", 16)
     block = classes.take(16)

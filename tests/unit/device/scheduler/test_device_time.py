@@ -49,7 +49,7 @@ moves = st.lists(
 
 
 @given(moves)
-def test_what_is_paid_adds_up_to_the_time_with_work(steps: list[tuple[int, str, float, float | None]]) -> None:
+def test_charged_time_equals_busy_time(steps: list[tuple[int, str, float, float | None]]) -> None:
     rig = Rig()
     sessions = [Session(str(number)) for number in range(4)]
     under_way = [0] * 4
@@ -85,7 +85,7 @@ def test_what_is_paid_adds_up_to_the_time_with_work(steps: list[tuple[int, str, 
     assert rig.telemetry.device_busy_ns == pytest.approx(busy * 1e9, abs=100)
 
 
-def test_who_has_paid_what_its_work_takes_pays_no_more_while_others_can() -> None:
+def test_session_that_has_paid_its_cost_is_not_charged_while_others_can_be() -> None:
     rig = Rig()
     short, long = Session("short", owes=0.001), Session("long")
     rig.meter.begin(short)
@@ -100,7 +100,7 @@ def test_who_has_paid_what_its_work_takes_pays_no_more_while_others_can() -> Non
     assert short.used == pytest.approx(0.011), "the only session pays"
 
 
-def test_work_that_was_begun_before_it_was_noted_is_paid_from_its_begin() -> None:
+def test_work_is_charged_from_its_begin() -> None:
     rig = Rig()
     first, second = Session("first"), Session("second")
     rig.now += 1.0
@@ -118,7 +118,7 @@ def test_work_that_was_begun_before_it_was_noted_is_paid_from_its_begin() -> Non
     assert rig.telemetry.device_busy_ns == pytest.approx(1.25e9, abs=10)
 
 
-def test_the_front_hears_of_work_that_was_over_when_it_was_noted() -> None:
+def test_completed_work_noted_late_is_reported_to_the_front() -> None:
     rig = Rig()
     session = Session("a")
     rig.now += 60.0

@@ -18,7 +18,7 @@ def known(seconds: float) -> Pace:
     return pace
 
 
-def test_little_is_risked_on_what_is_not_known() -> None:
+def test_few_commands_of_unknown_cost_are_submitted() -> None:
     pace = Pace()
     assert pace.most(0) == FIRST
     assert pace.most(FIRST) == 0
@@ -28,9 +28,7 @@ def test_little_is_risked_on_what_is_not_known() -> None:
 
 
 @given(st.floats(1e-7, 10.0), st.integers(0, 2000), st.floats(-1.0, AHEAD * SLICE_S))
-def test_what_goes_takes_no_longer_than_the_limit_but_for_one_command(
-    seconds: float, on_device: int, limit: float
-) -> None:
+def test_submitted_work_is_bounded_by_the_time_limit(seconds: float, on_device: int, limit: float) -> None:
     most = known(seconds).most(on_device, limit)
     assert 0 <= most <= MOST
     assert most >= 1 or on_device
@@ -38,7 +36,7 @@ def test_what_goes_takes_no_longer_than_the_limit_but_for_one_command(
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-7, 1.0)), min_size=1, max_size=50))
-def test_what_is_expected_lies_within_what_was_seen(samples: list[tuple[int, float]]) -> None:
+def test_estimate_lies_within_the_samples(samples: list[tuple[int, float]]) -> None:
     pace = Pace()
     for count, seconds in samples:
         pace.learn(count, seconds, seconds)
@@ -47,7 +45,7 @@ def test_what_is_expected_lies_within_what_was_seen(samples: list[tuple[int, flo
     assert min(each) * 0.999 <= pace.fastest <= max(each) * 1.001
 
 
-def test_it_follows_quickly_down_and_slowly_up() -> None:
+def test_estimate_falls_quickly_and_rises_slowly() -> None:
     pace = known(1e-3)
     pace.learn(1, 1e-4, 1e-4)
     assert pace.seconds < 6e-4
@@ -59,7 +57,7 @@ def test_it_follows_quickly_down_and_slowly_up() -> None:
     assert pace.fastest == pytest.approx(1e-3, rel=0.01)
 
 
-def test_what_is_owed_is_what_it_takes_alone() -> None:
+def test_owed_time_is_that_without_other_sessions() -> None:
     pace = known(2e-4)
     pace.learn(10, 5e-3, 5e-3)  # shared with other sessions
     assert pace.owed(10) == pytest.approx(2e-3, rel=0.05)

@@ -97,7 +97,7 @@ def test_the_more_urgent_goes_first_and_leaves_a_little(crowd: Crowd) -> None:
 # ---- floods ----
 
 
-def test_what_a_session_submitted_alone_delays_no_other_and_is_no_debt(crowd: Crowd) -> None:
+def test_work_submitted_alone_delays_no_other_session_and_is_no_debt(crowd: Crowd) -> None:
     """The first session has seconds of work on the device before the other sessions begin."""
     members = [
         crowd.join(tenant=str(weight), weight=weight, nanoseconds=length, launches=2_000_000 // length, window=window)
@@ -141,7 +141,7 @@ def test_a_flood_delays_no_other_session(crowd: Crowd, launches: int) -> None:
     assert crowd.count(light) == launched
 
 
-def test_what_waits_for_a_turn_is_not_acknowledged_and_then_runs_in_order(crowd: Crowd) -> None:
+def test_commands_waiting_for_a_turn_are_unacknowledged_and_run_in_order(crowd: Crowd) -> None:
     members = [crowd.join(tenant=tenant, nanoseconds=300_000, launches=200, window=16) for tenant in "ab"]
     crowd.run(0.5, *members)
     assert all(member.seq - member.acked >= 12 for member in members), "the device has taken more than it can do"
@@ -170,7 +170,7 @@ def test_an_endless_kernel_delays_others_only_briefly(crowd: Crowd) -> None:
     assert crowd.count(stuck) == 2
 
 
-def test_a_kernel_that_waits_for_what_is_behind_it_gets_it(crowd: Crowd) -> None:
+def test_kernel_that_waits_for_later_work_gets_it(crowd: Crowd) -> None:
     """The session is charged for the time that it runs, as for any work, and the work queued behind the kernel still
     runs."""
     stuck = crowd.join(tenant="stuck", nanoseconds=4_000_000_000, launches=1, window=100)
@@ -192,7 +192,7 @@ def test_a_kernel_that_waits_for_what_is_behind_it_gets_it(crowd: Crowd) -> None
     assert crowd.count(stuck) == 1
 
 
-def test_copies_go_beside_the_kernels_of_others(crowd: Crowd) -> None:
+def test_copies_run_concurrently_with_kernels_of_other_sessions(crowd: Crowd) -> None:
     kernels = crowd.join(tenant="kernels", nanoseconds=1_000_000, launches=4, window=16)
     copies = crowd.join(tenant="copies", window=16)
     size = 256 << 10
@@ -234,7 +234,7 @@ def test_an_upload_stays_behind_the_write_that_it_is_for(crowd: Crowd) -> None:
 
 
 @pytest.mark.parametrize("sessions", [1, 3])
-def test_what_is_metered_adds_up_to_the_time_in_which_there_was_work(crowd: Crowd, sessions: int) -> None:
+def test_metered_time_equals_busy_time(crowd: Crowd, sessions: int) -> None:
     members = [
         crowd.join(tenant=str(number), nanoseconds=500_000 * (number + 1), launches=4, window=16)
         for number in range(sessions)
@@ -253,7 +253,7 @@ def test_what_is_metered_adds_up_to_the_time_in_which_there_was_work(crowd: Crow
     assert took * 0.5 <= sum(crowd.metered[name] for name in names) <= took + 0.25
 
 
-def test_who_does_nothing_pays_nothing(crowd: Crowd) -> None:
+def test_idle_session_is_not_charged(crowd: Crowd) -> None:
     crowd.join(tenant="idle")
     member = crowd.join(tenant="some", nanoseconds=20_000_000, launches=5)
     crowd.metered.clear()
@@ -307,7 +307,7 @@ def test_a_call_that_waits_for_its_turn_is_dropped(crowd: Crowd) -> None:
     assert crowd.count(member) == 1
 
 
-def test_a_call_that_was_put_off_is_dropped_and_frees_what_stands_behind_it(crowd: Crowd) -> None:
+def test_cancelled_deferred_call_is_dropped_and_unblocks_later_commands(crowd: Crowd) -> None:
     member = crowd.join(tenant="calls")
     assert not crowd.call(channel=member.channel, allocate=c.Allocate(buffer=2, size=8)).HasField("error")
     # The bytes of this write have not been sent.
@@ -432,7 +432,7 @@ def test_an_event_is_answered_as_soon_as_it_has_been_recorded(crowd: Crowd) -> N
     assert crowd.count(member) == 520
 
 
-def test_what_decides_about_later_commands_is_not_overtaken(crowd: Crowd) -> None:
+def test_commands_that_affect_later_ones_are_not_overtaken(crowd: Crowd) -> None:
     member = crowd.join(tenant="a")
     crowd.post(member, record(1))
     crowd.send(Kind.TURN, flags=0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hearthd.device.scheduler.standstill import PATIENCE_S, Standstill
 
 
-def test_as_long_as_something_is_done() -> None:
+def test_standstill_lasts_while_commands_complete() -> None:
     row: Standstill[str] = Standstill()
     assert row.stream is None
     assert row.lasts(0, 128, 5.0)
@@ -28,7 +28,7 @@ def test_another_stream_is_another_wait() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.floats(0, PATIENCE_S * 2))))
-def test_it_never_lasts_without_anything_done(steps: list[tuple[int, int, float]]) -> None:
+def test_standstill_without_progress_is_bounded(steps: list[tuple[int, int, float]]) -> None:
     """Between two changes of the number of completed commands, `lasts` returns True for at most `PATIENCE_S`."""
     row: Standstill[str] = Standstill()
     now, done, since, seen = 100.0, 0, 0.0, None

@@ -90,7 +90,7 @@ def rig() -> Iterator[Standing]:
     made.stop()
 
 
-def test_what_is_behind_stays_in_its_row(rig: Standing) -> None:
+def test_launches_behind_a_stalled_kernel_stay_queued(rig: Standing) -> None:
     rig.stand(LONG)
     values = [each % 7 for each in range(FLOOD)]
     rig.flood(values)
@@ -102,7 +102,7 @@ def test_what_is_behind_stays_in_its_row(rig: Standing) -> None:
     assert rig.waiting() == 0
 
 
-def test_repeats_stay_there_as_well(rig: Standing) -> None:
+def test_repeated_launches_behind_a_stalled_kernel_stay_queued(rig: Standing) -> None:
     rig.stand(LONG)
     rig.let(100)
     rig.flood([5] * 100)
@@ -114,7 +114,7 @@ def test_repeats_stay_there_as_well(rig: Standing) -> None:
     assert rig.sum() == summed(*[5] * (100 + FLOOD))
 
 
-def test_copies_and_fills_wait_there_too(rig: Standing) -> None:
+def test_copies_and_fills_behind_a_stalled_kernel_wait(rig: Standing) -> None:
     rig.stand(LONG)
     rig.flood([1] * WHOLE_WINDOW)
     rig.batch(
@@ -144,7 +144,7 @@ def test_a_stalled_stream_delays_no_other(rig: Standing) -> None:
     assert rig.sum() == summed(*[1] * FLOOD)
 
 
-def test_many_that_were_put_off_are_waited_for_while_the_stream_gets_on(rig: Standing) -> None:
+def test_deferred_commands_are_waited_for_while_the_stream_progresses(rig: Standing) -> None:
     rig.stand(0.0)
     rig.flood([1] * FLOOD)
     while (put_off := rig.waiting()) < FLOOD - WHOLE_WINDOW:

@@ -102,7 +102,7 @@ def test_ten_thousand_behind_one_cost_no_square() -> None:
     assert steps < 10_200
 
 
-def test_clear_gives_up_all_in_order() -> None:
+def test_clear_returns_all_commands_in_order() -> None:
     deferred: Deferred[Command] = Deferred()
     made = [Command(number, writes=[1]) for number in range(5)]
     made[0].ready = False
@@ -135,7 +135,7 @@ def test_a_command_that_makes_another_ready_lets_it_run_in_the_same_pump() -> No
     assert log == [0, 1]
 
 
-def test_announcements_reach_as_far_as_they_are_unbroken() -> None:
+def test_announcements_end_at_the_first_command_that_cannot_be_announced() -> None:
     deferred: Deferred[Command] = Deferred()
     made = [Command(number, writes=[1]) for number in range(6)]
     for command in made:

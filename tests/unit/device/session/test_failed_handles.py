@@ -43,7 +43,7 @@ def fine(result: c.Result) -> bool:
     return not result.HasField("error")
 
 
-def test_every_use_of_a_stream_says_why_there_is_none(rig: Rig[CpuServer]) -> None:
+def test_every_use_of_a_failed_stream_reports_the_reason(rig: Rig[CpuServer]) -> None:
     refuse_streams(rig)
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
     first = refused(rig.call(sync=c.Sync()))
@@ -56,7 +56,7 @@ def test_every_use_of_a_stream_says_why_there_is_none(rig: Rig[CpuServer]) -> No
     assert fine(rig.call(sync=c.Sync()))  # none of the failures belonged to the default stream
 
 
-def test_so_do_its_one_way_commands_and_what_they_were_to_make(rig: Rig[CpuServer]) -> None:
+def test_one_way_commands_on_failed_stream_report_reason(rig: Rig[CpuServer]) -> None:
     refuse_streams(rig)
     rig.batch(
         c.Command(create_stream=c.CreateStream(stream=5)),
@@ -80,14 +80,14 @@ def test_so_do_its_one_way_commands_and_what_they_were_to_make(rig: Rig[CpuServe
     assert refused(rig.call(free=c.Free(buffers=[1]))).reason is Reason.INVALID_HANDLE
 
 
-def test_its_destroy_is_fine_once(rig: Rig[CpuServer]) -> None:
+def test_failed_stream_can_be_destroyed_once(rig: Rig[CpuServer]) -> None:
     refuse_streams(rig)
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
     assert fine(rig.call(destroy_stream=c.DestroyStream(stream=5)))
     assert refused(rig.call(destroy_stream=c.DestroyStream(stream=5))).reason is Reason.INVALID_HANDLE
 
 
-def test_the_handle_may_still_be_made(rig: Rig[CpuServer]) -> None:
+def test_failed_handle_can_be_created_again(rig: Rig[CpuServer]) -> None:
     acquire = rig.process.device.tracks.acquire
     refuse_streams(rig)
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
@@ -101,14 +101,14 @@ def test_the_handle_may_still_be_made(rig: Rig[CpuServer]) -> None:
     assert refused(rig.call(stream=5, sync=c.Sync())).reason is Reason.INVALID_HANDLE
 
 
-def test_functions_of_a_module_that_is_not_there(rig: Rig[CpuServer]) -> None:
+def test_functions_of_an_unknown_module_report_the_reason(rig: Rig[CpuServer]) -> None:
     rig.batch(c.Command(get_function=c.GetFunction(function=3, module=9, name="f")))
     assert "module 9 is not live" in rig.call(sync=c.Sync()).error.message
     error = refused(rig.call(launch=c.Launch(function=3, grid=c.Dim3(x=1), block=c.Dim3(x=1))))
     assert error.reason is Reason.INVALID_HANDLE and error.message.startswith("function 3 was not made: module 9 is")
 
 
-def test_no_more_of_them_are_remembered_than_is_good() -> None:
+def test_number_of_remembered_failures_is_bounded() -> None:
     table: HandleTable[object] = HandleTable("stream", ReplayCache())
     for handle in range(REFUSED + 10):
         table.mark_failed(handle, Refusal(Reason.QUEUE_FULL, FULL))
@@ -117,7 +117,7 @@ def test_no_more_of_them_are_remembered_than_is_good() -> None:
     assert "is not live" in table.unknown(1).message and FULL in table.unknown(REFUSED).message
 
 
-def test_who_waited_for_the_creation_knows_that_there_is_nothing(rig: Rig[CpuServer]) -> None:
+def test_failed_creation_by_a_request_leaves_an_unknown_handle(rig: Rig[CpuServer]) -> None:
     refuse_streams(rig)
     said = refused(rig.call(create_stream=c.CreateStream(stream=5)))
     assert (said.reason, said.message, said.retry_after_s) == (Reason.QUEUE_FULL, FULL, 1.0)

@@ -44,7 +44,7 @@ def uses(draw: st.DrawFn) -> Uses:
 
 
 @given(st.lists(uses(), max_size=6), st.lists(st.tuples(st.integers(0, 5), uses()), max_size=6))
-def test_what_is_held_is_what_is_used(first: list[Uses], changes: list[tuple[int, Uses]]) -> None:
+def test_held_objects_are_the_used_ones(first: list[Uses], changes: list[tuple[int, Uses]]) -> None:
     memory, modules = Keeper(), Keeper()
     holdings = Holdings(cast(DeviceSession, None), Keepers(memory, modules))
     now = list(first)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hearthd.device.session.replay_cache import MOST, PATIENCE, PAUSE, ReplayCache
 
 
-def test_what_was_remembered_is_known_until_it_is_forgotten() -> None:
+def test_entries_are_known_until_forgotten() -> None:
     cache: ReplayCache[int] = ReplayCache()
     cache.remember(b"a", 1)
     assert cache.known.get(b"a") == 1
@@ -14,14 +14,14 @@ def test_what_was_remembered_is_known_until_it_is_forgotten() -> None:
     assert cache.known.get(b"a") is None
 
 
-def test_it_is_bounded() -> None:
+def test_cache_is_bounded() -> None:
     cache: ReplayCache[int] = ReplayCache()
     for index in range(3 * MOST):
         cache.remember(index.to_bytes(4, "big"), index)
         assert len(cache.known) <= MOST
 
 
-def test_looking_up_in_vain_is_given_up_for_a_while() -> None:
+def test_lookups_without_hits_are_suspended() -> None:
     cache: ReplayCache[int] = ReplayCache()
     assert cache.worth_it()
     cache.report(0, PATIENCE)

@@ -49,7 +49,7 @@ def bound(rig: Laned) -> int:
     return rig.server.bound  # type: ignore[attr-defined, no-any-return]
 
 
-def test_what_comes_and_goes_beside_it(rig: Laned) -> None:
+def test_unrelated_changes_keep_replay_valid(rig: Laned) -> None:
     launch(rig)
     assert bound(rig) == 1
     for number in range(2, 6):
@@ -65,7 +65,7 @@ def test_what_comes_and_goes_beside_it(rig: Laned) -> None:
     assert rig.sum() == summed(*[1] * 16)
 
 
-def test_a_buffer_that_it_names(rig: Laned) -> None:
+def test_freed_buffer_invalidates_its_replays(rig: Laned) -> None:
     rig.batch(Command(allocate=c.Allocate(buffer=2, size=8)), Command(fill=c.Fill(buffer=2, size=8, pattern=b"\0")))
     launch(rig)
     rig.batch(Command(launches=add(1, buffer=2).launches * 4))
@@ -79,7 +79,7 @@ def test_a_buffer_that_it_names(rig: Laned) -> None:
     assert rig.sum() == summed(*[1] * 16)
 
 
-def test_a_repeat_that_is_refused_goes_the_long_way(rig: Laned) -> None:
+def test_refused_replay_takes_queued_path(rig: Laned) -> None:
     launch(rig)
     assert bound(rig) == 1
     rig.server.refuses = True  # type: ignore[attr-defined]

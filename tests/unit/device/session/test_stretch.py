@@ -27,7 +27,7 @@ def test_the_place_decides_not_the_moment(since: Place, until: Place, places: li
     assert stretch.void == bool(inside)
 
 
-def test_before_its_end_has_arrived_everything_later_is_in_it() -> None:
+def test_open_stretch_contains_all_later_failures() -> None:
     stretch = Stretch((1, 3))
     for place in ((1, 2), (1, 4), (9, 0)):
         stretch.add(failure(place))
@@ -40,7 +40,7 @@ def test_single_calls_have_no_place() -> None:
     assert stretch.void
 
 
-def test_it_is_bounded_and_counts() -> None:
+def test_stretch_is_bounded_and_counts_the_rest() -> None:
     stretch = Stretch((0, 0))
     for index in range(MAX_KEPT + 7):
         stretch.add(failure((1, index)))

@@ -30,7 +30,7 @@ def watched(
 
 
 @given(SIZES, st.floats(10e9, 200e9))
-def test_after_a_few_of_a_kind_the_end_is_noticed_at_once(size: int, rate: float) -> None:
+def test_completion_is_noticed_at_once_after_a_few_samples(size: int, rate: float) -> None:
     forecast, took = CompletionForecast(), size / rate + 10e-6
     nap = min(1e-3, took / 8)
     for again in range(12):
@@ -40,7 +40,7 @@ def test_after_a_few_of_a_kind_the_end_is_noticed_at_once(size: int, rate: float
 
 
 @given(st.lists(st.tuples(SIZES, st.floats(1e-5, 1.0)), max_size=20), SIZES, st.floats(1e-5, 1.0))
-def test_whatever_came_before_one_copy_is_not_asked_for_long(
+def test_polling_for_one_copy_is_bounded_after_any_history(
     before: list[tuple[int, float]], size: int, took: float
 ) -> None:
     forecast = CompletionForecast()
@@ -52,7 +52,7 @@ def test_whatever_came_before_one_copy_is_not_asked_for_long(
     assert asked <= 0.8e-3
 
 
-def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
+def test_slower_sample_changes_the_forecast_little_and_faster_one_fully() -> None:
     forecast = CompletionForecast()
 
     def ends(took: float) -> float:
@@ -70,7 +70,7 @@ def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
     assert ends(0.5e-3) < 0.5e-3, "noticed before it was looked for: it may have been done for long"
 
 
-def test_what_is_behind_others_is_expected_behind_them_and_tells_nothing() -> None:
+def test_queued_copy_is_expected_after_earlier_ones_and_teaches_nothing() -> None:
     forecast, size = CompletionForecast(), 64 << 20
     first = forecast.begin(0, size, 0.0)
     assert first is not None and first.begins == math.inf and not forecast.near(0.0)
@@ -88,7 +88,7 @@ def test_what_is_behind_others_is_expected_behind_them_and_tells_nothing() -> No
     assert after is not None and after.begins > 10.0 + 1e-3, "the first of the row was alone, and slow"
 
 
-def test_short_ones_are_asked_for_all_the_time_where_that_is_wanted() -> None:
+def test_short_copies_are_polled_continuously_if_enabled() -> None:
     forecast, size = CompletionForecast(), 64 << 20
     forecast.short = SHORT_S
     for took in (1.2e-3, 1.2e-3, 1.2e-3):
@@ -108,7 +108,7 @@ def test_short_ones_are_asked_for_all_the_time_where_that_is_wanted() -> None:
     assert foreseen is not None and foreseen.begins > 20.0 + 19e-3, "a long one is not"
 
 
-def test_small_ones_and_many_are_not_foreseen() -> None:
+def test_small_and_many_copies_are_not_forecast() -> None:
     forecast = CompletionForecast()
     assert forecast.begin(0, LEAST - 1, 0.0) is None
     rows = [forecast.begin(0, LEAST, 0.0) for _ in range(MOST)]

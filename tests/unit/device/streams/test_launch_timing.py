@@ -13,7 +13,7 @@ def track() -> PooledStream:
     return PooledStream(0, None, 0)
 
 
-def test_what_is_no_launch_leaves_the_next_command_to_be_timed(track: PooledStream) -> None:
+def test_commands_other_than_launches_are_not_timed(track: PooledStream) -> None:
     timing = LaunchTiming()
     assert not timing.passed(track)
     assert (track.timing, track.probe) == (TIME_NEXT, None)
@@ -23,7 +23,7 @@ def test_what_is_no_launch_leaves_the_next_command_to_be_timed(track: PooledStre
     assert (track.timing, track.probe) == (TIME_NEXT, None)
 
 
-def test_a_launch_before_it_is_noticed_once_and_timed(track: PooledStream) -> None:
+def test_earlier_launch_is_noticed_once_and_timed(track: PooledStream) -> None:
     timing, told = LaunchTiming(), []
     timing.on_done = told.append
     timing.between(track, 4)

@@ -73,7 +73,7 @@ def test_failure_of_one_stream_of_many_is_raised_once(rig: Rig[Counting]) -> Non
     sync(rig)
 
 
-def test_so_is_that_of_a_stream_that_has_been_destroyed(rig: Rig[Counting]) -> None:
+def test_failure_of_a_destroyed_stream_is_raised_once(rig: Rig[Counting]) -> None:
     with_streams(rig)
     rig.batch(
         c.Command(stream=9, fill=c.Fill(buffer=1, offset=60, size=8, pattern=b"\2")),
@@ -93,7 +93,7 @@ changes = st.lists(
 
 
 @given(changes)
-def test_the_table_knows_what_a_look_at_every_stream_would_find(program: list[Change]) -> None:
+def test_stream_table_agrees_with_a_scan_of_all_streams(program: list[Change]) -> None:
     tracks: list[Any] = [Track(index) for index in range(3)]
     table = StreamTable(ReplayCache())
     for what, handle, number in program:

@@ -148,7 +148,7 @@ def test_conflicting_commands_run_in_order_of_submission(program: list[Step], ch
 
 @settings(max_examples=100)
 @given(steps)
-def test_one_track_never_waits(program: list[Step]) -> None:
+def test_commands_of_one_track_need_no_waits(program: list[Step]) -> None:
     """Streams that share a track are in order without waits."""
     planner = Planner(tracks=1)
     for _, writes, reads in program:
@@ -210,7 +210,7 @@ def test_a_buffer_named_as_both_is_written() -> None:
     assert x.tracks() == {a: ordering.position(a)}, "no read is left over"
 
 
-def test_a_wait_covers_what_the_origin_was_given_until_then_and_no_more() -> None:
+def test_wait_covers_earlier_work_of_the_origin_only() -> None:
     """The event is recorded when the wait is made, not when the buffer was used."""
     ordering = Ordering()
     a, b = ordering.add_track(), ordering.add_track()
@@ -235,7 +235,7 @@ def test_a_step_without_buffers_is_fenced_like_any_other() -> None:
     assert not ordering.fence(a, a, ordering.position(a)), "never for itself"
 
 
-def test_what_is_kept_is_bounded_by_the_tracks() -> None:
+def test_state_is_bounded_by_the_number_of_tracks() -> None:
     ordering = Ordering()
     tracks = [ordering.add_track() for _ in range(16)]
     usages = [Usage() for _ in range(8)]

@@ -33,7 +33,7 @@ SUCCESS = st.tuples(st.just("success"), st.integers(0, ROWS - 1), st.just(0))
 
 
 @given(st.lists(st.one_of(LAUNCH, WORK, SUCCESS), max_size=60))
-def test_the_latest_of_each_row_speaks_for_those_before_it(
+def test_latest_outcome_of_each_queue_implies_the_earlier_ones(
     steps: list[tuple[str, int | set[int], int | set[int]]],
 ) -> None:
     pending_outcomes = PendingOutcomes()

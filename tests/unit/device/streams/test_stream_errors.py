@@ -25,7 +25,7 @@ def test_taken_once_in_order(places: list[tuple[int, int]]) -> None:
 
 
 @given(st.integers(1, 500))
-def test_none_is_dropped_silently(count: int) -> None:
+def test_no_error_is_dropped_silently(count: int) -> None:
     errors = StreamErrors()
     for seq in range(count):
         errors.add(failure(seq))
@@ -36,7 +36,7 @@ def test_none_is_dropped_silently(count: int) -> None:
     assert sum(1 + each.merged for each in taken) == count
 
 
-def test_what_follows_from_a_reported_failure_is_not_reported_again() -> None:
+def test_consequences_of_a_reported_failure_are_not_reported_again() -> None:
     errors = StreamErrors()
     cause = failure(1)
     errors.add(cause)

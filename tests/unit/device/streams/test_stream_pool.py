@@ -207,7 +207,7 @@ def test_memory_is_never_used_by_its_next_owner_before_its_last(
         assert order == sorted(order), f"the memory at {address} went to its next owner too soon: {order}"
 
 
-def test_fresh_memory_is_not_used_elsewhere_before_its_stream_has_it(rig: Rig) -> None:
+def test_new_memory_is_not_used_elsewhere_before_its_allocation_completes(rig: Rig) -> None:
     """The bytes that the pool returns may still be used by work that the allocating stream waits for."""
     home, reader, other = rig.track
     old = rig.allocate(home)
@@ -224,7 +224,7 @@ def test_fresh_memory_is_not_used_elsewhere_before_its_stream_has_it(rig: Rig) -
     assert ran == [old.handle, old.handle, new.handle]
 
 
-def test_what_was_given_back_is_settled_when_its_last_use_is_over(rig: Rig) -> None:
+def test_freed_memory_is_settled_after_its_last_use(rig: Rig) -> None:
     """Every waiting callback is called, and none too early."""
     home, reader, _ = rig.track
     assert not rig.reservations.when_settled(lambda: None)
@@ -255,7 +255,7 @@ def test_streams_fold_when_there_are_no_more_tracks() -> None:
     assert len(tracks.all) == 2
 
 
-def test_priority_has_separate_tracks_while_there_are_any() -> None:
+def test_priorities_have_separate_tracks_while_available() -> None:
     tracks = StreamPool(FakeServer(), 3, lambda: None)  # type: ignore[arg-type]
     usual, urgent = tracks.acquire(), tracks.acquire(-5)
     assert (usual.stream.priority, urgent.stream.priority) == (0, -5)
@@ -266,7 +266,7 @@ def test_priority_has_separate_tracks_while_there_are_any() -> None:
     assert tracks.acquire(-1) is usual, "all are made: the one with the fewest users serves"
 
 
-def test_a_track_takes_so_much_and_no_more_until_some_of_it_is_done(rig: Rig) -> None:
+def test_full_track_takes_no_work_until_some_completes(rig: Rig) -> None:
     track = rig.track[0]
     buffer = rig.allocate(track)
     given = 0
@@ -283,7 +283,7 @@ def test_a_track_takes_so_much_and_no_more_until_some_of_it_is_done(rig: Rig) ->
     assert track.budget > WINDOW * (WINDOWS - 1)
 
 
-def test_a_kernel_is_in_flight_until_it_is_done_wherever_the_marks_lie(rig: Rig) -> None:
+def test_kernel_is_in_flight_until_done_at_any_marker_position(rig: Rig) -> None:
     """The marker that returns a window precedes the kernel at which it is made, and does not count that kernel as
     done."""
     track = rig.track[0]
@@ -345,7 +345,7 @@ def test_a_watch_that_times_out_lets_go(rig: Rig) -> None:
     assert event.released
 
 
-def test_no_event_is_kept(rig: Rig) -> None:
+def test_completed_events_are_released(rig: Rig) -> None:
     buffers = [rig.allocate(track) for track in rig.track]
     for turn in range(500):
         rig.use(rig.track[turn % 3], [buffers[turn * 7 % 3]], [buffers[turn * 5 % 3]])
@@ -402,7 +402,7 @@ def test_barred_track_takes_nothing_and_remembers_its_waiters() -> None:
 # ---- tracks that are kept back ----
 
 
-def test_a_track_that_still_works_is_kept_back_and_then_used_again(rig: Rig) -> None:
+def test_busy_track_is_withheld_and_then_reused(rig: Rig) -> None:
     tracks, track = rig.tracks, rig.track[1]
     rig.use(track, [rig.allocate(track)])
     tracks.release(track)
@@ -413,7 +413,7 @@ def test_a_track_that_still_works_is_kept_back_and_then_used_again(rig: Rig) -> 
     assert track.kept == 0 and tracks.acquire() is track
 
 
-def test_one_that_is_done_by_now_is_found_to_be(rig: Rig) -> None:
+def test_idle_track_is_reused(rig: Rig) -> None:
     track = rig.track[1]
     rig.use(track, [rig.allocate(track)])
     rig.tracks.release(track)
@@ -421,7 +421,7 @@ def test_one_that_is_done_by_now_is_found_to_be(rig: Rig) -> None:
     assert rig.tracks.acquire() is track
 
 
-def test_one_that_is_done_is_not_kept_back(rig: Rig) -> None:
+def test_completed_track_is_not_withheld(rig: Rig) -> None:
     rig.tracks.release(rig.track[2])
     assert not rig.track[2].kept and rig.tracks.acquire() is rig.track[2]
 
@@ -437,7 +437,7 @@ def test_folded_streams_end_one_by_one(rig: Rig) -> None:
     assert tracks.acquire() is not twice
 
 
-def test_when_all_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tracks_are_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(streams=1)
     tracks, now = rig.tracks, [0.0]
     monkeypatch.setattr("hearthd.device.streams.stream_pool.time.monotonic", lambda: now[0])
@@ -515,7 +515,7 @@ def test_the_first_launch_of_a_stream_is_timed(timed: Timed) -> None:
     assert timed.reported == [1500], "from its hand-over, not from the first wait for it"
 
 
-def test_it_is_timed_to_its_own_end(timed: Timed) -> None:
+def test_launch_is_timed_to_its_own_end(timed: Timed) -> None:
     timed.launch(50)
     timed.now = 700
     while not timed.reported:  # one of the fifty commands after the other
@@ -527,7 +527,7 @@ def test_it_is_timed_to_its_own_end(timed: Timed) -> None:
     assert len(timed.reported) == 1
 
 
-def test_copies_are_not_but_the_launch_behind_them(timed: Timed) -> None:
+def test_copies_are_not_timed_and_the_next_launch_is(timed: Timed) -> None:
     for _ in range(3):
         timed.use(timed.only, [timed.buffer])
         timed.sync(after=1000)
@@ -540,14 +540,14 @@ def test_copies_are_not_but_the_launch_behind_them(timed: Timed) -> None:
     assert timed.reported == [7]
 
 
-def test_one_in_a_window(timed: Timed) -> None:
+def test_one_launch_of_each_window_is_timed(timed: Timed) -> None:
     for _ in range(40):
         timed.launch(WINDOW)
         timed.finish()
     assert 38 <= len(timed.reported) <= 45
 
 
-def test_one_in_some_rests(timed: Timed) -> None:
+def test_one_launch_after_several_syncs_is_timed(timed: Timed) -> None:
     """A stream with a sync after every few launches is also timed."""
     for _ in range(RESTS * 5):
         timed.launch()
@@ -568,7 +568,7 @@ def test_the_next_user_of_a_track_is_timed_from_its_first_launch(timed: Timed) -
     assert timed.reported == [10, 20]
 
 
-def test_one_that_does_not_end_is_waited_for(timed: Timed) -> None:
+def test_no_other_launch_is_timed_while_one_is_pending(timed: Timed) -> None:
     """Until the launch is done, no other launch is timed on the track, and its time is correct in the end."""
     timed.launch(3 * WINDOW)
     timed.now = 10**12

@@ -43,7 +43,7 @@ def test_no_stream_gets_a_withheld_track(every: list[Track], priority: int) -> N
 
 
 @given(tracks, st.integers(1, 8))
-def test_what_does_not_end_makes_room_for_as_many_again(every: list[Track], most: int) -> None:
+def test_stuck_tracks_make_room_for_new_ones(every: list[Track], most: int) -> None:
     long = [track for track in every if track.kept and NOW - track.kept_since >= PATIENCE_S]
     assert track_choice.stuck(every, NOW) == long
     assert track_choice.room(every, most, NOW) == (len(every) - len(long) < most and len(every) < MOST * most)

@@ -151,7 +151,7 @@ def start() -> Iterator[Start]:
         rig.their_files.close()
 
 
-def test_the_memory_is_not_mapped_before_it_is_used(start: Start) -> None:
+def test_memory_is_mapped_at_its_first_use(start: Start) -> None:
     rig = start()
     rig.hand_over()
     assert rig.gauges()["chunk_slots"] == 0
@@ -223,7 +223,7 @@ def test_copies_that_wait_leave_slots_to_others(start: Start) -> None:
     assert rig.answer(waiting).read.size == SIZE
 
 
-def test_copies_that_are_under_way_when_the_transfer_is_given_up(start: Start) -> None:
+def test_copies_running_when_the_transfer_is_cancelled(start: Start) -> None:
     rig = start()
     rig.share()
     with held(rig):
@@ -236,7 +236,7 @@ def test_copies_that_are_under_way_when_the_transfer_is_given_up(start: Start) -
     assert None not in rig.fetch(3, SIZE)
 
 
-def test_copies_that_are_under_way_when_the_session_ends(start: Start) -> None:
+def test_copies_running_when_the_session_ends(start: Start) -> None:
     rig = start()
     rig.share()
     with held(rig):
@@ -265,7 +265,7 @@ def test_a_copy_that_the_driver_refuses_leaves_its_slot(start: Start) -> None:
     "body",
     [{}, {"slots": 4}, {"slots": 0, "slot_bytes": 0}, {"slots": 4, "slot_bytes": 2 * CHUNK}, {"slots": "4"}],
 )
-def test_what_is_no_memory_for_chunks_is_not_used(start: Start, body: dict[str, Any]) -> None:
+def test_invalid_chunk_memory_is_not_used(start: Start, body: dict[str, Any]) -> None:
     rig = start()
     rig.hand_over(body)
     descriptors.send(rig.files, {"kind": chunk_ring.FILE, **chunk_ring.to_message(SLOTS)}, [])

@@ -76,7 +76,7 @@ def test_free_slot_cannot_be_given_back() -> None:
 
 
 @given(st.integers(1, 16 << 20))
-def test_a_chunk_of_any_size_has_slots_or_is_not_worth_it(chunk: int) -> None:
+def test_layout_has_slots_for_every_worthwhile_chunk_size(chunk: int) -> None:
     found = layout(chunk)
     if chunk < SMALLEST:
         assert found == NONE and found.bytes == 0
@@ -89,5 +89,5 @@ def test_a_chunk_of_any_size_has_slots_or_is_not_worth_it(chunk: int) -> None:
 @pytest.mark.parametrize(
     "body", [{}, {"slots": 4}, {"slots": "4", "slot_bytes": 4096}, {"slots": -1, "slot_bytes": -4096}]
 )
-def test_what_says_nothing_of_slots_has_none(body: dict[str, object]) -> None:
+def test_invalid_messages_have_no_slots(body: dict[str, object]) -> None:
     assert from_message(body) == Layout(0, 0)

@@ -62,7 +62,7 @@ def word(memory: mmap.mmap) -> int:
     return int.from_bytes(memory[:8], "little")
 
 
-def test_it_comes_when_the_copy_is_done_and_before_the_answer(rig: Sharing) -> None:
+def test_signal_comes_after_the_copy_and_before_the_answer(rig: Sharing) -> None:
     ends = client, _, memory = begin(rig)
     found = told(rig, ends)
     for number in range(2, 40, 2):
@@ -99,7 +99,7 @@ def test_copies_are_signalled_and_launches_are_not(rig: Sharing) -> None:
     assert client.response().result.request == 301 and word(found) == 300
 
 
-def test_what_failed_is_not_told(rig: Sharing) -> None:
+def test_failed_copies_are_not_signalled(rig: Sharing) -> None:
     """A failed copy is not signalled, nor a wait behind it, nor a copy whose answer has to report another failure."""
     ends = client, _, _ = begin(rig)
     found = told(rig, ends)
@@ -146,7 +146,7 @@ def test_a_device_that_writes_none(rig: Sharing, monkeypatch: pytest.MonkeyPatch
     assert word(found) == 0
 
 
-def test_they_end_with_the_segment(rig: Sharing) -> None:
+def test_signals_end_with_their_segment(rig: Sharing) -> None:
     ends = client, connection, _ = begin(rig)
     found = told(rig, ends)
     client.batch(write(request=2, buffer=2))

@@ -38,7 +38,7 @@ def test_chunks_that_end_anywhere_put_every_byte_in_its_place(
     assert seen == data[: rows.size]
 
 
-def test_no_bytes_are_no_piece() -> None:
+def test_empty_layouts_have_no_pieces() -> None:
     assert list(pieces(RowLayout(0, 0), 0, 0)) == [] == list(pieces(RowLayout(0, 4, 3, 8), 5, 0))
     assert list(pieces(RowLayout(0, 4, 3, 4), 5, 3)) == [(0, 5, 3, 1, 0)]
 

@@ -42,7 +42,7 @@ def ok(result: c.Result) -> c.Result:
     return result
 
 
-def test_every_way_without_any_page_locked_memory(start: Start) -> None:
+def test_every_copy_without_page_locked_memory(start: Start) -> None:
     rig = start(0)
     noise = random.Random(1).randbytes
     size = 2 * MIB + 5
@@ -74,7 +74,7 @@ def test_every_way_without_any_page_locked_memory(start: Start) -> None:
     assert rig.server.direct > 20
 
 
-def test_they_hold_their_place_in_the_stream(start: Start) -> None:
+def test_copies_keep_their_order_in_the_stream(start: Start) -> None:
     rig = start(0)
     rig.batch(
         Command(allocate=c.Allocate(buffer=1, size=8)),
@@ -107,7 +107,7 @@ def test_a_busy_stream_delays_no_other(start: Start) -> None:
     assert ok(rig.answer(read)).read.data == b"12345678"
 
 
-def test_what_can_be_locked_is_used_and_the_rest_goes_straight(start: Start) -> None:
+def test_lockable_memory_is_used_and_other_copies_are_direct(start: Start) -> None:
     """Reads three times as much as the host has locked, all behind work that has not ended."""
     rig = start(MIB)
     size = 100_000

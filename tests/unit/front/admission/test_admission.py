@@ -50,7 +50,7 @@ def test_long_data_is_one_field() -> None:
 
 
 @given(st.binary(max_size=400))
-def test_bytes_that_are_no_message_are_left_to_the_decoder(data: bytes) -> None:
+def test_malformed_messages_are_left_to_the_decoder(data: bytes) -> None:
     wire.exceeds(data, MODULE, 1)
     assert not wire.exceeds(data, MODULE, len(data))
 
@@ -126,7 +126,7 @@ def test_a_turn_that_lasts_ends_when_another_waits() -> None:
     assert asyncio.run(scenario()) == "second"
 
 
-def test_a_caller_that_goes_while_it_waits_gives_its_turn_up() -> None:
+def test_cancelled_waiting_caller_loses_its_turn() -> None:
     async def scenario() -> None:
         turns, go = FairLock(alone=600, contended=600), asyncio.Event()
         first = asyncio.create_task(turns.run("a", go.wait))
@@ -143,7 +143,7 @@ def test_a_caller_that_goes_while_it_waits_gives_its_turn_up() -> None:
     asyncio.run(scenario())
 
 
-def test_a_caller_that_goes_as_its_turn_comes_passes_it_on() -> None:
+def test_caller_cancelled_at_its_turn_passes_the_turn_on() -> None:
     async def scenario() -> None:
         turns, go = FairLock(alone=600, contended=600), asyncio.Event()
         first = asyncio.create_task(turns.run("a", go.wait))

@@ -62,7 +62,7 @@ def test_lines_and_their_chain(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
-def test_whatever_is_changed_is_seen(tmp_path: Path, data: st.DataObject) -> None:
+def test_any_change_of_the_log_is_detected(tmp_path: Path, data: st.DataObject) -> None:
     """Changes a byte, or removes, doubles or moves a line. Only a change of the last line may remain undetected."""
     path = tmp_path / "audit.log"
     if not path.exists():
@@ -90,14 +90,14 @@ def test_whatever_is_changed_is_seen(tmp_path: Path, data: st.DataObject) -> Non
     assert not problems(good)
 
 
-def test_a_first_line_that_is_missing_shows_in_where_it_begins(tmp_path: Path) -> None:
+def test_missing_first_line_changes_the_reported_beginning(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     written(path, "a", "b")
     verdict = verify(path.read_bytes().splitlines()[1:])
     assert not verdict.problems and verdict.begins != GENESIS
 
 
-def test_a_line_that_broke_off_is_gone_on_from(tmp_path: Path) -> None:
+def test_log_continues_after_an_incomplete_line(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     written(path, "a", "b")
     with path.open("ab") as file:
@@ -161,7 +161,7 @@ def test_a_full_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert events == ["before", "after", "and after"]
 
 
-def test_a_file_that_was_moved_away(tmp_path: Path) -> None:
+def test_moved_file_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     path, old = tmp_path / "audit.log", tmp_path / "audit.log.1"
 
     async def scenario() -> None:
@@ -191,7 +191,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     run(first.close())
 
 
-def test_off_it_does_nothing() -> None:
+def test_disabled_audit_does_nothing() -> None:
     audit = Audit()
     audit.open()
     audit.record("x", caller=CALLER)  # works without an event loop

@@ -135,7 +135,7 @@ def test_the_daemon_itself_finds_that_entries_are_gone(place: Place) -> None:
     assert any("shorter than, or different from, its anchor: 3" in each for each in place.verify().problems)
 
 
-def test_files_that_were_moved_away(place: Place, tmp_path: Path) -> None:
+def test_chain_continues_after_files_were_moved(place: Place, tmp_path: Path) -> None:
     """The file is renamed while the daemon runs, and while it is down. The chain continues; the older file alone shows
     that it does."""
     old, older = tmp_path / "logs" / "1", tmp_path / "logs" / "2"

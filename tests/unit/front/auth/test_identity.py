@@ -54,7 +54,7 @@ def test_names_of_a_certificate() -> None:
     assert certificate_names({"transport_security_type": [b"ssl"]}) == []
 
 
-def test_tickets_are_good_once_and_for_a_while() -> None:
+def test_tickets_are_valid_once_and_expire() -> None:
     clock = Clock()
     tickets = IdentityTickets(10, clock)
     user = User(7, frozenset({1}))
@@ -65,7 +65,7 @@ def test_tickets_are_good_once_and_for_a_while() -> None:
     assert all(tickets.redeem(wrong) is None for wrong in ("", "x", first[:-1], "\ud800"))
 
 
-def test_a_flood_costs_only_who_makes_it() -> None:
+def test_flood_of_tickets_evicts_only_those_of_its_user() -> None:
     clock = Clock()
     tickets = IdentityTickets(10, clock)
     mine = tickets.issue(User(1))
@@ -77,12 +77,12 @@ def test_a_flood_costs_only_who_makes_it() -> None:
     assert len(tickets) == 1, "what is too old is forgotten"
 
 
-def test_where_it_is() -> None:
+def test_path_of_identity_socket() -> None:
     assert identity_path("/run/hearth/hearth.sock") == "/run/hearth/hearth-identity.sock"
     assert identity_path("/run/x") == "/run/x-identity"
 
 
-def test_the_kernel_says_who_it_is() -> None:
+def test_peer_credentials_come_from_the_kernel() -> None:
     left, right = socket.socketpair()
     with left, right:
         user = user_of(left)

@@ -128,9 +128,7 @@ def test_files_that_change_are_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert server.handshake() and server.shown == [(key.read_bytes(), certificate.read_bytes())]
 
 
-def test_who_looks_first_does_not_keep_a_new_certificate_from_grpc(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_certificate_reaches_grpc_after_another_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(tls.time, "monotonic", lambda: now[0])
     certificate, key = issue(tmp_path, "good", days=30)
@@ -203,7 +201,7 @@ def test_pages_beyond_loopback(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_handshakes_that_do_not_come_to_an_end_are_cut(tmp_path: Path) -> None:
+def test_unfinished_handshakes_are_closed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             certificate, key = issue(tmp_path, "http")
@@ -239,7 +237,7 @@ def test_handshakes_that_do_not_come_to_an_end_are_cut(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_tenants_are_asked_for_a_token_on_loopback_too(tmp_path: Path) -> None:
+def test_token_is_required_on_loopback_with_tenants(tmp_path: Path) -> None:
     """Without tenants every path is open. Loopback has no TLS, and its metrics may be open."""
 
     async def scenario() -> None:

@@ -126,7 +126,7 @@ def test_a_failed_join_without_a_reason(status: str) -> None:
     assert refusal_in(sends[1]).reason == Reason.COMMUNICATOR_FAILED
 
 
-def test_a_communicator_that_is_not_made_in_time() -> None:
+def test_communicator_creation_times_out() -> None:
     communicators = Communicators(nonce="nonce")
     communicators.submit(complete(deadline=5.0))
     communicators.message(place(0), message("id", unique_id="u"))
@@ -139,7 +139,7 @@ def test_a_communicator_that_is_not_made_in_time() -> None:
     assert len(communicators) == 0
 
 
-def test_each_operation_waits_as_long_as_it_may() -> None:
+def test_timeout_of_one_operation_does_not_end_longer_waits() -> None:
     """The timeout of one operation does not abort the communicator for which an operation with a longer timeout
     waits."""
     communicators = Communicators(nonce="nonce")
@@ -211,7 +211,7 @@ def test_an_operation_that_does_not_finish_names_the_ranks_that_are_behind() -> 
     assert communicators.failed == {Reason.COLLECTIVE_TIMEOUT: 3}, "all that were under way"
 
 
-def test_what_other_sessions_run_is_not_told() -> None:
+def test_errors_do_not_reveal_operations_of_other_sessions() -> None:
     recorder = FlightRecorder()
     communicators = ready(recorder=recorder)
     theirs = complete(owner="t", sequence=77)

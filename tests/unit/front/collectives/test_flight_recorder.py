@@ -51,7 +51,7 @@ def test_a_failure_has_its_reason() -> None:
     assert line.startswith("1 nothing: failed, presented by ranks 0, over after 1.0 ms (xxx") and len(line) == 200
 
 
-def test_a_rank_without_a_part_does_not_name_it() -> None:
+def test_empty_part_of_a_rank_does_not_name_the_operation() -> None:
     recorder = FlightRecorder(Clock())
     recorder.presented(key(0, 1), 0, [])
     recorder.presented(key(0, 1), 1, [{**SIGNATURE, "kind": "barrier"}])
@@ -105,7 +105,7 @@ def test_everything_is_bounded() -> None:
 
 
 @given(st.sampled_from(["launched", "finished", "failed", "ready", "aborted"]))
-def test_what_it_does_not_know_is_not_kept(what: str) -> None:
+def test_events_of_unknown_operations_are_ignored(what: str) -> None:
     """For example, late events of a session that has ended."""
     recorder = FlightRecorder()
     recorder.presented(key(0, 1), 0, [SIGNATURE])

@@ -149,7 +149,7 @@ def test_a_long_list_of_devices_is_not_repeated() -> None:
      {**part(), "channel": "x"}, part(timeout=float("nan")), part(timeout=-1), part(timeout=float("inf"))],
     ids=str,
 )  # fmt: skip
-def test_what_is_no_present_leaves_no_trace(body: dict[str, Any]) -> None:
+def test_malformed_messages_leave_no_state(body: dict[str, Any]) -> None:
     matcher = Matcher()
     with pytest.raises((KeyError, TypeError, ValueError)):
         present(matcher, key(0, 1), 0, body)
@@ -165,7 +165,7 @@ def test_twice_the_same_rank() -> None:
     assert refusal_in(sends[0]).reason == Reason.COLLECTIVE_MISMATCH and "twice" in refusal_in(sends[0]).message
 
 
-def test_a_lost_device_fails_what_waits_for_it() -> None:
+def test_lost_device_fails_operations_that_wait_for_it() -> None:
     matcher = Matcher()
     present(matcher, key(0, 1), 0, part())
     present(matcher, key(0, 2), 0, part())
@@ -207,7 +207,7 @@ def test_a_lost_node_fails_the_operations_of_its_groups_only() -> None:
     assert len(matcher) == 1
 
 
-def test_an_owner_that_gives_up_is_forgotten() -> None:
+def test_operations_of_a_cancelled_owner_fail_and_are_forgotten() -> None:
     matcher = Matcher()
     present(matcher, key(0, 1), 0, part(timeout=1))
     matcher.expire(1.0)
@@ -231,7 +231,7 @@ def test_old_devices_present_a_single_signature() -> None:
     assert Presentation.of(place(0), {"channel": 3, "signature": SIGNATURE}).operations == [SIGNATURE]
 
 
-def test_the_recorder_says_who_came_before() -> None:
+def test_timeout_includes_the_last_recorded_operations() -> None:
     recorder = FlightRecorder()
     matcher = Matcher(recorder=recorder)
     for sequence in range(1, 12):

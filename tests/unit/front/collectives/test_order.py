@@ -54,7 +54,7 @@ class Ranks:
         return heard
 
 
-def test_what_stands_behind_another_goes_after_it() -> None:
+def test_operation_queued_behind_another_is_released_after_it() -> None:
     """Device 1 has C first, and X behind C. If X were released first, it would block everything behind it on that
     device."""
     ranks = Ranks()
@@ -68,7 +68,7 @@ def test_what_stands_behind_another_goes_after_it() -> None:
     ]  # fmt: skip
 
 
-def test_what_stands_behind_one_that_fails_goes_then() -> None:
+def test_operation_queued_behind_a_failed_one_is_released() -> None:
     ranks = Ranks()
     c, x = key(1, 2), key(0, 1)
     ranks.present(1, c, timeout=3)
@@ -78,7 +78,7 @@ def test_what_stands_behind_one_that_fails_goes_then() -> None:
     assert ops(sends) == [(1, "fail"), (0, "go"), (1, "go")]
 
 
-def test_held_until_its_own_time_is_over() -> None:
+def test_held_operation_fails_at_its_own_timeout() -> None:
     ranks = Ranks()
     c, x = key(1, 2), key(0, 1)
     ranks.present(1, c, timeout=9)
@@ -108,7 +108,7 @@ def test_crossed_operations_fail_at_once_on_all_ranks() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [7, [1], [[1]], [[[0], "x"]], [[["a"], 1]], "ab"], ids=str)
-def test_what_is_no_list_of_operations(nonsense: object) -> None:
+def test_invalid_lists_of_operations_are_refused(nonsense: object) -> None:
     coordinator = Coordinator(nonce="n")
     with pytest.raises((TypeError, ValueError)):
         coordinator.present(key(0, 1), 0, place(0), {**part(), "behind": nonsense}, 0.0)
@@ -120,7 +120,7 @@ def test_what_is_no_list_of_operations(nonsense: object) -> None:
 REFUSED = Refusal(Reason.OUT_OF_BOUNDS, "bytes [0..68) of a buffer of 64")
 
 
-def test_a_rank_that_withdraws_fails_the_others_whenever_they_come() -> None:
+def test_withdrawal_of_a_rank_fails_the_others_whenever_they_present() -> None:
     ranks = Ranks()
     ranks.present(0, key(0, 1, 2))
     (told,) = ranks.withdraw(1, key(0, 1, 2), REFUSED)
@@ -133,7 +133,7 @@ def test_a_rank_that_withdraws_fails_the_others_whenever_they_come() -> None:
     assert reason_of(ranks.present(0, key(0, 1, sequence=9))[0].body) == Reason.COMMUNICATOR_FAILED
 
 
-def test_a_rank_that_withdraws_what_it_has_presented_is_not_told() -> None:
+def test_withdrawing_rank_gets_no_failure_message() -> None:
     ranks = Ranks()
     ranks.present(0, key(0, 1))
     assert ranks.withdraw(0, key(0, 1), REFUSED) == []
@@ -209,7 +209,7 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.sets(st.integers(0, 7), max_size=3)), max_size=30))
-def test_order_keeps_nothing_of_what_is_closed(steps: list[tuple[int, set[int]]]) -> None:
+def test_order_keeps_no_state_of_closed_operations(steps: list[tuple[int, set[int]]]) -> None:
     order: CollectiveOrder[int] = CollectiveOrder()
     for name, others in steps:
         order.open(name)

@@ -87,7 +87,7 @@ def test_groups_that_cannot_be(body: dict[str, Any], reason: Reason) -> None:
      {"op": "progress", "comm": "x", "done": "many"}],
     ids=str,
 )  # fmt: skip
-def test_what_makes_no_sense_is_ignored(body: dict[str, Any]) -> None:
+def test_malformed_messages_are_ignored(body: dict[str, Any]) -> None:
     async def scenario() -> None:
         router, zero = CollectiveRouter([0, 1], 30), Link(0)
         said(router, zero, body)

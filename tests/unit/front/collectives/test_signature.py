@@ -52,7 +52,7 @@ def agreeing(draw: st.DrawFn, ranks: int | None = None) -> Lists:
 
 @settings(deadline=None)
 @given(agreeing())
-def test_what_matches_goes(lists: Lists) -> None:
+def test_matching_lists_are_accepted(lists: Lists) -> None:
     assert mismatch(lists, len(lists)) is None
     for rank in lists:  # nor is there a mismatch while the lists of other ranks are missing
         assert mismatch({each: lists[each] for each in lists if each != rank}, len(lists)) is None
@@ -116,7 +116,7 @@ def test_positions_are_those_in_the_odd_ranks_list() -> None:
     assert found.usual == [0, 1] and found.values == {0: 0, 1: 0, 2: 1}
 
 
-def test_one_operation_has_no_position() -> None:
+def test_mismatch_of_single_operations() -> None:
     found = mismatch({0: [operation("barrier")], 1: [operation("all_gather")]}, 2)
     assert found is not None and (found.field, found.odd, found.position) == ("kind", [1], 0)
 
@@ -154,7 +154,7 @@ def test_to_itself() -> None:
 
 
 @pytest.mark.parametrize("peer", [2, -1, None, "0", 0.5, True])
-def test_a_peer_that_there_is_not(peer: object) -> None:
+def test_invalid_peer_is_a_mismatch(peer: object) -> None:
     found = mismatch({0: [operation("send", peer=peer)], 1: []}, 2)
     assert found is not None and found.odd[0] == 0
 
@@ -177,6 +177,6 @@ kinds = st.sampled_from([*KINDS, "send", "recv", "barrier"])
         st.integers(0, 3), st.lists(st.dictionaries(names, values | kinds, max_size=6), max_size=3), max_size=4
     )
 )
-def test_nonsense_gets_an_answer(lists: Lists) -> None:
+def test_random_lists_raise_no_error(lists: Lists) -> None:
     found = mismatch(lists, 4)
     assert found is None or set(found.odd) <= set(lists)

@@ -118,7 +118,7 @@ def test_a_limit_on_open_files_below_the_budget(open_files: Any) -> None:
     assert "at most 65536 files" in found and "raise" not in found, "no limit helps"
 
 
-def test_what_is_well_is_not_warned_of(tmp_path: Path, pems: dict[str, str]) -> None:
+def test_no_warnings_for_good_configuration(tmp_path: Path, pems: dict[str, str]) -> None:
     found = warnings(
         tenants=[tenant(tokens=dated(NOW + 2 * SOON_S))], audit={"path": str(tmp_path / "audit.log")}, tls=pems,
         listen={"grpc": ":0", "lanes": ":0"}, collectives={"listen": ":7424", "advertise": ["gpu1:7424"]},
@@ -180,7 +180,9 @@ PATHS = st.sets(st.sampled_from([path for path in settings() if path != ("tenant
 
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(PATHS)
-def test_what_is_shown_can_be_read_again(tmp_path_factory: pytest.TempPathFactory, paths: set[tuple[str, ...]]) -> None:
+def test_printed_configuration_can_be_loaded_again(
+    tmp_path_factory: pytest.TempPathFactory, paths: set[tuple[str, ...]]
+) -> None:
     config, origins = load(REFERENCE, {})
     kept = {path: origin for path, origin in origins.items() if path in paths}
     file = tmp_path_factory.mktemp("shown") / "hearth.toml"
@@ -191,13 +193,13 @@ def test_what_is_shown_can_be_read_again(tmp_path_factory: pytest.TempPathFactor
 # ---- reference ----
 
 
-def test_the_reference_has_every_setting_at_its_default() -> None:
+def test_reference_file_has_every_setting_at_its_default() -> None:
     config, origins = load(REFERENCE, {})
     assert config == Config()
     assert set(origins) == set(settings()) - {("tenants",)}
 
 
-def test_the_reference_has_every_setting_of_a_tenant() -> None:
+def test_reference_file_has_every_setting_of_a_tenant() -> None:
     text = REFERENCE.read_text()
     lines = text[text.index("# [[tenants]]") :].splitlines()
     uncommented = [line.removeprefix("#").removeprefix(" ") for line in lines]
@@ -207,7 +209,7 @@ def test_the_reference_has_every_setting_of_a_tenant() -> None:
     assert set(written["quotas"]) == set(QuotaSettings.model_fields)
 
 
-def test_the_reference_marks_what_can_be_reloaded() -> None:
+def test_reference_file_marks_reloadable_settings() -> None:
     marked, section = set(), ""
     for line in REFERENCE.read_text().splitlines():
         if line.startswith("["):

@@ -24,7 +24,7 @@ def test_loopback_by_default() -> None:
     assert section.advertise == ()
 
 
-def test_what_can_be_set(tmp_path: Path) -> None:
+def test_settings_from_file_and_environment(tmp_path: Path) -> None:
     assert settings(tmp_path, listen="").listen == ""
     section = settings(tmp_path, listen="127.0.0.1:7424", advertise=["gpu1:7424", "[fd00::1]:7424"])
     assert section.advertise == ("gpu1:7424", "[fd00::1]:7424")

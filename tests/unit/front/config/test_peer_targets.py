@@ -68,7 +68,7 @@ def test_addresses_that_are_not(text: str, peers: list[str]) -> None:
     assert find(text, *peers) == []
 
 
-def test_an_address_in_disguise_is_looked_at_as_what_it_is() -> None:
+def test_addresses_in_unusual_notation_are_normalised() -> None:
     assert find("[::ffff:127.0.0.1]:5", "auto") == ["127.0.0.1:5"]
     assert find("[::ffff:10.0.0.1]:5", "auto") == []
     assert find("0x7f000001:5", "auto") == ["127.0.0.1:5"] and find("0x0a000001:5", "auto") == []
@@ -84,7 +84,7 @@ def test_auto_without_the_metadata_of_clouds() -> None:
     assert find("100.100.100.200:80", "auto", auto=PRIVATE + LOOPBACK) == []
 
 
-def test_names_are_what_their_addresses_are(names: dict[str, list[str]]) -> None:
+def test_names_are_allowed_by_their_addresses(names: dict[str, list[str]]) -> None:
     names.update(inside=["10.0.0.5"], both=["127.0.0.1", "8.8.8.8", "10.0.0.5"], outside=["8.8.8.8"])
     assert find("inside:7", "10.0.0.0/8") == ["10.0.0.5:7"]
     assert find("both:7", "10.0.0.0/8") == ["10.0.0.5:7"], "what is not allowed is left out"
@@ -128,7 +128,7 @@ def test_a_closed_one_finds_no_names(names: dict[str, list[str]]) -> None:
     ],
     ids=str,
 )
-def test_what_auto_stands_for(settings: dict[Any, Any], networks: Any) -> None:
+def test_networks_that_auto_allows(settings: dict[Any, Any], networks: Any) -> None:
     flags = dict(settings)
     if flags.pop(("tls",), False):
         flags |= {("tls", "certificate"): "/c.pem", ("tls", "key"): "/k.pem"}
@@ -137,7 +137,7 @@ def test_what_auto_stands_for(settings: dict[Any, Any], networks: Any) -> None:
     assert auto_networks(load(environ={}, flags=flags)[0]) == networks
 
 
-def test_what_can_be_set() -> None:
+def test_settings_from_flags_and_environment() -> None:
     assert load(environ={})[0].collectives.peers == ("auto",)
     environ = {"HEARTH_COLLECTIVES_PEERS": '["auto", gpu1:7424, 10.0.0.0/8]'}
     assert load(environ=environ)[0].collectives.peers == ("auto", "gpu1:7424", "10.0.0.0/8")

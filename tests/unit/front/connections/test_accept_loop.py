@@ -17,7 +17,7 @@ def listening() -> socket.socket:
     return made
 
 
-def test_connections_are_handed_on_until_it_stops() -> None:
+def test_connections_are_accepted_until_the_loop_stops() -> None:
     async def scenario() -> None:
         came: asyncio.Queue[tuple[socket.socket, tuple[str, int]]] = asyncio.Queue()
         loop = AcceptLoop("test", lambda *accepted: came.put_nowait(accepted), lambda error: None)

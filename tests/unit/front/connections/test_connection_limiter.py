@@ -127,7 +127,7 @@ def test_the_connection_that_waits_longest_makes_room_and_one_at_work_does_not()
     assert dropped == ["second", "other"] and observer.refused["descriptors"] == 1
 
 
-def test_another_address_gets_in_beside_one_that_takes_all() -> None:
+def test_one_address_cannot_use_all_connections() -> None:
     observer = Observer()
     limits = http_limiter(observer, most=8, per_peer=4, reserve=2)
     for _ in range(100):
@@ -151,7 +151,7 @@ def test_a_stranger_takes_the_place_of_the_oldest_of_the_largest_peer() -> None:
     assert observer.refused == {"strangers": 1}
 
 
-def test_those_with_a_credential_are_never_dropped_and_fill_the_listener() -> None:
+def test_connections_with_a_credential_are_never_dropped() -> None:
     observer = Observer()
     limits = limiter(observer, most=3)
     for _ in range(3):
@@ -204,7 +204,7 @@ def test_own_sockets_are_found_measured_and_shut_without_a_free_descriptor() -> 
             sockets.close()
 
 
-def test_a_reset_drops_what_is_unread_and_the_peer_hears_of_it() -> None:
+def test_reset_discards_unread_data_and_notifies_the_peer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         sockets = OpenSockets()
         try:

@@ -126,7 +126,7 @@ def test_a_penalized_peer_has_tighter_bounds_and_a_chance() -> None:
     assert judge([fresh], BOUNDS, penalties, PENALTY_GRACE + 0.1) == [(fresh, "penalty")]
 
 
-def test_calls_without_a_credential_are_a_flood_and_come_back_with_time() -> None:
+def test_budget_of_calls_without_a_credential_recovers_with_time() -> None:
     probe, flood = (
         UnauthenticatedConnection(1, 1, "10.0.0.1", "x", 0.0),
         UnauthenticatedConnection(2, 2, "10.0.0.1", "x", 0.0),
@@ -191,7 +191,7 @@ def test_shares_fit_the_limit(limit: int, used: int, devices: int) -> None:
 
 
 @given(st.integers(1, 9000), st.integers(0, 200), st.integers(0, 64))
-def test_the_needed_limit_is_the_least_that_leaves_what_is_asked_for(asked: int, used: int, devices: int) -> None:
+def test_needed_limit_is_the_smallest_that_is_sufficient(asked: int, used: int, devices: int) -> None:
     def lasting(limit: int) -> int:
         shares = descriptors.budget(limit, used, devices).shares
         return min(shares["grpc"], shares["grpc_unix"], shares["call"])
@@ -203,7 +203,7 @@ def test_the_needed_limit_is_the_least_that_leaves_what_is_asked_for(asked: int,
     assert descriptors.budget(needed - 1, used, devices, asked).small
 
 
-def test_connections_are_asked_for_by_number_only() -> None:
+def test_requested_connections_follow_the_settings() -> None:
     assert ConnectionSettings().asked == 0 and descriptors.budget(2000, 48, 8).small is False
     assert ConnectionSettings(max=3000).asked == 3000 and ConnectionSettings(max_strangers=700).asked == 1400
     assert ConnectionSettings(max=100, max_strangers=700).asked == 100

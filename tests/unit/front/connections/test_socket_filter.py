@@ -86,13 +86,13 @@ ADDRESSES = st.one_of(IPV4, IPV6)
 @given(
     st.lists(st.one_of(ADDRESSES, st.just("uid:7")), max_size=12), ADDRESSES, st.integers(0, 10), st.binary(max_size=9)
 )
-def test_it_drops_data_of_these_peers_and_nothing_else(held: list[str], source: str, options: int, data: bytes) -> None:
+def test_filter_drops_only_data_of_penalized_peers(held: list[str], source: str, options: int, data: bytes) -> None:
     groups = [group_of(peer) for peer in held]
     wanted = DROP if data and group_of(source) in groups else PASS
     assert run(program(groups), ip_header(source), tcp_segment(options, data)) == wanted
 
 
-def test_it_has_room_for_a_number_of_peers() -> None:
+def test_number_of_filtered_peers_is_bounded() -> None:
     peers = [f"2001:db8:0:{number:x}::/64" for number in range(MOST_PEERS + 1)]
     instructions = program(peers)
     assert len(instructions) < 4096  # BPF_MAXINSNS
@@ -132,7 +132,7 @@ def arrives(server: socket.socket, seconds: float) -> bool:
         return False
 
 
-def test_data_is_held_until_the_filter_is_taken_away(listening: socket.socket) -> None:
+def test_data_is_held_until_the_filter_is_removed(listening: socket.socket) -> None:
     host = listening.getsockname()[0]
     with connected(listening) as (before, server_before):
         socket_filter.attach(listening, program([host]))

@@ -70,7 +70,7 @@ def test_another_burst_does_not_wait_for_a_long_interval() -> None:
     assert trimming.due(1, START + 2 * GROWTH, 100.0 + STILL)
 
 
-def test_growth_by_pages_is_no_burst_that_lasts() -> None:
+def test_slow_growth_is_not_a_lasting_burst() -> None:
     trimming = HeapTrimming()
     trimming.due(1, START, 0.0)
     due = [now for now in range(1, 60) if trimming.due(1, START + 2 * GROWTH + now * 4096, float(now))]

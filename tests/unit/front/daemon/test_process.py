@@ -91,7 +91,7 @@ def all_gone(process: subprocess.Popen[str], seconds: float = 10.0) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("group", [False, True])
-def test_a_signal_ends_it_cleanly(start: Start, sockets: Path, number: signal.Signals, group: bool) -> None:
+def test_signal_ends_the_daemon_cleanly(start: Start, sockets: Path, number: signal.Signals, group: bool) -> None:
     process = start()
     line = ready(process)
     assert re.search(r"grpc=127\.0\.0\.1:[1-9]\d* ", line)
@@ -107,7 +107,7 @@ def test_a_signal_ends_it_cleanly(start: Start, sockets: Path, number: signal.Si
     assert not any(sockets.iterdir())
 
 
-def test_a_front_that_is_killed_takes_its_processes_with_it(start: Start) -> None:
+def test_processes_end_with_a_killed_front(start: Start) -> None:
     process = start()
     ready(process)
     process.kill()

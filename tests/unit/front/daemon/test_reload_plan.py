@@ -123,7 +123,7 @@ SETS = st.sets(st.sampled_from([path for path in paths() if path != ("tenants",)
 
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(SETS, SETS, st.lists(st.sampled_from(["alice", "bob", "carol"]), min_size=1, max_size=3, unique=True))
-def test_a_plan_is_what_can_be_changed_and_no_more(one: set[Any], two: set[Any], names: list[str]) -> None:
+def test_plan_has_exactly_the_reloadable_changes(one: set[Any], two: set[Any], names: list[str]) -> None:
     tables = [
         {"name": name, "tokens": ["sha256:" + hashlib.sha256(f"hearth_{name:-<22}".encode()).hexdigest()]}
         for name in names
@@ -139,7 +139,7 @@ def test_a_plan_is_what_can_be_changed_and_no_more(one: set[Any], two: set[Any],
     assert planned.tenants.removed == (() if "alice" in names else ("alice",))
 
 
-def test_nothing_is_nothing() -> None:
+def test_unchanged_configuration_gives_empty_plan() -> None:
     assert plan(Config(), Config()) == ReloadPlan(Config(), (), (), plan(Config(), Config()).tenants)
 
 
@@ -154,7 +154,7 @@ def test_tenants() -> None:
     assert planned.kept == (LAST_TENANT,) and planned.config == both
 
 
-def test_what_cannot_be_used_without_what_needs_a_restart() -> None:
+def test_change_that_depends_on_a_restart_is_refused() -> None:
     tls = {"certificate": "/c", "key": "/k", "client_ca": "/a", "require_client_certificate": True}
     wanted = config(tenants=[{"name": "alice", "certificates": ["ci"]}], tls=tls)
     with pytest.raises(ReloadError, match=r"client_ca.*unchanged until a restart.*tls\.certificate"):
@@ -195,7 +195,7 @@ def test_callers_are_matched_with_the_new_tenants() -> None:
 # ---- quotas ----
 
 
-def test_bounds_of_a_queue_change_under_those_who_wait() -> None:
+def test_queue_bounds_change_during_waits() -> None:
     async def scenario() -> None:
         queue = CommandQueue(2)
         queue.take(10, 2)
@@ -229,7 +229,7 @@ def test_time_that_is_used_up_by_a_lower_quota() -> None:
 # ---- the reloader ----
 
 
-def test_what_is_asked_for_meanwhile_is_one_more() -> None:
+def test_requests_during_a_reload_cause_one_more_reload() -> None:
     async def scenario() -> None:
         reads, made = [0], []
         gate = threading.Event()
@@ -264,7 +264,7 @@ def test_what_is_asked_for_meanwhile_is_one_more() -> None:
 
 
 @pytest.mark.parametrize("error", [ConfigError("it is wrong"), RuntimeError("a bug")])
-def test_a_reload_that_fails_is_over(error: Exception) -> None:
+def test_failed_reload_does_not_block_the_next(error: Exception) -> None:
     async def scenario() -> None:
         def read() -> Config:
             if outcomes:

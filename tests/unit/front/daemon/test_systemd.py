@@ -34,7 +34,7 @@ def test_no_message_without_a_service_manager(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(asyncio.wait_for(notifier.watchdog(lambda: True), 1))  # ends at once
 
 
-def test_what_is_said_when(manager: NotifySocket) -> None:
+def test_notification_for_each_state(manager: NotifySocket) -> None:
     notifier = Notifier()
     notifier.reloading()
     notifier.reloaded()
@@ -94,7 +94,7 @@ def test_another_process_s_watchdog_is_left_alone(manager: NotifySocket, monkeyp
     assert manager.listen(0) == []
 
 
-def test_a_device_that_is_silent_for_too_long_is_no_progress(manager: NotifySocket, tmp_path: Path) -> None:
+def test_watchdog_is_not_fed_while_a_device_is_silent(manager: NotifySocket, tmp_path: Path) -> None:
     """The supervisor replaces the device process long before. If even that does not happen, systemd has to restart the
     daemon."""
 
@@ -116,7 +116,7 @@ def test_a_device_that_is_silent_for_too_long_is_no_progress(manager: NotifySock
     run(scenario())
 
 
-def test_the_status_says_what_it_serves(manager: NotifySocket, tmp_path: Path) -> None:
+def test_status_line_counts_devices_and_sessions(manager: NotifySocket, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as served:
             said = manager.listen(0)

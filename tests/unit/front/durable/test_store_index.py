@@ -26,7 +26,7 @@ def test_places_are_pages_and_never_used_twice() -> None:
         shelf.reserve(9, 9, 1)
 
 
-def test_what_has_no_complete_copy_goes_with_its_process() -> None:
+def test_places_without_a_complete_copy_are_freed_with_their_process() -> None:
     shelf = StoreIndex()
     for key in (1, 2):
         shelf.reserve(key, key, 10)
@@ -36,7 +36,7 @@ def test_what_has_no_complete_copy_goes_with_its_process() -> None:
     assert shelf.lost() == []
 
 
-def test_of_two_copies_under_one_handle_the_newer_one_is_the_buffer_s() -> None:
+def test_newer_copy_of_a_reused_handle_is_kept() -> None:
     shelf = StoreIndex()
     shelf.reserve(1, 7, 10)
     shelf.reserve(2, 8, 10)
@@ -54,7 +54,7 @@ def test_a_commit_counts_as_a_whole_or_not_at_all() -> None:
     assert shelf.copies[1].committed is None
 
 
-def test_the_refusal_says_whose_limit_it_is() -> None:
+def test_refusal_names_the_exceeded_limit() -> None:
     uses = (StoreUse("tenant a on device 0", 100, 0), StoreUse("the node", 900, 1000))
     check(100, uses)
     with pytest.raises(Refusal) as caught:

@@ -44,16 +44,16 @@ WELL = [
 
 
 @pytest.mark.parametrize("reading", WELL)
-def test_what_kernels_do_and_what_heat_does_is_no_sickness(reading: GpuReading) -> None:
+def test_kernel_faults_and_heat_do_not_fence_a_gpu(reading: GpuReading) -> None:
     assert health.hardware_fault(reading) == ""
 
 
-def test_what_is_beyond_repair() -> None:
+def test_permanent_gpu_failures() -> None:
     assert "restart the machine" in health.hardware_fault(GpuReading(lost=True))
     assert "replaced" in health.hardware_fault(GpuReading(remap_failed=True))
 
 
-def test_what_the_driver_says_counts_for_more_than_xids() -> None:
+def test_recovery_action_of_the_driver_overrides_xids() -> None:
     assert health.hardware_fault(GpuReading(recovery="none", xids={79: 1})) == ""
     for action in RECOVERY:
         sick = health.hardware_fault(GpuReading(recovery=action))
@@ -250,7 +250,7 @@ def test_readings_are_in_base_units() -> None:
     )  # fmt: skip
 
 
-def test_what_a_gpu_does_not_know_is_left_out_and_not_asked_again() -> None:
+def test_unsupported_readings_are_omitted_and_not_queried_again() -> None:
     library = Library(nvmlDeviceGetTemperature=40)
     nvml = Nvml(library)
     assert nvml.read(UUID) == GpuReading(temperature=40.0)

@@ -10,7 +10,7 @@ import pytest
 from hearthd.front.http.cached import CachedResponse
 
 
-def test_an_answer_is_found_once_for_all_who_can_do_with_it() -> None:
+def test_concurrent_callers_share_one_computation() -> None:
     async def scenario() -> None:
         now, found = [0.0], itertools.count()
 

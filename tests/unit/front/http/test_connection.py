@@ -77,7 +77,7 @@ async def closed(reader: asyncio.StreamReader) -> None:
             pass
 
 
-def test_what_is_too_large_or_no_request_is_refused_and_cut(tmp_path: Path) -> None:
+def test_oversized_and_malformed_requests_are_refused_and_closed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, listen__http="127.0.0.1:0") as f:
             for request, status, reason in (
@@ -147,7 +147,7 @@ def test_requests_on_one_connection_are_answered_one_after_the_other(tmp_path: P
     run(scenario())
 
 
-def test_one_that_sends_far_ahead_has_one_answer(tmp_path: Path) -> None:
+def test_pipelining_client_gets_one_answer(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, listen__http="127.0.0.1:0") as f, opened(f) as (reader, writer):
             writer.write(HEAD % b"/healthz" * 2000)
@@ -158,7 +158,7 @@ def test_one_that_sends_far_ahead_has_one_answer(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_one_that_does_not_read_is_cut(tmp_path: Path) -> None:
+def test_client_that_does_not_read_is_closed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, listen__http="127.0.0.1:0", http__write_timeout="200ms") as f:
             with socket.socket() as stranger:
@@ -181,7 +181,7 @@ def test_one_that_does_not_read_is_cut(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_probes_are_answered_when_there_is_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_are_answered_at_the_connection_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         flags = {"http__max_connections": 8, "http__max_connections_per_address": 4, "http__metrics_max_age": "0s"}
         async with front(tmp_path, listen__http="127.0.0.1:0", **flags) as f, contextlib.AsyncExitStack() as stack:
@@ -281,7 +281,7 @@ def test_a_page_of_metrics_is_collected_once_a_second(tmp_path: Path, monkeypatc
     run(scenario())
 
 
-def test_a_failure_inside_tells_nothing_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_reveals_nothing_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with front(tmp_path, listen__http="127.0.0.1:0") as f, opened(f) as (reader, writer):
 

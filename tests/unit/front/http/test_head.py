@@ -16,7 +16,7 @@ def with_fields(*fields: bytes, line: bytes = b"GET / HTTP/1.1") -> bytes:
     return b"\r\n".join((line, b"Host: x", *fields)) + b"\r\n\r\n"
 
 
-def test_a_head_is_parsed_and_passed_on_without_what_is_ignored() -> None:
+def test_head_is_parsed_and_forwarded_without_ignored_fields() -> None:
     head = parse(GOOD)
     assert (head.method, head.target, head.probe) == ("GET", "/status?max_age=1", False)
     assert head.fields[b"host"] == b"localhost:7422" and head.data == GOOD
@@ -52,13 +52,13 @@ def test_a_head_is_parsed_and_passed_on_without_what_is_ignored() -> None:
         (with_fields(*[b"X: y"] * MAX_FIELDS), 431, "head_too_large"),
     ],
 )
-def test_what_is_refused(data: bytes, status: int, reason: str) -> None:
+def test_invalid_heads_are_refused(data: bytes, status: int, reason: str) -> None:
     with pytest.raises(HeadError) as error:
         parse(data)
     assert (error.value.status, error.value.reason) == (status, reason) and error.value.fix
 
 
-def test_an_unfinished_head_is_refused_as_soon_as_it_is_hopeless() -> None:
+def test_invalid_beginning_of_a_head_is_refused_at_once() -> None:
     for length in range(1, len(GOOD)):
         check_beginning(GOOD[:length])
     for begun in (b"\x00", b"\x16\x03\x01", b"{", b"GET" + b"a" * MAX_HEAD, b"GET /" + b"a" * MAX_LINE,

@@ -53,7 +53,7 @@ def test_the_page_and_its_files(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_head_and_what_is_refused(tmp_path: Path) -> None:
+def test_head_requests_and_refused_methods(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pages(tmp_path) as (_, client):
             for path in ("/", "/page/page.js", "/status", "/status?max_age=1", "/metrics", "/healthz"):
@@ -100,7 +100,7 @@ def test_many_pages_cost_one_document_a_second(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_the_document_says_what_the_devices_do(tmp_path: Path) -> None:
+def test_status_document_reports_device_activity(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pages(tmp_path) as (f, client):
             await f.open("me")

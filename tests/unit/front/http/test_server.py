@@ -214,7 +214,7 @@ def test_grpc_health_and_reflection(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_one_daemon_a_socket(tmp_path: Path) -> None:
+def test_second_daemon_on_the_same_socket_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "h.sock"
         async with front(tmp_path) as f:

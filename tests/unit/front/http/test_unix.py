@@ -71,7 +71,7 @@ def test_user_of_the_socket_is_the_tenant_and_a_token_counts_instead(tmp_path: P
     run(scenario())
 
 
-def test_user_that_is_no_tenants_gets_what_anybody_gets(tmp_path: Path) -> None:
+def test_user_of_no_tenant_has_no_further_access(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, listen__http_unix=str(tmp_path / "x.sock")) as f:
             auth, server = f.daemon.access.auth, f.daemon.access.http_server
@@ -137,7 +137,7 @@ def test_tcp_and_unix_share_a_server_and_its_limits(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_the_path_is_beside_the_other_sockets_or_as_given() -> None:
+def test_path_of_the_http_socket() -> None:
     def path(**listen: str) -> str:
         return Config.model_validate({"listen": listen}).http_path
 

@@ -165,7 +165,7 @@ def test_an_unwanted_chunk_leaves_its_slot() -> None:
     "payload",
     [b"", SLOT.pack(0, CHUNK)[:7], SLOT.pack(16, 1), SLOT.pack(0, CHUNK + 1), SLOT.pack(0xFFFFFFFF, 0xFFFFFFFF)],
 )
-def test_a_slot_that_is_none_ends_the_link(payload: bytes) -> None:
+def test_invalid_slot_ends_the_link(payload: bytes) -> None:
     async def scenario() -> None:
         async with linked() as end:
             channel = opened(end.link)
@@ -197,7 +197,7 @@ def test_a_process_that_was_given_none_may_not_name_a_slot() -> None:
     run(scenario())
 
 
-def test_nothing_is_left_of_it_when_the_link_ends() -> None:
+def test_chunk_memory_is_freed_with_its_link() -> None:
     async def scenario() -> None:
         async with linked() as end:
             channel, (_, memory) = opened(end.link), end.taken()

@@ -42,7 +42,7 @@ async def receive(peer: socket.socket, count: int) -> list[frames.Frame]:
     return got
 
 
-def test_a_loss_while_a_call_waits_for_room_is_no_lost_exception() -> None:
+def test_loss_during_a_waiting_call_leaves_no_unretrieved_exception() -> None:
     """The call ends with the loss that `drain` raises. The future of its answer, which is then never awaited, has the
     same exception."""
     complaints: list[str] = []
@@ -180,7 +180,7 @@ def test_loss_reaches_everyone_once() -> None:
     run(scenario())
 
 
-def test_a_late_result_of_a_call_that_was_given_up() -> None:
+def test_late_result_of_a_cancelled_call_is_ignored() -> None:
     async def scenario() -> None:
         async with linked() as (link, peer):
             call = asyncio.create_task(link.call(1, commands_pb2.Command()))
@@ -196,7 +196,7 @@ def test_a_late_result_of_a_call_that_was_given_up() -> None:
     run(scenario())
 
 
-def test_a_response_may_acknowledge_as_well() -> None:
+def test_response_may_carry_an_ack() -> None:
     async def scenario() -> None:
         async with linked() as (link, peer):
             channel = link.open_channel({"session": "s"})

@@ -124,7 +124,7 @@ def test_the_longest_wait_of_several_processes_is_that_of_one() -> None:
     assert gauges.combine(each) == {"loads_waiting": 3, "load_wait_longest_ns": 5, "memory_free_bytes": 8}
 
 
-def test_late_words_of_an_older_process_are_ignored() -> None:
+def test_late_reports_of_an_older_process_are_ignored() -> None:
     totals = DeviceTotals()
     totals.observe(1, snapshot(5))
     totals.observe(2, snapshot(1))
@@ -162,7 +162,7 @@ def test_totals_never_go_down(steps: list[tuple[int, int]]) -> None:
         before = now
 
 
-def test_what_is_no_number_is_left_out() -> None:
+def test_invalid_counter_values_are_omitted() -> None:
     counts = Counts.of(
         {
             "counters": {"good": 1, "bad name": 2, "text": "3", "true": True, "none": None, "f": 1.5},

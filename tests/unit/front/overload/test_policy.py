@@ -86,7 +86,7 @@ def test_single_reading_that_stands_out_counts_for_nothing(readings: list[float]
     assert recent.add(spike) <= max([0.0, *readings])
 
 
-def test_what_is_refused_at_which_level() -> None:
+def test_refused_methods_at_each_level() -> None:
     assert refused("OpenSession", OverloadLevel.CALM) == refused("Launch", OverloadLevel.ELEVATED) == ""
     assert (
         refused("OpenSession", OverloadLevel.ELEVATED) == "session"
@@ -95,7 +95,7 @@ def test_what_is_refused_at_which_level() -> None:
     assert refused("Launch", OverloadLevel.CRITICAL) == refused("Execute", OverloadLevel.CRITICAL) == "work"
 
 
-def test_every_method_that_is_refused_exists_and_what_ends_work_is_served() -> None:
+def test_refused_methods_exist_and_methods_that_end_work_are_served() -> None:
     methods = {
         method.name
         for file, service in ((node_pb2, "NodeService"), (device_pb2, "DeviceService"))
@@ -123,7 +123,7 @@ def manager_with(**readings: float) -> tuple[OverloadManager, dict[str, float], 
     return OverloadManager(settings, read=read, clock=clock), values, clock
 
 
-def test_overload_is_reported_refused_and_over() -> None:
+def test_overload_is_reported_refuses_calls_and_ends() -> None:
     manager, values, clock = manager_with()
     levels = []
     manager.listeners.append(lambda: levels.append(manager.level))
@@ -152,7 +152,7 @@ def test_overload_is_reported_refused_and_over() -> None:
     assert samples["hearth_overload_level",] == 0
 
 
-def test_lag_counts_when_it_lasts() -> None:
+def test_lag_counts_only_if_sustained() -> None:
     manager, _, _ = manager_with()
     manager.measure(30.0, others=False)
     manager.measure(0.0, others=False)
@@ -171,7 +171,7 @@ def test_resource_that_cannot_be_read_is_left_out() -> None:
     assert manager.level == OverloadLevel.CALM
 
 
-def test_switched_off_it_measures_and_refuses_nothing() -> None:
+def test_disabled_overload_control_refuses_nothing() -> None:
     manager = OverloadManager(OverloadSettings(enabled=False), read={"descriptors": lambda: 1.0}, clock=Clock())
     manager.measure(0.0, others=True)
     assert manager.admit("OpenSession") is None and manager.triggers["descriptors"].level == OverloadLevel.CRITICAL

@@ -18,7 +18,7 @@ bodies = st.dictionaries(
 
 
 @given(st.lists(bodies, max_size=6), st.lists(st.integers(0, 400), max_size=8))
-def test_whatever_the_cuts(sent: list[dict[str, Any]], cuts: list[int]) -> None:
+def test_frames_cut_at_any_byte(sent: list[dict[str, Any]], cuts: list[int]) -> None:
     data = b"".join(map(encode, sent))
     reader, got = PeerFrameReader(), []
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
@@ -28,7 +28,7 @@ def test_whatever_the_cuts(sent: list[dict[str, Any]], cuts: list[int]) -> None:
 
 
 @given(st.lists(bodies, min_size=1, max_size=3), st.binary(max_size=60))
-def test_what_is_no_frame_is_an_error_and_nothing_else(sent: list[dict[str, Any]], garbage: bytes) -> None:
+def test_garbage_raises_only_frame_errors(sent: list[dict[str, Any]], garbage: bytes) -> None:
     reader = PeerFrameReader(1000)
     assert reader.feed(b"".join(map(encode, sent))) == sent
     try:
@@ -45,7 +45,7 @@ def test_what_is_no_frame_is_an_error_and_nothing_else(sent: list[dict[str, Any]
      b"[" * 100_000, b'{"a":' * 100_000, b'{"a":' + b"9" * 5000 + b"}"],
     ids=lambda payload: repr(payload[:12]),
 )  # fmt: skip
-def test_payloads_that_are_no_objects(payload: bytes) -> None:
+def test_payloads_that_are_not_objects_are_refused(payload: bytes) -> None:
     with pytest.raises(PeerFrameError):
         PeerFrameReader().feed(HEADER.pack(len(payload)) + payload)
 
@@ -66,7 +66,7 @@ def test_sizes() -> None:
     assert small.feed(encode({"a": "x" * 20})) == [{"a": "x" * 20}]
 
 
-def test_what_is_no_json_is_not_sent() -> None:
+def test_values_without_json_form_are_not_sent() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         encode({"a": float("nan")})
     assert json.loads(encode({"ä": 1})[HEADER.size :]) == {"ä": 1}

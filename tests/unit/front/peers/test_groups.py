@@ -208,7 +208,7 @@ def test_a_daemon_that_hangs_is_noticed_by_its_silence() -> None:
 # ---- joining ----
 
 
-def test_tickets_that_are_not_good() -> None:
+def test_invalid_tickets_are_refused() -> None:
     async def work() -> None:
         async with pair() as both:
             session = both.second.session(1)
@@ -225,7 +225,7 @@ def test_tickets_that_are_not_good() -> None:
     run(work())
 
 
-def test_what_is_said_must_fit_what_was_created() -> None:
+def test_join_that_contradicts_the_group_is_refused() -> None:
     async def work() -> None:
         first, second = FakeFront("a"), FakeFront("b")
         async with fronts(first, second):
@@ -246,7 +246,7 @@ def test_what_is_said_must_fit_what_was_created() -> None:
     run(work())
 
 
-def test_a_group_that_does_not_come_together_in_time() -> None:
+def test_incomplete_group_times_out() -> None:
     async def work() -> None:
         first, second = FakeFront("a"), FakeFront("b")
         async with fronts(first, second):
@@ -320,7 +320,7 @@ def test_a_coordinator_that_never_answers() -> None:
     run(work())
 
 
-def test_who_is_turned_away_counts_until_it_has_gone() -> None:
+def test_refused_connection_counts_until_it_is_closed() -> None:
     async def work() -> None:
         front = FakeFront("a")
         async with fronts(front):
@@ -377,7 +377,7 @@ def test_a_session_takes_part_once() -> None:
     run(work())
 
 
-def test_other_sessions_do_not_see_it() -> None:
+def test_group_of_another_session_is_reported_as_absent() -> None:
     async def work() -> None:
         async with pair() as both:
             stranger = both.first.session(0)
@@ -399,7 +399,7 @@ def test_other_sessions_do_not_see_it() -> None:
 
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("how", ["leave", "session"])
-def test_who_leaves_ends_it_for_all(who: int, how: str) -> None:
+def test_leaving_rank_ends_group_for_all(who: int, how: str) -> None:
     async def work() -> None:
         async with pair() as both:
             await both.run(1)

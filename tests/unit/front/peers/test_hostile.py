@@ -190,7 +190,7 @@ NONSENSE: list[Any] = [
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda body: str(body)[:60])
-def test_who_talks_nonsense_is_cut_off(nonsense: Any) -> None:
+def test_peer_that_sends_garbage_is_disconnected(nonsense: Any) -> None:
     async def work() -> None:
         async with pair() as both, insider(both) as peer:
             comm = (await both.run(1))[0]["comm"]
@@ -231,7 +231,7 @@ MORE = {
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.fixed_dictionaries({"t": TYPES}, optional=MORE), min_size=1, max_size=8))
-def test_whatever_a_member_says(messages: list[dict[str, Any]]) -> None:
+def test_messages_of_a_member_harm_no_other_group(messages: list[dict[str, Any]]) -> None:
     async def work() -> None:
         async with pair() as both, insider(both) as peer:
             comm = (await both.run(1))[0]["comm"]
@@ -371,7 +371,7 @@ def test_a_coordinator_cannot_have_helpers_without_end() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_coordinator_that_talks_nonsense_is_cut_off(nonsense: Any) -> None:
+def test_coordinator_that_sends_garbage_is_disconnected(nonsense: Any) -> None:
     async def work() -> None:
         async with coordinator() as chief:
             device = chief.front.links[0]

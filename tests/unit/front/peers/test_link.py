@@ -100,7 +100,7 @@ async def strangers(made: Echo, count: int) -> None:
 
 
 @both_loops
-def test_what_is_said_is_heard_in_order(loop: str) -> None:
+def test_messages_arrive_in_order(loop: str) -> None:
     async def work() -> None:
         async with echo() as made:
             link = await greet(made)
@@ -200,7 +200,7 @@ def teststrangers_that_make_no_sense_are_hung_up_on(garbage: bytes) -> None:
 
 
 @both_loops
-def test_a_stranger_has_to_say_who_it_is(loop: str) -> None:
+def test_connection_without_a_hello_is_closed(loop: str) -> None:
     async def work() -> None:
         async with echo(handshake=0.2) as made:
             reader, writer = await asyncio.open_connection(made.address.host, made.address.port)
@@ -235,7 +235,7 @@ def teststrangers_are_few() -> None:
     run(work())
 
 
-def test_one_host_does_not_keep_the_others_out() -> None:
+def test_connections_of_one_host_do_not_exclude_others() -> None:
     async def work() -> None:
         async with echo() as made:
             waiting = [await stranger(made, 2) for _ in range(MAX_STRANGERS_OF_ONE)]
@@ -256,7 +256,7 @@ def test_one_host_does_not_keep_the_others_out() -> None:
 
 @both_loops
 @pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
-def test_a_peer_that_floods_is_heard_slowly(loop: str, tls: bool, certificates: ServerCertificates) -> None:
+def test_flooding_peer_is_read_slowly(loop: str, tls: bool, certificates: ServerCertificates) -> None:
     context, pin, make = lambda: None, b"", quick(0.1, 2.0, max_messages=100)
     trusting = None
     if tls:
@@ -338,7 +338,7 @@ def test_tls_with_the_certificate_of_the_ticket(loop: str, certificates: ServerC
 
 
 @both_loops
-def test_tls_that_is_not_that_of_the_ticket(loop: str, certificates: ServerCertificates) -> None:
+def test_certificate_other_than_that_of_the_ticket_is_refused(loop: str, certificates: ServerCertificates) -> None:
     async def work() -> None:
         async with echo(context=certificates.peers, handshake=0.5) as made:
             with pytest.raises(PeerLost, match="certificate is not the one"):

@@ -66,7 +66,7 @@ KINDS = ["closed", "silent", "hangs up", "speaks", "speaks frames", "refuses in 
 
 
 @pytest.mark.parametrize("pin", [b"", b"p" * 32], ids=["clear", "tls"])
-def test_whatever_is_there_looks_alike(pin: bytes) -> None:
+def test_all_unreachable_targets_give_the_same_error(pin: bytes) -> None:
     async def work() -> None:
         front = FakeFront("b", window=WINDOW)
         told, times, logged = set(), [], []
@@ -86,7 +86,7 @@ def test_whatever_is_there_looks_alike(pin: bytes) -> None:
     run(work())
 
 
-def test_each_address_takes_its_time_and_all_of_them_no_more_than_there_is() -> None:
+def test_attempts_are_limited_by_address_and_in_all() -> None:
     async def work() -> None:
         front = FakeFront("b", window=WINDOW)
         async with fronts(front), answering("closed") as one, answering("silent") as two:
@@ -99,7 +99,7 @@ def test_each_address_takes_its_time_and_all_of_them_no_more_than_there_is() -> 
     run(work())
 
 
-def test_what_is_not_allowed_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_addresses_are_not_contacted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "_resolved", lambda host: {"inside": ["10.0.0.5"]}.get(host, []))
 
     async def work() -> None:
@@ -124,7 +124,7 @@ def test_what_is_not_allowed_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> 
     run(work())
 
 
-def test_what_is_allowed_is_tried_and_the_rest_named() -> None:
+def test_allowed_addresses_are_tried_and_others_named() -> None:
     async def work() -> None:
         first, second = FakeFront("a"), FakeFront("b", window=WINDOW)
         async with fronts(first, second), answering("closed") as dead:
@@ -141,7 +141,7 @@ def test_what_is_allowed_is_tried_and_the_rest_named() -> None:
     run(work())
 
 
-def test_a_name_is_connected_to_where_it_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_goes_to_the_checked_address_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name resolves to another address at each lookup. The connection goes to the address of the first lookup,
     which was checked."""
     answers = [["127.0.0.1"], ["127.0.0.9"], ["127.0.0.9"]]

@@ -37,7 +37,7 @@ async def becomes(front: FakeFront, session: Any, sequence: int, state: str) -> 
             await asyncio.sleep(0.001)
 
 
-def test_a_follower_knows_what_its_ranks_did() -> None:
+def test_follower_records_operations_of_its_ranks() -> None:
     async def work() -> None:
         async with pair() as both:
             link, session = both.ranks[1], both.sessions[1]
@@ -80,7 +80,7 @@ def test_why_an_operation_did_not_run() -> None:
 
 
 @pytest.mark.parametrize("lost", ["own process", "other process", "coordinator"])
-def test_what_was_under_way_when_something_was_lost(lost: str) -> None:
+def test_operations_in_flight_at_a_loss_are_recorded(lost: str) -> None:
     async def work() -> None:
         async with pair() as both:
             session = both.sessions[1]
@@ -118,7 +118,7 @@ def test_two_sessions_of_one_daemon_have_a_record_each() -> None:
     run(work())
 
 
-def test_it_is_done_when_all_own_ranks_are() -> None:
+def test_operation_is_done_when_all_local_ranks_are() -> None:
     async def work() -> None:
         first, second = FakeFront("a"), FakeFront("b")
         async with fronts(first, second):
@@ -139,7 +139,7 @@ def test_it_is_done_when_all_own_ranks_are() -> None:
     run(work())
 
 
-def test_it_stays_small() -> None:
+def test_record_is_bounded() -> None:
     record = PeerRecord("ab", 2, 1, FlightRecorder(clock=lambda: 5))
     for sequence in range(1, 10 * OPERATIONS):
         record.presented(1, {"sequence": sequence, "signature": SIGNATURE})

@@ -90,7 +90,7 @@ json = st.recursive(
 
 
 @given(st.sampled_from(["t", "group", "node", "secret", "members", "protocol"]), json)
-def test_hellos_that_are_none(field: str, value: Any) -> None:
+def test_invalid_hellos_are_refused(field: str, value: Any) -> None:
     body = tickets.hello(GROUP, 1, SECRET, PAIR)
     body[field] = value
     try:
@@ -129,7 +129,9 @@ def test_secrets() -> None:
         ({"members": PAIR[:1]}, [], Reason.COLLECTIVE_MISMATCH, {"rank": "1", "requested": "missing"}),
     ],
 )  # fmt: skip
-def test_who_is_not_let_in(change: dict[str, Any], taken: list[int], reason: Reason, details: dict[str, str]) -> None:
+def test_mismatched_hellos_are_refused(
+    change: dict[str, Any], taken: list[int], reason: Reason, details: dict[str, str]
+) -> None:
     good = PeerHello(GROUP, 1, SECRET, PAIR, tickets.PROTOCOL)
     tickets.check_hello(good, PAIR, [])
     with pytest.raises(Refusal) as error:

@@ -140,7 +140,7 @@ steps = st.lists(
 )
 
 
-def test_who_asks_and_is_asked_to_give_back_at_once_is_answered() -> None:
+def test_request_crossing_a_reclaim_is_answered() -> None:
     """The request exceeded the memory of the process at the time; when it is served, the process has even less."""
     world = World()
     first, second = world.start("x", TOTAL // 3), world.start("x", TOTAL // 3)
@@ -153,7 +153,7 @@ def test_who_asks_and_is_asked_to_give_back_at_once_is_answered() -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(steps)
-def test_never_more_than_there_is_whatever_happens(sequence: list[tuple[str, int | str | float, int]]) -> None:
+def test_grants_never_exceed_the_device(sequence: list[tuple[str, int | str | float, int]]) -> None:
     world = World()
     quotas = {"": 0, "x": TOTAL // 3, "y": 0}
     for action, which, amount in sequence:
@@ -186,7 +186,7 @@ def test_never_more_than_there_is_whatever_happens(sequence: list[tuple[str, int
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.integers(0, TOTAL // 4), min_size=2, max_size=4), st.data())
-def test_what_is_unused_is_had_by_who_wants_it(used: list[int], data: st.DataObject) -> None:
+def test_unused_memory_is_granted_to_processes_that_request_it(used: list[int], data: st.DataObject) -> None:
     world = World()
     numbers = [world.start() for _ in used]
     world.settle()
@@ -220,7 +220,7 @@ def test_lone_process_has_all_memory_and_gets_no_message() -> None:
     assert not world.processes[only].unconfirmed and world.ledger.wake(0.0) is None
 
 
-def test_the_first_process_tells_how_much_there_is() -> None:
+def test_total_memory_is_reported_by_the_first_process() -> None:
     world = World(0)
     world.total = TOTAL
     first, second = world.start(), world.start()
@@ -314,7 +314,7 @@ def test_a_holder_that_does_not_answer_is_done_without() -> None:
     assert world.processes[other].unconfirmed, "it is answered again, though nothing has changed"
 
 
-def test_who_has_nothing_to_give_is_not_asked_again_at_once() -> None:
+def test_process_without_unused_memory_is_not_queried_again_at_once() -> None:
     world = World()
     full, other = world.start(), world.start()
     world.settle()
@@ -345,7 +345,7 @@ def test_a_process_waits_for_room_to_start() -> None:
     assert world.processes[late].limit == 0
 
 
-def test_words_of_processes_that_are_gone_do_no_harm() -> None:
+def test_messages_of_ended_processes_are_ignored() -> None:
     ledger = MemoryLedger(TOTAL)
     ledger.want(7, 5)
     ledger.confirm(7, 5, 5, 0.0)

@@ -108,7 +108,7 @@ def test_turns_begin_with_the_second_process_and_end_with_it() -> None:
     assert dict(turns.join("b", 3.0)) == {"a": MAY, "b": MAY}
 
 
-def test_who_has_little_to_do_notices_nothing_of_turns() -> None:
+def test_light_process_is_not_delayed_by_turns() -> None:
     simulation = Simulation()
     simulation.join("flood", ProcessShare("a"), drain=0.002)
     simulation.join("light", ProcessShare("b"))
@@ -191,7 +191,7 @@ def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_
     assert now == pytest.approx(began + PATIENCE_S)
 
 
-def test_who_overruns_is_let_through_now_and_then() -> None:
+def test_process_without_credit_is_let_through_periodically() -> None:
     """The kernel may wait for work that is queued behind it. The process is charged all the time, so that it never has
     credit again."""
     simulation = Simulation()

@@ -111,7 +111,7 @@ def test_stripes(tmp_path: Path, count: int) -> None:
     run(scenario())
 
 
-def test_who_gets_which(tmp_path: Path) -> None:
+def test_stripes_over_tcp_and_segments_over_unix_socket(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, LaneLauncher(), devices=1, **TCP) as f:
             await f.open()
@@ -164,7 +164,7 @@ def test_a_session_that_is_not_attached(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["off", "no tcp", "no descriptors"])
-def test_no_way(tmp_path: Path, why: str) -> None:
+def test_bulk_transfer_is_refused_if_unavailable(tmp_path: Path, why: str) -> None:
     flags: dict[str, dict[str, Any]] = {
         "off": {**TCP, "lanes__enabled": False},
         "no tcp": {"listen__lanes": "", "lanes__path": f"/tmp/{'x' * 103}"},
@@ -184,7 +184,7 @@ def test_no_way(tmp_path: Path, why: str) -> None:
     run(scenario())
 
 
-def test_who_has_gone_before_its_connection_comes(tmp_path: Path) -> None:
+def test_device_lost_before_the_bulk_connection_arrives(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, LaneLauncher(), devices=1, **TCP) as f:
             await f.open()
@@ -239,7 +239,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         ("10.0.0.1", "0.0.0.0", "ipv4:10.0.0.7:9", "10.0.0.1"),
     ],
 )
-def test_where_a_client_is_sent(listens: str, beside: str, peer: str, told: str | None) -> None:
+def test_address_of_the_lane_port_for_each_client(listens: str, beside: str, peer: str, told: str | None) -> None:
     listening = Address(listens, 7423)
     if told is None:
         with pytest.raises(Refusal, match="own host") as refusal:

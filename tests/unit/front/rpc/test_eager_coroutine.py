@@ -28,7 +28,7 @@ async def _steps(log: list[str], *waited: Awaitable[Any]) -> None:
         log.append(f"after {number}")
 
 
-def test_its_first_step_is_taken_at_once() -> None:
+def test_first_step_runs_at_once() -> None:
     async def scenario() -> None:
         loop, log = asyncio.get_running_loop(), list[str]()
         futures = [loop.create_future() for _ in range(2)]
@@ -53,7 +53,7 @@ def test_its_first_step_is_taken_at_once() -> None:
     asyncio.run(scenario())
 
 
-def test_what_one_that_was_closed_waits_for_may_fail() -> None:
+def test_failure_after_close_is_discarded() -> None:
     """The exception reaches neither a caller nor the log. This is the case of a gRPC write whose client has
     disconnected."""
     complaints: list[str] = []
@@ -73,7 +73,7 @@ def test_what_one_that_was_closed_waits_for_may_fail() -> None:
     assert not complaints
 
 
-def test_its_errors_are_raised_where_it_is_awaited() -> None:
+def test_errors_are_raised_by_the_await() -> None:
     async def fails(first: bool) -> None:
         if not first:
             await asyncio.sleep(0)
@@ -88,7 +88,7 @@ def test_its_errors_are_raised_where_it_is_awaited() -> None:
     asyncio.run(scenario())
 
 
-def test_it_is_cancelled_with_its_task_and_closed_without() -> None:
+def test_coroutine_is_cancelled_with_its_task_and_closed_otherwise() -> None:
     async def scenario() -> None:
         loop, log = asyncio.get_running_loop(), list[str]()
         future = loop.create_future()
@@ -151,7 +151,7 @@ def _with_client(
     asyncio.run(run())
 
 
-def test_a_response_goes_at_once_and_those_behind_it_in_order() -> None:
+def test_responses_are_written_at_once_and_in_order() -> None:
     async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
         attachment.on_response(b"1")
         assert client.writes == [b"1"], "the loop had no turn yet"

@@ -94,7 +94,7 @@ def test_acks_are_coalesced_when_the_client_reads_late(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_is_no_batch_is_answered_with_an_event_and_holds_no_place(tmp_path: Path) -> None:
+def test_malformed_batch_is_answered_with_an_event_and_uses_no_window(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, limits__max_batches_in_flight=2) as f:
             await f.open()
@@ -117,7 +117,7 @@ def test_what_is_no_batch_is_answered_with_an_event_and_holds_no_place(tmp_path:
     run(scenario())
 
 
-def test_a_first_message_that_is_no_attach_is_refused(tmp_path: Path) -> None:
+def test_first_message_must_be_an_attach(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()
@@ -150,7 +150,7 @@ def test_unknown_tokens_and_devices_are_refused(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_one_stream_a_session_and_device(tmp_path: Path) -> None:
+def test_second_stream_of_a_session_and_device_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()
@@ -226,7 +226,7 @@ def test_half_close_of_an_idle_stream_ends_it(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_half_close_delivers_what_is_under_way(tmp_path: Path) -> None:
+def test_half_close_delivers_pending_responses(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()

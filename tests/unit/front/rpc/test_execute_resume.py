@@ -48,7 +48,7 @@ def test_an_attachment_continues_in_another_stream(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_comes_while_the_client_is_away_is_kept(tmp_path: Path) -> None:
+def test_responses_during_an_outage_are_kept(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()
@@ -77,7 +77,7 @@ def test_what_comes_while_the_client_is_away_is_kept(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_came_is_kept_no_longer(tmp_path: Path) -> None:
+def test_acknowledged_responses_are_dropped(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()
@@ -204,7 +204,7 @@ def test_late_messages_of_an_old_stream_are_not_taken(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_client_that_heard_no_answer_attaches_again(tmp_path: Path) -> None:
+def test_client_without_an_answer_attaches_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()
@@ -223,7 +223,7 @@ def test_a_client_that_heard_no_answer_attaches_again(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
+def test_impossible_resumptions_are_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()
@@ -260,7 +260,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_device_lost_while_the_client_was_away(tmp_path: Path) -> None:
+def test_device_lost_during_an_outage(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()
@@ -292,7 +292,7 @@ def test_a_device_lost_while_the_client_was_away(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_who_never_reads_loses_the_attachment(tmp_path: Path) -> None:
+def test_attachment_of_a_client_that_never_reads_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             window(f, max_queued_hard=1 << 20)
@@ -315,7 +315,7 @@ def test_who_never_reads_loses_the_attachment(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_client_that_stays_away_for_its_lease(tmp_path: Path) -> None:
+def test_outage_longer_than_the_lease(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, sessions__lease="0.3s") as f:
             await f.open()

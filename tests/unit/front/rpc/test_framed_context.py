@@ -51,7 +51,7 @@ def method_gate(account: UnauthenticatedBytes | None = None) -> MethodGate:
 
 
 @pytest.mark.parametrize("reading", [False, True], ids=["before", "while"])
-def test_who_reads_hears_that_the_client_is_gone(reading: bool) -> None:
+def test_read_ends_when_the_client_disconnects(reading: bool) -> None:
     """The cancellation of the task itself may have been lost."""
 
     async def scenario() -> None:

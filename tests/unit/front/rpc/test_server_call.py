@@ -51,7 +51,7 @@ def test_error_for_a_departed_client_reaches_no_client() -> None:
 @pytest.mark.parametrize(
     ("leaves", "code"), [(StreamClosed(), "OK"), (asyncio.CancelledError(), "CANCELLED")], ids=["closed", "cut off"]
 )
-def test_a_stream_that_its_client_closes_is_no_error(leaves: asyncio.CancelledError, code: str) -> None:
+def test_stream_closed_by_its_client_is_not_an_error(leaves: asyncio.CancelledError, code: str) -> None:
     async def behaviour(request: Any, context: Any) -> None:
         raise leaves
 

@@ -160,7 +160,7 @@ def test_transfer_that_is_not_resumed_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", ["broken", "there", "never"])
-def test_a_client_that_gives_up_says_so(tmp_path: Path, stream: str) -> None:
+def test_cancelled_transfer_is_reported_by_the_client(tmp_path: Path, stream: str) -> None:
     """The upload may never have begun. The command that waits for it must not wait forever."""
 
     async def scenario() -> None:
@@ -182,7 +182,7 @@ def test_a_client_that_gives_up_says_so(tmp_path: Path, stream: str) -> None:
     run(scenario())
 
 
-def test_a_device_that_gives_up_a_transfer_whose_client_is_away(tmp_path: Path) -> None:
+def test_transfer_aborted_by_the_device_during_an_outage(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()
@@ -272,7 +272,7 @@ def test_a_download_that_is_displaced_in_its_first_write(tmp_path: Path) -> None
     run(scenario())
 
 
-def test_what_is_gone_cannot_be_had_again(tmp_path: Path) -> None:
+def test_acknowledged_bytes_cannot_be_downloaded_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             _, stream = await prepared(f, 20_500)
@@ -293,7 +293,7 @@ def test_what_is_gone_cannot_be_had_again(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
+def test_kept_bytes_of_a_download_are_bounded(tmp_path: Path) -> None:
     """The device waits for the client's acknowledgement, however much the client reads. No credit is lost when a stream
     breaks."""
 
@@ -323,7 +323,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_download_that_is_given_up(tmp_path: Path) -> None:
+def test_cancelled_download_is_aborted(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await prepared(f, 100_000)
@@ -338,7 +338,7 @@ def test_a_download_that_is_given_up(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_transfers_of_a_session_that_ends_go_with_it(tmp_path: Path) -> None:
+def test_transfers_end_with_their_session(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, sessions__lease="0.2s") as f:
             await f.open()

@@ -148,7 +148,7 @@ def test_bad_uploads_are_refused(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_one_stream_a_transfer(tmp_path: Path) -> None:
+def test_second_stream_of_a_transfer_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()

@@ -97,7 +97,7 @@ def test_calls_without_a_session_are_refused(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_call_that_its_client_gives_up_leaves_nothing(tmp_path: Path) -> None:
+def test_cancelled_call_leaves_no_state(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()
@@ -196,7 +196,7 @@ def test_an_abandoned_session_is_closed_when_its_lease_runs_out(tmp_path: Path) 
     run(scenario())
 
 
-def test_a_device_that_never_says_closed_holds_up_a_close_within_bounds(tmp_path: Path) -> None:
+def test_close_waits_a_bounded_time_for_an_unresponsive_device(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             await f.open()

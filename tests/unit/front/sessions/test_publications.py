@@ -51,6 +51,40 @@ def test_name_is_taken_while_its_buffer_is_being_published() -> None:
     registry.reserve("a", 0, "weights", Process(), None)
 
 
+def test_a_replacement_gets_the_name_when_it_is_confirmed() -> None:
+    registry, process = PublicationRegistry(), Process()
+    first = published(registry, home=process)
+    attached = registry.attach(first, "s", process)
+    second = registry.reserve("a", 0, "weights", process, None, replace=True, most=1)
+    assert registry.find("a", "a", 0, "weights") is first and registry.visible("a", 0) == [first]
+    assert registry.confirm(second, 64) is first and not first.named and not first.over
+    assert registry.find("a", "a", 0, "weights") is second and registry.visible("a", 0) == [second]
+    assert registry.detach(attached.number, process) is first and first.over
+    registry.end(second)
+    assert registry.named("a", 0, "weights") is None and list(registry) == []
+
+
+def test_a_replacement_that_fails_leaves_the_name() -> None:
+    registry = PublicationRegistry()
+    first = published(registry)
+    registry.end(registry.reserve("a", 0, "weights", Process(), None, replace=True))
+    assert registry.find("a", "a", 0, "weights") is first and list(registry) == [first]
+
+
+def test_a_replacement_of_a_publication_that_ends_meanwhile() -> None:
+    registry = PublicationRegistry()
+    first = published(registry)
+    second = registry.reserve("a", 0, "weights", Process(), None, replace=True)
+    registry.end(first)
+    pending = registry.reserve("a", 0, "weights", Process(), None)  # not confirmed: the replacement ends it
+    assert reason(registry.reserve, "a", 0, "weights", Process(), None, replace=True).reason is Reason.NAME_IN_USE
+    assert registry.confirm(second, 64) is pending and not pending.named
+    assert registry.confirm(pending, 64) is None and registry.find("a", "a", 0, "weights") is second
+    third = registry.reserve("a", 0, "weights", Process(), None, replace=True)
+    registry.end(second)
+    assert registry.confirm(third, 64) is None and registry.find("a", "a", 0, "weights") is third
+
+
 def test_status_shows_own_and_granted_publications() -> None:
     registry = PublicationRegistry()
     own = published(registry, "x")
@@ -117,7 +151,7 @@ def test_bounds() -> None:
     published(registry, "one more", tenant="b")  # the limit applies to each tenant
 
 
-def test_what_is_not_granted_cannot_be_told_from_what_is_not_there() -> None:
+def test_publications_without_a_grant_are_reported_as_absent() -> None:
     registry = PublicationRegistry()
     published(registry, "theirs", tenant="b", grants=["c"])
     there = reason(registry.find, "a", "b", 0, "theirs")
@@ -156,7 +190,7 @@ def test_name_ends_and_attachments_stay() -> None:
     assert list(registry) == [again]
 
 
-def test_another_process_cannot_end_what_it_does_not_have() -> None:
+def test_process_cannot_end_publications_of_another() -> None:
     registry = PublicationRegistry()
     home, other = Process(), Process()
     publication = published(registry, home=home)

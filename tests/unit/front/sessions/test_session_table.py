@@ -56,7 +56,7 @@ def test_a_session_lives_for_its_lease_after_its_last_use() -> None:
     run(scenario())
 
 
-def test_what_ends_sessions_is_counted_by_tenant() -> None:
+def test_ended_sessions_are_counted_by_tenant_and_reason() -> None:
     async def scenario() -> None:
         clock = Clock()
         sessions = table(clock)
@@ -115,7 +115,7 @@ def test_limits_and_draining_refuse() -> None:
     run(scenario())
 
 
-def test_closing_tells_and_waits() -> None:
+def test_close_notifies_and_waits() -> None:
     async def scenario() -> None:
         told: list[str] = []
         sessions = SessionTable(30, 8, Clock(), told.append)

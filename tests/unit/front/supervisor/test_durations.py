@@ -23,7 +23,7 @@ def test_from_the_loss_to_the_first_process_that_serves() -> None:
     assert sum(times.recoveries.counts) == 1
 
 
-def test_each_tenant_waits_for_its_own_and_who_has_gone_for_none() -> None:
+def test_recovery_time_is_measured_for_each_waiting_tenant() -> None:
     times = ProcessDurations()
     times.lost(MINE, 1.0)
     times.lost(YOURS, 1.0)

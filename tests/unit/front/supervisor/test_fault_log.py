@@ -76,7 +76,7 @@ def lost(
     return ExitCause(label, text, kernels)
 
 
-def test_faults_are_those_of_ones_own_processes_and_of_shared_ones() -> None:
+def test_faults_of_own_and_shared_processes_are_visible() -> None:
     faults = RecentFaults(0)
     faults.add(lost(text="device 0 was lost: kernel secret ran too long"), 1, WorkerKey("alice"), {"s1": "alice"})
     [mine] = seen_by(ALICE, [faults])
@@ -182,7 +182,7 @@ def frame(body: bytes, channel: int = 7) -> Frame:
     return Frame(Kind.TRACED, 0, channel, 0, body)
 
 
-def test_whose_a_trace_is_the_front_knows_and_not_the_device_process() -> None:
+def test_owner_of_a_trace_is_decided_by_the_front() -> None:
     session: Any = SimpleNamespace(id="s1", tenant=ALICE)
     listeners: dict[int, Callable[[Frame], None]] = {}
     link: Any = SimpleNamespace(ordinal=1, channels={7: SimpleNamespace(session_id="s1")}, listen=listeners.__setitem__)

@@ -34,7 +34,7 @@ def run(code: str) -> str:
         ("hearthd.front.daemon.daemon", ("aiohttp", "hearthd.front.http")),
     ],
 )
-def test_what_can_wait_is_not_imported(imported: str, left_out: tuple[str, ...]) -> None:
+def test_unneeded_modules_are_not_imported_at_the_start(imported: str, left_out: tuple[str, ...]) -> None:
     assert run(f"import sys, {imported}; print([m for m in {left_out} if m in sys.modules])") == "[]"
 
 
@@ -76,7 +76,7 @@ main.serve(Config.model_validate({"devices": {"backend": "cpu"}}))
         (("--backend", "tpu"), {}, "", False, "cpu"),
     ],
 )
-def test_what_the_forkserver_should_import_is_guessed_before_the_configuration_is_read(
+def test_modules_to_preload_are_guessed_before_the_configuration_is_read(
     tmp_path: Path, arguments: tuple[str, ...], environ: dict[str, str], file: str, driver: bool, expected: str
 ) -> None:
     there = tmp_path / "hearth.toml"
@@ -97,7 +97,7 @@ def test_a_daemon_that_cannot_start_leaves_no_forkserver_behind(wrong: tuple[str
     # The pipes were inherited, so `run` would have waited for any process that still has them open.
 
 
-def test_structlog_is_imported_without_what_it_does_not_need() -> None:
+def test_structlog_is_imported_without_optional_packages() -> None:
     for start in ("hearthd.front.daemon.main", "hearthd.device.process.device_process", "hearthd.shared.log"):
         found = run(f"import sys, {start}; print([name in sys.modules for name in ('structlog', 'rich', 'pygments')])")
         assert found == "[True, False, False]", start

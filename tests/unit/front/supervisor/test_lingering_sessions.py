@@ -43,7 +43,7 @@ def test_a_process_without_others_ends_after_the_grace() -> None:
     assert [each.what for each in sessions.stuck(12.0)] == ["kernel endless of session a"]
 
 
-def test_others_keep_it_and_the_last_of_them_does_not() -> None:
+def test_process_is_kept_while_other_sessions_remain() -> None:
     sessions = LingeringSessions()
     sessions.add(1, "a", "x", 0.0)
     assert not sessions.must_drain([1, 2]), "who comes is one more among others"
@@ -166,7 +166,7 @@ def test_a_neighbour_keeps_the_process_until_it_leaves() -> None:
 
 
 @pytest.mark.parametrize("by_tenant", [False, True])
-def test_who_comes_during_the_grace_gets_the_next_process(by_tenant: bool) -> None:
+def test_session_opened_during_the_grace_gets_the_next_process(by_tenant: bool) -> None:
     async def scenario() -> None:
         async with node(dataclasses.replace(HASTY, by_tenant=by_tenant), deaf()) as n:
             one, other, third = n.session(X), n.session(X), n.session(Y)
@@ -195,7 +195,7 @@ def test_a_spare_process_takes_the_place() -> None:
     run(scenario())
 
 
-def test_who_comes_while_a_close_is_under_way_gets_the_same_process() -> None:
+def test_session_opened_during_a_close_gets_the_same_process() -> None:
     async def scenario() -> None:
         async with node(PATIENT, deaf()) as n:
             one, other = n.session(), n.session()
@@ -213,7 +213,7 @@ def test_who_comes_while_a_close_is_under_way_gets_the_same_process() -> None:
     run(scenario())
 
 
-def test_who_comes_while_memory_is_given_back_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_opened_while_memory_is_freed_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     class Clearing(FakeDevice):
         def send(self, kind: int, payload: bytes = b"", **fields: int) -> None:
             if kind == Kind.STATS:

@@ -21,7 +21,7 @@ def sync(f: object, device: int = 0) -> device_pb2.SyncRequest:
 
 
 @pytest.mark.parametrize("how", ["signal", "exit", "fault", "garbage", "end of file"])
-def test_a_lost_device_fails_what_waits_and_comes_back(tmp_path: Path, how: str) -> None:
+def test_lost_device_fails_waiting_calls_and_is_restarted(tmp_path: Path, how: str) -> None:
     async def scenario() -> None:
         launcher = FakeLauncher()
         async with front(tmp_path, launcher) as f:

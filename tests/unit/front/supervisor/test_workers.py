@@ -28,7 +28,7 @@ async def lost(node: Node, session: Session) -> Refusal:
     return caught.value
 
 
-def test_without_tenants_all_share_one_process_and_it_stays() -> None:
+def test_sessions_share_one_lasting_process_without_tenants() -> None:
     async def scenario() -> None:
         async with node(dataclasses.replace(PATIENT, idle_timeout=0.02)) as n:
             one, other = n.session(X), n.session(Y)
@@ -86,7 +86,7 @@ def test_shared_by_configuration() -> None:
     run(scenario())
 
 
-def test_only_what_concerns_the_viewer_is_described() -> None:
+def test_processes_of_other_tenants_are_hidden() -> None:
     async def scenario() -> None:
         async with node(BY_TENANT) as n:
             x, y, own = n.session(X), n.session(Y), n.session(Y, dedicated=True)
@@ -107,7 +107,7 @@ def test_only_what_concerns_the_viewer_is_described() -> None:
     run(scenario())
 
 
-def test_a_process_that_holds_nothing_ends_and_comes_back() -> None:
+def test_unused_process_ends_and_is_started_again() -> None:
     async def scenario() -> None:
         async with node(dataclasses.replace(BY_TENANT, idle_timeout=0.05)) as n:
             x = n.session(X)
@@ -235,7 +235,7 @@ def test_processes_that_never_start_fence_the_device_and_a_restart_lifts_that() 
     run(scenario())
 
 
-def test_what_is_brought_back_before_a_process_serves() -> None:
+def test_durable_memory_is_restored_before_a_process_serves() -> None:
     async def scenario() -> None:
         async with node(BY_TENANT) as n:
             told: list[tuple[int, bool, bool]] = []
@@ -364,7 +364,7 @@ def test_several_culprits_speak_against_the_device() -> None:
     run(scenario())
 
 
-def test_a_crash_is_put_down_to_the_only_session_that_had_work_there() -> None:
+def test_crash_is_attributed_to_the_only_session_with_work() -> None:
     launcher = FakeLauncher()
     launcher.hold_acks = True  # keeps the work under way when the process ends
 
@@ -381,7 +381,7 @@ def test_a_crash_is_put_down_to_the_only_session_that_had_work_there() -> None:
     run(scenario())
 
 
-def test_memory_is_asked_for_and_given_back_over_the_link() -> None:
+def test_memory_is_requested_and_returned_over_the_link() -> None:
     async def scenario() -> None:
         launcher = FakeLauncher()
         async with node(PATIENT, launcher) as n:

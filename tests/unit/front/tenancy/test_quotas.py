@@ -65,7 +65,7 @@ def test_time_is_kept_by_session_and_tenant() -> None:
     run(scenario())
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_number_of_remembered_accounts_is_bounded() -> None:
     async def scenario() -> None:
         sessions = SessionTable(30, 10**6, accounts=TenantAccounts(remembered=3))
         kept, _ = sessions.open("kept", "")

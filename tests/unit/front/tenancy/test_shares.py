@@ -40,7 +40,7 @@ def test_any_course_of_takes_and_returns(
 
 
 @given(st.integers(8, 2000), WEIGHTS, st.sampled_from("abcdef"))
-def test_one_that_takes_all_it_can_leaves_room(limit: int, weights: dict[str, float], greedy: str) -> None:
+def test_greedy_tenant_leaves_the_guarantees_of_others(limit: int, weights: dict[str, float], greedy: str) -> None:
     shares = Shares(limit, weights, reserve(limit))
     used = {greedy: shares.most(greedy, {})}
     assert used[greedy] >= shares.guarantee(greedy)

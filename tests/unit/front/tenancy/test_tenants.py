@@ -144,7 +144,7 @@ def test_dates(tmp_path: Path, expires: str, until: float) -> None:
 
 
 @pytest.mark.parametrize("expires", ["1", "true", '"soon"', "12:00:00", '"2027-13-01"', "-1.0"])
-def test_what_is_no_date(tmp_path: Path, expires: str) -> None:
+def test_invalid_dates_are_refused(tmp_path: Path, expires: str) -> None:
     text = f'[[tenants]]\nname = "a"\ntokens = [{{ hash = "{HASH}0", expires = {expires} }}]\n'
     with pytest.raises(ConfigError, match=r"tenants\[0\].tokens\[0\].expires: .* is not a date"):
         load(write(tmp_path, text), {})
@@ -163,7 +163,7 @@ def test_variables_of_clients_are_left_alone() -> None:
     assert load(environ={f"HEARTH_{name}": "x" for name in names})[1] == {}
 
 
-def test_one_user_under_two_names_is_no_two_tenants(tmp_path: Path) -> None:
+def test_one_user_cannot_belong_to_two_tenants(tmp_path: Path) -> None:
     me = pwd.getpwuid(os.getuid()).pw_name
     text = f'[[tenants]]\nname = "a"\nusers = ["{me}"]\n[[tenants]]\nname = "b"\nusers = [{os.getuid()}]\n'
     config, _ = load(write(tmp_path, text), {})

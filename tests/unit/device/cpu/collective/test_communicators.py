@@ -82,7 +82,7 @@ def test_abort_lets_the_stream_continue(pair: tuple[Rank, Rank]) -> None:
     assert caught.value.reason is Reason.COMMUNICATOR_FAILED
 
 
-def test_an_abort_is_one_ranks_own(pair: tuple[Rank, Rank]) -> None:
+def test_abort_affects_only_its_rank(pair: tuple[Rank, Rank]) -> None:
     """Checks that the other rank keeps waiting, and gets the reason from its own abort instead of failing as a
     consequence."""
     events = [rank.enqueue(BARRIER, BARRIER) for rank in pair]
@@ -99,7 +99,7 @@ def test_an_abort_is_one_ranks_own(pair: tuple[Rank, Rank]) -> None:
     assert pair[1].communicator.failed()
 
 
-def test_a_mismatch_shows_before_the_event_behind_it(pair: tuple[Rank, Rank]) -> None:
+def test_mismatch_is_reported_before_the_next_event_completes(pair: tuple[Rank, Rank]) -> None:
     x = np.zeros(8, np.int64)
     one = pair[0].enqueue(CollectiveExchange("broadcast", address(x), address(x), 8, root=0))
     two = pair[1].enqueue(CollectiveExchange("broadcast", 0, address(x), 16, root=0))
@@ -109,7 +109,7 @@ def test_a_mismatch_shows_before_the_event_behind_it(pair: tuple[Rank, Rank]) ->
     assert all(reasons) and any("broadcast of 16 uint8 at rank 0" in reason for reason in reasons)
 
 
-def test_bad_operations_are_refused_when_they_are_given(pair: tuple[Rank, Rank]) -> None:
+def test_invalid_operations_are_refused_on_submission(pair: tuple[Rank, Rank]) -> None:
     with pytest.raises(Refusal) as caught:
         pair[0].enqueue(CollectiveExchange("broadcast", 0, 0, 1, root=2))
     assert caught.value.reason is Reason.INVALID_ARGUMENT
@@ -119,14 +119,14 @@ def test_bad_operations_are_refused_when_they_are_given(pair: tuple[Rank, Rank])
         rank.reached(event)
 
 
-def test_abort_of_what_is_idle(pair: tuple[Rank, Rank]) -> None:
+def test_abort_of_an_idle_communicator(pair: tuple[Rank, Rank]) -> None:
     communicator: CpuCommunicator = pair[0].communicator
     communicator.abort()
     communicator.abort()
     assert communicator.failed()
 
 
-def test_what_is_supported(communicators: CpuCommunicators) -> None:
+def test_supported_operations_are_accepted(communicators: CpuCommunicators) -> None:
     for kind in KINDS:
         for dtype in DTYPES:
             for op in OPS if kind in REDUCING else ("",):
@@ -137,7 +137,7 @@ def test_what_is_supported(communicators: CpuCommunicators) -> None:
 
 @pytest.mark.parametrize("kind", sorted(REDUCING))
 @pytest.mark.parametrize("dtype", ["bool", "complex64", "complex128", "float8_e4m3", "int4", "object", ""])
-def test_what_cannot_be_reduced(communicators: CpuCommunicators, kind: str, dtype: str) -> None:
+def test_unsupported_dtypes_are_refused(communicators: CpuCommunicators, kind: str, dtype: str) -> None:
     with pytest.raises(Refusal) as caught:
         communicators.check(kind, dtype, "sum")
     assert caught.value.reason is Reason.UNSUPPORTED
@@ -145,7 +145,9 @@ def test_what_cannot_be_reduced(communicators: CpuCommunicators, kind: str, dtyp
 
 
 @pytest.mark.parametrize(("kind", "op", "allowed"), [("all_reduce", "", OPS), ("reduce", "xor", OPS), ("x", "", KINDS)])
-def test_what_there_is_not(communicators: CpuCommunicators, kind: str, op: str, allowed: tuple[str, ...]) -> None:
+def test_unsupported_operations_are_refused(
+    communicators: CpuCommunicators, kind: str, op: str, allowed: tuple[str, ...]
+) -> None:
     with pytest.raises(Refusal) as caught:
         communicators.check(kind, "float32", op)
     assert caught.value.reason is Reason.UNSUPPORTED and caught.value.details["allowed"] == ", ".join(allowed)

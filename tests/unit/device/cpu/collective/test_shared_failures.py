@@ -70,7 +70,7 @@ def test_a_mismatch_is_an_error_on_every_rank(three: Ranks, change: dict[str, An
 
 
 @pytest.mark.parametrize("change", [{"count": 801}, {"dtype": "int8", "count": 800}])
-def test_a_message_that_is_not_what_was_expected(three: Ranks, change: dict[str, Any]) -> None:
+def test_mismatched_message_is_reported(three: Ranks, change: dict[str, Any]) -> None:
     send = CollectiveExchange("send", address(three.array(0, 800)), 0, 800, peer=1)
     receive = replace(CollectiveExchange("recv", 0, address(three.array(1, 801)), 800, peer=0), **change)
     three.start(2, [])
@@ -167,7 +167,9 @@ def alone() -> Iterator[SharedExchange]:
 
 @pytest.mark.parametrize("ending", ["abort", "close"])
 @pytest.mark.parametrize("operation", [BARRIER, CollectiveExchange("recv", 0, 1, 5, peer=1)])
-def test_another_thread_ends_what_waits(alone: SharedExchange, ending: str, operation: CollectiveExchange) -> None:
+def test_abort_from_another_thread_ends_a_wait(
+    alone: SharedExchange, ending: str, operation: CollectiveExchange
+) -> None:
     outcomes: list[Refusal] = []
 
     def wait() -> None:
@@ -200,7 +202,7 @@ def test_another_thread_ends_what_waits(alone: SharedExchange, ending: str, oper
         CollectiveExchange("gossip", 0, 0, 1),
     ],
 )
-def test_an_operation_that_cannot_be_is_refused(alone: SharedExchange, operation: CollectiveExchange) -> None:
+def test_invalid_operation_is_refused(alone: SharedExchange, operation: CollectiveExchange) -> None:
     with pytest.raises(Refusal) as caught:
         alone.exchange([operation], 60.0)
     assert caught.value.reason is Reason.INVALID_ARGUMENT and operation.kind in caught.value.message

@@ -42,7 +42,7 @@ def _target(link: Path) -> str:
         return ""  # the descriptor with which the directory itself was read
 
 
-def test_a_process_that_is_no_relative_joins() -> None:
+def test_unrelated_process_can_join() -> None:
     """Checks that an unrelated process can join, as the device process of another daemon does."""
     descriptor = SharedExchange.create(2)
     program = """
@@ -131,7 +131,7 @@ def test_mailboxes_cost_nothing_untouched() -> None:
     end.close()
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_numbers_of_ranks_are_refused() -> None:
     for ranks in (-1, 0, 129):
         with pytest.raises(Refusal) as caught:
             SharedExchange.create(ranks)

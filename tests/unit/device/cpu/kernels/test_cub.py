@@ -435,7 +435,7 @@ def test_exchanges(arrangements: Kernels) -> None:
 
 @pytest.mark.parametrize("name", ["u32", "i64", "f32", "f64", "i8"])
 @pytest.mark.parametrize("bits", [None, (3, 7)])
-def test_radix_sorts_are_stable_and_by_the_bits_asked_for(
+def test_radix_sorts_are_stable_and_use_the_requested_bits(
     arrangements: Kernels, name: str, bits: tuple[int, int] | None
 ) -> None:
     dtype = np.dtype({"u32": "u4", "i64": "i8", "f32": "f4", "f64": "f8", "i8": "i1"}[name])
@@ -542,7 +542,7 @@ def test_the_backends_own_headers_serve_where_cubs_are_sent_along(include: str) 
         ("#include <cub/block/block_run_length_decode.cuh>", "cub::BlockRunLengthDecode"),
     ],
 )
-def test_what_of_cub_cannot_run_is_refused_by_name(source: str, name: str) -> None:
+def test_unsupported_cub_features_are_refused_by_name(source: str, name: str) -> None:
     with pytest.raises(Refusal) as caught:
         Kernels(
             "#include <cub/cub.cuh>\nstruct Pair { int a; float b; };\n"

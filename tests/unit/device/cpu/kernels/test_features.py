@@ -14,13 +14,13 @@ from tests.support.cpu.feature_trials import SNIPPETS, SOURCES, refusal_mistakes
 
 
 @pytest.mark.parametrize("options, global_names", SOURCES)
-def test_what_is_listed_as_running_runs(options: tuple[str, ...], global_names: bool) -> None:
+def test_features_listed_as_supported_run(options: tuple[str, ...], global_names: bool) -> None:
     chosen = [s for s in SNIPPETS if s.options == options and s.global_names == global_names]
     assert results(chosen) == []
 
 
 @pytest.mark.parametrize("row", active(REFUSALS), ids=lambda row: row.name)
-def test_what_is_listed_as_refused_is_refused_by_name(row: Refused) -> None:
+def test_features_listed_as_unsupported_are_refused_by_name(row: Refused) -> None:
     assert refusal_mistakes(row) == []
 
 

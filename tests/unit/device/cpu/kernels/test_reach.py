@@ -97,7 +97,7 @@ def test_every_thread_has_its_own_index(kernels: Kernels, name: str, threads: in
     assert not out[threads:].any()
 
 
-def test_static_shared_memory_of_what_is_reached(kernels: Kernels) -> None:
+def test_static_shared_memory_of_reachable_functions(kernels: Kernels) -> None:
     sizes = {name: kernels.module.function(name).static_shared_bytes for name in [*NAMES, *PLAIN]}
     without = {"apply<I>", "apply<FromHeader>", "function_default_", "range_for", "scoped"}
     assert sizes == {name: 0 if name in without else 1024 for name in sizes}
@@ -182,7 +182,7 @@ def test_threads_that_return_take_part_in_nothing_more(lives: Kernels, threads: 
 
 
 @pytest.mark.parametrize("means", range(11))
-def test_a_thread_may_wait_for_one_behind_it(lives: Kernels, means: int) -> None:
+def test_thread_may_wait_for_a_later_thread(lives: Kernels, means: int) -> None:
     for threads in (2, 33, 128):
         flag, out = np.zeros(1, np.int32), np.zeros(threads, np.int32)
         lives("waits", 1, threads, flag, out, np.int32(means))

@@ -110,7 +110,7 @@ REFUSED: dict[str, Callable[[Refusal], bool]] = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_groups_cannot_do_is_refused(line: str) -> None:
+def test_unsupported_group_operations_are_refused(line: str) -> None:
     with pytest.raises(Refusal) as caught:
         Kernels(
             "#include <cooperative_groups/reduce.h>\nnamespace cg = cooperative_groups;\n"

@@ -28,6 +28,7 @@ struct Tls {
 
 struct Param {
     uint32_t offset, size;
+    uint32_t kind;  // letter: 'i' signed, 'u' unsigned integer, 'b' bool, 'f' floating-point number, '?' another type
 };
 
 // Returned by Kernel::run when no thread is left to start.

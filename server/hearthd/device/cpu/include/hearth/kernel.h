@@ -4,6 +4,16 @@
 
 namespace hearth {
 
+template <class T>
+constexpr uint32_t kind_of() {
+    if constexpr (std::is_enum<T>::value)
+        return kind_of<typename std::underlying_type<T>::type>();
+    else if constexpr (std::is_integral<T>::value && sizeof(T) <= 8)
+        return std::is_same<T, bool>::value ? 'b' : std::is_signed<T>::value ? 'i' : 'u';
+    else
+        return std::is_floating_point<T>::value ? 'f' : '?';
+}
+
 template <class... A>
 struct Layout {
     static constexpr uint32_t count = sizeof...(A);
@@ -14,10 +24,11 @@ struct Layout {
     // C's rules for the members of a struct, which are also cuFuncGetParamInfo's.
     static constexpr Table compute() {
         constexpr uint32_t sizes[] = {uint32_t(sizeof(A))..., 0}, aligns[] = {uint32_t(alignof(A))..., 1};
+        constexpr uint32_t kinds[] = {kind_of<A>()..., 0};
         Table table;
         for (uint32_t i = 0; i < count; ++i) {
             const uint32_t offset = (table.bytes + aligns[i] - 1) / aligns[i] * aligns[i];
-            table.entries[i] = Param{offset, sizes[i]};
+            table.entries[i] = Param{offset, sizes[i], kinds[i]};
             table.bytes = offset + sizes[i];
             if (aligns[i] > table.align) table.align = aligns[i];
         }

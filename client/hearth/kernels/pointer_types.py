@@ -1,0 +1,118 @@
+"""Comparison of array arguments with the pointer types that a kernel's CUDA C++ source declares.
+
+A kernel that declares ``float*`` reads an array of float64 as other numbers, without an error: compiled code does not
+say what its pointers point to. The source does, so the client compares the two and warns. It never refuses a launch,
+because a program may reinterpret memory on purpose, and because the source is only scanned, not parsed: declarations
+that macros or templates make are not understood, and are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from hearth.arrays.base_array import BaseArray
+
+_NAMES = {
+    "float32": ("float",),
+    "float64": ("double",),
+    "float16": ("half", "__half"),
+    "bool": ("bool",),
+    "int16": ("short", "short int", "signed short", "int16_t", "unsigned short", "unsigned short int", "uint16_t"),
+    "int32": ("int", "signed", "signed int", "int32_t", "unsigned", "unsigned int", "uint32_t", "uint"),
+    "int64": (
+        "long", "long int", "long long", "long long int", "signed long long", "int64_t", "ptrdiff_t",
+        "unsigned long", "unsigned long int", "unsigned long long", "unsigned long long int", "uint64_t", "size_t",
+    ),
+}  # fmt: skip
+_DTYPES = {name: dtype for dtype, names in _NAMES.items() for name in names}
+"""The dtype of each C++ type that is compared; ``char`` is not, because it also stands for plain bytes."""
+_COMPARED = frozenset(_NAMES) | {"uint16", "uint32", "uint64"}
+_NOISE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
+_QUALIFIERS = re.compile(r"\b(?:const|volatile|__restrict__|__restrict|restrict|std::)\b|\bstd::")
+_POINTER = re.compile(r"([A-Za-z_][\w ]*?) ?(?:\* ?(?:[A-Za-z_]\w*)?|[A-Za-z_]\w* ?\[\d*\])")
+
+
+def declared(source: str, name: str) -> tuple[str | None, ...]:
+    """Finds the element types of a kernel's pointer parameters in its source.
+
+    Args:
+        source: CUDA C++ source.
+        name: Name of the kernel, without template arguments.
+
+    Returns:
+        For each parameter the dtype that its pointer points to, such as ``"float32"``; None if it is no pointer or
+        points to a type that is not compared. Empty if the source does not declare the kernel exactly once.
+    """
+    text = _NOISE.sub(" ", source)
+    kernel = re.compile(rf"__global__\b[^;{{}}]*?\b{re.escape(name)}\s*\(")
+    found = {_parameters(text, match.end()) for match in kernel.finditer(text)}
+    return tuple(map(_pointee, found.pop())) if len(found) == 1 else ()
+
+
+class PointerTypes:
+    """The pointer types of one kernel, and the warnings given."""
+
+    def __init__(self, source: str, name: str) -> None:
+        self._name = name
+        self._declared = declared(source, name) if source else ()
+        self._warned: set[tuple[int, str]] = set()
+
+    def check(self, args: Sequence[Any]) -> None:
+        """Warns, once for each argument and dtype, about arrays whose dtype is not the declared one.
+
+        Signed and unsigned integers of one size count as the same.
+
+        Args:
+            args: Arguments of a launch.
+        """
+        for index, (expected, argument) in enumerate(zip(self._declared, args, strict=False)):
+            if expected is None or not isinstance(argument, BaseArray):
+                continue
+            dtype = argument._dtype.name  # does not import NumPy
+            if dtype not in _COMPARED or dtype.removeprefix("u") == expected or (index, dtype) in self._warned:
+                continue
+            self._warned.add((index, dtype))
+            warnings.warn(
+                f"{self._name}: argument {index} is an array of {dtype}, and the source declares a pointer to "
+                f"{_NAMES[expected][0]}. Fix: pass an array of {expected}, or change the declaration; to reinterpret "
+                f"the memory on purpose, pass x.view({expected!r}).",
+                RuntimeWarning,
+                stacklevel=_level_of_caller(),
+            )
+
+
+def _level_of_caller() -> int:
+    """Returns the `stacklevel` for a warning of this function's caller that names the line outside `hearth`."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "hearth":
+        level, frame = level + 1, frame.f_back
+    return level + 1
+
+
+def _parameters(text: str, begin: int) -> tuple[str, ...]:
+    """Splits the parameter list that starts at `begin`, behind its parenthesis, at its commas."""
+    parts, depth, part = [], 0, begin
+    for at in range(begin, len(text)):
+        char = text[at]
+        if char in "([{<":
+            depth += 1
+        elif char in ")]}>" and depth:
+            depth -= 1
+        elif char == "," and not depth:
+            parts.append(text[part:at])
+            part = at + 1
+        elif char == ")":
+            parts.append(text[part:at])
+            break
+    return tuple(parts)
+
+
+def _pointee(parameter: str) -> str | None:
+    """Returns the dtype that a parameter points to; None if it is no pointer or the type is not compared."""
+    words = " ".join(_QUALIFIERS.sub(" ", parameter.partition("=")[0]).replace("*", " * ").split())
+    match = _POINTER.fullmatch(words)
+    return _DTYPES.get(match[1]) if match else None
