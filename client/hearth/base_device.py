@@ -561,7 +561,7 @@ class BaseDevice(ABC, Generic[A, S]):
         if attachment is None or not attachment.alive:
             attachment = connection.attachment()
         reply = attachment.ask(SYNC_ALL, reports=True, barrier=True)
-        reply.foretold = DONE
+        reply.signalled_result = DONE
         return reply
 
     def _flushing(self, stream: BaseStream | None) -> Reply:

@@ -109,17 +109,17 @@ def session_of(
         return session
 
     if wait_for_ready:
-        from hearth.endpoint.retry import persist
+        from hearth.endpoint.retry import retry_until
 
-        return persist(attempt, timeout)
+        return retry_until(attempt, timeout)
     try:
         return attempt()
     except HearthError as error:
         if error.reason != "OVERLOADED":  # an overloaded daemon tells when to try again
             raise
-        from hearth.endpoint.retry import persist_after
+        from hearth.endpoint.retry import retry_after_failure
 
-        return persist_after(error, attempt, timeout, ("OVERLOADED",))
+        return retry_after_failure(error, attempt, timeout, ("OVERLOADED",))
 
 
 def _trace(session: NodeSession, path: str) -> None:

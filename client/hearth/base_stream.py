@@ -225,7 +225,7 @@ class BaseStream:
             command = commands_pb2.Command(stream=handle, sync=commands_pb2.Sync())
             self._sync = handle, command.SerializeToString()
         reply = attachment.ask(self._sync[1], reports=True)
-        reply.foretold = DONE
+        reply.signalled_result = DONE
         return reply
 
     def _record(self, event: BaseEvent) -> None:

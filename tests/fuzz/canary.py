@@ -29,7 +29,7 @@ class Canary:
         self.node, self.gpu = node, gpu
         self.rounds = 0
         self.errors: list[str] = []
-        self._over = threading.Event()
+        self._on_leader_end = threading.Event()
         module = gpu.RawModule(code=SOURCE % {"mark": mark})
         self._kernel = module.get_function(f"work_{mark}")
         self._variable = module.get_global(f"secret_{mark}", np.int32)
@@ -47,14 +47,14 @@ class Canary:
         self._thread.start()
 
     def stop(self) -> None:
-        self._over.set()
+        self._on_leader_end.set()
         self._thread.join(60)
         if self._thread.is_alive():
             self.errors.append("it hangs")
 
     def _work(self) -> None:
         try:
-            while not self._over.wait(0.01):
+            while not self._on_leader_end.wait(0.01):
                 self._round()
                 self.rounds += 1
         except Exception as error:

@@ -34,8 +34,8 @@ class Limited:
         outbox: Any = SimpleNamespace(put=lambda kind, payload, id=0: self.said.append(json.loads(payload)))
         self.grants = ProcessGrants(DeviceSpec(0, "cuda", 0, memory_granted=granted, scrub=scrub), server, outbox)
 
-    def told(self, limit: int) -> dict[str, Any]:
-        self.grants.told(Frame(Kind.LIMIT, 0, 0, 1, json.dumps({"bytes": limit}).encode()))
+    def on_limit(self, limit: int) -> dict[str, Any]:
+        self.grants.on_limit(Frame(Kind.LIMIT, 0, 0, 1, json.dumps({"bytes": limit}).encode()))
         return self.said.pop()
 
 
@@ -92,12 +92,12 @@ def test_unused_memory_is_returned_to_the_device(own: CudaServer) -> None:
     own.free(dropped, stream)
     settle(own, stream)
     free = own.memory_info().free
-    answer = limited.told(0)
+    answer = limited.on_limit(0)
     assert 64 * MIB <= answer["limit"] == answer["reserved"] <= 192 * MIB, "what is kept, in steps of the driver"
     assert own.memory_info().free >= free + 400 * MIB
     with pytest.raises(Refusal):
         limited.grants.allocate(256 * MIB, stream)
-    limited.told(LIMIT)
+    limited.on_limit(LIMIT)
     own.free(limited.grants.allocate(256 * MIB, stream), stream)
     own.free(kept, stream)
 

@@ -74,7 +74,7 @@ def test_readings_of_a_gpu(nvml: Nvml, server: CudaServer) -> None:
 
 def test_gpu_under_test_is_healthy(nvml: Nvml, server: CudaServer) -> None:
     reading = read(nvml, server)
-    assert health.sickness(reading) == ""
+    assert health.hardware_fault(reading) == ""
     fenced: list[str] = []
 
     class Device:
@@ -86,7 +86,7 @@ def test_gpu_under_test_is_healthy(nvml: Nvml, server: CudaServer) -> None:
     async def readings() -> dict[int, GpuReading]:
         return {0: reading}
 
-    GpuWatch([Device()], readings).look({0: reading})
+    GpuWatch([Device()], readings).check({0: reading})
     assert not fenced
 
 

@@ -95,7 +95,7 @@ class DeviceArray(BaseArray):
         attachment = self._usable()
         host, into = host_copy.destination(self, out)
         if self._nbytes:
-            await self._come(attachment, stream, plan.host_bytes(into), blocking, into is out, timeout, progress)
+            await self._read_bytes(attachment, stream, plan.host_bytes(into), blocking, into is out, timeout, progress)
         if into is not host:
             host[...] = into
         return host
@@ -133,10 +133,10 @@ class DeviceArray(BaseArray):
         self._connection.raise_deferred()
         attachment = self._usable()
         if self._nbytes:
-            await self._come(attachment, stream, data, True, True, timeout, progress)
+            await self._read_bytes(attachment, stream, data, True, True, timeout, progress)
         return self._nbytes
 
-    async def _come(
+    async def _read_bytes(
         self,
         attachment: Attachment,
         stream: Stream | None,
@@ -153,14 +153,16 @@ class DeviceArray(BaseArray):
         """
         connection, part = self._connection, host_copy.part_of(self, attachment, stream)
         report = progresses.reporter(progress, "download")
-        if plan.inline(len(data), attachment.session.limits) and not _beside(connection, attachment, len(data)):
+        if plan.inline(len(data), attachment.session.limits) and not _prefers_shared_memory(
+            connection, attachment, len(data)
+        ):
             reading = router.reading(connection, attachment, part, data, report)
             await connection.home.asked(reading, timeout)
         elif not blocking and callers and transfers.fillable(connection, attachment, data):
             await transfers.fill(connection, cast("LoopAttachment", attachment), part, data, timeout, report)
         else:
             await transfers.download(
-                connection, cast("LoopAttachment", attachment), part, data, timeout, report, ours=not callers
+                connection, cast("LoopAttachment", attachment), part, data, timeout, report, owned=not callers
             )
         connection.raise_deferred()  # an earlier copy may have failed meanwhile, and its answer has arrived
 
@@ -280,12 +282,12 @@ class DeviceArray(BaseArray):
             transfers.upload(self._connection, cast("LoopAttachment", attachment), part, data, report)
 
 
-def _beside(connection: LoopConnection, attachment: Attachment, size: int) -> bool:
+def _prefers_shared_memory(connection: LoopConnection, attachment: Attachment, size: int) -> bool:
     """Returns True if a read that would fit in a batch is to use shared memory instead.
 
     This is so if the connection has read such sizes repeatedly, and memory can probably be shared with the device.
     """
-    return plan.worth_a_ring(connection, size) and size >= _MIDDLING and registered.likely(connection, attachment)
+    return plan.should_use_ring(connection, size) and size >= _MIDDLING and registered.likely(connection, attachment)
 
 
 class GlobalArray(DeviceArray):

@@ -65,7 +65,9 @@ class LoopAttachment(Attachment):
         if self.session.error is not None:
             raise self.session.error.again()
 
-    def open_patiently(self, transport: Transport, token: str, device: int, lease: float, again: AttachBackoff) -> None:
+    def open_with_retries(
+        self, transport: Transport, token: str, device: int, lease: float, backoff: AttachBackoff
+    ) -> None:
         """Attaches, with the same retries as `BlockingConnection`; commands queued meanwhile are kept.
 
         Blocks; called in a thread of the pool.
@@ -75,7 +77,7 @@ class LoopAttachment(Attachment):
             token: Token of the session.
             device: Ordinal of the device.
             lease: Seconds for which a broken connection may be resumed.
-            again: Backoff that decides about further attempts.
+            backoff: Backoff that decides about further attempts.
 
         Raises:
             HearthError: The error of the last attempt.
@@ -84,10 +86,10 @@ class LoopAttachment(Attachment):
         try:
             while True:
                 try:
-                    self._try(ExecuteStream(self, transport, token, device, lease, self._timing), device, again.left)
+                    self._try(ExecuteStream(self, transport, token, device, lease, self._timing), device, backoff.left)
                     return
                 except HearthError as error:
-                    pause = again.pause(error)
+                    pause = backoff.pause(error)
                     session.device_lost, session.fail_later = False, None
                 self.over.wait(pause)
         except HearthError as error:
@@ -138,7 +140,7 @@ class LoopAttachment(Attachment):
             raise full(f"{queue.queued} commands ({queue.queued_bytes} bytes) are queued for the device")
 
     @property
-    def roomy(self) -> bool:
+    def has_room(self) -> bool:
         """True if a thread could submit a command without waiting."""
         return not self.queue.full or self.session.error is not None
 
@@ -218,11 +220,11 @@ class LoopConnection(Connection):
         super()._ended(attachment, error, report)
 
     def _open(self, fresh: LoopAttachment) -> None:
-        again = AttachBackoff(self.timeout, self.transport.absent)
-        fresh.open_patiently(self.transport, self.token, self.ordinal, self.lease, again)
+        backoff = AttachBackoff(self.timeout, self.transport.absent)
+        fresh.open_with_retries(self.transport, self.token, self.ordinal, self.lease, backoff)
         space = fresh.space
         if space is None:
-            self._take_up(fresh)
+            self._use(fresh)
         else:
             self.generation = space.generation = fresh.session.generation
             if self.recorder is not None:
@@ -257,17 +259,17 @@ class LoopConnection(Connection):
     async def ready(self) -> None:
         """Returns when the device is attached, the queue has room and at most `UPLOADS_SOFT` bytes are uploading."""
         await self.until_attached()
-        while self.uploading > self.uploads_soft or not self._roomy():  # noqa: ASYNC110 - there is no notification of room
+        while self.uploading > self.uploads_soft or not self._has_room():  # noqa: ASYNC110 - there is no notification of room
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(0)  # lets other tasks run even if the calling task only submits work
 
-    def _roomy(self) -> bool:
+    def _has_room(self) -> bool:
         attachment = self._attachment
-        return not isinstance(attachment, LoopAttachment) or attachment.roomy
+        return not isinstance(attachment, LoopAttachment) or attachment.has_room
 
     # ---- large arrays being uploaded ----
 
-    def take_on(self, size: int) -> None:
+    def add_upload(self, size: int) -> None:
         """Counts bytes that are about to be uploaded.
 
         Args:
@@ -281,15 +283,15 @@ class LoopConnection(Connection):
             raise full(f"{self.uploading} bytes of arrays are being uploaded to the device")
         self.uploading += size
 
-    def put_down(self, size: int) -> None:
+    def finish_upload(self, size: int) -> None:
         """Counts bytes as uploaded. Safe from any thread.
 
         Args:
-            size: Number of bytes, as given to `take_on`.
+            size: Number of bytes, as given to `add_upload`.
         """
-        self.home.later(partial(self._put_down, size))
+        self.home.call_soon(partial(self._finish_upload, size))
 
-    def _put_down(self, size: int) -> None:
+    def _finish_upload(self, size: int) -> None:
         self.uploading -= size
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hearth import telemetry
 from hearth.aio.thread_pool import Work
 from hearth.errors import HearthError, TimeoutError
-from hearth.kernels.base_pending_dispatch import BasePendingDispatch, Job, carry
+from hearth.kernels.base_pending_dispatch import BasePendingDispatch, Job, run_job
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,12 +35,12 @@ class PendingDispatch(BasePendingDispatch):
         self._taken: Work[None] | None = None
         super().__init__(job)
 
-    def _carry(self) -> Work[None]:
+    def _start_transfers(self) -> Work[None]:
         if self._take:
             self._taken = self._home.dispatches.run(self._job.take)
-        carrying = _Carrying(self._home, self._job, self._taken)
-        self._home.dispatches.run(carrying.begin)
-        return carrying.over
+        task = _DispatchTask(self._home, self._job, self._taken)
+        self._home.dispatches.run(task.begin)
+        return task.over
 
     @telemetry.traced("hearth.dispatch.result", telemetry.of_result)
     async def result(self, timeout: float | None = None) -> list[np.ndarray[Any, Any]]:
@@ -83,11 +83,11 @@ class PendingDispatch(BasePendingDispatch):
         except BaseException as error:
             self._job.drop()
             if self._taken is not None:
-                await self._home.outlast(self._taken, error)
+                await self._home.wait_uncancelled(self._taken, error)
             raise
 
 
-class _Carrying:
+class _DispatchTask:
     """Transfers the bytes of one dispatch.
 
     If memory is shared, a thread tells the device where the bytes are, and another copies the outputs after the
@@ -121,24 +121,24 @@ class _Carrying:
             if not isinstance(error, HearthError):
                 error = HearthError(f"the dispatch was aborted: {error!r}.", reason="CANCELLED", fix="try again.")
             job.fail(error)
-            job.give_up()
+            job.cancel()
             self.over.set_result(None)
             return
-        self._carry()
+        self._start_transfers()
 
     def _answered(self) -> None:
         """Has a thread finish the transfer. Called by the receiving thread, possibly twice."""
         with self._lock:
             first, self._listens = self._listens, False
         if first:
-            self._home.dispatches.run(self._land)
+            self._home.dispatches.run(self._copy_out)
 
-    def _land(self) -> None:
+    def _copy_out(self) -> None:
         self._job.reply.unlisten()
-        self._carry()
+        self._start_transfers()
 
-    def _carry(self) -> None:
+    def _start_transfers(self) -> None:
         try:
-            carry(self._job)
+            run_job(self._job)
         finally:
             self.over.set_result(None)

@@ -192,7 +192,7 @@ class Home:
         with self._waking(came, timeout):
             await came
 
-    async def outlast(self, work: Work[Any], error: BaseException) -> None:
+    async def wait_uncancelled(self, work: Work[Any], error: BaseException) -> None:
         """Waits until a thread no longer uses the memory of the calling task, even if the task is cancelled meanwhile.
 
         The wait is short: until the end of one copy.
@@ -212,7 +212,7 @@ class Home:
             except asyncio.CancelledError:
                 continue
 
-    def later(self, work: Callable[[], object]) -> None:
+    def call_soon(self, work: Callable[[], object]) -> None:
         """Has the event loop call a function; does nothing if the loop is closed.
 
         Args:
@@ -245,7 +245,7 @@ class Home:
         self._came.append(came)
         if not self._called:
             self._called = True
-            self.later(self._deliver)
+            self.call_soon(self._deliver)
 
     def _deliver(self) -> None:
         self._called = False  # reset first, so that a future posted from now on schedules another call

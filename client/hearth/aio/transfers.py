@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hearth import lazy_numpy as np
 from hearth.errors import HearthError
-from hearth.session.one_way import heard_otherwise
+from hearth.session.one_way import reported_elsewhere
 from hearth.transfer import registered, router
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hearth.transfer.plan import BufferPart
 
 
-class _Carried:
+class _Transfer:
     """The transfer of one array, and the reply to its command."""
 
     def __init__(
@@ -50,7 +50,7 @@ class _Carried:
 
 def _in_loop(home: Home, report: Progress) -> Progress:
     """Wraps a progress callback so that any thread may call it; the event loop then calls `report`."""
-    return lambda done, total: home.later(partial(report, done, total))
+    return lambda done, total: home.call_soon(partial(report, done, total))
 
 
 # ---- uploads ----
@@ -77,17 +77,17 @@ def upload(
         QuotaExceededError: Too many bytes are being uploaded.
     """
     size = len(data)
-    connection.take_on(size)
+    connection.add_upload(size)
     try:
         if not (registered.shareable(data) and registered.likely(connection, attachment)):
             # the caller may change its memory as soon as this call returns
             data = registered.taken(connection, attachment, data)
         reply, number = router.begin_upload(connection, attachment, part, size)
     except BaseException:
-        connection.put_down(size)
+        connection.finish_upload(size)
         raise
     up = _Upload(connection, attachment, reply, number, report, size, lambda: data)
-    connection.home.uploads.run(up.carry)
+    connection.home.uploads.run(up.run)
 
 
 def upload_read(
@@ -111,11 +111,11 @@ def upload_read(
     Raises:
         QuotaExceededError: Too many bytes are being uploaded.
     """
-    connection.take_on(size)
+    connection.add_upload(size)
     try:
         reply, number = router.begin_upload(connection, attachment, part, size)
     except BaseException:
-        connection.put_down(size)
+        connection.finish_upload(size)
         raise
 
     def source() -> memoryview:
@@ -126,10 +126,10 @@ def upload_read(
         return memory
 
     up = _Upload(connection, attachment, reply, number, None, size, source)
-    connection.home.uploads.run(up.carry)
+    connection.home.uploads.run(up.run)
 
 
-class _Upload(_Carried):
+class _Upload(_Transfer):
     """An upload. The session refers to it until the write is answered, so its bytes stay alive until then."""
 
     def __init__(
@@ -148,7 +148,7 @@ class _Upload(_Carried):
         self._data: memoryview | None = None
         """The bytes, kept until the write is answered."""
         self._size = size
-        reply.on_late_error = partial(_told, connection, attachment)
+        reply.on_late_error = partial(_keep_error, connection, attachment)
         reply.abandon()  # so that its error is known before the answer to a later synchronize
         reply.on_answer = self._answered
         if reply.answered:
@@ -159,9 +159,9 @@ class _Upload(_Carried):
         with self._lock:
             source, self._source, self._data = self._source, None, None
         if source is not None:
-            self._connection.put_down(self._size)
+            self._connection.finish_upload(self._size)
 
-    def carry(self) -> None:
+    def run(self) -> None:
         """Makes the device read the bytes from shared memory, or transfers them; called in a thread of the pool."""
         connection, attachment, reply, source = self._connection, self._attachment, self._reply, self._source
         if source is None:
@@ -179,7 +179,7 @@ class _Upload(_Carried):
                 self._report(self._size, self._size)
         except HearthError as error:
             if reply.error is None and not connection.refusal:
-                _told(connection, attachment, error)
+                _keep_error(connection, attachment, error)
 
     def _read(self, source: Callable[[], memoryview]) -> memoryview:
         """Returns the bytes.
@@ -189,25 +189,25 @@ class _Upload(_Carried):
         try:
             return source()
         except BaseException as error:  # e.g. MemoryError
-            from hearth.transfer.grpc_stream import give_up
+            from hearth.transfer.grpc_stream import cancel_transfer
 
             self._reply.on_late_error = None  # the error of `source` is the cause, and is reported instead
-            give_up(self._connection, self._number)
+            cancel_transfer(self._connection, self._number)
             if isinstance(error, HearthError):
                 raise
             raise HearthError(f"the upload was aborted: {error!r}.", reason="CANCELLED", fix="try again.") from error
 
 
-def _told(connection: LoopConnection, attachment: LoopAttachment, error: HearthError) -> None:
+def _keep_error(connection: LoopConnection, attachment: LoopAttachment, error: HearthError) -> None:
     """Keeps an error for the next await that reports errors."""
-    if not heard_otherwise(attachment, error):
+    if not reported_elsewhere(attachment, error):
         connection.defer(error)
 
 
 # ---- downloads ----
 
 
-class _Download(_Carried):
+class _Download(_Transfer):
     """A download.
 
     It completes whether or not a task waits for it, because the daemon keeps the bytes until they are received, and
@@ -223,15 +223,15 @@ class _Download(_Carried):
         report: Progress | None,
         into: memoryview,
         *,
-        ours: bool,
+        owned: bool,
     ) -> None:
         super().__init__(connection, attachment, reply, number, report)
         self._into = into
-        self._ours = ours
+        self._owned = owned
         self._from: memoryview | None = None
         """Receive buffer, copied to the caller's memory afterwards. While it is shared memory, the device writes
         to it."""
-        self._dropped = self._landing = False
+        self._dropped = self._copying_out = False
 
     def begin(self) -> bool:
         """Starts the transfer; called in a thread of the pool.
@@ -242,10 +242,10 @@ class _Download(_Carried):
         size = len(self._into)
         there = registered.memory(size) if registered.likely(self._connection, self._attachment) else None
         if there is None:
-            there = self._into if self._ours else memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
-        if self._come(there):
+            there = self._into if self._owned else memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
+        if self._transfer_to(there):
             return True
-        self.land()
+        self.copy_out()
         return False
 
     def fill(self) -> bool:
@@ -253,9 +253,9 @@ class _Download(_Carried):
 
         Returns True if they will be there when the read is answered, False if they are there already.
         """
-        return self._come(self._into)
+        return self._transfer_to(self._into)
 
-    def _come(self, there: memoryview) -> bool:
+    def _transfer_to(self, there: memoryview) -> bool:
         """Transfers the bytes to `there`.
 
         Returns True if they will be there when the read is answered, False if they are there already.
@@ -266,7 +266,7 @@ class _Download(_Carried):
         if registered.shareable(there):
             landing = registered.download(connection, attachment, number, there)
         self._from = there
-        if landing is not None and landing.sure:
+        if landing is not None and landing.guaranteed:
             reply.on_error = partial(registered.spoil, there)  # the session thereby keeps `there` alive
             if reply.error is not None:
                 registered.spoil(there)
@@ -279,12 +279,12 @@ class _Download(_Carried):
         self._report = None
         return False
 
-    def land(self) -> None:
+    def copy_out(self) -> None:
         """Copies the bytes to the caller's memory; called in a thread of the pool."""
         with self._lock:
             if self._dropped or self._from is None:
                 return
-            self._landing = True
+            self._copying_out = True
         registered.copy(self._into, self._from)
         self._from = None
         if self._report is not None:
@@ -297,7 +297,7 @@ class _Download(_Carried):
         """
         with self._lock:
             self._dropped = True
-            return self._landing and not self._ours
+            return self._copying_out and not self._owned
 
 
 async def download(
@@ -308,7 +308,7 @@ async def download(
     timeout: float | None,
     report: Progress | None,
     *,
-    ours: bool,
+    owned: bool,
 ) -> None:
     """Reads bytes into memory. The memory is not written to after this coroutine has returned or raised.
 
@@ -319,7 +319,7 @@ async def download(
         into: The memory to fill.
         timeout: Seconds to wait at most; None: no limit.
         report: Progress callback, called in the event loop; None: none.
-        ours: Nothing else refers to `into`, so later writes to it do no harm.
+        owned: Nothing else refers to `into`, so later writes to it do no harm.
 
     Raises:
         TimeoutError: The bytes have not arrived in time.
@@ -328,7 +328,7 @@ async def download(
     home = connection.home
     deadline = None if timeout is None else home.loop.time() + timeout
     reply, number = router.begin_download(connection, attachment, part, len(into))
-    down = _Download(connection, attachment, reply, number, report, into, ours=ours)
+    down = _Download(connection, attachment, reply, number, report, into, owned=owned)
     work: Work[bool] | Work[None] = home.downloads.run(down.begin)
     shared = False
     try:
@@ -341,12 +341,12 @@ async def download(
             if not reply.answered:
                 raise reply.given_up(timeout)
             if reply.error is None:
-                work = home.downloads.run(down.land)
+                work = home.downloads.run(down.copy_out)
                 await home.over(work)
     except BaseException as error:
         reply.abandon()
         if down.drop():
-            await home.outlast(work, error)
+            await home.wait_uncancelled(work, error)
         raise
     if shared:
         reply.wait()
@@ -394,7 +394,7 @@ async def fill(
     """
     home = connection.home
     reply, number = router.begin_download(connection, attachment, part, len(into))
-    down = _Download(connection, attachment, reply, number, report, into, ours=True)
+    down = _Download(connection, attachment, reply, number, report, into, owned=True)
     work = home.downloads.run(down.fill)
     try:
         await home.over(work, timeout)

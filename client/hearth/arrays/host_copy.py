@@ -71,13 +71,15 @@ class PinnedCopies:
         self._pairs: dict[int, _Pair] = {}
         """Pairs by the id of the host array."""
 
-    def find(self, array: ArrayLike, host: Any, way: int, on: BaseStream | None, blocking: bool) -> PinnedCopy | None:
+    def find(
+        self, array: ArrayLike, host: Any, direction: int, on: BaseStream | None, blocking: bool
+    ) -> PinnedCopy | None:
         """Looks up the copy to repeat.
 
         Args:
             array: The device array.
             host: The host array, or any other object.
-            way: `UP` or `DOWN`.
+            direction: `UP` or `DOWN`.
             on: Stream of the copy; None: the current one.
             blocking: The call is to block until the copy is complete.
 
@@ -91,25 +93,25 @@ class PinnedCopies:
         ):  # fmt: skip
             return None
         flags = host.flags
-        if not flags.c_contiguous or (way == DOWN and not flags.writeable):
+        if not flags.c_contiguous or (direction == DOWN and not flags.writeable):
             return None
         if on is None:
             on = streams.current(array._connection)
-        copy = pair.copies.get((way, None if on is None else id(on)))
-        if copy is None or copy.again(array._memory, on, blocking):
+        copy = pair.copies.get((direction, None if on is None else id(on)))
+        if copy is None or copy.repeatable(array._memory, on, blocking):
             return copy
         self._pairs = {}  # a remembered copy may refer to an attachment that has ended
         return None
 
     def remember(
-        self, array: ArrayLike, host: np.ndarray[Any, Any], way: int, given: BaseStream | None, copy: PinnedCopy
+        self, array: ArrayLike, host: np.ndarray[Any, Any], direction: int, given: BaseStream | None, copy: PinnedCopy
     ) -> None:
         """Keeps a copy, to be found again by its host array.
 
         Args:
             array: The device array.
             host: The host array, which was copied directly.
-            way: `UP` or `DOWN`.
+            direction: `UP` or `DOWN`.
             given: Stream of the copy, as the caller gave it; None: the current one.
             copy: The copy.
         """
@@ -125,7 +127,7 @@ class PinnedCopies:
         if len(pair.copies) >= _PAIRS:
             pair.copies.clear()
         on = given if given is not None else streams.current(array._connection)
-        pair.copies[way, None if on is None else id(on)] = copy
+        pair.copies[direction, None if on is None else id(on)] = copy
 
 
 def part_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -> plan.BufferPart:
@@ -328,11 +330,13 @@ def _recorded(array: ArrayLike, given: BaseStream | None) -> bool:
     return on is not None and on._recorder is not None
 
 
-def _remember(array: HostCopied, host: np.ndarray[Any, Any], way: int, on: BaseStream | None, copy: PinnedCopy) -> None:
+def _remember(
+    array: HostCopied, host: np.ndarray[Any, Any], direction: int, on: BaseStream | None, copy: PinnedCopy
+) -> None:
     if type(host) is np.ndarray and host.dtype is array._dtype and host.base is not None:
         if array._copies is None:
             array._copies = PinnedCopies()
-        array._copies.remember(array, host, way, on, copy)
+        array._copies.remember(array, host, direction, on, copy)
 
 
 def array_of(obj: Any, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:

@@ -42,7 +42,7 @@ class BlockingAttachment(Attachment):
             HearthError: The daemon refused the attachment.
         """
         self.execute = execute = ExecuteStream(self, transport, token, device, lease, self._timing)
-        self._watchdog = Watchdog(self._point, execute.status, self._take_up_again, timing=self._timing)
+        self._watchdog = Watchdog(self._position, execute.status, self._reconnect, timing=self._timing)
         execute.open()
         with self._lock:
             self._await(lambda: self.session.attached or self.session.error is not None, timeout)
@@ -78,7 +78,7 @@ class BlockingConnection(Connection):
             attachment = self._attachment
             if attachment is not None and attachment.alive:
                 return attachment
-            again = AttachBackoff(self.timeout, self.transport.absent)
+            backoff = AttachBackoff(self.timeout, self.transport.absent)
             while True:
                 if self.refusal is not None:
                     raise self.refusal.again()
@@ -86,9 +86,9 @@ class BlockingConnection(Connection):
                     self.limits, self._ended, self._deferred.keep, self.kernel_output, self._requests, self.timing
                 )
                 try:
-                    fresh.open(self.transport, self.token, self.ordinal, again.left, self.lease)
+                    fresh.open(self.transport, self.token, self.ordinal, backoff.left, self.lease)
                     break
                 except HearthError as error:
-                    time.sleep(again.pause(error))
-            self._take_up(fresh)
+                    time.sleep(backoff.pause(error))
+            self._use(fresh)
             return fresh

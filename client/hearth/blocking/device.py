@@ -317,7 +317,7 @@ class Device(BaseDevice[DeviceArray, Stream]):
         given = (args, ins, outs, scalars)
         how = dispatches.How(shared_mem, iterations, timeout, stream)
         job = dispatches.job_of(self, function, grid, block, given, out, how)
-        job.carry()
+        job.run()
         return [output.host for output in job.outputs]
 
     def dispatch_async(

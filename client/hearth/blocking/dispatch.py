@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hearth import telemetry
-from hearth.kernels.base_pending_dispatch import BasePendingDispatch, carry
+from hearth.kernels.base_pending_dispatch import BasePendingDispatch, run_job
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,9 +20,9 @@ class PendingDispatch(BasePendingDispatch):
     The dispatch completes even if the program keeps no reference to this object.
     """
 
-    def _carry(self) -> Carrier:
+    def _start_transfers(self) -> Carrier:
         """Starts a thread that transfers the dispatch's inputs and outputs."""
-        carrier = threading.Thread(target=carry, args=(self._job,), name="hearth-dispatch", daemon=True)
+        carrier = threading.Thread(target=run_job, args=(self._job,), name="hearth-dispatch", daemon=True)
         carrier.start()
         return carrier
 

@@ -106,4 +106,4 @@ def _pair(rank: int, peer: int) -> tuple[int, ...]:
 def abandon(formed: list[Formed]) -> None:
     """Leaves groups whose `Group` object was garbage-collected: see `NodeSession.abandon`."""
     for each in formed:
-        each.coordinator.later(each.leave)
+        each.coordinator.run_in_keeper(each.leave)

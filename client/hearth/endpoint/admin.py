@@ -115,7 +115,7 @@ class Asker:
         try:
             return self._asked(method, request, response_type)
         except UnsupportedError as error:
-            raise self._older(method, error) from None
+            raise self._not_implemented(method, error) from None
 
     def _asked(self, method: str, request: Any, response_type: Any) -> Any:
         left = _TRIES if method in _READING else 1
@@ -172,7 +172,7 @@ class Asker:
         channel = self._credentials.channel() if self.target.tls else None
         return GrpcTransport(self.target.address, loopback=self.target.loopback, credentials=channel)
 
-    def _older(self, method: str, error: UnsupportedError) -> UnsupportedError:
+    def _not_implemented(self, method: str, error: UnsupportedError) -> UnsupportedError:
         """Builds the error for a daemon that does not implement the call."""
         from hearth_proto import VERSION
 

@@ -67,11 +67,11 @@ def _unreached(error: HearthError, target: Target, credentials: Credentials) -> 
             "certificate contains.",
         )
     if target.address[:5] == "unix:":
-        return _no_socket(target, where) or _nobody(where, error)
-    return _misunderstood(target, where, credentials) or _nobody(where, error)
+        return _no_socket(target, where) or _not_listening(where, error)
+    return _wrong_protocol(target, where, credentials) or _not_listening(where, error)
 
 
-def _misunderstood(target: Target, where: str, credentials: Credentials) -> HearthError | None:
+def _wrong_protocol(target: Target, where: str, credentials: Credentials) -> HearthError | None:
     """Returns the error for a peer that uses another protocol than the client tried.
 
     Returns None if the peer uses the same protocol or does not answer.
@@ -105,7 +105,7 @@ def _misunderstood(target: Target, where: str, credentials: Credentials) -> Hear
     return None
 
 
-def _nobody(where: str, error: HearthError, why: str = "", fix: str = "") -> ConnectError:
+def _not_listening(where: str, error: HearthError, why: str = "", fix: str = "") -> ConnectError:
     return ConnectError(
         f"no daemon answers at {where}: {why or _short(error.message)}",
         reason="DEVICE_UNAVAILABLE",
@@ -136,10 +136,10 @@ def _no_socket(target: Target, where: str) -> ConnectError | None:
             )
         except OSError as error:
             if error.errno == errno.ENOENT:
-                return _nobody(where, HearthError(""), "the socket does not exist.")
+                return _not_listening(where, HearthError(""), "the socket does not exist.")
             if error.errno == errno.ECONNREFUSED:
                 why = "its daemon has ended." if is_socket(path) else "the file is not a socket."
-                return _nobody(where, HearthError(""), why)
+                return _not_listening(where, HearthError(""), why)
     return None
 
 

@@ -112,7 +112,7 @@ def _awaiting(
     return call
 
 
-def persist(attempt: Callable[[float], _T], timeout: float) -> _T:
+def retry_until(attempt: Callable[[float], _T], timeout: float) -> _T:
     """Calls `attempt` until it succeeds. Blocks during the pauses.
 
     Args:
@@ -125,11 +125,13 @@ def persist(attempt: Callable[[float], _T], timeout: float) -> _T:
     Raises:
         HearthError: The error of an attempt that is not retryable, or of the last attempt.
     """
-    return _persist(attempt, Pauses(timeout), None)
+    return _retry(attempt, Pauses(timeout), None)
 
 
-def persist_after(failed: HearthError, attempt: Callable[[float], _T], timeout: float, reasons: Collection[str]) -> _T:
-    """Continues like `persist` after a first attempt has failed. Blocks during the pauses.
+def retry_after_failure(
+    failed: HearthError, attempt: Callable[[float], _T], timeout: float, reasons: Collection[str]
+) -> _T:
+    """Continues like `retry_until` after a first attempt has failed. Blocks during the pauses.
 
     Args:
         failed: The error of the first attempt.
@@ -148,10 +150,10 @@ def persist_after(failed: HearthError, attempt: Callable[[float], _T], timeout: 
     if pause is None:
         raise failed
     time.sleep(pause)
-    return _persist(attempt, pauses, reasons)
+    return _retry(attempt, pauses, reasons)
 
 
-def _persist(attempt: Callable[[float], _T], pauses: Pauses, reasons: Collection[str] | None) -> _T:
+def _retry(attempt: Callable[[float], _T], pauses: Pauses, reasons: Collection[str] | None) -> _T:
     while True:
         try:
             return attempt(max(pauses.left, _FIRST_S))

@@ -256,7 +256,7 @@ def _abandon(session: NodeSession, connection: Connection, mapping: Mapping, num
         with contextlib.suppress(HearthError):
             mapping.close()
     else:
-        session.later(release)
+        session.run_in_keeper(release)
 
 
 def _target(connection: Connection) -> device_pb2.Target:

@@ -128,7 +128,7 @@ class Job:
         self._bytes = DispatchBytes(connection, attachment, self.reply, uploads, outputs)
 
     @property
-    def travels(self) -> bool:
+    def has_transfers(self) -> bool:
         """True if the dispatch has transfers besides the command."""
         return self._bytes.any
 
@@ -149,11 +149,11 @@ class Job:
     def place(self) -> bool:
         """Tells the device the addresses of bytes in shared memory.
 
-        Returns True if there are no other transfers. Does not wait for the device; `carry` must be called afterwards.
+        Returns True if there are no other transfers. Does not wait for the device; `run` must be called afterwards.
         """
         return self._bytes.place()
 
-    def carry(self) -> None:
+    def run(self) -> None:
         """Carries out the transfers, waits for the answer and stores the outputs.
 
         Blocks. Raises the error of the dispatch.
@@ -167,10 +167,10 @@ class Job:
             raise
         except BaseException as error:
             self._error = HearthError(f"the dispatch was aborted: {error!r}.", reason="CANCELLED", fix="try again.")
-            self.give_up()
+            self.cancel()
             raise
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancels the transfers and abandons the answer."""
         self._bytes.cancel()
         self.reply.abandon()
@@ -229,10 +229,10 @@ class BasePendingDispatch(ABC):
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._carrier: Carrier | None = self._carry() if job.travels else None
+        self._carrier: Carrier | None = self._start_transfers() if job.has_transfers else None
 
     @abstractmethod
-    def _carry(self) -> Carrier:
+    def _start_transfers(self) -> Carrier:
         """Starts to carry out the transfers in another thread."""
 
     @property
@@ -296,7 +296,7 @@ class BasePendingDispatch(ABC):
         return [output.host for output in job.outputs]
 
 
-def carry(job: Job) -> None:
+def run_job(job: Job) -> None:
     """Carries out a job until it has ended; an error is kept in the job."""
     with contextlib.suppress(HearthError):  # kept in the job, for the call that waits for it
-        job.carry()
+        job.run()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hearth.errors import HearthError, TransferError
 from hearth.transfer import plan, router, striping
-from hearth.transfer.grpc_stream import give_up
+from hearth.transfer.grpc_stream import cancel_transfer
 
 if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
@@ -64,13 +64,13 @@ class DispatchBytes:
         self._tried = False
         self._lock = threading.Lock()
         self._cancels: list[Callable[[], None]] = []
-        self._unbegun = {number for number, _ in self._uploads} | {output.download for output in self._outputs}
+        self._unopened = {number for number, _ in self._uploads} | {output.download for output in self._outputs}
         """Transfers that the command names and that have not been opened."""
         self._over = False
         self._error: BaseException | None = None
         self._read: list[memoryview] = []
         self._written: list[tuple[memoryview, Wanted]] = []
-        self._doubtful: dict[int, memoryview] = {}
+        self._unconfirmed: dict[int, memoryview] = {}
         """Shared memory to which the device may write although it has not confirmed the transfer, by number of
         transfer. Like `_read` and `_written`, it must exist until the answer arrives; the session, which waits for
         the answer, keeps this object alive."""
@@ -92,7 +92,7 @@ class DispatchBytes:
         with self._lock:
             self._over = True
             cancels, self._cancels = self._cancels, []
-            unbegun, self._unbegun = self._unbegun, set()
+            unopened, self._unopened = self._unopened, set()
             written = list(self._written)
         for memory, _ in written:
             _spoil(memory)
@@ -101,8 +101,8 @@ class DispatchBytes:
         if self._reply.answered:
             self._let_go()
             return
-        for number in unbegun:
-            give_up(self._connection, number)
+        for number in unopened:
+            cancel_transfer(self._connection, number)
 
     def take(self) -> None:
         """Copies the inputs; the caller may change them afterwards."""
@@ -139,8 +139,8 @@ class DispatchBytes:
         landing = registered.download(self._connection, self._attachment, output.download, output.into)
         if landing is None:
             return False
-        if not landing.sure:
-            self._doubtful[output.download] = landing.memory
+        if not landing.guaranteed:
+            self._unconfirmed[output.download] = landing.memory
             return False
         with self._lock:
             self._written.append((landing.memory, output))
@@ -158,7 +158,7 @@ class DispatchBytes:
             self.place()
             self._send()
             self._fetch()
-            self._land()
+            self._copy_out()
         except HearthError as error:
             raise router.cause_of(self._reply, error) from None
         finally:
@@ -172,9 +172,9 @@ class DispatchBytes:
         if self._reply.answered:
             self._read.clear()
             self._written.clear()
-            self._doubtful.clear()
+            self._unconfirmed.clear()
 
-    def _land(self) -> None:
+    def _copy_out(self) -> None:
         """Copies outputs from shared memory to their destinations."""
         if not (self._read or self._written):
             return
@@ -227,7 +227,7 @@ class DispatchBytes:
         try:
             self._fetch_another_way(output)
         except HearthError as error:
-            memory = self._doubtful.get(output.download)
+            memory = self._unconfirmed.get(output.download)
             if memory is None or router.cause_of(self._reply, error) is not error or not self._reply.answered:
                 raise
             from hearth.transfer import registered
@@ -247,7 +247,7 @@ class DispatchBytes:
     def _begin(self, number: int) -> None:
         """Notes that the transfer is about to be opened. Raises `TransferError` if the dispatch was cancelled."""
         with self._lock:
-            self._unbegun.discard(number)
+            self._unopened.discard(number)
         self._check()
 
     def _check(self) -> None:

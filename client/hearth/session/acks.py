@@ -30,12 +30,12 @@ class Receipts:
         self.responses_due = most
         """Number of responses at which a receipt is due."""
         self._bytes = 0
-        self._told = 0
-        self._told_bytes = 0
+        self._acknowledged = 0
+        self._acknowledged_bytes = 0
         # transfer -> number of bytes of the download received so far
         self._arrived: OrderedDict[int, int] = OrderedDict()
-        self._untold: dict[int, int] = {}
-        self._untold_bytes = 0
+        self._unacknowledged: dict[int, int] = {}
+        self._unacknowledged_bytes = 0
         self.due = False
         """True if a receipt should be sent now."""
 
@@ -52,7 +52,7 @@ class Receipts:
             size: Size in bytes of the response's payload.
         """
         self._bytes += size
-        if self._bytes - self._told_bytes >= BYTES:
+        if self._bytes - self._acknowledged_bytes >= BYTES:
             self.due = True
 
     def arrived(self, transfer: int, size: int) -> None:
@@ -62,29 +62,29 @@ class Receipts:
             transfer: Number of the transfer.
             size: Number of bytes received so far, from the beginning of the download.
         """
-        self._untold_bytes += size - self._arrived.get(transfer, 0)
-        self._arrived[transfer] = self._untold[transfer] = size
+        self._unacknowledged_bytes += size - self._arrived.get(transfer, 0)
+        self._arrived[transfer] = self._unacknowledged[transfer] = size
         self._arrived.move_to_end(transfer)
         if len(self._arrived) > _DOWNLOADS:
             self._arrived.popitem(last=False)
-        if self._untold_bytes >= DOWNLOADED_BYTES:
+        if self._unacknowledged_bytes >= DOWNLOADED_BYTES:
             self.due = True
 
     @property
-    def untold(self) -> bool:
+    def unacknowledged(self) -> bool:
         """True if some received responses are not covered by a receipt yet."""
-        return self.responses != self._told
+        return self.responses != self._acknowledged
 
     @property
     def small(self) -> bool:
         """True if downloads have to be reported in a receipt that may wait until the sender is idle."""
-        return bool(self._untold)
+        return bool(self._unacknowledged)
 
     def request(self) -> bytes:
         """Returns the serialized receipt and counts it as sent."""
-        message = encode.received(self.responses, self._untold)
-        self._untold.clear()
-        self._untold_bytes = 0
+        message = encode.received(self.responses, self._unacknowledged)
+        self._unacknowledged.clear()
+        self._unacknowledged_bytes = 0
         self._note()
         return message
 
@@ -94,10 +94,10 @@ class Receipts:
         Downloads are reported again, because receipts for them may have been lost with the previous stream.
         """
         self._note()
-        self._untold = dict(self._arrived)
-        self._untold_bytes = DOWNLOADED_BYTES if self._untold else 0
-        self.due = bool(self._untold)
+        self._unacknowledged = dict(self._arrived)
+        self._unacknowledged_bytes = DOWNLOADED_BYTES if self._unacknowledged else 0
+        self.due = bool(self._unacknowledged)
 
     def _note(self) -> None:
-        self._told, self._told_bytes, self.due = self.responses, self._bytes, False
-        self.responses_due = self._told + self._most
+        self._acknowledged, self._acknowledged_bytes, self.due = self.responses, self._bytes, False
+        self.responses_due = self._acknowledged + self._most

@@ -26,7 +26,7 @@ from hearth.session.reply import Reply
 from hearth.session.timing import TIMING, Timing
 from hearth.session.waiters import Waiters
 from hearth.session.watchdog import ClientPosition, Watchdog
-from hearth.transport.spin_wait import Lookout
+from hearth.transport.spin_wait import SpinWait
 from hearth_proto.cores import cores
 from hearth_proto.later import commands_pb2, device_pb2
 
@@ -82,7 +82,7 @@ class Attachment:
         self.space: Space | None = None
         """Set by the connection once the generation is known."""
         self.execute: ExecuteStream | None = None
-        self.lookout = Lookout(cores())
+        self.spin_wait = SpinWait(cores())
         """Adaptive spin-wait of threads at a lane."""
         self.signals: Signals | None = None
         """Completion signals of copies, which the device writes; None: there are none."""
@@ -300,7 +300,7 @@ class Attachment:
         if self._freed:
             self.queue_frees()
 
-    def hear(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
+    def submit_with_reply(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
         """Queues a command whose `reply` no thread has to wait for. Blocks while the queue is full.
 
         Args:
@@ -308,10 +308,10 @@ class Attachment:
             reply: Receives the answer in the receiving thread.
             one_way: True if the command counts as lost one-way work when the attachment ends before the answer.
         """
-        self.tell(command.SerializeToString(), reply, one_way=one_way)
+        self.submit_serialized(command.SerializeToString(), reply, one_way=one_way)
 
-    def tell(self, command: bytes, reply: ReplyLike, *, one_way: bool) -> None:
-        """Queues a serialized command without a request number, like `hear`.
+    def submit_serialized(self, command: bytes, reply: ReplyLike, *, one_way: bool) -> None:
+        """Queues a serialized command without a request number, like `submit_with_reply`.
 
         Args:
             command: Serialized command without a request number.
@@ -341,9 +341,9 @@ class Attachment:
             if first:
                 self._waiting_since = time.monotonic()
             elif time.monotonic() - self._waiting_since > self._turn_s and reply is None and session.sendable:
-                self._give_way()
+                self._yield_to_sender()
 
-    def _give_way(self) -> None:
+    def _yield_to_sender(self) -> None:
         """Waits briefly until the sending thread has run.
 
         A thread that submits without a pause keeps the interpreter lock for 5 ms at a time (`sys.getswitchinterval`),
@@ -419,7 +419,7 @@ class Attachment:
                 if self._held_until or self.channel is not None:
                     if self._receipt_opens:
                         return session.receipts.request()
-                    away = self._away
+                    away = self._uses_lane
                 if not away:
                     if self._freed and session.attached:
                         self.queue_frees()
@@ -468,7 +468,7 @@ class Attachment:
             self.changed()
         return True
 
-    def _point(self) -> ClientPosition | None:
+    def _position(self) -> ClientPosition | None:
         """Returns the client's position; None while no answer is expected, or no stream is attached."""
         session = self.session
         with self._lock:
@@ -476,10 +476,10 @@ class Attachment:
                 return None
             if not session.outstanding and session.acked == session.next_seq - 1:
                 return None
-            sent = session.next_seq - 1 if not session.again else session.again[0][0] - 1
+            sent = session.next_seq - 1 if not session.resend else session.resend[0][0] - 1
             return ClientPosition(session.acked, sent, session.receipts.responses, self.channel is not None)
 
-    def _take_up_again(self, why: str) -> None:
+    def _reconnect(self, why: str) -> None:
         """Drops the lane, or else the stream, for the reason `why`.
 
         Another stream continues with the missing responses.
@@ -487,7 +487,7 @@ class Attachment:
         with self._lock:
             channel = self.channel
             if channel is not None:
-                channel.give_up(broken(f"{why}."))
+                channel.abort(broken(f"{why}."))
         if channel is None and self.execute is not None:
             self.execute.reopen()
 
@@ -506,31 +506,31 @@ class Attachment:
 
     # ---- lanes ----
 
-    def hold(self) -> None:
+    def hold_work(self) -> None:
         """Holds work back for `Timing.held` seconds, because a lane is offered."""
         with self._lock:
             self._held_until = time.monotonic() + self._timing.held
 
-    def quiet(self) -> bool:
+    def may_open_lane(self) -> bool:
         """True if a lane may be opened now, while work is held back for it.
 
         The daemon has then answered all commands that it had received before a break. If True, work is held back
-        without a limit until `carry`, and the sender is woken to send the receipt that the daemon waits for.
+        without a limit until `use_lane`, and the sender is woken to send the receipt that the daemon waits for.
         """
         with self._lock:
-            if not (self._held and self.session.attached and self.session.quiet):
+            if not (self._held and self.session.attached and self.session.caught_up):
                 return False
             self._held_until = math.inf  # to open a lane takes no longer than it may
             self._call_sender()  # the daemon waits for the receipt
             return True
 
-    def at_rest(self) -> bool:
+    def idle(self) -> bool:
         """True if an attached stream has nothing queued, unacknowledged or unanswered."""
         with self._lock:
             session = self.session
             return session.attached and session.idle and not session.outstanding
 
-    def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
+    def use_lane(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
         """Starts a channel over `lane`, which carries the work from now on.
 
         Releases the lane if the attachment has ended.
@@ -546,7 +546,7 @@ class Attachment:
         with self._lock:
             self._held_until = 0.0
             if lane is not None and self.session.error is None:
-                lane.lookout = self.lookout
+                lane.spin_wait = self.spin_wait
                 self.channel = self.waiters.channel = LaneChannel(lane, self, self._lock, on_end, self._timing)
                 self.channel.start(name)
             elif lane is not None:
@@ -566,10 +566,10 @@ class Attachment:
     @property
     def _receipt_opens(self) -> bool:
         """True if a lane that is being opened waits for a receipt of the stream's responses."""
-        return self.channel is None and self._held_until == math.inf and self.session.receipts.untold
+        return self.channel is None and self._held_until == math.inf and self.session.receipts.unacknowledged
 
     @property
-    def _away(self) -> bool:
+    def _uses_lane(self) -> bool:
         """True if the work goes over a lane, or is held back for one."""
         return self.channel is not None or self._held
 

@@ -106,7 +106,7 @@ class Connection(ABC):
         self.kernel_output = KernelOutput()
         self.durables = DurableBuffers()
         self.middling_copies = 0
-        """Number of copies that were large enough for the ring; see `hearth.transfer.plan.worth_a_ring`."""
+        """Number of copies that were large enough for the ring; see `hearth.transfer.plan.should_use_ring`."""
         self.sequence = CollectiveSequence()
         """Numbers of the collective operations that the device has presented in its groups."""
         self.recorder: Recorder | None = None
@@ -164,7 +164,7 @@ class Connection(ABC):
     def _attach(self) -> Attachment:
         """Attaches to the device. Raises like `attachment`."""
 
-    def _take_up(self, attachment: Attachment) -> None:
+    def _use(self, attachment: Attachment) -> None:
         generation = attachment.session.generation
         space = self._space
         if space is None or space.lost or space.generation != generation:

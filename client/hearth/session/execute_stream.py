@@ -82,19 +82,19 @@ class StreamDriver(Protocol):
             error: Error with which the attachment has ended.
         """
 
-    def hold(self) -> None:
+    def hold_work(self) -> None:
         """Called when a lane is offered: nothing is sent for a while."""
 
-    def quiet(self) -> bool:
+    def may_open_lane(self) -> bool:
         """True if the lane may be opened now, because the daemon has sent all pending responses on this stream.
 
-        If True, nothing is sent until `carry`.
+        If True, nothing is sent until `use_lane`.
         """
 
-    def at_rest(self) -> bool:
+    def idle(self) -> bool:
         """True if nothing is queued or in flight."""
 
-    def carry(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
+    def use_lane(self, lane: Lane | None, on_end: Callable[[], None], name: str) -> LaneChannel | None:
         """Continues over `lane`, or over the stream if it is None.
 
         Args:
@@ -194,7 +194,7 @@ class ExecuteStream:
                 error = self._cause(self._receive(stream))
                 if not (may_go_on(error) and self._driver.session.attached) or self._driver.over.is_set():
                     break
-                stream = self._again(error)
+                stream = self._reattach(error)
         except HearthError as refused:
             error = refused
         except Exception as unexpected:  # otherwise every waiting thread would wait forever
@@ -225,13 +225,13 @@ class ExecuteStream:
         if offered and self._transport.lanes and self._fruitless < _FRUITLESS:
             self._offer = response.attached.lane
             self._lane_due = time.monotonic() + self._lane_pause
-            self._driver.hold()
+            self._driver.hold_work()
         error = self._driver.deliver(response)
         if error is not None:
             return error
-        if self._offer is not None and self._driver.quiet():
+        if self._offer is not None and self._driver.may_open_lane():
             self._open_lane(self._offer)
-        elif self._lane_due is not None and time.monotonic() >= self._lane_due and self._driver.at_rest():
+        elif self._lane_due is not None and time.monotonic() >= self._lane_due and self._driver.idle():
             return self._exchange()
         return None
 
@@ -255,7 +255,7 @@ class ExecuteStream:
         lane = self._transport.lane(offer)
         responses = self._current()
         assert responses is not None
-        self._channel = self._driver.carry(lane, responses.leave, f"hearth-lane-{self._device}")
+        self._channel = self._driver.use_lane(lane, responses.leave, f"hearth-lane-{self._device}")
         if self._channel is not None:
             self._lane_due, self._lane_pause = None, self._lane_again
 
@@ -264,7 +264,7 @@ class ExecuteStream:
         channel, self._channel, self._offer, self._lane_due = self._channel, None, None, None
         if channel is None:
             return ended
-        self._fruitless = 0 if channel.fruitful else self._fruitless + 1
+        self._fruitless = 0 if channel.received_any else self._fruitless + 1
         if self._responses is not None:
             self._responses.leave()
         if channel.error is not None:
@@ -273,7 +273,7 @@ class ExecuteStream:
             return broken(ended.message)  # the next attach reports what was lost with it
         return ended
 
-    def _again(self, broken: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
+    def _reattach(self, broken: HearthError) -> Iterator[device_pb2.ExecuteResponse]:
         """Attaches another stream, with repeated attempts.
 
         Raises the daemon's refusal, or `ConnectError` after the lease.

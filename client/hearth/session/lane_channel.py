@@ -83,7 +83,7 @@ class LaneChannel:
         """Number of the next batch at the time of the last tick."""
         self.over = False
         """True once nothing is sent or received any more."""
-        self.fruitful = False
+        self.received_any = False
         """True once a frame was received."""
         self._on_end = on_end
         self._taking = False
@@ -130,7 +130,7 @@ class LaneChannel:
             if queue.queued + queue.extra >= GATHER << 2 * under_way:
                 self.push()
             elif self.role.parked:  # it goes with an ack at the latest
-                self.role.summon()
+                self.role.wake_background()
         elif queue.queued + queue.extra >= GATHER:
             self.push()
         elif not self._soon:
@@ -166,9 +166,9 @@ class LaneChannel:
             if numbered is not None:
                 lane.send(*numbered)
         except OSError as error:
-            self._break(lane_broke(error))
+            self._break(lane_lost(error))
         except BaseException as error:  # as in `push`
-            self._break(lane_broke(error))
+            self._break(lane_lost(error))
             session.interrupted()
             raise
         if numbered is None:
@@ -190,7 +190,7 @@ class LaneChannel:
                 queue.queued
                 and (self._awaited or not under_way or queue.queued + queue.extra >= GATHER << 2 * under_way)
             )
-            or session.again or session.receipts.due
+            or session.resend or session.receipts.due
         ):  # fmt: skip
             self.push()
             self._awaited = self._awaited and queue.queued > 0
@@ -208,25 +208,25 @@ class LaneChannel:
                 if request is None:
                     break
                 lane.send(*request)
-                if not (queue.queued or session.again):
+                if not (queue.queued or session.resend):
                     break
         except OSError as error:
-            self._break(lane_broke(error))
+            self._break(lane_lost(error))
         except BaseException as error:  # KeyboardInterrupt: a part of a frame may be gone, or a batch never sent
-            self._break(lane_broke(error))  # what is not acknowledged goes over the next lane
+            self._break(lane_lost(error))  # what is not acknowledged goes over the next lane
             session.interrupted()
             raise
         if lane.blocked and self._sender_waits:
             self.nudge()  # it waits until the lane takes more
         if queue.queued and self.role.parked:
-            self.role.summon()  # the window has no room: acks make some
+            self.role.wake_background()  # the window has no room: acks make some
 
     def nudge(self) -> None:
         """Wakes the sending thread."""
         self._sender_waits = False
         self._left.notify()
 
-    def give_up(self, error: HearthError) -> None:
+    def abort(self, error: HearthError) -> None:
         """Ends the lane with `error`; the attachment continues over another stream.
 
         Args:
@@ -286,7 +286,7 @@ class LaneChannel:
             thread: Identifier of the calling thread.
         """
         lane, lock = self.lane, self._lock
-        signals = self._owner.signals if reply.foretold is not None else None
+        signals = self._owner.signals if reply.signalled_result is not None else None
         try:
             while True:
                 if signals is None:
@@ -303,7 +303,7 @@ class LaneChannel:
                     return
                 lane.receive()
                 if began:
-                    lane.lookout.came(time.monotonic() - began)
+                    lane.spin_wait.came(time.monotonic() - began)
                 self._taking = True
                 came = lane.frames()
                 with lock:
@@ -323,8 +323,8 @@ class LaneChannel:
         Responses that the device sent before the signal have arrived, and are delivered first.
         """
         lane, now = self.lane, time.monotonic()
-        lane.lookout.came(now - began)
-        lane.lookout.signalled(now)
+        lane.spin_wait.came(now - began)
+        lane.spin_wait.signalled(now)
         came: list[Came] = []
         if lane.ready:
             lane.receive()
@@ -347,9 +347,9 @@ class LaneChannel:
         """
         if self.role.holder == thread:
             if self._taking:
-                self._break(lane_broke("receiving was interrupted"))  # it comes again over the next lane
+                self._break(lane_lost("receiving was interrupted"))  # it comes again over the next lane
             self._leave_role(thread)
-        self.role.summon()  # also where it came while the role was left: perhaps no thread was called
+        self.role.wake_background()  # also where it came while the role was left: perhaps no thread was called
 
     def pass_role(self) -> None:
         """Called when a thread has stopped sleeping.
@@ -362,13 +362,13 @@ class LaneChannel:
     def expect(self) -> None:
         """Wakes the background thread to receive if no thread does, because something depends on the next response."""
         if self.role.parked:
-            self.role.summon()
+            self.role.wake_background()
 
     def _leave_role(self, thread: int) -> None:
         self._taking = False
         if self._nested:  # what the handler's thread waits for may have come meanwhile, and nothing more would come
             self._nested = False
-            self._break(lane_broke("a signal handler waited for a response"))
+            self._break(lane_lost("a signal handler waited for a response"))
         self.role.leave(thread)
         self._users -= 1
         if not self._users:
@@ -431,8 +431,8 @@ class LaneChannel:
             if session.fail_later is not None:
                 self._break(session.fail_later)
                 return False
-        self.fruitful = True
-        if self._queue.queued or session.again or session.receipts.due:
+        self.received_any = True
+        if self._queue.queued or session.resend or session.receipts.due:
             self._push_on()
         if self._waiters.watchers:
             self._owner.changed()
@@ -463,18 +463,18 @@ class LaneChannel:
             if self.lane.blocked:
                 self.lane.flush()
         except OSError as error:
-            self._break(lane_broke(error))
+            self._break(lane_lost(error))
 
 
 def _ended(error: Exception) -> HearthError:
     from google.protobuf.message import DecodeError  # not before something fails
 
     if isinstance(error, OSError | FrameError | DecodeError):
-        return lane_broke(error)
+        return lane_lost(error)
     # otherwise every waiting thread would wait forever
     return HearthError(f"the lane failed: {error!r}.", reason="INTERNAL", fix="connect again, and report the error.")
 
 
-def lane_broke(cause: object) -> HearthError:
+def lane_lost(cause: object) -> HearthError:
     """Returns the error of work that was in flight when the lane broke."""
     return broken(f"the lane to the device broke ({cause}).")

@@ -117,7 +117,7 @@ class NodeSession:
         """
         self._keeper.put(self)
 
-    def later(self, work: Callable[[], object]) -> None:
+    def run_in_keeper(self, work: Callable[[], object]) -> None:
         """Runs the short function `work` in the keeper thread, or not at all if the session is closed.
 
         May be called by the garbage collector, like `abandon`.

@@ -50,7 +50,7 @@ class CompletionHandler:
         self._end(None, error)
 
 
-def heard_otherwise(attachment: Attachment, error: HearthError) -> bool:
+def reported_elsewhere(attachment: Attachment, error: HearthError) -> bool:
     """True if the error of a one-way command is reported elsewhere.
 
     A loss of the attachment is reported once for all work in flight, and the cause of a skipped command is kept by its
@@ -63,7 +63,7 @@ def heard_otherwise(attachment: Attachment, error: HearthError) -> bool:
     return attachment.session.error is error or bool(error.failures)
 
 
-def lost_on_the_way(error: HearthError) -> HearthError:
+def segment_gone(error: HearthError) -> HearthError:
     """Returns the error of a command whose segment no longer existed when the command arrived.
 
     The connection over which the memory was shared had ended.

@@ -70,9 +70,9 @@ class Session:
         self._moving: tuple[tuple[int, bytes], QueueMark, int] | None = None
         """The batch that is being taken from the queue, the queue's state without it, and `_unacked_bytes` with it."""
         # those of `_unacked` that have to be sent, perhaps for the second time
-        self.again: deque[tuple[int, bytes]] = deque()
-        self._owed: set[int] = set()  # requests that the daemon had received when the stream broke
-        self._had = 0
+        self.resend: deque[tuple[int, bytes]] = deque()
+        self._answers_due: set[int] = set()  # requests that the daemon had received when the stream broke
+        self._last_received = 0
         self._broken_by: HearthError | None = None
 
     def inspect(self) -> SessionView:
@@ -141,7 +141,7 @@ class Session:
         """True if a batch can be sent, or sent again."""
         if not self.attached or self.error is not None:
             return False
-        if self.again:
+        if self.resend:
             return True
         limits = self.limits
         return (
@@ -171,9 +171,9 @@ class Session:
         )
 
     @property
-    def quiet(self) -> bool:
+    def caught_up(self) -> bool:
         """True if all commands that the daemon had received before a break have been answered."""
-        return self.acked >= self._had and self._owed.isdisjoint(self._replies)
+        return self.acked >= self._last_received and self._answers_due.isdisjoint(self._replies)
 
     def next_request(self, idle: bool = False) -> bytes | None:
         """Returns the next serialized request: a receipt if one is due, otherwise a batch.
@@ -216,7 +216,7 @@ class Session:
         queue, unacked_bytes, limits = self.queue, self._unacked_bytes, self.limits
         run, size = queue.run, queue.run_bytes
         if (
-            queue.entries or queue.closing is not None or self.again or self.receipts.due
+            queue.entries or queue.closing is not None or self.resend or self.receipts.due
             or not self.attached or self.error is not None
             or self.next_seq - self.acked > limits.max_batches_in_flight
             or (whole := size + len(command) + 3 * batch.FRAMING) > queue.room
@@ -260,11 +260,11 @@ class Session:
             numbered = self.next_with(command, request, reply, barrier)
             if numbered is None:
                 return False
-            self.again.append(numbered)
+            self.resend.append(numbered)
         except BaseException:  # a Ctrl-C: a numbered batch has to be sent, because its number may not be missing
             self.interrupted()
-            if self.next_seq != before and not self.again:
-                self.again.append(self._unacked[-1])
+            if self.next_seq != before and not self.resend:
+                self.resend.append(self._unacked[-1])
             raise
         return True
 
@@ -275,8 +275,8 @@ class Session:
     def _next(self) -> tuple[int, bytes] | None:
         if not self.sendable:
             return None
-        if self.again:
-            return self.again.popleft()
+        if self.resend:
+            return self.resend.popleft()
         left = self.limits.max_unacked_bytes - self._unacked_bytes
         queue = self.queue
         commands, rest = queue.gather(min(queue.room, left), alone=left >= queue.room or not self._unacked)
@@ -336,7 +336,7 @@ class Session:
         """
         self.attached = False
         self._broken_by = error
-        self.again.clear()
+        self.resend.clear()
 
     def fail(self, error: HearthError) -> bool:
         """Ends the attachment: every pending reply gets `error`, and the queue is dropped. A second call does nothing.
@@ -357,7 +357,7 @@ class Session:
         told = any(reply.reports and not reply.abandoned for reply in replies)
         self.queue.drop()
         self._unacked.clear()
-        self.again.clear()
+        self.resend.clear()
         self._moving = None
         self._unacked_bytes = 0
         for reply in replies:
@@ -394,13 +394,13 @@ class Session:
         else:
             self.attached = True
             self._broken_by = None
-            self.again.extend(numbered for numbered in self._unacked if numbered[0] > attached.last_seq)
-            self._had = attached.last_seq
-            self._owed = set(self._replies).difference(self._unheard())
+            self.resend.extend(numbered for numbered in self._unacked if numbered[0] > attached.last_seq)
+            self._last_received = attached.last_seq
+            self._answers_due = set(self._replies).difference(self._not_received())
 
-    def _unheard(self) -> set[int]:
+    def _not_received(self) -> set[int]:
         """Returns the numbers of the requests that the daemon has not received."""
-        batches = (device_pb2.ExecuteRequest.FromString(request).batch for _, request in self.again)
+        batches = (device_pb2.ExecuteRequest.FromString(request).batch for _, request in self.resend)
         queued = (commands_pb2.Command.FromString(command) for command, _ in self.queue.entries)
         return {command.request for command in itertools.chain(*(each.commands for each in batches), queued)}
 

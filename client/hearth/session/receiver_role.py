@@ -54,7 +54,7 @@ class ReceiverRole:
         self._tick_s, self._slow_tick_s = timing.tick, timing.slow_tick
         self._pause = self._tick_s
         """Seconds for which the background thread is parked at a time; -1: until it is woken."""
-        self._summoned = False
+        self._wake_requested = False
         self._wake = threading.Lock()
         self._wake.acquire()
 
@@ -70,7 +70,7 @@ class ReceiverRole:
         checks, and returns True.
         """
         if self.parked and self._pause == self._slow_tick_s:
-            self._unpark()
+            self._wake_parked()
             return True
         return self.ticking
 
@@ -97,9 +97,9 @@ class ReceiverRole:
             return
         if self.parked:
             if self._needed():
-                self.summon()
+                self.wake_background()
             elif self.watching:
-                self._unpark()
+                self._wake_parked()
 
     def call(self) -> bool:
         """Wakes one waiting thread to receive; returns False if no thread waits."""
@@ -109,19 +109,19 @@ class ReceiverRole:
                 return True
         return False
 
-    def summon(self) -> None:
+    def wake_background(self) -> None:
         """Wakes the background thread to receive, unless another thread holds the role."""
         if self.parked and not self.holder:
-            self._summoned = True
-            self._unpark()
+            self._wake_requested = True
+            self._wake_parked()
 
     def end(self) -> None:
         """Ends the role: no thread receives any more. Wakes the background thread."""
         self.over = True
         if self.parked:
-            self._unpark()
+            self._wake_parked()
 
-    def _unpark(self) -> None:
+    def _wake_parked(self) -> None:
         self.parked = False
         self._wake.release()
 
@@ -135,14 +135,14 @@ class ReceiverRole:
             seen, still = -1, 0
             while True:
                 quiet = seen == self.taken
-                if self.over or self._summoned or (quiet and not self.holder):
-                    self._summoned = False
+                if self.over or self._wake_requested or (quiet and not self.holder):
+                    self._wake_requested = False
                     return
                 still = still + 1 if quiet else 0
                 self._pause = (self._tick_s, self._slow_tick_s, -1)[min(still, 2)]
                 seen = self.taken
                 self.parked = True
-                called = self._park() and not self._summoned
+                called = self._park() and not self._wake_requested
                 if called:  # one that received for long and has left comes again soon: another tick
                     seen = -1
                 self._tick(not called)

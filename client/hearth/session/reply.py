@@ -66,7 +66,7 @@ class ReplyLike(Protocol):
 class ReplyWaiters(Protocol):
     """The threads and event loops that wait for replies: `hearth.session.waiters.Waiters`."""
 
-    def attend(self, reply: Reply, timeout: float | None) -> bool:
+    def wait_for(self, reply: Reply, timeout: float | None) -> bool:
         """Waits up to `timeout` seconds; returns True if the reply is answered.
 
         Args:
@@ -99,7 +99,7 @@ class Reply:
     """The most likely answer, which need not be decoded; None: there is none."""
     request = 0
     """Number of the request; 0: no number is needed."""
-    foretold: commands_pb2.Result | None = None
+    signalled_result: commands_pb2.Result | None = None
     """The result that a completion signal stands for (`hearth.transport.copy_signals`); None: no signal completes the
     reply."""
     on_error: Callable[[], None] | None = None
@@ -111,9 +111,9 @@ class Reply:
     on_answer: Callable[[], None] | None = None
     """Called by the receiving thread when the reply is answered, perhaps twice; it must not block. See `listen`."""
     _result: commands_pb2.Result | None = None
-    _gate: SimpleQueue[None] | None = None
+    _wakeups: SimpleQueue[None] | None = None
     """Queue on which waiting threads sleep; most replies need none."""
-    _told = False
+    _answer_handled = False
 
     def __init__(self, *, reports: bool = False, waiting: ReplyWaiters | None = None) -> None:
         self.reports = reports
@@ -136,8 +136,8 @@ class Reply:
         """
         self._result = result
         self.answered = True
-        if self._gate is not None:
-            self._gate.put(None)
+        if self._wakeups is not None:
+            self._wakeups.put(None)
         if self.on_answer is not None:
             self.on_answer()
 
@@ -146,7 +146,7 @@ class Reply:
 
         No thread waits for that answer.
         """
-        result = self.foretold
+        result = self.signalled_result
         if not self.answered and result is not None:
             self.set_result(result)
             self.abandon()
@@ -157,21 +157,21 @@ class Reply:
         Args:
             error: Error that `wait` raises. The error of an abandoned reply goes to `on_late_error`.
         """
-        if self._told:
+        if self._answer_handled:
             return
         with self._mutex:
             self.error = error
             self.answered = True
             abandoned = self.abandoned
-        if self._gate is not None:
-            self._gate.put(None)
+        if self._wakeups is not None:
+            self._wakeups.put(None)
         if abandoned and self.on_late_error is not None:
             self.on_late_error(error)
         if self.on_error is not None:
             self.on_error()
         if self.on_answer is not None:
             self.on_answer()
-        self._told = True
+        self._answer_handled = True
 
     def wait(self, timeout: float | None = None) -> commands_pb2.Result:
         """Returns the result of the command, once it has arrived.
@@ -186,7 +186,7 @@ class Reply:
         if not self.answered:
             waiting = self._waiting
             try:
-                answered = self._wait(timeout) if waiting is None else waiting.attend(self, timeout)
+                answered = self._wait(timeout) if waiting is None else waiting.wait_for(self, timeout)
             except BaseException:  # KeyboardInterrupt: no thread takes the answer
                 self.abandon()
                 raise
@@ -232,7 +232,7 @@ class Reply:
         if self._waiting is not None:
             self._waiting.listen(-1)
 
-    def answers_within(self, seconds: float) -> bool:
+    def wait_answered(self, seconds: float) -> bool:
         """Waits up to `seconds`; returns True if the answer has arrived.
 
         The caller can still wait for the reply afterwards.
@@ -242,7 +242,7 @@ class Reply:
         """
         return self.answered or self._wait(seconds)
 
-    def outlast(self, timeout: float | None) -> None:
+    def wait_quietly(self, timeout: float | None) -> None:
         """Waits like `wait`, but leaves an error to `on_late_error`.
 
         Args:
@@ -254,7 +254,7 @@ class Reply:
 
     def _wait(self, timeout: float | None) -> bool:
         if self._waiting is not None:
-            return self._waiting.attend(self, timeout)
+            return self._waiting.wait_for(self, timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         left = timeout
         while not self.answered and (left is None or left > 0):
@@ -268,11 +268,11 @@ class Reply:
         Args:
             seconds: Longest wait in seconds; None: without a limit.
         """
-        gate = self._gate
+        gate = self._wakeups
         if gate is None:
             with self._mutex:
-                gate = self._gate = self._gate or SimpleQueue()
-        if self.answered:  # answered before `_gate` was visible to the receiving thread
+                gate = self._wakeups = self._wakeups or SimpleQueue()
+        if self.answered:  # answered before `_wakeups` was visible to the receiving thread
             return
         try:
             gate.get(timeout=None if seconds is None else max(0.0, seconds))
@@ -283,8 +283,8 @@ class Reply:
 
     def call(self) -> None:
         """Wakes the thread that sleeps on this reply; if none does, the next thread to sleep returns at once."""
-        if self._gate is not None:
-            self._gate.put(None)
+        if self._wakeups is not None:
+            self._wakeups.put(None)
 
     def abandon(self) -> None:
         """Marks the reply as one for which no thread waits. Its error, present or future, goes to `on_late_error`."""
@@ -330,7 +330,7 @@ def wait_for_all(replies: Sequence[Reply], timeout: float | None = None) -> None
     for reply in replies:
         left = None if deadline is None else deadline - time.monotonic()
         if first is not None:
-            reply.outlast(left)
+            reply.wait_quietly(left)
             continue
         try:
             reply.wait(left)

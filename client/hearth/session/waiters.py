@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 class Waiters:
     """Threads and event loops that wait for answers of one attachment.
 
-    All members except `attend`, `expect` and `listen` are used with the attachment's `lock` held.
+    All members except `wait_for`, `expect` and `listen` are used with the attachment's `lock` held.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -77,7 +77,7 @@ class Waiters:
         if self.channel is not None:
             self.channel.expect()
 
-    def attend(self, reply: Reply, timeout: float | None) -> bool:
+    def wait_for(self, reply: Reply, timeout: float | None) -> bool:
         """Waits up to `timeout` seconds for the answer, and returns True if it has arrived.
 
         This thread receives if answers arrive over a lane and no other thread receives.

@@ -93,27 +93,27 @@ def missing(here: ClientPosition, there: DaemonPosition) -> str:
 class Watchdog:
     """Watchdog of one attachment.
 
-    `look` returns the client's position, or None while no answer is expected. `ask` returns the daemon's position, and
-    raises `HearthError`. `give_up` resumes the attachment for the reason that it is passed.
+    `read_position` returns the client's position, or None while no answer is expected. `ask` returns the daemon's
+    position, and raises `HearthError`. `reconnect` resumes the attachment for the reason that it is passed.
     """
 
     def __init__(
         self,
-        look: Callable[[], ClientPosition | None],
+        read_position: Callable[[], ClientPosition | None],
         ask: Callable[[], DaemonPosition],
-        give_up: Callable[[str], None],
+        reconnect: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         timing: Timing = TIMING,
     ) -> None:
         self._timing = timing
-        self._look = look
+        self._read_position = read_position
         self._ask = ask
-        self._give_up = give_up
+        self._reconnect = reconnect
         self._clock = clock
-        self._point: ClientPosition | None = None
+        self._position: ClientPosition | None = None
         self._due = 0.0
         self._pause = timing.silence
-        self._doubt: ClientPosition | None = None
+        self._suspect: ClientPosition | None = None
         """Client's position at the last call in which something seemed to be lost; None: nothing did."""
         self._asking = self._over = False
 
@@ -121,10 +121,10 @@ class Watchdog:
         """Starts a call to the daemon if one is due. Called by one thread, about once a second; never blocks."""
         if self._asking or self._over:
             return
-        point, now = self._look(), self._clock()
-        if point is None or point != self._point:
+        point, now = self._read_position(), self._clock()
+        if point is None or point != self._position:
             silence = self._timing.silence
-            self._point, self._due, self._pause, self._doubt = point, now + silence, silence, None
+            self._position, self._due, self._pause, self._suspect = point, now + silence, silence, None
         elif now >= self._due:
             self._asking = True
             with contextlib.suppress(RuntimeError):  # the interpreter ends
@@ -154,9 +154,9 @@ class Watchdog:
             pass  # it stands still, and may go on
         except HearthError as error:
             why = "" if error.broken else error.message  # a connection that broke ends the stream by itself
-        if why and self._doubt == point == self._look():
-            self._give_up(why)
+        if why and self._suspect == point == self._read_position():
+            self._reconnect(why)
             why = ""
-        self._doubt = point if why else None
+        self._suspect = point if why else None
         self._pause = min(MOST_S, 2 * self._pause)
         self._due = self._clock() + (self._timing.doubt if why else self._pause)

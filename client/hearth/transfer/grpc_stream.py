@@ -32,7 +32,7 @@ class _Cancels(Protocol):
 _S = TypeVar("_S", bound=_Cancels)
 
 
-def give_up(connection: Connection, number: int) -> None:
+def cancel_transfer(connection: Connection, number: int) -> None:
     """Tells the daemon that a transfer is aborted, even if it has not begun. Does not block.
 
     Args:
@@ -41,7 +41,7 @@ def give_up(connection: Connection, number: int) -> None:
     """
     request = _about(connection, number)
     request.give_up = True
-    connection.transport.give_up(request, connection.lease)
+    connection.transport.report_abort(request, connection.lease)
 
 
 def _about(connection: Connection, number: int) -> device_pb2.TransferStatusRequest:
@@ -69,7 +69,7 @@ class _Stream(ABC, Generic[_S]):
             stream = self._stream
         if stream is not None:
             stream.cancel()
-        give_up(self._connection, self._number)
+        cancel_transfer(self._connection, self._number)
 
     @abstractmethod
     def _open(self, offset: int) -> _S:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hearth.codec.decode import DONE
 from hearth.errors import HearthError
 from hearth.session.late_errors import ErrorOrigin
-from hearth.session.one_way import heard_otherwise, lost_on_the_way
+from hearth.session.one_way import reported_elsewhere, segment_gone
 from hearth.transfer.plan import short
 from hearth.transport.spin_wait import DOWN, UP
 from hearth_proto.later import commands_pb2
@@ -47,14 +47,31 @@ class PinnedCopy:
     It holds no reference to the memory; its user and each copy in flight do.
     """
 
-    __slots__ = ("_attachment", "_buffer", "_command", "_connection", "_expected", "_segment", "_shared", "_way",
-                 "size", "stream")  # fmt: skip
+    __slots__ = (
+        "_attachment",
+        "_buffer",
+        "_command",
+        "_connection",
+        "_direction",
+        "_expected",
+        "_segment",
+        "_shared",
+        "size",
+        "stream",
+    )  # fmt: skip
 
     def __init__(
-        self, way: int, connection: Connection, shared: Shared, part: BufferPart, place: Place, number: int, size: int
+        self,
+        direction: int,
+        connection: Connection,
+        shared: Shared,
+        part: BufferPart,
+        place: Place,
+        number: int,
+        size: int,
     ) -> None:
         self.size = size
-        self._way = way
+        self._direction = direction
         self._connection = connection
         self._shared = shared
         self._attachment = shared.attachment
@@ -62,7 +79,7 @@ class PinnedCopy:
         self._segment = weakref.ref(place.segment)
         where = commands_pb2.Shared(segment=number, offset=place.offset)
         self._expected: tuple[bytes, commands_pb2.Result] | None = None
-        if way == UP:
+        if direction == UP:
             command = part.write()
             command.write.size = size
             command.write.shared.CopyFrom(where)
@@ -72,9 +89,9 @@ class PinnedCopy:
             result = commands_pb2.Result(read=commands_pb2.ReadResult(size=size))
             self._expected = result.SerializeToString(), result
         self._command = command.SerializeToString()
-        shared.tell()
+        shared.enable_signals()
 
-    def again(self, memory: Memory, on: StreamLike | None, blocking: bool) -> bool:
+    def repeatable(self, memory: Memory, on: StreamLike | None, blocking: bool) -> bool:
         """True if the copy can be repeated unchanged. The caller checks the host memory.
 
         Args:
@@ -93,7 +110,7 @@ class PinnedCopy:
             and memory.handle == self._buffer
             and connection.refusal is None
             and not connection._deferred
-            and (shared.open if blocking else shared.alive_lately)
+            and (shared.open if blocking else shared.recently_alive)
             and (on is None or (on._recorder is None and on._connection is connection))
             and (on is None or on._handle_on(attachment) == self.stream)
         )
@@ -105,8 +122,8 @@ class PinnedCopy:
             keep: Refers to the host memory; held until the copy has ended.
         """
         begun, attachment = monotonic(), self._attachment
-        attachment.lookout.begin(self._way, self.size, begun)
-        attachment.tell(self._command, _UnderWay(self, keep, begun), one_way=True)
+        attachment.spin_wait.begin(self._direction, self.size, begun)
+        attachment.submit_serialized(self._command, _UnderWay(self, keep, begun), one_way=True)
 
     def run(self, keep: object, timeout: float | None = None) -> bool:
         """Queues the copy and waits for it.
@@ -122,14 +139,14 @@ class PinnedCopy:
             HearthError: The copy failed.
             TimeoutError: The copy has not ended in time.
         """
-        begun, attachment, way, size = monotonic(), self._attachment, self._way, self.size
+        begun, attachment, direction, size = monotonic(), self._attachment, self._direction, self.size
         # The session refers to the memory until the answer has arrived, even if the wait has ended before.
         unanswered = partial(self._unanswered, self._segment(), keep)
-        reply = attachment.ask(self._command, reports=way == DOWN, on_error=unanswered)
+        reply = attachment.ask(self._command, reports=direction == DOWN, on_error=unanswered)
         try:
             reply.expected = self._expected
-            reply.foretold = self._expected[1] if self._expected is not None else DONE
-            attachment.lookout.begin(way, size, begun)  # after the command was queued
+            reply.signalled_result = self._expected[1] if self._expected is not None else DONE
+            attachment.spin_wait.begin(direction, size, begun)  # after the command was queued
         except BaseException:  # KeyboardInterrupt: no thread takes the answer
             reply.abandon()
             raise
@@ -139,8 +156,8 @@ class PinnedCopy:
             if self._shared.lost(error):
                 return False
             raise
-        attachment.lookout.end(way, size, begun, monotonic())
-        if way == DOWN and result.read.size != size:
+        attachment.spin_wait.end(direction, size, begun, monotonic())
+        if direction == DOWN and result.read.size != size:
             raise short(result.read.size, size)
         return True
 
@@ -162,18 +179,18 @@ class PinnedCopy:
             thread: Identifier of the thread that queued the copy.
         """
         attachment, shared = self._attachment, self._shared
-        if self._way == DOWN and result is not None and result.read.size != self.size:
+        if self._direction == DOWN and result is not None and result.read.size != self.size:
             error = short(result.read.size, self.size)
         if error is None:
-            attachment.lookout.end(self._way, self.size, begun, monotonic())
+            attachment.spin_wait.end(self._direction, self.size, begun, monotonic())
             return
         self._unanswered(self._segment(), None)
         # A skipped read reports its cause, like one with a waiting thread; the cause of a skipped write is kept by its
         # stream.
-        told = heard_otherwise(attachment, error) if self._way == UP else attachment.session.error is error
+        told = reported_elsewhere(attachment, error) if self._direction == UP else attachment.session.error is error
         if not told:
             origin = ErrorOrigin(self.stream, self._buffer, thread)
-            self._connection.defer(lost_on_the_way(error) if shared.lost(error) else error, origin)
+            self._connection.defer(segment_gone(error) if shared.lost(error) else error, origin)
 
 
 class _UnderWay:

@@ -112,7 +112,7 @@ _HABIT = 4
 does not use it."""
 
 
-def worth_a_ring(copies: Copies, size: int) -> bool:
+def should_use_ring(copies: Copies, size: int) -> bool:
     """Counts a copy that might travel in a batch.
 
     Args:
@@ -128,8 +128,8 @@ def worth_a_ring(copies: Copies, size: int) -> bool:
     return copies.middling_copies > _HABIT
 
 
-def ring_is_habit(copies: Copies, size: int) -> bool:
-    """Returns the result of `worth_a_ring` for a copy that has already been counted.
+def uses_rings(copies: Copies, size: int) -> bool:
+    """Returns the result of `should_use_ring` for a copy that has already been counted.
 
     Args:
         copies: Counter of the connection's copies.

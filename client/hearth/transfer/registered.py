@@ -42,7 +42,7 @@ def likely(connection: Connection, attachment: Attachment) -> bool:
     """
     if not (connection.transport.lanes and memory_segments.possible()):
         return False
-    return not _shared_memory(connection).hopeless(attachment)
+    return not _shared_memory(connection).unavailable(attachment)
 
 
 def memory(size: int) -> memoryview | None:
@@ -104,7 +104,7 @@ class Landing(NamedTuple):
     """Location of the bytes of a download when its command is answered."""
 
     memory: memoryview
-    sure: bool
+    guaranteed: bool
     """True if the bytes will be in `memory`. Otherwise they have to be fetched by another route; only if that fails,
     and the command succeeds, they are in `memory`."""
 

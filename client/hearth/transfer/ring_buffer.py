@@ -214,7 +214,7 @@ class Ring:
                     self._returns += 1
             self._change.notify_all()
 
-    def give_up(self, slot: Slot) -> None:
+    def discard(self, slot: Slot) -> None:
         """Drops a slot if it is unknown whether a command with it is in flight.
 
         The slot is never reused, and another one may be made instead.

@@ -19,7 +19,7 @@ import numpy as np
 
 from hearth.errors import HearthError, TimeoutError
 from hearth.session.late_errors import origin_here
-from hearth.session.one_way import CompletionHandler, heard_otherwise, lost_on_the_way
+from hearth.session.one_way import CompletionHandler, reported_elsewhere, segment_gone
 from hearth.transfer.copy_threads import crew, threads
 from hearth.transfer.plan import short
 from hearth.transfer.ring_buffer import SLOT_BYTES, SLOTS, Cut, Piece, Slot, piece_bytes
@@ -137,12 +137,12 @@ class _Transfer(ABC):
     def _send(self, slot: Slot, command: commands_pb2.Command, ending: CompletionHandler, one_way: bool) -> None:
         slot.sent = True
         try:
-            self._shared.attachment.hear(command, ending, one_way=one_way)
+            self._shared.attachment.submit_with_reply(command, ending, one_way=one_way)
         except HearthError:  # the command was not queued
             slot.sent = False
             raise
         except BaseException:
-            self._shared.ring.give_up(slot)
+            self._shared.ring.discard(slot)
             raise
 
     def _report(self, size: int) -> None:
@@ -208,8 +208,8 @@ class RingUpload(_Transfer):
         with self._lock:
             first, over = self._error is None, self._over
         self._stop(error)
-        if first and over and not heard_otherwise(self._shared.attachment, error):
-            error = lost_on_the_way(error) if self._shared.lost(error) else error
+        if first and over and not reported_elsewhere(self._shared.attachment, error):
+            error = segment_gone(error) if self._shared.lost(error) else error
             self._connection.defer(error, self._origin)
 
 

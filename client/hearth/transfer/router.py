@@ -90,7 +90,7 @@ def _shares(connection: Connection, inline: bool, size: int) -> bool:
     For data that might travel `inline`, this is so only if such copies are frequent, or if an array of this process may
     lie in shared memory, which requires the imported module.
     """
-    return not inline or plan.worth_a_ring(connection, size) or "hearth.transport.memory_segments" in sys.modules
+    return not inline or plan.should_use_ring(connection, size) or "hearth.transport.memory_segments" in sys.modules
 
 
 def _upload(

@@ -59,7 +59,7 @@ def write(
         blocking: True to wait until memory in a segment has been read.
     """
     place = known.find(address_of(data), len(data))
-    if place is None and inline and not plan.ring_is_habit(connection, len(data)):
+    if place is None and inline and not plan.uses_rings(connection, len(data)):
         return NOTHING
     shared = connection.part(SharedMemory).for_attachment(attachment)
     if shared is None:
@@ -102,7 +102,7 @@ def read(
         blocking: True to wait until memory in a segment has been filled.
     """
     place = known.find(address_of(into), len(into))
-    if place is None and inline and not plan.ring_is_habit(connection, len(into)):
+    if place is None and inline and not plan.uses_rings(connection, len(into)):
         return NOTHING
     shared = connection.part(SharedMemory).for_attachment(attachment)
     if shared is None:

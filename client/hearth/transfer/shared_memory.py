@@ -40,7 +40,7 @@ class Shared:
         self.ring = Ring(self._slot)
         self.connection = connection
         """Connection over which the segments are registered."""
-        self._tells = False
+        self._signals_enabled = False
 
     @property
     def alive(self) -> bool:
@@ -48,9 +48,9 @@ class Shared:
         return self.connection.alive
 
     @property
-    def alive_lately(self) -> bool:
+    def recently_alive(self) -> bool:
         """Returns `alive`, without polling the connection at each call."""
-        return self.connection.alive_lately
+        return self.connection.recently_alive
 
     @property
     def open(self) -> bool:
@@ -58,9 +58,9 @@ class Shared:
         return not self.connection.closed
 
     @property
-    def fruitful(self) -> bool:
+    def ever_accepted(self) -> bool:
         """True if a segment was ever accepted over the connection."""
-        return self.connection.fruitful
+        return self.connection.ever_accepted
 
     def lost(self, error: HearthError) -> bool:
         """True if a command failed because its segment and the connection no longer existed when it arrived.
@@ -94,13 +94,13 @@ class Shared:
         except Lost:
             return 0
 
-    def tell(self) -> None:
+    def enable_signals(self) -> None:
         """Lets the device signal completions directly to waiting threads from now on.
 
         Does nothing if no thread polls; if signals are impossible, completions come from the daemon alone.
         """
-        if not self._tells and self.attachment.lookout.most:
-            self._tells = True
+        if not self._signals_enabled and self.attachment.spin_wait.most:
+            self._signals_enabled = True
             self.attachment.signals = self._signals()
 
     def _signals(self) -> Signals | None:
@@ -180,7 +180,7 @@ class SharedMemory:
         shared = self.shared
         if shared is not None and shared.attachment is attachment and shared.alive:
             return shared
-        if self.hopeless(attachment):
+        if self.unavailable(attachment):
             return None
         with self._lock:
             shared = self.shared
@@ -190,8 +190,8 @@ class SharedMemory:
             if shared is not None:
                 shared.close()
                 if shared.attachment is attachment:
-                    self._failed = 0 if shared.fruitful else self._failed + 1
-            if self.hopeless(attachment):
+                    self._failed = 0 if shared.ever_accepted else self._failed + 1
+            if self.unavailable(attachment):
                 return None
             if self._for is None or self._for() is not attachment:
                 self._for, self._failed = weakref.ref(attachment), 0
@@ -203,7 +203,7 @@ class SharedMemory:
                 self._failed += 1
             return self.shared
 
-    def hopeless(self, attachment: Attachment) -> bool:
+    def unavailable(self, attachment: Attachment) -> bool:
         """True if no memory will be shared for that attachment. Does not block.
 
         Args:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 _REST_S = 0.25
 """Seconds for which the first open stripe waits for the others before it is used."""
-AGAIN_S = 30.0
+RETRY_S = 30.0
 """Seconds until stripes are requested again after none went live, or fewer than requested. Doubles each time that none
-did, up to `_AGAIN_MOST_S`."""
-_AGAIN_MOST_S = 600.0
+did, up to `_MAX_RETRY_S`."""
+_MAX_RETRY_S = 600.0
 
 
 class StripesView(NamedTuple):
@@ -39,8 +39,8 @@ class StripesView(NamedTuple):
 class Stripes:
     """Pool of the stripes of one connection. Thread-safe."""
 
-    def __init__(self, connection: Connection, again: float = AGAIN_S, timing: StripeTiming = TIMING) -> None:
-        """Creates an empty pool. `again`: seconds until stripes are requested again after none went live."""
+    def __init__(self, connection: Connection, retry_s: float = RETRY_S, timing: StripeTiming = TIMING) -> None:
+        """Creates an empty pool. `retry_s`: seconds until stripes are requested again after none went live."""
         self.timing = timing
         """Time limits of the stripes, and of transfers over them."""
         self._connection = connection
@@ -51,7 +51,7 @@ class Stripes:
         self._generation = 0
         self._turn = 0
         self._not_before = 0.0
-        self._first_again = self._again = again
+        self._first_retry_s = self._retry_s = retry_s
         self._refused = False
         self._closed = False
         self._carried: dict[int, Carried] = {}
@@ -69,7 +69,7 @@ class Stripes:
                     return []  # the requested process has ended
                 if generation > self._generation:
                     self._leave()
-                    self._generation, self._not_before, self._again = generation, 0.0, self._first_again
+                    self._generation, self._not_before, self._retry_s = generation, 0.0, self._first_retry_s
                 missing = count - len(self._live)
                 may = not (self._refused or self._closed) and time.monotonic() >= self._not_before
             if missing > 0 and may:
@@ -106,13 +106,13 @@ class Stripes:
             if not self._live:
                 self._rest()
                 return
-            self._again = self._first_again
+            self._retry_s = self._first_retry_s
             if len(self._live) < wanted:
-                self._not_before = time.monotonic() + self._again
+                self._not_before = time.monotonic() + self._retry_s
 
     def _rest(self) -> None:
-        self._not_before = time.monotonic() + self._again
-        self._again = min(2 * self._again, _AGAIN_MOST_S)
+        self._not_before = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
 
     def inspect(self) -> StripesView:
         """Returns the number of open stripes, and whether the daemon has none to offer."""

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from hearth import errors
 from hearth.errors import HearthError, TransferError
-from hearth.transfer.grpc_stream import GrpcDownload, GrpcUpload, give_up
+from hearth.transfer.grpc_stream import GrpcDownload, GrpcUpload, cancel_transfer
 from hearth.transport.stripe import Stripe
 from hearth_proto.frames import Kind
 from hearth_proto.stripes import StripeCut, announce
@@ -77,7 +77,7 @@ class Striped(ABC):
         self._bytes = 0
         self._inside: dict[Stripe, int] = {}
         """Number of threads that access the caller's memory, by stripe."""
-        self._left = False
+        self._access_ended = False
         """True once no thread may access the caller's memory."""
         self._over = False
         self._error: HearthError | None = None
@@ -102,7 +102,7 @@ class Striped(ABC):
         if fallback is not None:
             fallback.cancel()
             return
-        give_up(self._connection, self.number)
+        cancel_transfer(self._connection, self.number)
 
     def begin(self, lines: Sequence[Stripe]) -> None:
         """Announces the transfer on these stripes.
@@ -130,7 +130,7 @@ class Striped(ABC):
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         raise self._late()
-                    if self._fell_silent():
+                    if self._check_silence():
                         return False
                     self._change.wait(_LOOK_S if left is None else min(left, _LOOK_S))
                 over, error, now, lines = self._over, self._error, self._bytes, bool(self._lines)
@@ -150,7 +150,7 @@ class Striped(ABC):
             if not lines:
                 return self._answered(0.0)
 
-    def _fell_silent(self) -> bool:
+    def _check_silence(self) -> bool:
         """True if nothing more is expected from the stripes, though none has ended; then closes them.
 
         Called with the lock held.
@@ -175,7 +175,7 @@ class Striped(ABC):
             time.sleep(0.005)
         return self._reply.done and self._reply.error is None
 
-    def _carry_on(self, progress: Progress | None, deadline: float | None) -> bool:
+    def _wait_done(self, progress: Progress | None, deadline: float | None) -> bool:
         """Waits for the end of the transfer, and opens other stripes as needed.
 
         Returns False if no stripes are available.
@@ -185,11 +185,11 @@ class Striped(ABC):
             if self._bytes > before:
                 opened, before = 0, self._bytes
             opened += 1
-            if not self._begin_again(opened):
+            if not self._reopen(opened):
                 return False
         return True
 
-    def _begin_again(self, times: int) -> bool:
+    def _reopen(self, times: int) -> bool:
         """Continues over other stripes, unless that was done too many `times` without progress.
 
         Returns False if no stripes are available.
@@ -215,7 +215,7 @@ class Striped(ABC):
         return fallback
 
     @contextlib.contextmanager
-    def _left_behind(self) -> Iterator[None]:
+    def _memory_in_use(self) -> Iterator[None]:
         """Context in which stripes may access the caller's memory: afterwards, no thread does, whatever happens."""
         try:
             yield
@@ -230,7 +230,7 @@ class Striped(ABC):
         self._stripes.drop(self.number)
         deadline = time.monotonic() + _LEAVE_S
         with self._change:
-            self._left = True
+            self._access_ended = True
             while self._inside:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -246,7 +246,7 @@ class Striped(ABC):
         count = self._inside.pop(stripe) - 1
         if count:
             self._inside[stripe] = count
-        if not self._inside and self._left:
+        if not self._inside and self._access_ended:
             self._change.notify_all()
 
     def _late(self) -> HearthError:

@@ -51,8 +51,8 @@ class StripedDownload(Striped):
             memory: Destination of the bytes, the same as that of the constructor.
             progress: Receives the number of bytes that have arrived, and the total; None: not reported.
         """
-        with self._left_behind():
-            if self._carry_on(progress, self._deadline) and self._bytes == len(memory) and self._heard():
+        with self._memory_in_use():
+            if self._wait_done(progress, self._deadline) and self._bytes == len(memory) and self._heard():
                 return len(memory)
             left = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
             download = self._fall_back(lambda: GrpcDownload(self._connection, self.number, left))
@@ -70,15 +70,15 @@ class StripedDownload(Striped):
             left = _LOOK_S if self._deadline is None else min(_LOOK_S, self._deadline - time.monotonic())
             if left <= 0:
                 raise self._late()
-            if self._reply.answers_within(left):
+            if self._reply.wait_answered(left):
                 return True
             with self._change:
                 if self._over or self._error is not None:
                     return True  # the answer contains the reason
-                if self._lines and not self._fell_silent():
+                if self._lines and not self._check_silence():
                     continue
             opened += 1
-            if not self._begin_again(opened):
+            if not self._reopen(opened):
                 return False
 
     def credit(self, stripe: Stripe, chunks: int) -> None:
@@ -109,7 +109,7 @@ class StripedDownload(Striped):
         """
         with self._change:
             self._cut.index(offset, size)
-            if self._left:
+            if self._access_ended:
                 return None
             self._enter(stripe)
         return self._memory[offset : offset + size]

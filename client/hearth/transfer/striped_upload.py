@@ -39,14 +39,14 @@ class StripedUpload(Striped):
         self._progress = progress
         self._wanted = len(lines)
         self._next = 0
-        self._again: deque[int] = deque()
+        self._resend: deque[int] = deque()
         self._sending: dict[Stripe, set[int]] = {}
         self.begin(lines)
 
     def result(self) -> int:
         """Waits until the daemon has all bytes, and returns their number. Raises `HearthError`."""
-        with self._left_behind():
-            if self._carry_on(self._progress, None):
+        with self._memory_in_use():
+            if self._wait_done(self._progress, None):
                 return len(self._data)
             limits = self._connection.limits
             upload = self._fall_back(
@@ -65,7 +65,7 @@ class StripedUpload(Striped):
         with self._change:
             if stripe in self._lines:
                 self._lines[stripe] += chunks
-                self._hand_out(stripe)
+                self._assign_chunks(stripe)
 
     def taken(self, stripe: Stripe, offset: int) -> None:
         """Counts a chunk that the daemon has received, or all chunks if `offset` is the total size.
@@ -112,15 +112,15 @@ class StripedUpload(Striped):
         with self._change:
             if self._lines.pop(stripe, None) is None:
                 return
-            self._again.extend(sorted(self._sending.pop(stripe, ())))
+            self._resend.extend(sorted(self._sending.pop(stripe, ())))
             for other in self._lines:
-                self._hand_out(other)
+                self._assign_chunks(other)
             self._change.notify_all()
 
-    def _hand_out(self, stripe: Stripe) -> None:
+    def _assign_chunks(self, stripe: Stripe) -> None:
         while self._lines[stripe]:
-            if self._again:
-                index = self._again.popleft()
+            if self._resend:
+                index = self._resend.popleft()
             elif self._next < self._cut.count:
                 index, self._next = self._next, self._next + 1
             else:
@@ -138,7 +138,7 @@ class StripedUpload(Striped):
         """
         offset, size = self._cut.span(index)
         with self._change:
-            if self._left:
+            if self._access_ended:
                 return None
             self._enter(stripe)
         return offset, self._data[offset : offset + size]

@@ -159,7 +159,7 @@ class Transport(Protocol):
             request: Names the transfer.
         """
 
-    def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
+    def report_abort(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
         """Reports the abort of a transfer to the daemon, and repeats that until the daemon answers.
 
         Does not block, and never fails.

@@ -15,7 +15,7 @@ from hearth.transport.backoff import Backoff
 from hearth_proto.later import device_pb2
 
 
-class GivingUp:
+class AbortReporter:
     """Reports aborts in a separate thread, which runs while there are aborts to report.
 
     `tell` waits for the daemon's answer, and raises `HearthError`, with `broken` set if no answer came.

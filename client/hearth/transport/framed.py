@@ -14,7 +14,7 @@ from hearth import errors, telemetry
 from hearth.codec import decode
 from hearth.errors import HearthError
 from hearth.transport import errors as transport_errors
-from hearth.transport.cancellation import GivingUp
+from hearth.transport.cancellation import AbortReporter
 from hearth.transport.framed_call import FramedExchange, send_beside
 from hearth.transport.lane import Lane, open_lane
 from hearth_proto.calls import KEEPALIVE, Metadata, socket_path
@@ -46,7 +46,7 @@ class FramedTransport:
         self._lock = threading.Lock()
         self._calls: set[FramedExchange] = set()
         self._closed = False
-        self._giving_up = GivingUp(self.transfer_status)
+        self._abort_reporter = AbortReporter(self.transfer_status)
 
     # ---- calls with one answer ----
 
@@ -113,14 +113,14 @@ class FramedTransport:
             raise transport_errors.unreached(self.target, late.message) from None
         return answer
 
-    def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
+    def report_abort(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
         """Reports the abort of a transfer to the daemon, repeatedly. Does not block, and never fails.
 
         Args:
             request: Names the transfer.
             seconds: Seconds after which the report is not repeated any more.
         """
-        self._giving_up.add(request, seconds)
+        self._abort_reporter.add(request, seconds)
 
     # ---- streams ----
 

@@ -13,7 +13,7 @@ import grpc
 
 from hearth import errors, telemetry
 from hearth.transport import errors as transport_errors
-from hearth.transport.cancellation import GivingUp
+from hearth.transport.cancellation import AbortReporter
 from hearth.transport.grpc_channel import ReopenedChannel
 from hearth.transport.lane import Lane, open_lane
 from hearth_proto.v1 import device_pb2, status_pb2
@@ -74,7 +74,7 @@ class GrpcTransport:
         self.line = ReopenedChannel(self._open, target)
         """gRPC channel of unary calls and Execute streams."""
         self._bulk = ReopenedChannel(self._open, target)
-        self._giving_up = GivingUp(self.transfer_status)
+        self._abort_reporter = AbortReporter(self.transfer_status)
 
     def call(self, method: str, request: Any, response_type: Any, timeout: float) -> Any:
         """Makes a unary call of NodeService, and waits for the answer. Raises `HearthError`.
@@ -243,14 +243,14 @@ class GrpcTransport:
             self._start(stub, request, timeout, self._shown()), self.target, partial(self._bulk.broke, channel)
         )
 
-    def give_up(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
+    def report_abort(self, request: device_pb2.TransferStatusRequest, seconds: float) -> None:
         """Reports the abort of a transfer to the daemon, repeatedly. Does not block, and never fails.
 
         Args:
             request: Names the transfer.
             seconds: Seconds after which the report is not repeated any more.
         """
-        self._giving_up.add(request, seconds)
+        self._abort_reporter.add(request, seconds)
 
     def absent(self) -> bool:
         """True if no process listens at the daemon's address."""

@@ -15,7 +15,7 @@ from itertools import islice, repeat
 from time import monotonic
 from typing import TypeAlias
 
-from hearth.transport.spin_wait import Lookout
+from hearth.transport.spin_wait import SpinWait
 from hearth_proto import frames
 from hearth_proto.frames import HEADER, Frame, FrameError, FrameReader, Kind
 
@@ -100,7 +100,7 @@ class Lane:
         """True while the rest of a frame has to be sent before any other frame."""
         self._pending = reader.pending
         """Size, in bytes, of the incomplete frame that the reader holds."""
-        self.lookout = Lookout(0)
+        self.spin_wait = SpinWait(0)
         """Adaptive spin-wait of waiting threads; this default one never polls."""
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -170,7 +170,7 @@ class Lane:
         Returns:
             The monotonic time at which polling began, or 0 if it did not poll.
         """
-        lookout = self.lookout
+        lookout = self.spin_wait
         if not lookout.most or self._raw or self._came:
             return 0.0
         began = monotonic()

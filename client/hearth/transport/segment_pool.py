@@ -129,17 +129,17 @@ class Lease:
     def __del__(self) -> None:
         block = getattr(self, "_block", None)
         if block is not None:
-            self._pool.back(block)
+            self._pool.put_back(block)
 
 
 class SegmentPool:
-    """Blocks of this process. Thread-safe; `back` may also be called by the garbage collector."""
+    """Blocks of this process. Thread-safe; `put_back` may also be called by the garbage collector."""
 
     def __init__(self, cache: int = CACHE) -> None:
         self._lock = threading.Lock()
         self._free = FreeBlocks(cache)
         self._unused: dict[int, list[Block]] = {}  # blocks of slabs that were never used, by size
-        self._back: deque[Block] = deque()
+        self._returned: deque[Block] = deque()
         self._forks = 0
 
     def lease(self, size: int) -> Lease:
@@ -160,13 +160,13 @@ class SegmentPool:
         self._sweep()
         return Lease(self, block._replace(forks=self._forks), fresh)
 
-    def back(self, block: Block) -> None:
+    def put_back(self, block: Block) -> None:
         """Takes a block back after its array is gone.
 
         Args:
             block: Block of a `Lease` that was garbage-collected.
         """
-        self._back.append(block)
+        self._returned.append(block)
         self._sweep()
 
     def trim(self) -> None:
@@ -191,7 +191,7 @@ class SegmentPool:
         self._lock = threading.Lock()
         self._free = FreeBlocks(self._free.most)
         self._unused = {}
-        self._back.clear()
+        self._returned.clear()
 
     def _make(self, kind: int) -> Block:
         slab = kind <= SLABBED
@@ -204,7 +204,7 @@ class SegmentPool:
 
     def _sweep(self) -> None:
         """Takes back blocks that were returned while another thread held the lock."""
-        while self._back and self._lock.acquire(blocking=False):
+        while self._returned and self._lock.acquire(blocking=False):
             try:
                 gone = self._settle()
             finally:
@@ -213,8 +213,8 @@ class SegmentPool:
 
     def _settle(self) -> list[Block]:
         gone: list[Block] = []
-        while self._back:
-            block = self._back.popleft()
+        while self._returned:
+            block = self._returned.popleft()
             if block.segment.spoiled or block.forks != self._forks:
                 gone.append(block)
             else:

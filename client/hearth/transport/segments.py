@@ -96,7 +96,7 @@ class SegmentConnection:
         self.most = most
         """Maximum total size, in bytes, of registered segments."""
         self.registered_bytes = 0
-        self.fruitful = False
+        self.ever_accepted = False
         """True once a segment was accepted."""
         self._connection = connection
         self._mint = mint
@@ -135,7 +135,7 @@ class SegmentConnection:
         return bool(data)
 
     @property
-    def alive_lately(self) -> bool:
+    def recently_alive(self) -> bool:
         """True if the connection is open, as of a poll within the last `looked_s` seconds.
 
         Polls it if the last poll was earlier.
@@ -291,7 +291,7 @@ class SegmentConnection:
             ident = next((ident for ident, each in self._sent.items() if each.number == frame.id), None)
             if ident is not None and frame.kind == Kind.SEGMENT:
                 self._named[ident] = frame.id
-                self.fruitful = True
+                self.ever_accepted = True
             elif ident is not None and frame.kind == Kind.ABORT:
                 self.registered_bytes -= self._sent.pop(ident).size
                 if from_status(Status.FromString(frame.payload)).reason != _FULL:

@@ -41,7 +41,7 @@ UP, DOWN = 0, 1
 """Direction of a copy: to the device, to the host."""
 
 
-class Lookout:
+class SpinWait:
     """Adaptive spin-wait of one attachment.
 
     Concurrent updates by several threads may be lost, which is acceptable for an estimate.
@@ -80,18 +80,18 @@ class Lookout:
 
     # ---- copies ----
 
-    def begin(self, way: int, size: int, now: float) -> None:
+    def begin(self, direction: int, size: int, now: float) -> None:
         """Records the request of a copy, behind the copies in flight.
 
         Args:
-            way: Direction: `UP` or `DOWN`.
+            direction: Direction: `UP` or `DOWN`.
             size: Size of the copy in bytes.
             now: Monotonic time in seconds.
         """
         if size < LEAST_BYTES or not self.most:
             return
         self.copies += 1
-        pace = self._pace.get((way, size.bit_length()))
+        pace = self._pace.get((direction, size.bit_length()))
         if pace is not None:
             took = pace * size
             self.ends_at = max(now, self.ends_at) + took
@@ -107,11 +107,11 @@ class Lookout:
         self._signalled, self.copies = now, 0
         self.ends_at = min(self.ends_at, now)
 
-    def end(self, way: int, size: int, begun: float, now: float) -> None:
+    def end(self, direction: int, size: int, begun: float, now: float) -> None:
         """Records that a copy has ended, and updates the estimated pace.
 
         Args:
-            way: Direction: `UP` or `DOWN`.
+            direction: Direction: `UP` or `DOWN`.
             size: Size of the copy in bytes.
             begun: Monotonic time in seconds at which the copy was requested.
             now: Monotonic time in seconds.
@@ -127,7 +127,7 @@ class Lookout:
             self.ends_at, self.copies = min(self.ends_at, now), 0  # all copies ended earlier than predicted
         if took <= 0:  # it ended together with another copy, by one signal
             return
-        key, pace = (way, size.bit_length()), took / size
+        key, pace = (direction, size.bit_length()), took / size
         known = self._pace.get(key)
         self._pace[key] = pace if known is None or pace < known else known + (pace - known) / _SLOWER
 

@@ -138,7 +138,7 @@ def _print(verdict: Any, names: str, as_json: bool) -> None:
     print(f"{verdict.lines} lines, last hash {verdict.head or 'none'}")
     if verdict.begins not in ("", GENESIS):
         print(f"continues a file whose last hash is {verdict.begins}")
-    if verdict.goes_on:
+    if verdict.continues:
         print("ends where the log continues in another file")
     if verdict.missing:
         print(f"{verdict.missing} events are missing: the daemon could not write them")

@@ -40,7 +40,7 @@ class DeviceContext:
     kick: Callable[[DeviceSession | None], None]
     """Called when an event that a deferred command of the session may be waiting for has happened; None stands for any
     session. The session's deferred commands are then tried again."""
-    again: Callable[[], None]
+    retry_soon: Callable[[], None]
     """Called when a deferred command yielded after a partial run and waits for nothing else: it is tried again in the
     next iteration of the loop."""
 

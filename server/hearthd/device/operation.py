@@ -50,14 +50,14 @@ class Announcement(Protocol):
         ...
 
     @property
-    def stands(self) -> bool:
+    def scheduled(self) -> bool:
         """True if the request has been made, or will be made without any further call."""
         ...
 
     def ask(self, ahead: Iterable[object]) -> None:
         """Requests the operation's peers, or queues the request.
 
-        `ahead` lists the announcements of all operations that this operation waits for, each of which `stands`; the
+        `ahead` lists the announcements of all operations that this operation waits for, each of which `scheduled`; the
         request is ordered behind them.
         """
         ...
@@ -323,10 +323,10 @@ class Operation:
         return announcement is not None and announcement.made
 
     @property
-    def stands(self) -> bool:
+    def scheduled(self) -> bool:
         """True if the operation is announced, or will be announced without any further call."""
         announcement = self.announcement
-        return announcement is not None and announcement.stands
+        return announcement is not None and announcement.scheduled
 
     def announce(self, ahead: Sequence[Operation]) -> None:
         """Sends the early request of a collective operation to its peers; no effect for other operations.

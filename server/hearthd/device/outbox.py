@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from hearth_proto.frames import HEADER, SLOT, Flag, Kind, header
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 
 MAX_VECTORS = 64
 
@@ -165,8 +165,8 @@ class Outbox:
         response queued next carries it along. None if there is none."""
         self.lanes: dict[int, LaneSink] = {}
         """The lane of each channel that has one, by channel number."""
-        self._stirred: dict[LaneSink, None] = {}
-        self._owing: dict[LaneSink, None] = {}
+        self._unsettled: dict[LaneSink, None] = {}
+        self._ack_pending: dict[LaneSink, None] = {}
         """Lanes with acknowledgements that wait for other frames. They are sent at the latest together with the copies
         of those acknowledgements for the front."""
 
@@ -180,11 +180,11 @@ class Outbox:
             if lane is not None:
                 if kind == RESPONSE:
                     lane.put(kind, payload)
-                    self._stirred[lane] = None
+                    self._unsettled[lane] = None
                 else:
-                    self._owing[lane] = None
+                    self._ack_pending[lane] = None
                     if lane.acknowledge(id):
-                        self._stirred[lane] = None
+                        self._unsettled[lane] = None
                 self._copy(HEADER.pack(len(payload), kind, flags | LANED, channel, id), payload)
                 return
         ack = self._ack
@@ -225,7 +225,7 @@ class Outbox:
         ack = HEADER.pack(0, ACK, LANED, channel, seq)
         self._copy(ack + HEADER.pack(len(payload), RESPONSE, LANED, channel, 0), payload)
 
-    def straight_linked(self, channel: int, seq: int, payload: bytes) -> None:
+    def inline_linked(self, channel: int, seq: int, payload: bytes) -> None:
         """Sends a response at once, as `inline` does, for a batch that came over the link."""
         self._put_ack()
         self._parts.append(HEADER.pack(len(payload), RESPONSE, 0, channel, seq) + payload)
@@ -282,14 +282,14 @@ class Outbox:
             self._put_ack()
             self._parts.append(header(ACK, 0, channel=channel))
         elif lane is not None:
-            self._stirred[lane] = None
+            self._unsettled[lane] = None
             lane.repeated()
 
     def refused(self, channel: int, why: str) -> None:
         """Closes the lane after a message that was not a batch. The client has been notified."""
         lane = self.lanes.get(channel)
         if lane is not None:
-            self._stirred[lane] = None
+            self._unsettled[lane] = None
             lane.refused(why)
 
     # ---- sending ----
@@ -302,19 +302,19 @@ class Outbox:
     @property
     def waits(self) -> bool:
         """True if frames must be sent before the loop reads more input."""
-        return self._urgent or bool(self._stirred) or len(self._parts) >= MAX_VECTORS
+        return self._urgent or bool(self._unsettled) or len(self._parts) >= MAX_VECTORS
 
-    def stir(self, lane: LaneSink) -> None:
+    def schedule_settle(self, lane: LaneSink) -> None:
         """Schedules `settle` of the lane for the end of the loop iteration."""
-        self._stirred[lane] = None
+        self._unsettled[lane] = None
 
-    def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds; at most `asleep`, where None means no limit."""
-        if self._watching or not (self._parts or self._ack) or self._pressing():
-            return asleep
-        return sooner(COPY_S, asleep)  # a shorter sleep would cost more than the earlier delivery gains
+    def max_sleep(self, limit: float | None) -> float | None:
+        """Returns how long the loop may sleep, in seconds; at most `limit`, where None means no limit."""
+        if self._watching or not (self._parts or self._ack) or self._link_is_urgent():
+            return limit
+        return at_most(COPY_S, limit)  # a shorter sleep would cost more than the earlier delivery gains
 
-    def _pressing(self) -> bool:
+    def _link_is_urgent(self) -> bool:
         """True if the frames for the front are to be sent now."""
         return self._urgent or self._watching or len(self._parts) >= MAX_VECTORS or time.perf_counter() >= self._due
 
@@ -322,7 +322,7 @@ class Outbox:
         """Sends the answers that clients wait for, unless other frames must be sent first."""
         if self._urgent:
             self.send()
-        elif self._stirred:
+        elif self._unsettled:
             self._settle()
 
     def send(self) -> None:
@@ -332,23 +332,23 @@ class Outbox:
         frames for the front are sent first of all: after a command is reported done to the client, the front must
         already know about the command (for example, that a durable copy is complete).
         """
-        pressing = bool(self._parts or self._ack) and self._pressing()
-        if pressing and self._owing:
-            for lane in self._owing:
+        urgent = bool(self._parts or self._ack) and self._link_is_urgent()
+        if urgent and self._ack_pending:
+            for lane in self._ack_pending:
                 lane.put_ack()
-            self._stirred.update(self._owing)
-            self._owing.clear()
+            self._unsettled.update(self._ack_pending)
+            self._ack_pending.clear()
         if self._urgent:
             self._send_link()
-            pressing = False
-        if self._stirred and not self._urgent:
+            urgent = False
+        if self._unsettled and not self._urgent:
             self._settle()
-        if pressing:
+        if urgent:
             self._send_link()
 
     def _settle(self) -> None:
-        stirred, self._stirred = self._stirred, {}
-        for lane in stirred:
+        unsettled, self._unsettled = self._unsettled, {}
+        for lane in unsettled:
             lane.settle()
 
     def _send_link(self) -> None:

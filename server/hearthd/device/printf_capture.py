@@ -87,7 +87,7 @@ class PrintfCapture:
         self._lock = threading.Lock()
         self._kept = bytearray()
         self._dropped = 0
-        self._told = False
+        self._scheduled = False
         self._pipe = -1
 
     def capture(self) -> None:
@@ -120,7 +120,7 @@ class PrintfCapture:
         if mine:
             self._collect([*self._ended(), *mine])
 
-    def last_words(self) -> None:
+    def flush_at_exit(self) -> None:
         """Sends the remaining output when the process exits, as far as it can be attributed."""
         self._send()
 
@@ -160,9 +160,9 @@ class PrintfCapture:
         response = device_pb2.ExecuteResponse(event=event)
         self._outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=channels.pop())
 
-    def _stray(self) -> None:
+    def _log_unattributed(self) -> None:
         """Handles text that has arrived. Without a session that may have printed it, the text is logged now."""
-        self._told = False
+        self._scheduled = False
         if not self.suspects:
             self._send()
 
@@ -199,6 +199,6 @@ class PrintfCapture:
             poll.poll()
             with self._lock:
                 came = self._read()
-            if came and not self.suspects and not self._told:
-                self._told = True  # a race with the other thread costs one more read, and never loses text
-                self._post(self._stray)
+            if came and not self.suspects and not self._scheduled:
+                self._scheduled = True  # a race with the other thread costs one more read, and never loses text
+                self._post(self._log_unattributed)

@@ -69,13 +69,13 @@ def switch_on(environ: Mapping[str, str] = os.environ) -> None:
     """
     try:
         provider = _configured()
-        ours = provider is None
+        own_provider = provider is None
         if provider is None:
             names = exporters(environ)
             if not names:
                 return
             provider = _provider(names)
-        _Tracing.on = _Tracing(provider, ours=ours)
+        _Tracing.on = _Tracing(provider, own_provider=own_provider)
     except _TracingUnavailable as wanting:
         log.warning("no_traces", why=str(wanting), fix=wanting.fix)
     except Exception as error:  # for example an invalid number
@@ -85,7 +85,7 @@ def switch_on(environ: Mapping[str, str] = os.environ) -> None:
 def switch_off() -> None:
     """Sends the remaining spans, and waits for that up to `_FLUSH_S` seconds."""
     tracing, _Tracing.on = _Tracing.on, None
-    if tracing is not None and tracing.ours:
+    if tracing is not None and tracing.own_provider:
         sending = threading.Thread(target=tracing.provider.shutdown, name="traces-end", daemon=True)
         sending.start()
         sending.join(_FLUSH_S)
@@ -110,8 +110,8 @@ def _provider(names: list[str]) -> Any:
             "install the extra hearth-gpu[otel] (in a clone: pip install '.[otel]'), or set OTEL_SDK_DISABLED=true",
         ) from None
     asked = OTELResourceDetector().detect().attributes  # OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME
-    ours = {"service.name": "hearthd", "service.version": VERSION, "host.name": socket.gethostname()}
-    provider = TracerProvider(resource=Resource.create({**ours, **asked}), shutdown_on_exit=False)
+    attributes = {"service.name": "hearthd", "service.version": VERSION, "host.name": socket.gethostname()}
+    provider = TracerProvider(resource=Resource.create({**attributes, **asked}), shutdown_on_exit=False)
     for name in names:
         provider.add_span_processor(BatchSpanProcessor(_exporter(name)))
     return provider
@@ -137,12 +137,12 @@ class _Tracing:
     on: _Tracing | None = None
     """The tracing of this process; None: it is off."""
 
-    def __init__(self, provider: Any, *, ours: bool) -> None:
+    def __init__(self, provider: Any, *, own_provider: bool) -> None:
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self.provider = provider
-        self.ours = ours
+        self.own_provider = own_provider
         self.api: Any = trace
         self.tracer: Any = provider.get_tracer("hearthd", VERSION)
         self.w3c = TraceContextTextMapPropagator()
@@ -184,14 +184,14 @@ def of_session(session: NamedSession) -> None:
     """Records the session of the current call in its span."""
     call = _serving.get()
     if call is not None:
-        call.say({"hearth.session": session.id, "hearth.tenant": session.tenant.name})
+        call.set_attributes({"hearth.session": session.id, "hearth.tenant": session.tenant.name})
 
 
 def of_caller(caller: Caller) -> Caller:
     """Records the tenant of the current call's caller in its span, and returns the caller."""
     call = _serving.get()
     if call is not None:
-        call.say({"hearth.tenant": caller.tenant.name})
+        call.set_attributes({"hearth.tenant": caller.tenant.name})
     return caller
 
 
@@ -211,7 +211,7 @@ class CallSpan:
         trace_id = api.format_trace_id(self._span.get_span_context().trace_id)
         self._logged = structlog.contextvars.bind_contextvars(trace_id=trace_id)
 
-    def say(self, attributes: Mapping[str, str]) -> None:
+    def set_attributes(self, attributes: Mapping[str, str]) -> None:
         """Adds attributes. Does nothing after the span has ended."""
         if self._span.is_recording():
             self._span.set_attributes(attributes)

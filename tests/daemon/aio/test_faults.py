@@ -17,7 +17,7 @@ import pytest
 import hearth
 from hearth import aio
 from hearth.transfer import registered, router
-from hearth.transfer.grpc_stream import give_up
+from hearth.transfer.grpc_stream import cancel_transfer
 from tests.support.client.internals import connection_of
 from tests.support.daemon.aio_ways import LARGE
 from tests.support.daemon.cutter import Cutter
@@ -83,7 +83,7 @@ def test_a_read_behind_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: 
             session = connection_of(gpu).attachment().session
             while session.outstanding < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            give_up(connection_of(gpu), begun[0])
+            cancel_transfer(connection_of(gpu), begun[0])
             with pytest.raises(hearth.TransferError):
                 await reading
             over.set()

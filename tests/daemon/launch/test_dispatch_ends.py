@@ -407,6 +407,6 @@ def test_cancelled_dispatch_delays_nothing(daemon: DaemonProcess, monkeypatch: p
             outs: list[Any] = [((x.size,), np.int32)]
             gpu.dispatch_async(identity, blocks(x.size, 256), 256, ins=[x], outs=outs, scalars=[np.int32(x.size)])
             wait_until(lambda number=number: len(jobs) > number, "its thread")
-            jobs[number].give_up()
+            jobs[number].cancel()
             gpu.synchronize(timeout=30)
         assert gpu.memory_usage().bytes_in_use == 0

@@ -165,7 +165,7 @@ def test_cancelled_dispatch_keeps_its_memory_until_the_answer(
         gate.hold()
         gpu.dispatch_async(kernel, *inverting(x, x.size))
         wait_until(lambda: Kind.DOWNLOAD in placed and jobs, "its place")
-        jobs[-1].give_up()
+        jobs[-1].cancel()
         others = [hearth.zeros_pinned(x.size, np.uint8) for _ in range(6)]
         gate.open()
     gpu.synchronize()

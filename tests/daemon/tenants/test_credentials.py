@@ -109,14 +109,14 @@ def test_lists_that_can_and_cannot_be_used(authority: ClientAuthority, monkeypat
     lists = Revocations(str(authority.crl), str(authority.pem), clock=lambda: now[0])
     assert not lists.revokes(known) and not lists.revokes(None) and len(lists) == 0
     authority.revoke(certificate, der=True)
-    lists.look()
+    lists.refresh()
     assert not lists.revokes(known), "it looks every two seconds"
     now[0] += 10
-    lists.look()
+    lists.refresh()
     assert lists.revokes(known) and lists.changes == 1
     authority.crl.write_text("nothing")
     now[0] += 10
-    lists.look()
+    lists.refresh()
     assert lists.revokes(known) and lists.changes == 1, "what cannot be used takes nothing back"
     with pytest.raises(RevocationError, match="not a list of revoked"):
         Revocations(str(authority.crl), str(authority.pem))

@@ -27,16 +27,16 @@ def told(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Told:
     """Counts the threads that continued after a signal. Request this fixture before the device is used: it makes
     waiting threads poll without limit, as on a machine with many cores."""
     monkeypatch.setattr(attachment, "cores", lambda: 64)
-    lookout = connection_of(gpu).attachment().lookout
+    lookout = connection_of(gpu).attachment().spin_wait
     lookout.most = lookout.patience = 20.0
     calls: list[int] = []
-    real = spin_wait.Lookout.signalled
+    real = spin_wait.SpinWait.signalled
 
-    def counted(lookout: spin_wait.Lookout, now: float) -> None:
+    def counted(lookout: spin_wait.SpinWait, now: float) -> None:
         calls.append(0)
         real(lookout, now)
 
-    monkeypatch.setattr(spin_wait.Lookout, "signalled", counted)
+    monkeypatch.setattr(spin_wait.SpinWait, "signalled", counted)
     return lambda: len(calls)
 
 

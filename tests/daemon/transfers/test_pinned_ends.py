@@ -19,7 +19,7 @@ import pytest
 import hearth
 from hearth.arrays import host_copy
 from hearth.transfer import router
-from hearth.transfer.grpc_stream import give_up
+from hearth.transfer.grpc_stream import cancel_transfer
 from hearth.transfer.shared_memory import Shared
 from hearth.transport import memory_segments
 from hearth.transport.segment_pool import pool
@@ -159,7 +159,7 @@ def test_read_after_a_lost_copy(gpu: hearth.Device, monkeypatch: pytest.MonkeyPa
         before = attachment.session.outstanding
         moving = threads.submit(x[:size].get)
         wait_until(lambda: attachment.session.outstanding > before, "the read")
-        give_up(connection, number)
+        cancel_transfer(connection, number)
         with pytest.raises(hearth.TransferError):
             moving.result(60)
     reply.abandon()
@@ -185,7 +185,7 @@ def test_lost_copy_is_reported_where_it_was_requested(
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)
             threads.submit(x.set, values[::-1], mine).result(60)  # behind the upload whose bytes never arrive
-        give_up(connection, number)
+        cancel_transfer(connection, number)
         reply.abandon()
         wait_until(lambda: connection.late_errors, "the loss")
         same(y.get(stream=theirs), values)

@@ -59,11 +59,11 @@ def value(**fields: Any) -> c.Binding:
 def carried_jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Returns a list that records each dispatch whose bytes a thread begins to transfer."""
     jobs: list[Job] = []
-    carry = Job.carry
+    carry = Job.run
 
     def carrying(job: Job) -> None:
         jobs.append(job)
         carry(job)
 
-    monkeypatch.setattr(Job, "carry", carrying)
+    monkeypatch.setattr(Job, "run", carrying)
     return jobs

@@ -16,7 +16,7 @@ from hearth_proto.reasons import Refusal, from_text
 from hearth_proto.v1 import node_pb2
 from hearthd.front.collectives.router import CollectiveRouter
 from hearthd.front.config.peer_targets import AUTO, LOOPBACK
-from hearthd.front.peers.connect import PeerReach
+from hearthd.front.peers.connect import PeerConnector
 from hearthd.front.peers.follower import VERDICT_S
 from hearthd.front.peers.groups import PeerGroups
 from hearthd.front.peers.link import PeerLink
@@ -110,7 +110,7 @@ class FakeFront:
     def __init__(self, name: str, devices: int = 2, listen: str = "127.0.0.1:0", **port: Any) -> None:
         self.router = CollectiveRouter(range(devices), 5.0)
         targets = PeerTargets(port.pop("peers", (AUTO,)), LOOPBACK)
-        reach = PeerReach(targets, port.pop("make", PeerLink), port.pop("window", WINDOW))
+        reach = PeerConnector(targets, port.pop("make", PeerLink), port.pop("window", WINDOW))
         self.groups = PeerGroups(self.router, reach, verdict=port.pop("verdict", VERDICT_S))
         self.refused: list[str] = []
         self.groups.on_refused = lambda session, addresses: self.refused.extend(map(str, addresses))
@@ -202,8 +202,8 @@ def refusal_in(body: dict[str, Any]) -> Refusal:
     return from_text(body["status"])
 
 
-def quick(beat: float = 0.05, silence: float = 0.3, **more: Any) -> Callable[[], PeerLink]:
-    return partial(PeerLink, beat=beat, silence=silence, **more)
+def quick(heartbeat: float = 0.05, silence: float = 0.3, **more: Any) -> Callable[[], PeerLink]:
+    return partial(PeerLink, heartbeat=heartbeat, silence=silence, **more)
 
 
 def run(work: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:

@@ -67,7 +67,7 @@ async def node(
         yield made
     finally:
         for session in made.sessions:
-            await made.sessions.close(session, "the test is over", patience=1.0)
+            await made.sessions.close(session, "the test is over", time_limit=1.0)
         await made.supervisor.stop()
     assert all(each.exit_code in (0, -9, -11) for each in launcher.started)
     assert not made.running, "a process stayed behind"

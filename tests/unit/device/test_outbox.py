@@ -76,10 +76,10 @@ def test_an_ack_alone_waits_for_company_but_not_long(peer: Peer, monkeypatch: py
     now = [100.0]
     monkeypatch.setattr("hearthd.device.outbox.time.perf_counter", lambda: now[0])
     outbox = peer.outbox
-    assert outbox.sleep(None) is None
+    assert outbox.max_sleep(None) is None
     outbox.put(Kind.ACK, channel=3, id=1)
     outbox.send()
-    assert not peer.said() and outbox.sleep(None) == COPY_S and outbox.sleep(0.0) == 0.0
+    assert not peer.said() and outbox.max_sleep(None) == COPY_S and outbox.max_sleep(0.0) == 0.0
     now[0] += COPY_S / 2
     outbox.put(Kind.ACK, channel=3, id=2)  # later frames do not delay it further
     outbox.put(Kind.ACK, channel=4, id=1)
@@ -88,7 +88,7 @@ def test_an_ack_alone_waits_for_company_but_not_long(peer: Peer, monkeypatch: py
     now[0] += COPY_S / 2
     outbox.send()
     assert peer.said() == [(Kind.ACK, 3, 2), (Kind.ACK, 4, 1)]
-    assert outbox.sleep(None) is None
+    assert outbox.max_sleep(None) is None
 
 
 def test_immediate_response_waits_for_the_next_unless_it_is_the_last(peer: Peer) -> None:

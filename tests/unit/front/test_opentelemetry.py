@@ -122,7 +122,7 @@ def test_existing_provider_is_used(exporter: InMemorySpanExporter) -> None:
         "rpc.system": "grpc", "rpc.service": "a.Service", "rpc.method": "Method", "rpc.grpc.status_code": 13,
         "error.type": "INTERNAL", "network.transport": "tcp", "client.address": "::1", "client.port": 5000,
     }  # fmt: skip
-    begun.say({"too": "late"})
+    begun.set_attributes({"too": "late"})
     assert "trace_id" not in structlog.contextvars.get_contextvars()
 
 

@@ -314,10 +314,10 @@ class BrokeredLibraries:
         with making:
             file = self._files.get(name)
             if file is None:
-                file = self._files[name] = self._made(name)
+                file = self._files[name] = self._current(name)
         return Path(f"/proc/self/fd/{file}")
 
-    def _made(self, name: str) -> int:
+    def _current(self, name: str) -> int:
         code = memoryview(self._broker.library(name))
         file = os.memfd_create(f"hearth-{name}", os.MFD_CLOEXEC)
         while code:

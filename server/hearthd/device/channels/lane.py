@@ -275,7 +275,7 @@ class LaneConnection:
             if not (self._sizes or self._unread or self._repeated or self._crowded()) or self._room():
                 self._receive()
             else:
-                self._watch()  # until `settle` finds room: code that makes room calls `Outbox.stir` for the lane
+                self._watch()  # until `settle` finds room; code that makes room calls `Outbox.schedule_settle`
         elif events & (EPOLLHUP | EPOLLERR):
             self._ended("")
         if events & EPOLLOUT:

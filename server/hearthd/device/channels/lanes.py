@@ -21,7 +21,7 @@ from hearthd.device.outbox import RECEIVED, Outbox
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.fd_passing import DescriptorSocket
 from hearthd.device.platform.log import ProcessLog
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.scheduler.fair_share import FairShare
 from hearthd.device.session.session import DeviceSession
 
@@ -82,19 +82,19 @@ class LaneConnections:
         if waiting is not None:
             self._adopt(channel, *waiting[:2])
 
-    def sleep(self, asleep: float | None) -> float | None:
-        """Returns the longest time in seconds that the loop may sleep, at most `asleep`; None: no limit.
+    def max_sleep(self, limit: float | None) -> float | None:
+        """Returns the longest time in seconds that the loop may sleep, at most `limit`; None: no limit.
 
         Drops lanes whose channel was not opened in time.
         """
         if not self._waiting:
-            return asleep
+            return limit
         now = time.monotonic()
         for channel, (_, _, deadline) in tuple(self._waiting.items()):
             if now >= deadline:
                 self._journal.warning("lane", channel=channel, error="its channel was never opened")
                 self.drop(channel)
-        return sooner(max(0.0, min((each[2] for each in self._waiting.values()), default=now) - now), asleep)
+        return at_most(max(0.0, min((each[2] for each in self._waiting.values()), default=now) - now), limit)
 
     def close(self) -> None:
         """Closes all lanes, because the process ends."""
@@ -130,7 +130,7 @@ class LaneConnections:
         crowded, inline_path = lambda: self._outbox.crowded, self._executor.inline_path.take
         lane = LaneConnection(end, channel, number, limits, self._loop, self._take, crowded, self._over, inline_path)
         self._outbox.lanes[channel] = lane
-        self._outbox.stir(lane)
+        self._outbox.schedule_settle(lane)
         # Batches of an earlier attachment may still be queued: the number of the next batch depends on them.
         self._executor.frame(Frame(Kind.LIVE, 0, channel, number, b""))
 

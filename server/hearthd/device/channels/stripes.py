@@ -18,7 +18,7 @@ from hearthd.device.channels.stripe_tls import Guards
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.fd_passing import DescriptorSocket
 from hearthd.device.platform.log import ProcessLog
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.transfers import Transfers
 
@@ -64,20 +64,20 @@ class Stripes:
             del self._waiting[stripe]
             stripe.begin()
 
-    def sleep(self, asleep: float | None) -> float | None:
-        """Returns the longest time in seconds that the loop may sleep, at most `asleep`; None: no limit.
+    def max_sleep(self, limit: float | None) -> float | None:
+        """Returns the longest time in seconds that the loop may sleep, at most `limit`; None: no limit.
 
         Closes stripes whose channel was not opened in time.
         """
         if not self._waiting:
-            return asleep
+            return limit
         now = time.monotonic()
         for stripe, deadline in tuple(self._waiting.items()):
             if now >= deadline:
                 del self._waiting[stripe]
                 self._journal.warning("stripe", channel=stripe.channel, error="its channel was never opened")
                 stripe.close()
-        return sooner(max(0.0, min(self._waiting.values(), default=now) - now), asleep)
+        return at_most(max(0.0, min(self._waiting.values(), default=now) - now), limit)
 
     def close(self) -> None:
         """Closes all stripes, because the process ends."""

@@ -82,7 +82,7 @@ class CommunicatorAborts:
         elif given_up.communicator.stops:
             self._stop(given_up)
         else:
-            self._device.idle_work.meanwhile(partial(self._abort, given_up))
+            self._device.idle_work.run_now(partial(self._abort, given_up))
 
     @property
     def watching(self) -> bool:
@@ -134,7 +134,7 @@ class CommunicatorAborts:
             self._retired -= 1
             self._abort(given_up, done)
 
-        self._device.idle_work.beside(start, urgent=self._retired > RETIRED)
+        self._device.idle_work.run_on_thread(start, urgent=self._retired > RETIRED)
 
     def _abort(self, given_up: AbortedCommunicator, done: Done) -> None:
         def abort() -> Callable[[], None]:

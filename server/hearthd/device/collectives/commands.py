@@ -259,6 +259,6 @@ class CollectiveCommands:
         self.members.check()
         self._negotiation.check()
 
-    def sleep(self, asleep: float | None) -> float | None:
-        """Returns the longest time that the loop may sleep, at most `asleep`."""
-        return self._negotiation.sleep(self.members.sleep(asleep))
+    def max_sleep(self, limit: float | None) -> float | None:
+        """Returns the longest time that the loop may sleep, at most `limit`."""
+        return self._negotiation.max_sleep(self.members.max_sleep(limit))

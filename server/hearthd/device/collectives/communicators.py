@@ -24,7 +24,7 @@ from hearthd.device.collectives.in_flight import InFlightCollective
 from hearthd.device.collectives.launch_order import LaunchOrder
 from hearthd.device.collectives.membership import Membership, given_up, not_started, verdict
 from hearthd.device.context import DeviceContext
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.streams.stream_pool import PooledStream
 
 CHECK_S = 0.05
@@ -236,7 +236,7 @@ class Memberships:
             self._gone[member.comm] = gone
             while len(self._gone) > KEPT:
                 self._gone.popitem(last=False)
-        flights = member.flights.give_up()
+        flights = member.flights.pop_all()
         self._device.telemetry.collectives_failed += len(flights)
         for flight in flights:
             flight.fail(refusal(flight))
@@ -280,12 +280,12 @@ class Memberships:
         if overdue is not None:
             self.broken(member, f"{overdue.what} did not complete in time", overdue.sequence, timed_out=True)
 
-    def sleep(self, asleep: float | None) -> float | None:
-        """Returns the longest time that the loop may sleep, at most `asleep`."""
+    def max_sleep(self, limit: float | None) -> float | None:
+        """Returns the longest time that the loop may sleep, at most `limit`."""
         if not (self._busy or self.aborts.watching):
-            return asleep
+            return limit
         left = max(self._next_check - time.monotonic(), 0.0)
-        return sooner(left, asleep)
+        return at_most(left, limit)
 
     @staticmethod
     def _helper(work: Callable[[], None]) -> None:

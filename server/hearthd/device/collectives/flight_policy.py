@@ -18,7 +18,7 @@ PROGRESS_S = 0.05
 class InFlightQueue(Generic[T]):
     """Operations in flight on one communicator. Times are seconds of one clock."""
 
-    __slots__ = ("_deadlines", "_told", "_told_at", "done", "launched", "numbered")
+    __slots__ = ("_deadlines", "_reported", "_reported_at", "done", "launched", "numbered")
 
     def __init__(self) -> None:
         self.numbered = 0
@@ -27,8 +27,8 @@ class InFlightQueue(Generic[T]):
         self.done = 0
         self._deadlines: dict[T, float] = {}
         """Deadlines by operation, in the order of launch."""
-        self._told = 0
-        self._told_at = -math.inf
+        self._reported = 0
+        self._reported_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._deadlines)
@@ -63,7 +63,7 @@ class InFlightQueue(Generic[T]):
         """Returns the first operation, in the order of launch, whose deadline has passed; None if there is none."""
         return next((each for each, deadline in self._deadlines.items() if deadline <= now), None)
 
-    def give_up(self) -> list[T]:
+    def pop_all(self) -> list[T]:
         """Removes and returns all operations in flight, in the order of their launch."""
         left = list(self._deadlines)
         self._deadlines.clear()
@@ -74,11 +74,11 @@ class InFlightQueue(Generic[T]):
 
         `at_once`: regardless of the time since the last report.
         """
-        if self.done == self._told or (now < self._told_at + PROGRESS_S and not at_once):
+        if self.done == self._reported or (now < self._reported_at + PROGRESS_S and not at_once):
             return None
-        self._told, self._told_at = self.done, now
+        self._reported, self._reported_at = self.done, now
         return self.done
 
     def progress_at(self) -> float:
         """Returns the time of the next report; infinity if no operation has ended since the last one."""
-        return self._told_at + PROGRESS_S if self.done != self._told else math.inf
+        return self._reported_at + PROGRESS_S if self.done != self._reported else math.inf

@@ -32,28 +32,28 @@ P = TypeVar("P", bound=WeightedOperation)
 class LaunchOrder(Generic[P]):
     """The queue of one track. Pure: no I/O, no clock."""
 
-    __slots__ = ("_line", "_weight")
+    __slots__ = ("_queue", "_weight")
 
     def __init__(self) -> None:
-        self._line: deque[P] = deque()
+        self._queue: deque[P] = deque()
         self._weight = 0
 
-    def told(self, operation: P) -> None:
+    def enqueue(self, operation: P) -> None:
         """Queues an operation that the front has released, behind earlier ones."""
-        self._line.append(operation)
+        self._queue.append(operation)
 
     @property
     def head(self) -> P | None:
         """The next operation to be launched; None if the queue is empty or the limit leaves no room for it."""
-        line = self._line
+        line = self._queue
         if not line or (self._weight and self._weight + line[0].weight > MOST_LAUNCHED):
             return None
         return line[0]
 
     def launched(self, operation: P) -> None:
         """Records that the first operation of the queue has been launched."""
-        assert self._line[0] is operation
-        self._line.popleft()
+        assert self._queue[0] is operation
+        self._queue.popleft()
         self._weight += operation.weight
 
     def done(self, operation: P) -> None:
@@ -62,5 +62,5 @@ class LaunchOrder(Generic[P]):
 
     def drop(self, operation: P) -> None:
         """Removes an operation that will not be launched."""
-        if operation in self._line:
-            self._line.remove(operation)
+        if operation in self._queue:
+            self._queue.remove(operation)

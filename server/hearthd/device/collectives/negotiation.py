@@ -15,7 +15,7 @@ from hearthd.device.collectives.outgoing import OutgoingOperations
 from hearthd.device.collectives.parts import CollectivePart, locate
 from hearthd.device.collectives.pending import OperationKey, PendingCollective
 from hearthd.device.context import DeviceContext
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.session.session import DeviceSession
 
 MOST_PRESENTED = 512
@@ -47,12 +47,12 @@ class Negotiation:
         self._send = send
         self._rows = OutgoingOperations(say, self._unanswered)
         self._pending: dict[OperationKey, PendingCollective] = {}
-        self._going: dict[PendingCollective, None] = {}
+        self._released: dict[PendingCollective, None] = {}
         """Operations that the front has released for launch."""
         self._launched: OrderedDict[OperationKey, None] = OrderedDict()
         self._weights: dict[DeviceSession, int] = {}
         """Weight of the operations that each session has presented and that are not known to be done."""
-        self._standing: dict[DeviceSession, deque[PendingCollective]] = {}
+        self._waiting_for_room: dict[DeviceSession, deque[PendingCollective]] = {}
         """Operations that wait for room to be presented, in order."""
         self._failing: set[DeviceSession] = set()
         """Sessions that have a failed operation behind operations that are still running."""
@@ -87,11 +87,11 @@ class Negotiation:
             return
         locate(pending.parts)
         pending.behind = [other.key for other in ahead if other.comm is None and other.key.group == group]
-        pending.stands = True
-        standing = self._standing.get(pending.session)
+        pending.scheduled = True
+        standing = self._waiting_for_room.get(pending.session)
         if standing or self._crowded(pending):
             if standing is None:
-                standing = self._standing[pending.session] = deque()
+                standing = self._waiting_for_room[pending.session] = deque()
             standing.append(pending)
         else:
             self._present(pending)
@@ -113,7 +113,7 @@ class Negotiation:
 
     def _present(self, pending: PendingCollective) -> None:
         """Reports to the front that this rank has reached the operation, and starts its time limit."""
-        pending.made = pending.stands = True
+        pending.made = pending.scheduled = True
         pending.deadline = time.monotonic() + pending.seconds
         weight = self._weights.get(pending.session, 0)
         self._weights[pending.session] = weight + pending.weight
@@ -143,7 +143,7 @@ class Negotiation:
             self._weights.pop(session, None)
         if left + weight > MOST_PRESENTED:
             self._device.kick(session)  # an operation whose turn has come may find room now
-        standing = self._standing.get(session)
+        standing = self._waiting_for_room.get(session)
         if left > MOST_PRESENTED - REFILL:
             return
         while standing and (standing[0].made or not self._crowded(standing[0])):
@@ -152,7 +152,7 @@ class Negotiation:
                 pending.behind = [key for key in pending.behind if self._unanswered(key)]
                 self._present(pending)
         if standing is not None and not standing:
-            del self._standing[session]
+            del self._waiting_for_room[session]
 
     def _unanswered(self, key: OperationKey) -> bool:
         other = self._pending.get(key)
@@ -174,11 +174,11 @@ class Negotiation:
     def launched(self, pending: PendingCollective) -> None:
         """Records that the operation has been launched; `settled` must be called when its outcome is known."""
         del self._pending[pending.key]
-        self._going.pop(pending, None)
+        self._released.pop(pending, None)
         lane = pending.lane
         if lane is not None:
             lane.launched(pending)
-            self._go_on(lane)
+            self._schedule_next(lane)
         self._launched[pending.key] = None
         while len(self._launched) > REMEMBERED:
             self._launched.popitem(last=False)
@@ -190,8 +190,8 @@ class Negotiation:
             full = lane.head is None
             lane.done(pending)
             if full:
-                self._go_on(lane)
-        self._unpresent(pending)
+                self._schedule_next(lane)
+        self._remove_presented(pending)
         if pending.session in self._failing:
             self._failing.discard(pending.session)
             self._device.kick(pending.session)
@@ -205,32 +205,32 @@ class Negotiation:
         if self._pending.get(pending.key) is not pending:
             return
         del self._pending[pending.key]
-        self._going.pop(pending, None)
+        self._released.pop(pending, None)
         if pending.lane is not None:
             pending.lane.drop(pending)
-            self._go_on(pending.lane)
+            self._schedule_next(pending.lane)
         if pending.comm is not None:
-            self._missed(pending.key, pending.comm, refusal.message)
+            self._report_missed(pending.key, pending.comm, refusal.message)
         elif pending.error is None:
             self.withdraw(pending.key, refusal)
-        self._unpresent(pending)
+        self._remove_presented(pending)
 
     def withdraw(self, key: OperationKey, refusal: Refusal) -> None:
         """Notifies the other ranks that this rank will not take part in the operation."""
         self._send({"op": "withdraw", **key.address(), "status": to_text(refusal)})
 
-    def _unpresent(self, pending: PendingCollective) -> None:
+    def _remove_presented(self, pending: PendingCollective) -> None:
         if pending.made:
             pending.made = False
             self._make_room(pending.session, pending.weight)
 
-    def _go_on(self, lane: LaunchOrder[PendingCollective]) -> None:
+    def _schedule_next(self, lane: LaunchOrder[PendingCollective]) -> None:
         """Schedules the session of the next operation on the track, which may be a different session."""
         head = lane.head
         if head is not None:
             self._device.kick(head.session)
 
-    def _missed(self, key: OperationKey, comm: str | None, why: str) -> None:
+    def _report_missed(self, key: OperationKey, comm: str | None, why: str) -> None:
         """Reports an operation that this rank missed: the other ranks launch it, and would wait for this rank."""
         member = self._members.get(comm) if comm is not None else None
         if member is not None:
@@ -262,13 +262,13 @@ class Negotiation:
             return  # recorded before
         if pending is None or not pending.made or pending.error is not None:
             if index:
-                self._missed(key, comm, "it was cancelled before")
+                self._report_missed(key, comm, "it was cancelled before")
         elif pending.comm is None:
             pending.comm, pending.index = comm, index
-            self._going[pending] = None
+            self._released[pending] = None
             if member is not None:
                 pending.lane = member.lane
-                member.lane.told(pending)
+                member.lane.enqueue(pending)
 
     def leave(self, channel: int, group: str, session_of: SessionOf) -> None:
         """Fails the pending operations of a group over several daemons that the session has left."""
@@ -285,13 +285,13 @@ class Negotiation:
 
     def close(self, session: DeviceSession) -> None:
         """Forgets a session that has ended; its operations have been abandoned."""
-        self._standing.pop(session, None)
+        self._waiting_for_room.pop(session, None)
         self._failing.discard(session)
         self._rows.forget(session.channel)
         self._forget(lambda key: key.channel == session.channel)
 
-    def _forget(self, whose: Callable[[OperationKey], bool]) -> None:
-        for key in [key for key in self._launched if whose(key)]:
+    def _forget(self, matches: Callable[[OperationKey], bool]) -> None:
+        for key in [key for key in self._launched if matches(key)]:
             del self._launched[key]
 
     def _kick(self, session: DeviceSession | None) -> None:
@@ -303,19 +303,19 @@ class Negotiation:
     def check(self) -> None:
         """Reports released operations that could not start in time, because their peers wait for them."""
         now = time.monotonic()
-        if now < self._next_check or not self._going:
+        if now < self._next_check or not self._released:
             return
         self._next_check = now + CHECK_S
-        for pending in self._going:
+        for pending in self._released:
             member = self._members.get(pending.comm) if pending.comm is not None else None
             if member is not None and pending.deadline <= now:
                 device = self._device.spec.ordinal
                 why = f"{pending.key} was allowed to start, but could not start in time on device {device}"
                 self._members.broken(member, why, pending.key.sequence, timed_out=True)
 
-    def sleep(self, asleep: float | None) -> float | None:
-        """Returns the longest time that the loop may sleep, at most `asleep`."""
-        asleep = self._rows.sleep(asleep)
-        if self._going:
-            return sooner(CHECK_S, asleep)
-        return asleep
+    def max_sleep(self, limit: float | None) -> float | None:
+        """Returns the longest time that the loop may sleep, at most `limit`."""
+        limit = self._rows.max_sleep(limit)
+        if self._released:
+            return at_most(CHECK_S, limit)
+        return limit

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hearthd.device.collectives.pending import OperationKey, OperationRun, PendingCollective
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 
 UNANSWERED = 2
 """Number of messages of a series that may be unanswered before further operations are held: with 2, the ranks and the
@@ -46,7 +46,7 @@ class OutgoingOperations:
         """Runs that have not been sent, in order."""
         self._count = 0
         """Number of operations in `_rows`."""
-        self._line = False
+        self._consecutive = False
         """True if each operation in `_rows` waits for the one before it, and the first one for the last one sent."""
         self._since = 0.0
         """Time at which the first operation in `_rows` was added."""
@@ -60,17 +60,17 @@ class OutgoingOperations:
     def add(self, pending: PendingCollective, signature: list[dict[str, Any]]) -> None:
         """Adds an operation to be presented."""
         rows = self._rows
-        if rows and rows[-1].goes_on(pending, signature):
+        if rows and rows[-1].extends(pending, signature):
             rows[-1].last = pending.key
             rows[-1].count += 1
-            self._line = self._line and bool(pending.behind)
+            self._consecutive = self._consecutive and bool(pending.behind)
         else:
             before = rows[-1].last if rows else self._sent[-1] if self._sent else None
             follows = before is not None and not before.group and _same_line(before, pending)
             if rows:
-                self._line = self._line and follows
+                self._consecutive = self._consecutive and follows
             else:
-                self._line = follows
+                self._consecutive = follows
                 self._since = self._clock()
             rows.append(OperationRun(pending, signature))
         self._count += 1
@@ -80,7 +80,7 @@ class OutgoingOperations:
         rows, self._rows, self._count = self._rows, [], 0
         if not rows:
             return False
-        if not self._line:
+        if not self._consecutive:
             self._sent.clear()
         for row in rows:
             self._say(row.message())
@@ -100,17 +100,17 @@ class OutgoingOperations:
 
     def _kept(self) -> bool:
         return (
-            self._line
+            self._consecutive
             and self._count < MOST_KEPT
             and len(self._sent) == UNANSWERED
             and self._unanswered(self._sent[0])
         )  # fmt: skip
 
-    def sleep(self, asleep: float | None) -> float | None:
-        """Returns the longest time that the loop may sleep, at most `asleep`."""
+    def max_sleep(self, limit: float | None) -> float | None:
+        """Returns the longest time that the loop may sleep, at most `limit`."""
         if not self._rows:
-            return asleep
-        return sooner(max(self._since + KEEP_S - self._clock(), 0.0), asleep)
+            return limit
+        return at_most(max(self._since + KEEP_S - self._clock(), 0.0), limit)
 
 
 def _same_line(before: OperationKey, pending: PendingCollective) -> bool:

@@ -53,9 +53,9 @@ class PendingCollective:
         "lane",
         "made",
         "parts",
+        "scheduled",
         "seconds",
         "session",
-        "stands",
         "weight",
     )
 
@@ -77,7 +77,7 @@ class PendingCollective:
         self.deadline = math.inf
         self.made = False
         """True if the operation has been presented."""
-        self.stands = False
+        self.scheduled = False
         """True if the operation has been presented, or will be as soon as there is room."""
         self.behind: list[OperationKey] = []
         """Earlier operations that this one waits for, and that had not been released when this one was presented."""
@@ -111,7 +111,7 @@ class OperationRun:
         self.last = first.key
         self.count = 1
 
-    def goes_on(self, pending: PendingCollective, signature: list[dict[str, Any]]) -> bool:
+    def extends(self, pending: PendingCollective, signature: list[dict[str, Any]]) -> bool:
         """True if the operation continues the run.
 
         Operations of groups over several daemons are each sent as a separate message.

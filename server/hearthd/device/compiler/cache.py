@@ -69,7 +69,7 @@ class CompileCache:
         self._secret = secret
         self._divided = divided
         self._tenant: str | None = None
-        self._told = float("-inf")
+        self._reported_at = float("-inf")
         self.report: Callable[[str], None] = lambda _what: None
         """Called at intervals, on any thread, while the disk is full, so that code is not cached."""
 
@@ -127,8 +127,8 @@ class CompileCache:
             self._trim()
         except OSError as error:
             now = time.monotonic()
-            if disk.is_full(error) and now - self._told >= REPORT_S:
-                self._told = now
+            if disk.is_full(error) and now - self._reported_at >= REPORT_S:
+                self._reported_at = now
                 self.report(disk.refusal(self.directory, "a compiled module", "cache.dir").message)
 
     @contextlib.contextmanager

@@ -44,7 +44,7 @@ class CrashKeeping:
             self._memory = memory
             self._begin()
 
-    def know(self, runtime: ctypes.CDLL) -> None:
+    def set_runtime(self, runtime: ctypes.CDLL) -> None:
         """Sets the library that launches kernels. Only the first call has an effect."""
         if self._runtime is None:
             self._runtime = runtime
@@ -52,7 +52,7 @@ class CrashKeeping:
                 runtime.hearth_output(*self._output)
             self._begin()
 
-    def whose(self, session: str) -> None:
+    def set_session(self, session: str) -> None:
         """Attributes all later launches of the calling thread to this session, given by its id."""
         if self._begun and self._runtime is not None:
             self._runtime.hearth_whose(session.encode())

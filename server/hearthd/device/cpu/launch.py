@@ -86,14 +86,14 @@ class CpuLauncher:
         launched = stream.launched
         if launched and launched[-1][2] != stream.session:
             session = stream.session = launched[-1][2]
-            stream.submit(lambda: self.crashes.whose(session))
+            stream.submit(lambda: self.crashes.set_session(session))
 
     def load(self, image: Image) -> Module:
         """Loads an image that this backend compiled. Raises Refusal(UNSUPPORTED) for any other code."""
         if not image.code.startswith(image_headers.ELF_MAGIC) or _OWN_SYMBOL not in image.code:
             raise _foreign(image.code)
         module = LoadedModule(CpuModule(image.code, self._toolchain()))
-        self.crashes.know(module.runtime)
+        self.crashes.set_runtime(module.runtime)
         return module
 
     def launch(

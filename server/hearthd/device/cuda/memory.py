@@ -106,9 +106,9 @@ class Pool(ABC):
         try:
             address, owner = self._take(reserved, stream)
         except CudaError as error:
-            address, owner = self._again(error, size, reserved, stream)
+            address, owner = self._retry(error, size, reserved, stream)
         except MemoryError as error:
-            address, owner = self._again(error, size, reserved, stream)
+            address, owner = self._retry(error, size, reserved, stream)
         memory = CudaMemory(address, size, reserved, owner)
         self._live[address] = memory
         self._held += reserved
@@ -146,7 +146,7 @@ class Pool(ABC):
     def _release(self, memory: CudaMemory) -> None:
         """Frees memory outside any stream."""
 
-    def _again(self, error: RuntimeError | MemoryError, size: int, reserved: int, stream: Stream) -> tuple[int, Any]:
+    def _retry(self, error: RuntimeError | MemoryError, size: int, reserved: int, stream: Stream) -> tuple[int, Any]:
         """Tries the allocation again after `error`, with unused memory returned to the device first."""
         if isinstance(error, RuntimeError) and getattr(error, "status", 0) != OUT_OF_MEMORY:
             raise translate(error, f"allocating {size} bytes") from error

@@ -18,8 +18,8 @@ from hearthd.device.session.session import DeviceSession
 class DispatchCommands:
     """Checks the dispatches of all sessions. Device-handle thread only."""
 
-    def __init__(self, means: DispatchResources) -> None:
-        self._means = means
+    def __init__(self, resources: DispatchResources) -> None:
+        self._resources = resources
         self._known = KnownDispatches()
 
     def dispatch(self, origin: Origin, command: commands_pb2.Dispatch) -> Operation:
@@ -30,7 +30,7 @@ class DispatchCommands:
         try:
             return self._operation(origin, command)
         except Refusal as refusal:
-            self._give_up(origin.session, named_transfers(command), refusal)
+            self._abort_transfers(origin.session, named_transfers(command), refusal)
             raise
 
     def _operation(self, origin: Origin, command: commands_pb2.Dispatch) -> Operation:
@@ -41,11 +41,11 @@ class DispatchCommands:
         inputs = [binding.data for binding in command.bindings]
         likeness, known = self._known.find(command, inputs)
         plan, failures = (
-            read_bindings(command, inputs, self._means.device.spec.max_inline_bytes)
+            read_bindings(command, inputs, self._resources.device.spec.max_inline_bytes)
             if known is None
             else (known.plan, [])
         )
-        device = self._means.device
+        device = self._resources.device
         slots = {what.binding: TransientSlot(device, origin, what, inputs[what.binding]) for what in plan.transients}
         pointers = _pointers(session, plan.pointed, slots, failures)
         entry = session.functions.get(command.function)
@@ -58,7 +58,7 @@ class DispatchCommands:
         if known is None:
             known = self._known.learn(likeness, command, plan)
         run = DispatchRun(
-            self._means,
+            self._resources,
             origin,
             entry,
             known.record(command, origin.stream.handle),
@@ -78,10 +78,10 @@ class DispatchCommands:
             reads=(entry.module, *read),
             needs=(*written, *read),
         )
-        operation.on_failure = run.let_go
+        operation.on_failure = run.cancel
         return operation
 
-    def _give_up(self, session: DeviceSession, transfers: Sequence[int], refusal: Refusal) -> None:
+    def _abort_transfers(self, session: DeviceSession, transfers: Sequence[int], refusal: Refusal) -> None:
         """Ends the transfers that a refused command names, and notifies their other ends.
 
         Transfers that another command has claimed are left alone.
@@ -89,7 +89,7 @@ class DispatchCommands:
         for number in transfers:
             flow = session.uploads.get(number) or session.downloads.get(number)
             if number not in session.over and (flow is None or not flow.claimed):
-                self._means.transfers.give_up(session, number, refusal)
+                self._resources.transfers.abort(session, number, refusal)
 
 
 def _pointers(

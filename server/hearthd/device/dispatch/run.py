@@ -90,7 +90,7 @@ class DispatchRun:
 
     def __init__(
         self,
-        means: DispatchResources,
+        resources: DispatchResources,
         origin: Origin,
         entry: FunctionEntry,
         record: Record,
@@ -100,8 +100,8 @@ class DispatchRun:
         iterations: int,
         timed: bool,
     ) -> None:
-        self._means = means
-        self._device = device = means.device
+        self._resources = resources
+        self._device = device = resources.device
         self._origin = origin
         self._track = origin.stream.track
         self._entry = entry
@@ -115,7 +115,7 @@ class DispatchRun:
         self._fetched: list[tuple[TransientSlot, HostBuffer]] = []
         """Outputs that are being copied to the host, for whose completion no callback is registered yet."""
         self._allocation: DeferredAllocation | None = DeferredAllocation(
-            device, means.memory.reservations, origin.session, self._reserve
+            device, resources.memory.reservations, origin.session, self._reserve
         )
         self._bound: BoundLaunch | None = None
         self._left = iterations
@@ -128,7 +128,7 @@ class DispatchRun:
 
     def claim_transfers(self) -> None:
         """Claims all transfers that the dispatch names, or none. Raises Refusal."""
-        session, transfers = self._origin.session, self._means.transfers
+        session, transfers = self._origin.session, self._resources.transfers
         try:
             for slot in self._slots:
                 if slot.what.upload:
@@ -136,7 +136,7 @@ class DispatchRun:
                 if slot.what.download:
                     slot.download = transfers.downloads.promise(session, slot.what.download, "dispatch")
         except Refusal as refusal:
-            self.let_go(refusal)
+            self.cancel(refusal)
             raise
 
     def step(self) -> bool:
@@ -150,7 +150,7 @@ class DispatchRun:
             del self._stages[0]
         return True
 
-    def let_go(self, refusal: Refusal) -> None:
+    def cancel(self, refusal: Refusal) -> None:
         """Ends a dispatch that will not continue: frees all memory that it holds, and ends its open transfers."""
         self._stages.clear()
         self._allocation = None
@@ -159,9 +159,9 @@ class DispatchRun:
         for slot in self._slots:
             self._release(slot)
             if slot.upload is not None and session.uploads.get(slot.what.upload) is slot.upload:
-                self._means.transfers.give_up(session, slot.what.upload, refusal)
+                self._resources.transfers.abort(session, slot.what.upload, refusal)
             if slot.download is not None and session.downloads.get(slot.what.download) is slot.download:
-                self._means.transfers.give_up(session, slot.what.download, refusal)
+                self._resources.transfers.abort(session, slot.what.download, refusal)
 
     # ---- the stages ----
 
@@ -170,7 +170,7 @@ class DispatchRun:
         if self._entry.module.pending or self._track.full:
             return False
         # Checked before memory is allocated.
-        plan = self._means.binder.check(self._entry, self._record, self._pointers, self._key)
+        plan = self._resources.binder.check(self._entry, self._record, self._pointers, self._key)
         assert self._allocation is not None
         try:
             if not self._allocation.run():
@@ -186,7 +186,7 @@ class DispatchRun:
                 retry_after_s=refusal.retry_after_s,
             ) from refusal
         self._allocation = None  # breaks a reference cycle between both objects
-        self._bound = self._means.binder.fill(self._entry, plan, self._record, self._pointers)
+        self._bound = self._resources.binder.fill(self._entry, plan, self._record, self._pointers)
         return True
 
     def _reserve(self) -> None:
@@ -200,7 +200,7 @@ class DispatchRun:
         if required >= ASK_FROM:
             check_budget(required, device.server.memory_info(), device.spec.memory_limit)
         buffers = [slot.buffer for slot in self._slots]
-        reservation = self._means.memory.reservations.take(self._origin.session, required, self._track, buffers)
+        reservation = self._resources.memory.reservations.take(self._origin.session, required, self._track, buffers)
         for slot, place in zip(self._slots, places, strict=True):
             slot.place(reservation, place)
 
@@ -216,7 +216,7 @@ class DispatchRun:
         what = slot.what
         if slot.upload is not None:
             put = partial(self._put, slot)
-            return self._means.transfers.uploads.receive(
+            return self._resources.transfers.uploads.receive(
                 self._origin, what.upload, slot.upload, what.size, put, slot.into
             )
         if not what.size:
@@ -252,7 +252,7 @@ class DispatchRun:
 
     def _put(self, slot: TransientSlot, host: HostBuffer, at: int, size: int) -> None:
         self._up.start()
-        self._means.copies.upload(self._origin, slot.buffer, slot.buffer.address + at, host, size)
+        self._resources.copies.upload(self._origin, slot.buffer, slot.buffer.address + at, host, size)
 
     def _launch(self) -> bool:
         bound = self._bound
@@ -266,7 +266,7 @@ class DispatchRun:
             while self._left and turn and not self._track.closed:
                 self._kernel.start()
                 times = min(self._left, turn, WINDOW, self._track.room)
-                self._means.binder.issue(self._origin.stream, bound, times)
+                self._resources.binder.issue(self._origin.stream, bound, times)
                 self._left -= times
                 turn -= times
         finally:
@@ -299,7 +299,7 @@ class DispatchRun:
         what = slot.what
         if slot.download is not None:
             take = partial(self._take, slot)
-            send = self._means.transfers.downloads.send
+            send = self._resources.transfers.downloads.send
             if not send(self._origin, what.download, slot.download, what.length, take, direct=slot.out_of):
                 return False
         elif what.length:
@@ -321,7 +321,7 @@ class DispatchRun:
     def _take(self, slot: TransientSlot, host: HostBuffer, at: int, size: int) -> None:
         self._down.start()
         address = slot.buffer.address + slot.what.offset + at
-        self._means.copies.download(self._origin, slot.buffer, address, host, size)
+        self._resources.copies.download(self._origin, slot.buffer, address, host, size)
 
     def _keep_soon(self) -> None:
         """Copies outputs out of page-locked memory as soon as they have arrived, possibly before the answer."""
@@ -337,7 +337,7 @@ class DispatchRun:
     # ---- completion ----
 
     def _release(self, slot: TransientSlot) -> None:
-        self._means.memory.release(self._origin.session, slot.buffer)
+        self._resources.memory.release(self._origin.session, slot.buffer)
 
     def _answer(self, outcomes: Sequence[PendingOutcome]) -> None:
         """Answers the dispatch. `outcomes` belong to collectives whose results its kernel used."""

@@ -244,14 +244,16 @@ class SnapshotCommands:
             for key, handle, size, offset, span, which in json.loads(frame.payload)["copies"]
         ]
         origin = Origin(self._replies, session, session.streams.items[0], "restore")
-        means = RestoreResources(self._device, self._memory, self._files, self._allowance, partial(self.file, session))
+        resources = RestoreResources(
+            self._device, self._memory, self._files, self._allowance, partial(self.file, session)
+        )
 
         def done(failed: dict[int, str]) -> None:
             self._device.telemetry.restored_buffers += len(copies) - len(failed)
             payload = json.dumps({"failed": list(failed.items())}).encode()
             self._device.outbox.put(Kind.RESTORED, payload, channel=session.channel, id=frame.id)
 
-        Restore(means, origin, done).begin(copies)
+        Restore(resources, origin, done).begin(copies)
 
     def _durable(self, session: DeviceSession, key: int, handle: int, size: int) -> DurableBuffer:
         buffer = session.buffers.add(handle, Buffer(handle, size))
@@ -299,6 +301,6 @@ class SnapshotCommands:
         for snapshot in list(session.snapshots):
             if snapshot.track is not None:
                 session.touch(snapshot.track)  # the session's work is over only when the last of these copies is done
-            snapshot.give_up(gone)
+            snapshot.cancel(gone)
         self._answers.pop(session, None)  # frames for the session are no longer handled
         self._file_of.close(session.channel)

@@ -40,8 +40,8 @@ class Restore:
     At the end, `done` is called with the reasons for all buffers that could not be restored, by key.
     """
 
-    def __init__(self, means: RestoreResources, origin: Origin, done: Callable[[dict[int, str]], None]) -> None:
-        self._means = means
+    def __init__(self, resources: RestoreResources, origin: Origin, done: Callable[[dict[int, str]], None]) -> None:
+        self._resources = resources
         self._origin = origin
         self._done = done
         self._failed: dict[int, str] = {}
@@ -53,7 +53,7 @@ class Restore:
         for durable, areas in copies:
             durable.areas = areas
             durable.session.bytes_durable += 2 * areas.span
-            one = BufferRestore(self._means, self._origin, durable, areas, partial(self._one, durable))
+            one = BufferRestore(self._resources, self._origin, durable, areas, partial(self._one, durable))
             for operation in one.operations():
                 submit(operation)
 
@@ -79,14 +79,14 @@ class BufferRestore:
 
     def __init__(
         self,
-        means: RestoreResources,
+        resources: RestoreResources,
         origin: Origin,
         durable: DurableBuffer,
         areas: SnapshotAreas,
         done: Callable[[Refusal | None], None],
     ) -> None:
-        self._means = means
-        self._device = means.device
+        self._resources = resources
+        self._device = resources.device
         self._origin = origin
         self._session = origin.session
         self._durable = durable
@@ -94,8 +94,8 @@ class BufferRestore:
         self._areas = areas
         self._done = done
         self._track = origin.stream.track
-        self._late = DeferredAllocation(means.device, means.memory.reservations, origin.session, self._reserve)
-        self._direct = DirectCopies(means.device, origin, durable.buffer, RowLayout(0, durable.buffer.size))
+        self._late = DeferredAllocation(resources.device, resources.memory.reservations, origin.session, self._reserve)
+        self._direct = DirectCopies(resources.device, origin, durable.buffer, RowLayout(0, durable.buffer.size))
         self._asked = 0
         self._given = 0
         self._read: deque[RestoreChunk] = deque()
@@ -119,7 +119,7 @@ class BufferRestore:
 
     def _reserve(self) -> None:
         buffer = self._buffer
-        reservation = self._means.memory.reservations.take(self._session, buffer.size, self._track, [buffer])
+        reservation = self._resources.memory.reservations.take(self._session, buffer.size, self._track, [buffer])
         buffer.reservation = reservation
         buffer.address = self._direct.address = reservation.memory.address
 
@@ -145,12 +145,12 @@ class BufferRestore:
             self._given += self._read.popleft().size
         size = self._buffer.size
         while self._asked < size:
-            if not self._ask(min(size - self._asked, self._means.allowance.chunk(self._session.pinned_bytes))):
+            if not self._ask(min(size - self._asked, self._resources.allowance.chunk(self._session.pinned_bytes))):
                 return False
         return self._given == size
 
     def _ask(self, size: int) -> bool:
-        file, staging, allowance = self._means.file(), self._device.staging, self._means.allowance
+        file, staging, allowance = self._resources.file(), self._device.staging, self._resources.allowance
         if file is None or not allowance.take(size, ahead=False):
             return False
         host = staging.find(size, self._session)
@@ -166,7 +166,7 @@ class BufferRestore:
         assert self._areas.committed is not None, "only complete copies are restored"
         place = self._areas.at(self._areas.committed) + chunk.at
         into = host.view[:size] if host is not None else memoryview(data)
-        self._means.files.read(file, into, place, partial(self._arrived, chunk))
+        self._resources.files.read(file, into, place, partial(self._arrived, chunk))
         return True
 
     def _arrived(self, chunk: RestoreChunk, error: OSError | None) -> None:
@@ -199,7 +199,7 @@ class BufferRestore:
             self._give_back(chunk.size)
 
     def _give_back(self, size: int) -> None:
-        if self._means.allowance.give(size, ahead=False):
+        if self._resources.allowance.give(size, ahead=False):
             self._device.kick(None)
 
     # ---- completion ----
@@ -220,7 +220,7 @@ class BufferRestore:
         )
         reservation, buffer.reservation = buffer.reservation, None
         if reservation is not None:
-            self._means.memory.reservations.give(self._session, reservation, buffer)
+            self._resources.memory.reservations.give(self._session, reservation, buffer)
         self._durable.end()
         while self._read:
             self._release(self._read.popleft())

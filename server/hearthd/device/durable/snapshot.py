@@ -119,7 +119,7 @@ class Snapshot:
         buffers = tuple(durable.buffer for durable in self._durables)
         point = Operation(first, self._note, writes=(self.stream, self), reads=buffers, needs=buffers)
         copy = Operation(self._origin, self._copy, reads=(self, *buffers))
-        point.on_failure = copy.on_failure = self.give_up
+        point.on_failure = copy.on_failure = self.cancel
         return point, copy
 
     @property
@@ -322,10 +322,10 @@ class Snapshot:
     def fail(self, refusal: Refusal) -> None:
         """Fails the snapshot and answers its command; earlier copies stay valid."""
         if not self.over:
-            self.give_up(refusal)
+            self.cancel(refusal)
             self._origin.fail(refusal)
 
-    def give_up(self, _refusal: Refusal) -> None:
+    def cancel(self, _refusal: Refusal) -> None:
         """Ends a snapshot whose failure the caller answers."""
         if not self.over:
             for part in self._parts or ():

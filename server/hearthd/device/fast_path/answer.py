@@ -20,7 +20,18 @@ class InlineAnswer:
     The acknowledgement of the batch is sent together with the answer, unless the answer is delayed.
     """
 
-    __slots__ = ("_batch", "_device", "_replies", "_request", "_stream", "_then", "_told", "over", "refusal", "size")
+    __slots__ = (
+        "_acknowledged",
+        "_batch",
+        "_device",
+        "_replies",
+        "_request",
+        "_stream",
+        "_then",
+        "over",
+        "refusal",
+        "size",
+    )
 
     name = ""
     """Name of the command in failures."""
@@ -43,7 +54,7 @@ class InlineAnswer:
         self._batch = batch
         self._stream = stream
         self._request = request
-        self._told = False
+        self._acknowledged = False
         """True once the acknowledgement has been sent."""
         self._then: Callback | None = None
         """Callback that is called after the answer; used by a Sync that waits for nothing else."""
@@ -77,16 +88,16 @@ class InlineAnswer:
         channel = batch.session.channel
         if device.output.suspects:
             device.output.settle(channel)
-        if self._told:
+        if self._acknowledged:
             device.outbox.now(channel, answer, self._then is None and not self._stream.track.pending)
         else:
             batch.answer(device.outbox, answer)
         if self._then is not None:
             self._then()
 
-    def take_its_time(self) -> None:
+    def delay_answer(self) -> None:
         """Acknowledges the executed batch ahead of the answer, so that other frames may be sent in between."""
-        self._told = True
+        self._acknowledged = True
         self._batch.acknowledge(self._device.outbox)
 
     def fail(self, refusal: Refusal) -> None:
@@ -94,7 +105,7 @@ class InlineAnswer:
         self.over = True
         self._device.tracks.on_complete(self._stream.track, self._release)
         self._batch.origin(self._replies, self._stream, self.name, self._request).fail(refusal)
-        self.take_its_time()
+        self.delay_answer()
 
 
 def latest(track: PooledStream, position: int) -> InlineAnswer | None:
@@ -108,7 +119,7 @@ def latest(track: PooledStream, position: int) -> InlineAnswer | None:
     return found if isinstance(found, InlineAnswer) else None
 
 
-def untroubled(device: DeviceContext, stream: LogicalStream, buffer: Buffer, offset: int, size: int) -> bool:
+def is_unobstructed(device: DeviceContext, stream: LogicalStream, buffer: Buffer, offset: int, size: int) -> bool:
     """True if a copy of these bytes of the buffer involves no error of an earlier command, and needs no time slice."""
     return not (
         stream.starting

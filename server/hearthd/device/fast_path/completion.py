@@ -68,7 +68,7 @@ class InlineSync:
             failed = (stream,)
         if failed or device.output.suspects:
             if self._origin is None:
-                self.take_its_time()
+                self.delay_answer()
             assert self._origin is not None
             answer_with(self._origin, failed)
         elif self._origin is not None:
@@ -79,7 +79,7 @@ class InlineSync:
         if self.signalled is not None:
             self.signalled.drop()
 
-    def take_its_time(self) -> None:
+    def delay_answer(self) -> None:
         """Switches to a delayed answer: acknowledges the batch now; other frames may precede the answer."""
         self._batch.acknowledge(self._device.outbox)
         self._origin = self._batch.origin(self._replies, self._stream, "sync", self._plain.request, self._index)

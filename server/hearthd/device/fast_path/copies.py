@@ -15,7 +15,7 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path import plain_batch
-from hearthd.device.fast_path.answer import InlineAnswer, untroubled
+from hearthd.device.fast_path.answer import InlineAnswer, is_unobstructed
 from hearthd.device.fast_path.completion_signal import signal
 from hearthd.device.fast_path.inline_batch import InlineBatch
 from hearthd.device.fast_path.plain_batch import LoneCopy
@@ -101,7 +101,7 @@ class InlineCopies:
         track = stream.track
         if (
             stream.capture is not None
-            or not untroubled(self._device, stream, buffer, named.offset, named.size)
+            or not is_unobstructed(self._device, stream, buffer, named.offset, named.size)
             or named.start + named.size > segment.size
             or not segment.pinned
             or (buffer.read_only is not None if named.writes else stream.errors)
@@ -146,7 +146,7 @@ class InlineCopies:
         telemetry, size = self._device.telemetry, named.size
         if self._alone:
             way = UP if named.writes else DOWN
-            copy.foreseen = self._device.tracks.forecast.begin(way, size, self._began)
+            copy.forecast = self._device.tracks.forecast.begin(way, size, self._began)
         self._count(named, size)
         if named.writes:
             telemetry.upload_shared_memory_bytes += size
@@ -167,7 +167,7 @@ class InlineCopies:
 class InlineCopy(InlineAnswer):
     """A submitted inline copy."""
 
-    __slots__ = ("_answer", "_began", "_segment", "foreseen", "name", "signalled")
+    __slots__ = ("_answer", "_began", "_segment", "forecast", "name", "signalled")
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class InlineCopy(InlineAnswer):
         self._began = began
         self._answer = plain_batch.answered(request, named.answer)
         self.name = _kind(named)
-        self.foreseen: CopyForecast | None = None
+        self.forecast: CopyForecast | None = None
         self.signalled: Segment | None = None
         """The segment in which the device signals the end of the copy; None without a signal."""
         segment.hold()
@@ -195,8 +195,8 @@ class InlineCopy(InlineAnswer):
         now = time.perf_counter()
         self.over = True
         self._send(self._answer)
-        if self.foreseen is not None:
-            self._device.tracks.forecast.came(self.foreseen, now)
+        if self.forecast is not None:
+            self._device.tracks.forecast.came(self.forecast, now)
         self._release()
 
     def _release(self) -> None:

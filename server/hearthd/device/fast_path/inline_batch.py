@@ -37,7 +37,7 @@ class InlineBatch(NamedTuple):
         if self.lane is not None:
             outbox.inline(self.lane, self.seq, answer)
         else:
-            outbox.straight_linked(self.session.channel, self.seq, answer)
+            outbox.inline_linked(self.session.channel, self.seq, answer)
 
     def acknowledge(self, outbox: Outbox) -> None:
         """Queues the acknowledgement, so that other frames may be sent before the answer."""

@@ -40,11 +40,11 @@ from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.stream_pool import PooledStream
 from hearthd.device.transfers.segments import Segments
 
-HERE_S = 2e-5
+POLL_S = 2e-5
 """Seconds for which completion is polled without checking the sockets; no longer than one loop iteration takes."""
 
 SOON = 512 << 10
-"""Largest copy, in bytes, that may complete within `HERE_S`."""
+"""Largest copy, in bytes, that may complete within `POLL_S`."""
 
 
 class BatchExecutor(CommandRunner, ReplySink, Protocol):
@@ -83,7 +83,7 @@ class InlinePath:
         self._at_once = at_once
         self.copies = InlineCopies(device, segments, executor)
         self.reads = InlineReads(device, executor)
-        self.here_s = HERE_S
+        self.poll_s = POLL_S
         """Seconds for which the end of the work is polled without a check of the sockets."""
         self.answered = False
         """True if a command was answered in the loop iteration in which it arrived, since the caller last reset the
@@ -152,8 +152,8 @@ class InlinePath:
         busy = self._busy(session, stream, plain.all_streams)
         # If `busy` is None, the Sync waits for more than one track or for marked streams.
         if busy is None or (entry is not None and session.deferred):
-            self._go_on(session, _sync_of(plain), "sync", entry, index)
-            self._went(batch, index)
+            self._execute_last(session, _sync_of(plain), "sync", entry, index)
+            self._account(batch, index)
             return True
         if entry is not None:
             session.batches.clear()  # the batch has run
@@ -168,8 +168,8 @@ class InlinePath:
             wait.end()
             self.answered = True
             if device.tracks.live:
-                self._sharing.went(batch.backlog)
-            self._ran(batch, launches)
+                self._sharing.submitted(batch.backlog)
+            self._count_metrics(batch, launches)
         else:
             tracks, track = device.tracks, busy[0]
             copy = latest(track, tracks.ordering.position(track.index))
@@ -199,29 +199,29 @@ class InlinePath:
         tracks, sharing, since = self._device.tracks, self._sharing, time.perf_counter()
         lone = not sharing.active
         if soon:
-            tracks.ask(track, self.here_s)
+            tracks.ask(track, self.poll_s)
         if waiting.over and lone and not tracks.live:
-            sharing.came_and_went(batch.backlog, since, commands)
+            sharing.completed_inline(batch.backlog, since, commands)
         else:
-            sharing.went(batch.backlog, since)
+            sharing.submitted(batch.backlog, since)
         if waiting.over:
             self.answered = True
         else:
-            waiting.take_its_time()
-        self._ran(batch, launches)
+            waiting.delay_answer()
+        self._count_metrics(batch, launches)
 
     def _issue(self, session: DeviceSession, records: bytes) -> tuple[int, BatchEntry | None]:
         """Runs the launches.
 
         Returns their number, and the batch entry, which is None if the replay cache contained all of them.
         """
-        if self._launches.again(session, records):
+        if self._launches.relaunch(session, records):
             return 1, None
         entry = BatchEntry(session.last_seq)
         session.batches.append(entry)
         return self._launches.run_records(session, records, entry, 0)[0], entry
 
-    def _ran(self, batch: InlineBatch, launches: int) -> None:
+    def _count_metrics(self, batch: InlineBatch, launches: int) -> None:
         """Updates the metrics for a batch that has run."""
         telemetry = self._device.telemetry
         if launches:
@@ -229,10 +229,10 @@ class InlinePath:
         telemetry.batches += 1
         telemetry.batch_execution.observe(time.perf_counter_ns() - batch.began)
 
-    def _went(self, batch: InlineBatch, launches: int) -> None:
+    def _account(self, batch: InlineBatch, launches: int) -> None:
         """Accounts for a batch that has run and left work on the device."""
-        self._sharing.went(batch.backlog)
-        self._ran(batch, launches)
+        self._sharing.submitted(batch.backlog)
+        self._count_metrics(batch, launches)
 
     # ---- copies, and mixed batches ----
 
@@ -281,8 +281,8 @@ class InlinePath:
                     wait = InlineSync(self._device, self._executor, batch, stream, plain, index)
                     self._wait(batch, wait, busy, launches)
                     return
-        self._go_on(session, last, mixed.kind, entry, index)
-        self._went(batch, launches)
+        self._execute_last(session, last, mixed.kind, entry, index)
+        self._account(batch, launches)
 
     def _before(self, session: DeviceSession, mixed: MixedBatch, entry: BatchEntry) -> tuple[int, int]:
         """Runs or defers the commands without an answer.
@@ -306,7 +306,7 @@ class InlinePath:
         """Accounts for a copy that was submitted completely or in part."""
         self._device.telemetry.count(copy.name)
         if copy.refusal is not None:
-            self._went(batch, launches)
+            self._account(batch, launches)
             copy.fail(copy.refusal)
             return
         soon = copy.size <= SOON and len(copy.track.pending) == 1 and not self._device.tracks.notified
@@ -326,7 +326,7 @@ class InlinePath:
         busy = [track] if len(live) == 1 and track in live else tracks.busy(session.tracks())
         return None if len(busy) > 1 or session.streams.marked else busy
 
-    def _go_on(
+    def _execute_last(
         self, session: DeviceSession, last: commands_pb2.Command, kind: str, entry: BatchEntry | None, index: int
     ) -> None:
         """Executes the last command, if the batch has one, on the queued path.

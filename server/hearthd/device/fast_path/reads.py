@@ -12,7 +12,7 @@ from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.context import DeviceContext
 from hearthd.device.fast_path import plain_batch
-from hearthd.device.fast_path.answer import InlineAnswer, untroubled
+from hearthd.device.fast_path.answer import InlineAnswer, is_unobstructed
 from hearthd.device.fast_path.inline_batch import InlineBatch
 from hearthd.device.operation import ReplySink, internal_error
 from hearthd.device.session.stream import LogicalStream
@@ -43,7 +43,7 @@ class InlineReads:
         if (
             buffer is None
             or not 0 < size <= self._most
-            or not untroubled(device, stream, buffer, offset, size)
+            or not is_unobstructed(device, stream, buffer, offset, size)
             or stream.errors
             or track.full
         ):

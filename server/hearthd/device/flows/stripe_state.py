@@ -151,7 +151,7 @@ class StripedDownload(Striped):
     def __init__(self, transfer: int, chunk: int, stripe_staging: StripeStaging) -> None:
         super().__init__(transfer, chunk, stripe_staging)
         self._next = 0
-        self._again: deque[int] = deque()
+        self._resend: deque[int] = deque()
         self._out: dict[StripeLike, set[int]] = {}
         self._taken: set[int] = set()
 
@@ -167,16 +167,16 @@ class StripedDownload(Striped):
 
     def peek(self) -> int | None:
         """Returns the index of the chunk to be sent next; None if all are under way."""
-        while self._again and self._again[0] in self._taken:
-            self._again.popleft()
-        if self._again:
-            return self._again[0]
+        while self._resend and self._resend[0] in self._taken:
+            self._resend.popleft()
+        if self._resend:
+            return self._resend[0]
         return self._next if self._next < self.cut.count else None
 
     def issue(self, stripe: StripeLike, host: HostBuffer) -> None:
         """Assigns the next chunk to this stripe and this memory."""
-        if self._again:
-            index = self._again.popleft()
+        if self._resend:
+            index = self._resend.popleft()
         else:
             index, self._next = self._next, self._next + 1
         self._out[stripe].add(index)
@@ -212,7 +212,7 @@ class StripedDownload(Striped):
     def lose(self, stripe: StripeLike) -> None:
         """Removes a broken stripe. Its chunks are sent again, unless the client has confirmed them."""
         self.windows.pop(stripe, None)
-        self._again.extend(sorted(self._out.pop(stripe, ())))
+        self._resend.extend(sorted(self._out.pop(stripe, ())))
 
     def drop(self) -> None:
         """Ends the transfer over stripes. Chunks under way are still sent."""

@@ -116,7 +116,7 @@ class Rounds:
             self._left -= count
             turn -= count * cost
         if self._left and turn <= 0 and not track.closed:
-            device.again()  # otherwise the device would be idle until completion of these rounds is noticed
+            device.retry_soon()  # otherwise the device would be idle until completion of these rounds is noticed
         return not self._left
 
     def _give(self, count: int) -> None:

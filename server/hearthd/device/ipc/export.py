@@ -64,20 +64,20 @@ class Exporting:
     def _begin(self, shared: PublishedBuffer, memory_request: MemoryRequest) -> None:
         """Copies the buffer as soon as there is room for the copy; the front may have to grant memory first."""
         if shared.publisher is None:
-            self._give_up(shared, gone())
+            self._refuse_waiting(shared, gone())
             return
         try:
             self._device.grants.make_room(shared.size)
             self._copy(shared, shared.publisher)
         except Refusal as refusal:
             if not memory_request.waits(refusal):
-                self._give_up(shared, refusal)
+                self._refuse_waiting(shared, refusal)
         except DeviceFault:
             raise
         except Exception as error:
-            self._give_up(shared, internal_error("export", error))
+            self._refuse_waiting(shared, internal_error("export", error))
 
-    def _give_up(self, shared: PublishedBuffer, refusal: Refusal) -> None:
+    def _refuse_waiting(self, shared: PublishedBuffer, refusal: Refusal) -> None:
         waiting, shared.waiting = shared.waiting, []
         for call, _ in waiting:
             self._refuse(call, refusal)
@@ -107,7 +107,7 @@ class Exporting:
     def _copied(self, shared: PublishedBuffer, place: MappedAllocation, copy: _Copy) -> None:
         old = shared.place
         if shared.publisher is None or self._known.get(shared.number) is not shared:
-            self._give_up(shared, gone())
+            self._refuse_waiting(shared, gone())
             place.leave(copy)
             return
         waiting, shared.waiting = shared.waiting, []

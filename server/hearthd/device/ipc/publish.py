@@ -105,7 +105,7 @@ class Publishing:
             elif what == "forget":
                 self._forget(number)
             elif what == "bear":
-                self._bear(number)
+                self._take_accounting(number)
             elif what == "lend":
                 session = self._session_of(frame.channel)
                 self._lending.lend(frame.id, session, body["buffer"], body["export"], body["file"])
@@ -175,14 +175,14 @@ class Publishing:
         if shared in shared.place.holders:
             shared.place.leave(shared)
 
-    def _bear(self, number: int) -> None:
+    def _take_accounting(self, number: int) -> None:
         """Accounts the memory to this process from now on."""
         shared = self._known.get(number)
         if shared is not None and isinstance(shared.place, MappedAllocation) and shared.place.bearer is None:
             if shared.place.memory is not NOTHING:
                 self._device.server.own_shared(shared.place.memory)
-            shared.place.bear()
-            self._device.grants.overtaken()
+            shared.place.take_accounting()
+            self._device.grants.report_excess()
 
     # ---- attaching ----
 

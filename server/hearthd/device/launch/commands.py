@@ -128,7 +128,7 @@ class LaunchCommands:
             replay_cache.report(found, count)
         return count + found, at
 
-    def again(self, session: DeviceSession, record: bytes) -> bool:
+    def relaunch(self, session: DeviceSession, record: bytes) -> bool:
         """Runs the single launch in `record` from the replay cache; no command of the session may be waiting.
 
         Returns False, without effect, if the launch is not in the cache or cannot be issued now.
@@ -151,9 +151,9 @@ class LaunchCommands:
         device = self._device
         if track.budget <= 0 and not device.tracks.reap(track):
             return False
-        again = known.again
+        again = known.relaunch
         if again is None:
-            again = known.again = device.server.repeated(
+            again = known.relaunch = device.server.repeated(
                 plan.function, plan.grid, plan.block, plan.shared_mem, track.stream, known.params
             )
         position = device.tracks.before(track, known.writes, known.reads)
@@ -161,7 +161,7 @@ class LaunchCommands:
         try:
             again()
         except (Refusal, RuntimeError):
-            known.again = None
+            known.relaunch = None
             return False  # the queued path repeats the call and reports the error
         device.telemetry.launched += plan.weight
         return True

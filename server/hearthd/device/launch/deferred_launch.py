@@ -39,7 +39,7 @@ class LaunchRun:
         wait was refused."""
         self._waiting: Waiting | None = None
         """The queued idle work of this launch, pending or done; None if there is none."""
-        self._plea = MemoryRequest(device.grants, lambda: device.kick(origin.session))
+        self._request = MemoryRequest(device.grants, lambda: device.kick(origin.session))
         self.validates = bool(parsed.record.flags & LaunchFlag.VALIDATE)
         extension = parsed.record.extension
         if parsed.grid_buffer is not None and extension is not None:
@@ -65,7 +65,7 @@ class LaunchRun:
         if self._bound is None:
             self._bound = self._binder.bind(parsed.entry, self._record, parsed.pointers, self._key)
             self._left = self._bound.plan.iterations
-        if not self._rests(self._bound):
+        if not self._may_issue(self._bound):
             return False
         if self.validates:
             return self._validate(self._bound)
@@ -79,23 +79,23 @@ class LaunchRun:
         try:
             return Validation(self._device, self._binder, self._origin, bound, self._parsed).run()
         except Refusal as refusal:
-            if not self._plea.waits(refusal):
+            if not self._request.waits(refusal):
                 raise
             return False
 
-    def _rests(self, bound: BoundLaunch) -> bool:
+    def _may_issue(self, bound: BoundLaunch) -> bool:
         """Returns True if the launch may be issued.
 
         The driver would wait for other kernels in the first launch of some kernels, so that launch is issued while no
         kernel runs.
         """
         if self._rested is False:
-            self._look_for_rest(bound)
+            self._wait_for_idle(bound)
         if isinstance(self._rested, Refusal):
             raise self._rested
         return self._rested
 
-    def _look_for_rest(self, bound: BoundLaunch) -> None:
+    def _wait_for_idle(self, bound: BoundLaunch) -> None:
         device = self._device
         if not device.server.first_launch_waits(bound.plan.function, bound.module.prints is not None):
             # Another launch has made the driver's allocations that this launch waited for.
@@ -109,12 +109,12 @@ class LaunchRun:
         elif self._waiting is None:
             what = f"the first launch of {bound.plan.name}"
             self._waiting = device.idle_work.load(
-                self._origin.session, what, lambda: self._issue_at_rest(bound), self._refuse
+                self._origin.session, what, lambda: self._issue_when_idle(bound), self._refuse
             )
 
     def _refuse(self, refusal: Refusal) -> None:
         self._device.telemetry.loads_refused += 1
-        self._parsed.entry.refused = refusal, self._device.idle_work.hopeful()
+        self._parsed.entry.refused = refusal, self._device.idle_work.retry_condition()
         self._rested = refusal
         self._device.kick(self._origin.session)
 
@@ -126,7 +126,7 @@ class LaunchRun:
         if self._bound is not None and self._rested is not True:
             self._parsed.entry.plans.clear()  # the next launch may be the first one again, and must be checked again
 
-    def _issue_at_rest(self, bound: BoundLaunch) -> None:
+    def _issue_when_idle(self, bound: BoundLaunch) -> None:
         self._device.server.first_launch_made(bound.plan.function, bound.module.prints is not None)
         self._rested = True
         if not self.validates and self._left:

@@ -80,10 +80,10 @@ class Validation:
             raise
         try:
             self._fill(guarded)
-            self._binder.issue(self._origin.stream, self._onto(guarded))
+            self._binder.issue(self._origin.stream, self._with_copies(guarded))
             if isinstance(device.server, ChecksRaces):
                 self._race = device.server.race_refusal(track.stream)
-            self._bring_back(guarded, host)
+            self._restore(guarded, host)
         except Refusal:  # some of the copies may already run
             device.staging.drop(track, host)
             raise
@@ -103,7 +103,7 @@ class Validation:
             if buffer.size:
                 device.server.copy(memory.address + plan.inside, buffer.address, buffer.size, track.stream)
 
-    def _onto(self, guarded: Mapping[Buffer, _Guarded]) -> BoundLaunch:
+    def _with_copies(self, guarded: Mapping[Buffer, _Guarded]) -> BoundLaunch:
         """Returns the launch with the addresses of the copies in place of those of the buffers."""
         bound = self._bound
         params = bytearray(bound.params)
@@ -114,7 +114,7 @@ class Validation:
         moved.writes, moved.reads = bound.writes, bound.reads
         return moved
 
-    def _bring_back(self, guarded: Mapping[Buffer, _Guarded], host: HostBuffer) -> None:
+    def _restore(self, guarded: Mapping[Buffer, _Guarded], host: HostBuffer) -> None:
         device = self._device
         track = self._origin.stream.track
         at = 0

@@ -87,7 +87,7 @@ class ModuleCommands:
             self._submit(session, entry, assembly, as_it_is)
 
     def _submit(self, session: DeviceSession, entry: ModuleEntry, job: Job, otherwise: Compiled | None = None) -> None:
-        def landed(outcome: Compiled) -> None:
+        def compiled(outcome: Compiled) -> None:
             del self._waiting[entry]
             self._count(outcome)
             if outcome.error is not None and outcome.error.reason is Reason.NO_COMPILER and otherwise is not None:
@@ -95,8 +95,8 @@ class ModuleCommands:
             self._load(session, entry, outcome)
             self._device.kick(session)
 
-        self._waiting[entry] = job, landed
-        self._device.compiler.submit(job, landed, session.channel)
+        self._waiting[entry] = job, compiled
+        self._device.compiler.submit(job, compiled, session.channel)
 
     def _count(self, outcome: Compiled) -> None:
         telemetry = self._device.telemetry
@@ -124,9 +124,9 @@ class ModuleCommands:
         if prints(outcome.image.code):
             entry.prints = session
         entry.log = outcome.image.log
-        self._at_rest(session, entry, outcome.image)
+        self._load_when_idle(session, entry, outcome.image)
 
-    def _at_rest(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
+    def _load_when_idle(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
         """Loads the module when no kernel runs.
 
         If that takes longer than the time limit, the commands that wait for the module are refused, and later commands
@@ -136,22 +136,22 @@ class ModuleCommands:
 
         def again(hopeful: Callable[[], bool]) -> None:
             if hopeful():
-                entry.pending, entry.error, entry.again = True, None, None
-                self._at_rest(session, entry, image)
+                entry.pending, entry.error, entry.retry_load = True, None, None
+                self._load_when_idle(session, entry, image)
 
         def refuse(refusal: Refusal) -> None:
             del self._resting[entry]
             self._device.telemetry.loads_refused += 1
-            entry.pending, entry.error, entry.again = False, refusal, partial(again, idle_work.hopeful())
+            entry.pending, entry.error, entry.retry_load = False, refusal, partial(again, idle_work.retry_condition())
             self._device.kick(session)
 
         waiting = idle_work.load(
-            session, f"the load of module {entry.handle}", lambda: self._bring_in(session, entry, image), refuse
+            session, f"the load of module {entry.handle}", lambda: self._load_now(session, entry, image), refuse
         )
         if waiting is not None:
             self._resting[entry] = waiting
 
-    def _bring_in(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
+    def _load_now(self, session: DeviceSession, entry: ModuleEntry, image: Image) -> None:
         """Loads the module, unless its handle has been destroyed and nothing holds it any more."""
         self._resting.pop(entry, None)
         entry.pending = False
@@ -193,13 +193,13 @@ class ModuleCommands:
             self._unload(session, entry)
 
     def hold(self, entry: ModuleEntry) -> None:
-        """Keeps the code loaded until `let_go`, even after the handle is destroyed.
+        """Keeps the code loaded until `unhold`, even after the handle is destroyed.
 
         Used by graphs and prepared launches.
         """
         entry.holders += 1
 
-    def let_go(self, session: DeviceSession, entry: ModuleEntry) -> None:
+    def unhold(self, session: DeviceSession, entry: ModuleEntry) -> None:
         """Ends one `hold`. `session` is the session that owns the module."""
         entry.holders -= 1
         if entry.released and not entry.holders:
@@ -209,7 +209,7 @@ class ModuleCommands:
         waiting = self._waiting.pop(entry, None)
         if waiting is not None:
             self._device.compiler.abandon(*waiting)
-        entry.again = None
+        entry.retry_load = None
         resting = self._resting.pop(entry, None)
         if resting is not None:
             self._device.idle_work.drop(resting)

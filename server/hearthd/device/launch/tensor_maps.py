@@ -83,9 +83,9 @@ class TensorMapCommands:
             self._keepers.modules.hold(buffer.module)
 
     def _release(self, session: DeviceSession, buffer: Buffer) -> None:
-        self._keepers.memory.let_go(session, buffer)
+        self._keepers.memory.unhold(session, buffer)
         if buffer.module is not None:
-            self._keepers.modules.let_go(session, buffer.module)
+            self._keepers.modules.unhold(session, buffer.module)
 
 
 def spec_of(command: commands_pb2.CreateTensorMap) -> TensorMapSpec:

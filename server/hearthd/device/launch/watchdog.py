@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 CHECK_S = 0.01
@@ -66,8 +66,8 @@ class Watchdog:
         now = time.monotonic()
         return next((limit for limit in self._limits if limit.deadline is not None and now > limit.deadline), None)
 
-    def sleep(self, wanted: float | None) -> float | None:
+    def max_sleep(self, wanted: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds: at most `wanted`, and at most until the next check."""
         if not self._limits:
             return wanted
-        return sooner(CHECK_S, wanted)
+        return at_most(CHECK_S, wanted)

@@ -140,10 +140,10 @@ class MemoryCommands:
             self._give_back(session, buffer)
 
     def hold(self, buffer: Buffer) -> None:
-        """Keeps the memory until `let_go`, even after the handle is freed. Used by graphs and prepared launches."""
+        """Keeps the memory until `unhold`, even after the handle is freed. Used by graphs and prepared launches."""
         buffer.holders += 1
 
-    def let_go(self, session: DeviceSession, buffer: Buffer) -> None:
+    def unhold(self, session: DeviceSession, buffer: Buffer) -> None:
         """Ends one `hold`. `session` is the session that owns the buffer."""
         buffer.holders -= 1
         if buffer.freed and not buffer.holders:

@@ -33,7 +33,7 @@ class DeferredAllocation:
         """Number of the latest free that was submitted before the allocation."""
         self._asked = False
         self._settled = False
-        self._plea: MemoryRequest | None = None
+        self._request: MemoryRequest | None = None
 
     def run(self) -> bool:
         """Tries to allocate again.
@@ -53,18 +53,18 @@ class DeferredAllocation:
             return True
         if not self._asked:
             self._asked = True
-            self._settled = not self._reservations.when_settled(self._again)
+            self._settled = not self._reservations.when_settled(self._retry)
         return not self._settled
 
     def _might_be_granted(self, refusal: Refusal) -> bool:
         """Requests memory from the front that other processes hold unused, after everything else has failed."""
         if "granted" not in refusal.details:
             return False
-        if self._plea is None:
-            self._plea = MemoryRequest(self._device.grants, lambda: self._device.kick(self._session))
-        return self._plea.waits(refusal)
+        if self._request is None:
+            self._request = MemoryRequest(self._device.grants, lambda: self._device.kick(self._session))
+        return self._request.waits(refusal)
 
-    def _again(self) -> None:
+    def _retry(self) -> None:
         """Tries the allocation one last time, after all freed memory has returned to the pool."""
         self._settled = True
         self._device.kick(self._session)

@@ -61,11 +61,11 @@ class FreeQueue(Generic[T]):
         else:
             self._then.append(callback)
 
-    def advance(self, most: int, *, heed: bool = True) -> bool:
-        """Frees up to `most` items. Returns True if none is left. `heed`: stops at a stream without budget."""
+    def advance(self, most: int, *, respect_budget: bool = True) -> bool:
+        """Frees up to `most` items. Returns True if none is left. `respect_budget`: stops at a stream without it."""
         left, give = self._left, self._give
         for _ in range(min(most, len(left))):
-            if heed and self.blocked:
+            if respect_budget and self.blocked:
                 return False
             try:
                 give(left.popleft())
@@ -99,7 +99,7 @@ class DeferredFree:
     ) -> FreeQueue[T]:
         """Frees items behind those that the session is already freeing; a small number at once. Returns the queue."""
         free_queue = FreeQueue(things, home, give)
-        if len(things) > FEW or not free_queue.advance(FEW, heed=False):
+        if len(things) > FEW or not free_queue.advance(FEW, respect_budget=False):
             self._lines.setdefault(session, deque()).append(free_queue)
         return free_queue
 

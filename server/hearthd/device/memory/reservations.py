@@ -173,7 +173,7 @@ class Reservations:
         """Adds `more` bytes outside the pool to the tenant's total; a negative number subtracts."""
         self._held[tenant] = self._held.get(tenant, 0) + more
 
-    def pass_on(self, reservation: Reservation, session: DeviceSession) -> None:
+    def transfer(self, reservation: Reservation, session: DeviceSession) -> None:
         """Transfers the accounting of a reservation to another session and its tenant."""
         size = reservation.memory.reserved
         self.count(reservation.tenant, -size)

@@ -110,7 +110,7 @@ class PoolAllocation(SharedAllocation):
         if sign < 0 and self.bearer is not None and reservation.payer in (None, session):
             session.bytes_reserved -= reservation.memory.reserved
             self.bearer.bytes_reserved += reservation.memory.reserved
-            self._reservations.pass_on(reservation, self.bearer)
+            self._reservations.transfer(reservation, self.bearer)
 
     def _release(self) -> None:
         part = Buffer(0, self.size)
@@ -145,7 +145,7 @@ class MappedAllocation(SharedAllocation):
         """The memory, unless it has been lent to another process; then None."""
         return None if self.lent else self.memory
 
-    def bear(self) -> None:
+    def take_accounting(self) -> None:
         """Accounts the memory to a session of this process from now on.
 
         Called when the process that it was accounted to has dropped it.

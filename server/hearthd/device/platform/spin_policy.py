@@ -59,9 +59,9 @@ class SpinPolicy:
         return min(LONGEST_S, max(SHORTEST_S, (now - self._since) / _PART))
 
 
-def sooner(seconds: float, asleep: float | None) -> float:
-    """Returns `seconds`, or `asleep` if that is less.
+def at_most(seconds: float, limit: float | None) -> float:
+    """Returns `seconds`, or `limit` if that is less.
 
-    `asleep` is None if the loop would otherwise sleep until it is woken.
+    `limit` is None if the loop would otherwise sleep until it is woken.
     """
-    return seconds if asleep is None else min(seconds, asleep)
+    return seconds if limit is None else min(seconds, limit)

@@ -60,7 +60,7 @@ class CommandRegistry:
         self._modules = ModuleCommands(device)
         self.binder = Binder(device, self.watchdog)
         self.launches = LaunchCommands(device, self.binder, replies)
-        means = DispatchResources(device, self.binder, self.memory, copies, self.transfers)
+        resources = DispatchResources(device, self.binder, self.memory, copies, self.transfers)
         self._profiles = ProfileCommands(device)
         self.traces = TraceCommands(device, post, marks, activity)
         waits = StreamCommands(device, self._profiles)
@@ -96,7 +96,7 @@ class CommandRegistry:
             "prepare": self._prepared.prepare,
             "launch_prepared": self._prepared.launch,
             "destroy_prepared": self._prepared.destroy,
-            "dispatch": DispatchCommands(means).dispatch,
+            "dispatch": DispatchCommands(resources).dispatch,
             "occupancy": OccupancyCommands(device).occupancy,
             "create_stream": waits.create_stream,
             "destroy_stream": waits.destroy_stream,

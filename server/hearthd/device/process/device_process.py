@@ -34,12 +34,12 @@ from hearthd.device.platform import spin_policy
 from hearthd.device.platform.event_loop import Loop
 from hearthd.device.platform.fd_passing import DescriptorSocket
 from hearthd.device.platform.log import ProcessLog
-from hearthd.device.platform.spin_policy import SpinPolicy, sooner
+from hearthd.device.platform.spin_policy import SpinPolicy, at_most
 from hearthd.device.platform.telemetry import Telemetry
 from hearthd.device.printf_capture import PrintfCapture
 from hearthd.device.process.broker_watch import BrokerWatch
 from hearthd.device.process.executor import Executor
-from hearthd.device.process.fatal import give_up, send_output
+from hearthd.device.process.fatal import abort_process, send_output
 from hearthd.device.process.gc_policy import GarbageCollector
 from hearthd.device.process.idle_policy import NAP_S, IdlePolicy
 from hearthd.device.profiling.annotations import KernelActivitySource, RangeMarker
@@ -144,7 +144,7 @@ class DeviceProcess:
                 frozenset(properties.features),
             ),
             kick=self._kick,
-            again=self._again,
+            retry_soon=self._retry_soon,
         )
         self.device = device
         device.staging.on_return = telemetry.transfer.observe
@@ -168,7 +168,7 @@ class DeviceProcess:
         self._collector = GarbageCollector()
         self._controls: dict[int, Callable[[Frame], None]] = {}
         self.control(Kind.TURN, self.executor.sharing.turn)
-        self.control(Kind.LIMIT, device.grants.told)
+        self.control(Kind.LIMIT, device.grants.on_limit)
         self._controls[Kind.CHANGE] = self._change
         self.executor.publishing.listen(self.control, self.descriptors)
         self.executor.snapshots.listen(self.descriptors)
@@ -265,8 +265,8 @@ class DeviceProcess:
     def _kick(self, session: DeviceSession | None) -> None:
         self.executor.kick(session)  # indirect, because the executor is created after the objects that call this
 
-    def _again(self) -> None:
-        self.executor.again = True  # indirect, for the same reason
+    def _retry_soon(self) -> None:
+        self.executor.retry_all = True  # indirect, for the same reason
 
     def _poll(self) -> float | None:
         device, executor = self.device, self.executor
@@ -280,7 +280,7 @@ class DeviceProcess:
         device.staging.poll()
         executor.pump()
         device.staging.flush()
-        if self.idle_policy.goes_on():
+        if self.idle_policy.defers_housekeeping():
             return NAP_S
         wake = device.idle_work.poll()
         # A slice that other sessions wait for is filled from the sockets before it is closed.
@@ -295,11 +295,11 @@ class DeviceProcess:
                 fix="raise the launch's timeout, or make the kernel end",
                 sessions=[expired.session],
             )
-        asleep = tracks.sleep() if idle else 0.0
+        limit = tracks.max_sleep() if idle else 0.0
         if wake is not None:
-            asleep = sooner(wake, asleep)
-        asleep = self.stripes.sleep(self.lanes.sleep(executor.sleep(asleep)))
-        return self._collector.sleep(self.outbox.sleep(asleep))
+            limit = at_most(wake, limit)
+        limit = self.stripes.max_sleep(self.lanes.max_sleep(executor.max_sleep(limit)))
+        return self._collector.max_sleep(self.outbox.max_sleep(limit))
 
     def _send(self) -> None:
         self.executor.collectives.flush()
@@ -365,7 +365,7 @@ class DeviceProcess:
                 self.stripes.opened(frame.channel)
 
     def _die(self, why: str, *, fix: str = "", sessions: Sequence[str] | None = None) -> NoReturn:
-        give_up(self.device, self.executor.sharing.meter, self._link, why, fix=fix, sessions=sessions)
+        abort_process(self.device, self.executor.sharing.meter, self._link, why, fix=fix, sessions=sessions)
 
 
 def _observers(spec: DeviceSpec, journal: ProcessLog) -> tuple[RangeMarker | None, KernelActivitySource | None]:

@@ -44,7 +44,7 @@ class Executor:
         """Closed sessions whose work is still running."""
         self._kernels = KernelWatch()
         self._kicked: set[int] = set()
-        self.again = False
+        self.retry_all = False
         """True if deferred commands of all sessions are to be tried again in the next iteration of the loop."""
         self._done = device_pb2.ExecuteResponse(result=commands_pb2.Result(done=commands_pb2.Done()))
         registry = CommandRegistry(device, self, self.session, post, marks, activity)
@@ -118,8 +118,8 @@ class Executor:
 
     def pump(self) -> None:
         """Runs the commands that have arrived, and the deferred commands of sessions that were kicked."""
-        if self.again:
-            self.again = False
+        if self.retry_all:
+            self.retry_all = False
             self.kick(None)
         if self.memory.deferred_free.waiting:
             self.memory.deferred_free.pump()
@@ -133,7 +133,7 @@ class Executor:
             session = self._sessions.get(self._kicked.pop())
             if session is not None:
                 session.deferred.pump()
-                self.sharing.pumped(session)
+                self.sharing.deferred_retried(session)
 
     @property
     def held_up(self) -> bool:
@@ -143,13 +143,13 @@ class Executor:
     @property
     def more(self) -> bool:
         """True if another iteration of the loop would make progress immediately."""
-        return bool(self._kicked) or self.again or self.sharing.more or self.memory.deferred_free.more
+        return bool(self._kicked) or self.retry_all or self.sharing.more or self.memory.deferred_free.more
 
-    def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds; at most `asleep`, where None means no limit."""
-        if self._kicked or self.again or self.memory.deferred_free.more:
+    def max_sleep(self, limit: float | None) -> float | None:
+        """Returns how long the loop may sleep, in seconds; at most `limit`, where None means no limit."""
+        if self._kicked or self.retry_all or self.memory.deferred_free.more:
             return 0.0
-        return self.collectives.sleep(self.watchdog.sleep(self.sharing.sleep(asleep)))
+        return self.collectives.max_sleep(self.watchdog.max_sleep(self.sharing.max_sleep(limit)))
 
     @property
     def unused(self) -> bool:
@@ -342,7 +342,7 @@ class Executor:
     def _refuse(origin: Origin, kind: str, command: commands_pb2.Command, refusal: Refusal) -> None:
         """Refuses a command. Destroying an object whose creation failed counts as success."""
         named = getattr(command, kind, None)
-        if failed_handles.never_was(origin.session, kind, named):
+        if failed_handles.never_created(origin.session, kind, named):
             origin.reply()
             if origin.record is not None:
                 origin.record.settle()

@@ -29,7 +29,7 @@ LAST_WORDS_S = 0.3
 _RECEIVE_BYTES = 64 << 10
 
 
-def give_up(
+def abort_process(
     device: DeviceContext,
     meter: DeviceTimeMeter[Backlog],
     link: socket.socket,
@@ -54,7 +54,7 @@ def give_up(
             "sessions": ", ".join(sessions if sessions is not None else tracks.suspects()),
         },
     )
-    device.output.last_words()
+    device.output.flush_at_exit()
     outbox.put(Kind.STATS, json.dumps(device.telemetry.snapshot()).encode())
     meter.tell()
     outbox.put(Kind.FAULT, refusal.to_status().SerializeToString())
@@ -66,7 +66,7 @@ def give_up(
 
 def send_output(device: DeviceContext, link: socket.socket) -> None:
     """Sends the kernels' output. Returns when the front has read it, or after `LAST_WORDS_S`."""
-    device.output.last_words()
+    device.output.flush_at_exit()
     device.outbox.send_all()
     deadline = time.monotonic() + LAST_WORDS_S
     with contextlib.suppress(OSError):

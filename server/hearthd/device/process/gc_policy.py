@@ -39,20 +39,20 @@ class GarbageCollector:
         gc.set_threshold(young, middle, FORCED)
         gc.freeze()
 
-    def sleep(self, asleep: float | None) -> float | None:
-        """Returns how long the loop may sleep, in seconds; at most `asleep`.
+    def max_sleep(self, limit: float | None) -> float | None:
+        """Returns how long the loop may sleep, in seconds; at most `limit`.
 
         Runs a full collection if one is due and the process has been idle. Called before each sleep.
         """
         slept_at, self._asleep_at = self._asleep_at, None
         if gc.get_count()[2] < DUE:
-            return asleep
+            return limit
         now = self._clock()
         if slept_at is not None and now - slept_at >= QUIET_S:
             self._collect()
-            return asleep
-        if asleep is not None and asleep < QUIET_S:
-            return asleep
+            return limit
+        if limit is not None and limit < QUIET_S:
+            return limit
         self._asleep_at = now
         return QUIET_S
 

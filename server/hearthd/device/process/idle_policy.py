@@ -12,7 +12,7 @@ from hearthd.device.platform.event_loop import Loop
 from hearthd.device.process.executor import Executor
 from hearthd.device.streams.stream_pool import StreamPool
 
-HASTY = 8
+MAX_DEFERRED = 8
 """Most consecutive iterations of the loop that may defer housekeeping."""
 
 NAP_S = 2e-5
@@ -21,7 +21,7 @@ NAP_S = 2e-5
 ROUND_S = 1e-3
 """Time, in seconds, for which the loop may serve a single socket before it serves all others."""
 
-LOOKS = 4
+POLLS = 4
 """Number of polls of the device between two polls of the sockets; together they take about as long as one of the
 latter."""
 
@@ -49,10 +49,10 @@ class IdlePolicy:
         self._executor.inline_path.answered = False
         self.expected_until = 0.0
 
-    def goes_on(self) -> bool:
+    def defers_housekeeping(self) -> bool:
         """Returns True if the rest of the iteration is deferred, because an awaited completion is expected soon."""
         executor = self._executor
-        if self._turns < HASTY and not (executor.sharing.several or executor.more) and self._tracks.awaits:
+        if self._turns < MAX_DEFERRED and not (executor.sharing.several or executor.more) and self._tracks.awaits:
             self._turns += 1
             return True
         self._turns = 0
@@ -70,13 +70,13 @@ class IdlePolicy:
             return False
         if sharing.active:
             sharing.settle(True)
-        if not self._calm:
+        if not self._is_idle:
             return False
         self._loop.linger()
         return time.perf_counter() < self._round_ends
 
     @property
-    def _calm(self) -> bool:
+    def _is_idle(self) -> bool:
         """True if no work is under way, and none could run now."""
         executor = self._executor
         return not (self._tracks.live or self._outbox.waits or executor.sharing.active or executor.more)
@@ -89,10 +89,10 @@ class IdlePolicy:
         if not tracks.news:
             if not tracks.awaits:
                 return False
-            looks = LOOKS
+            polls = POLLS
             while not tracks.news:
-                looks -= 1
-                if not looks:
+                polls -= 1
+                if not polls:
                     return None
         for track in tuple(tracks.live):
             if track.pending:
@@ -101,7 +101,7 @@ class IdlePolicy:
         self._outbox.answer()
         self._executor.sharing.settle(False)  # device time ends here instead of at the next poll
         self._executor.kick(None)
-        if self._loop.lingering is None or not self._calm:
+        if self._loop.lingering is None or not self._is_idle:
             return True
         self.expected_until = (
             time.perf_counter() + self._loop.expected_s

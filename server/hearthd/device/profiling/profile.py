@@ -85,7 +85,7 @@ class ProfileCommands:
         assert start is not None, "started with the stream's work, at the latest just now"
         end = device.server.record(origin.stream.track.stream, timing=True)
         # Failures of single calls have no position that distinguishes them from later failures, so they are taken now.
-        taken = origin.stream.errors.take(origin.place, told=False)
+        taken = origin.stream.errors.take(origin.place, reported=False)
 
         def answer() -> None:
             for failure in taken:

@@ -80,7 +80,7 @@ class ProcessGrants:
                 assert self.limit is not None
                 raise not_granted(size, self._server.memory_info(), self.limit, self._most)
 
-    def overtaken(self) -> None:
+    def report_excess(self) -> None:
         """Reports to the front if the process holds more than its limit, without requesting memory.
 
         Called after memory of another process has been accounted to this process.
@@ -118,7 +118,7 @@ class ProcessGrants:
         more = max(1, reserved + wanted - (self.limit or 0))
         self._outbox.put(Kind.HELD, _json({"wants": more, "reserved": reserved, "in_use": in_use}))
 
-    def told(self, frame: Frame) -> None:
+    def on_limit(self, frame: Frame) -> None:
         """Handles a LIMIT message of the front."""
         body = json.loads(frame.payload)
         target, denied, granted = int(body["bytes"]), bool(body.get("denied")), bool(body.get("granted"))

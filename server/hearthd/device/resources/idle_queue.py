@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 
 J = TypeVar("J")
 
@@ -30,16 +30,16 @@ LONGEST_S = 5.0
 class IdleWaiter(Generic[J]):
     """A job, queued at time `since`. `limited`: the job is a load, which may expire."""
 
-    __slots__ = ("excused", "job", "limited", "since", "told", "urgent")
+    __slots__ = ("job", "limited", "logged", "not_before", "since", "urgent")
 
     def __init__(self, job: J, since: float, urgent: bool, limited: bool) -> None:
         self.job = job
         self.since = since
         self.urgent = urgent
         self.limited = limited
-        self.excused = -math.inf
+        self.not_before = -math.inf
         """Time before which the job does not expire, however long it has waited."""
-        self.told = False
+        self.logged = False
         """True once the wait has been logged."""
 
 
@@ -83,7 +83,7 @@ class IdleQueue(Generic[J]):
             self._crowded = now
         if limited:
             self._limited[place] = None
-        self._reckon()
+        self._recompute()
         return place
 
     def drop(self, place: IdleWaiter[J]) -> bool:
@@ -95,26 +95,26 @@ class IdleQueue(Generic[J]):
         self._limited.pop(place, None)
         if len(self._all) - len(self._urgent) <= PATIENT_MOST:
             self._crowded = None
-        self._reckon()
+        self._recompute()
         return True
 
-    def _reckon(self) -> None:
+    def _recompute(self) -> None:
         first = next(iter(self._urgent), None)
         self.since = self._crowded
         if first is not None:
-            self.since = sooner(first.since, self._crowded)
+            self.since = at_most(first.since, self._crowded)
 
     # ---- loads ----
 
     def expired(self, now: float, limit: float) -> list[IdleWaiter[J]]:
         """Returns the loads that have waited for `limit` seconds and are not excused. `limit` 0: no limit."""
-        return [place for place in self._waited(now, limit or math.inf) if now >= place.excused]
+        return [place for place in self._waited(now, limit or math.inf) if now >= place.not_before]
 
-    def untold(self, now: float) -> list[IdleWaiter[J]]:
+    def unlogged(self, now: float) -> list[IdleWaiter[J]]:
         """Returns the late loads that have not been logged; each load is returned once."""
-        found = [place for place in self._waited(now, TELL_S) if not place.told]
+        found = [place for place in self._waited(now, TELL_S) if not place.logged]
         for place in found:
-            place.told = True
+            place.logged = True
         return found
 
     def _waited(self, now: float, seconds: float) -> Iterator[IdleWaiter[J]]:
@@ -128,9 +128,9 @@ class IdleQueue(Generic[J]):
         if not self._limited:
             return None
         ahead = self._next_due(limit) - now if limit else None
-        idle_work = next((place for place in self._limited if not place.told), None)
+        idle_work = next((place for place in self._limited if not place.logged), None)
         if idle_work is not None:
-            ahead = sooner(idle_work.since + TELL_S - now, ahead)
+            ahead = at_most(idle_work.since + TELL_S - now, ahead)
         return None if ahead is None else max(0.0, ahead)
 
     def _next_due(self, limit: float) -> float:
@@ -138,7 +138,7 @@ class IdleQueue(Generic[J]):
         for place in self._limited:
             if place.since + limit >= due:
                 break
-            due = min(due, max(place.since + limit, place.excused))
+            due = min(due, max(place.since + limit, place.not_before))
         return due
 
 

@@ -20,9 +20,9 @@ from typing import NamedTuple
 from hearth_proto.reasons import Refusal
 from hearthd.device.backend.server import ComputeServer
 from hearthd.device.platform.log import ProcessLog
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.resources.idle_queue import IdleQueue, IdleWaiter, holding
-from hearthd.device.resources.running import AGAIN_S, device_busy, running
+from hearthd.device.resources.running import RETRY_S, device_busy, running
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import NAMED, StreamPool
 
@@ -76,15 +76,15 @@ class IdleWork:
         self._clock = clock
         self.beside_s = BESIDE_S
         """Longest time for which launches are held back for work of another thread, in seconds."""
-        self.again_s = AGAIN_S
+        self.retry_s = RETRY_S
         """Seconds after which another try of a refused command may succeed, though the device is still busy."""
         self.tenant_of: Callable[[str], str | None] = lambda _session: None
         """Returns the tenant of a session by its id; None if unknown."""
-        self._line: IdleQueue[IdleTask] = IdleQueue()
+        self._queue: IdleQueue[IdleTask] = IdleQueue()
         self._asked = False
         self._ends = 0
         """Number of times that all earlier work of the device has completed while a job was waiting for that."""
-        self._beside: dict[object, float] = {}
+        self._thread_work: dict[object, float] = {}
         """Work on other threads that needs an idle device, with the time until which launches are held back for it;
         -inf: launches are no longer held back for it."""
 
@@ -94,16 +94,16 @@ class IdleWork:
 
         In particular it must not run beside a collective, which may wait for a peer.
         """
-        return bool(self._beside)
+        return bool(self._thread_work)
 
     @property
-    def _held_beside(self) -> bool:
-        return any(until > -math.inf for until in self._beside.values())
+    def _held_for_threads(self) -> bool:
+        return any(until > -math.inf for until in self._thread_work.values())
 
     def gauges(self) -> dict[str, int]:
         """Returns the number of loads that wait for an idle device, and the age of the oldest in nanoseconds."""
-        longest = self._line.longest(self._clock()) if self._line.limited else 0.0
-        return {"loads_waiting": self._line.limited, "load_wait_longest_ns": int(longest * 1e9)}
+        longest = self._queue.longest(self._clock()) if self._queue.limited else 0.0
+        return {"loads_waiting": self._queue.limited, "load_wait_longest_ns": int(longest * 1e9)}
 
     def run(self, job: Job, *, urgent: bool = True) -> None:
         """Runs `job` when no kernel runs: at once if the device is idle, or if the backend needs no idle device.
@@ -120,13 +120,13 @@ class IdleWork:
         """
         return self._add(IdleTask(job, PendingLoad(session, what, refuse)), urgent=True)
 
-    def hopeful(self) -> Callable[[], bool]:
+    def retry_condition(self) -> Callable[[], bool]:
         """Returns a function for a refused command.
 
         The function returns True once another attempt may succeed: the work that kept the device busy has ended, or
-        `AGAIN_S` seconds have passed.
+        `RETRY_S` seconds have passed.
         """
-        ends, until = self._ends, self._clock() + self.again_s
+        ends, until = self._ends, self._clock() + self.retry_s
         return lambda: self._ends != ends or self._clock() >= until
 
     def drop(self, waiting: Waiting) -> None:
@@ -134,18 +134,18 @@ class IdleWork:
 
         No effect if the job is not queued.
         """
-        if self._line.drop(waiting):
-            self._let_through()
+        if self._queue.drop(waiting):
+            self._release_launches()
 
     def _add(self, task: IdleTask, urgent: bool) -> Waiting | None:
-        if not self._server.loading_waits or (not self._line and self._idle()):
+        if not self._server.loading_waits or (not self._queue and self._idle()):
             task.run()
             return None
-        waiting = self._line.add(task, self._clock(), urgent=urgent, limited=task.load is not None)
+        waiting = self._queue.add(task, self._clock(), urgent=urgent, limited=task.load is not None)
         self._ask()
         return waiting
 
-    def beside(self, job: Callable[[Job], None], *, urgent: bool = False) -> None:
+    def run_on_thread(self, job: Callable[[Job], None], *, urgent: bool = False) -> None:
         """Runs `job(done)` as `run` does, for work on another thread.
 
         Launches are held back until `done` is called on the device-handle thread, for at most `BESIDE_S` seconds.
@@ -155,8 +155,8 @@ class IdleWork:
         else:
             job(lambda: None)
 
-    def meanwhile(self, job: Callable[[Job], None]) -> None:
-        """Runs `job(done)` at once, even if the device is not idle, and holds launches back as `beside` does."""
+    def run_now(self, job: Callable[[Job], None]) -> None:
+        """Runs `job(done)` at once, even if the device is not idle, and holds launches back as `run_on_thread` does."""
         if self._server.loading_waits:
             self._occupy(job)
         else:
@@ -164,20 +164,20 @@ class IdleWork:
 
     def _occupy(self, job: Callable[[Job], None]) -> None:
         token = object()
-        self._beside[token] = self._clock() + self.beside_s
+        self._thread_work[token] = self._clock() + self.beside_s
         self._tracks.hold(True)
 
         def done() -> None:
-            del self._beside[token]
-            if not self._held_beside:
+            del self._thread_work[token]
+            if not self._held_for_threads:
                 self._tracks.hold(False)
             self._kick()  # collectives wait until the work is done, without a time limit
 
         job(done)
 
-    def _let_through(self) -> None:
+    def _release_launches(self) -> None:
         """Lets launches through if nothing needs them held back any more."""
-        if self._tracks.held and self._line.since is None and not self._held_beside:
+        if self._tracks.held and self._queue.since is None and not self._held_for_threads:
             self._tracks.hold(False)
             self._kick()
 
@@ -186,24 +186,24 @@ class IdleWork:
 
         Returns the seconds until the next change; None if no change is due.
         """
-        if not self._beside and self._line.since is None:
+        if not self._thread_work and self._queue.since is None:
             return None
-        ahead = self._look_after_loads() if self._line.limited else None
+        ahead = self._expire_loads() if self._queue.limited else None
         turn = self._hold()
-        return ahead if turn is None else sooner(turn, ahead)
+        return ahead if turn is None else at_most(turn, ahead)
 
     def _hold(self) -> float | None:
-        if self._beside:
+        if self._thread_work:
             now = self._clock()
-            for token, until in self._beside.items():
+            for token, until in self._thread_work.items():
                 if -math.inf < until <= now:
-                    self._beside[token] = -math.inf
-            if self._held_beside:
-                return min(until for until in self._beside.values() if until > now) - now
-            self._let_through()
-        if self._line.since is None:
+                    self._thread_work[token] = -math.inf
+            if self._held_for_threads:
+                return min(until for until in self._thread_work.values() if until > now) - now
+            self._release_launches()
+        if self._queue.since is None:
             return None
-        held, left = holding(self._clock() - self._line.since)
+        held, left = holding(self._clock() - self._queue.since)
         if held is not self._tracks.held:
             self._tracks.hold(held)
             if not held:
@@ -212,26 +212,26 @@ class IdleWork:
 
     # ---- late loads ----
 
-    def _look_after_loads(self) -> float | None:
+    def _expire_loads(self) -> float | None:
         now = self._clock()
-        untold = self._line.untold(now)
-        if untold:
-            self._tell(untold, now)
-        for waiting in self._line.expired(now, self.limit):
+        unlogged = self._queue.unlogged(now)
+        if unlogged:
+            self._log_late(unlogged, now)
+        for waiting in self._queue.expired(now, self.limit):
             load = waiting.job.load
             if load is None:
                 continue
             found = running(self._tracks, load.session, self.tenant_of)
             if found.own and not (found.others or found.strangers):
-                waiting.excused = now + self.again_s
-            elif self._line.drop(waiting):  # dropping an earlier load may have removed this one
+                waiting.not_before = now + self.retry_s
+            elif self._queue.drop(waiting):  # dropping an earlier load may have removed this one
                 load.refuse(device_busy(load.what, now - waiting.since, self.limit, found))
-        self._let_through()
-        return self._line.wake(now, self.limit)
+        self._release_launches()
+        return self._queue.wake(now, self.limit)
 
-    def _tell(self, untold: Iterable[Waiting], now: float) -> None:
+    def _log_late(self, unlogged: Iterable[Waiting], now: float) -> None:
         """Logs all loads that have become late, usually at the same time, in one line."""
-        loads = [(waiting.since, waiting.job.load) for waiting in untold if waiting.job.load is not None]
+        loads = [(waiting.since, waiting.job.load) for waiting in unlogged if waiting.job.load is not None]
         kernels = list(dict.fromkeys(self._tracks.in_flight()))
         self._journal.warning(
             "loads_wait",
@@ -253,16 +253,16 @@ class IdleWork:
         """Registers a callback for the completion of all work submitted to the device so far."""
         if not self._asked:
             self._asked = True
-            self._tracks.after_all(self._tracks.undone(self._tracks.all), self._rested)
+            self._tracks.after_all(self._tracks.undone(self._tracks.all), self._on_idle)
 
-    def _rested(self) -> None:
+    def _on_idle(self) -> None:
         self._asked = False
         self._ends += 1
-        while (waiting := self._line.first) is not None:
+        while (waiting := self._queue.first) is not None:
             if not self._idle():  # a job may have been a launch
                 self._ask()
                 break
-            self._line.drop(waiting)
+            self._queue.drop(waiting)
             waiting.job.run()
-        self._let_through()
+        self._release_launches()
         self._kick()

@@ -9,7 +9,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import NAMED, StreamPool, listed
 
-AGAIN_S = 5.0
+RETRY_S = 5.0
 """Seconds for which a refused client is refused again at once, unless the work that kept the device busy has ended.
 Otherwise the commands behind the refused one would each wait as long, one after the other."""
 
@@ -90,7 +90,7 @@ def device_busy(what: str, waited: float, limit: float, found: RunningKernels) -
             "kernels": listed(found.kernels),
             "sessions": ", ".join(list(found.others)[:NAMED]),
         },
-        retry_after_s=AGAIN_S,
+        retry_after_s=RETRY_S,
     )
 
 

@@ -77,7 +77,7 @@ class Backlog:
     """The backlog of one session. Device-handle thread only."""
 
     __slots__ = (
-        "active", "ahead", "awaited", "chances", "closing", "copies", "counted", "ended", "forgiven",
+        "active", "ahead", "awaited", "chances", "closing", "copies", "counted", "ended", "exempt",
         "frame", "frames", "late_at", "launches", "left", "metered", "need", "open", "owes", "pace", "paid", "paused",
         "place", "room", "session", "since", "slices", "sparse", "standstill", "transfers", "under", "used", "wanting",
         "work",
@@ -120,8 +120,8 @@ class Backlog:
         """True if the session has waiting commands, or work on the device."""
         self.sparse = True
         """True if no command had to wait when the session last had any."""
-        self.metered = self.forgiven = False
-        """`metered`: device time is counted although the session is in no slice. `forgiven`: the session is kept out of
+        self.metered = self.exempt = False
+        """`metered`: device time is counted although the session is in no slice. `exempt`: the session is kept out of
         the queue for time slices and is charged nothing, because its slice on the device was submitted while it was
         alone."""
         self.open: Slice | None = None

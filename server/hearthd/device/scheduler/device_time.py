@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hearth_proto.frames import Kind
 from hearthd.device.outbox import Outbox
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.platform.telemetry import Telemetry
 
 TELL_S = 1.0
@@ -57,7 +57,7 @@ class DeviceTimeMeter(Generic[P]):
         self._under_way: dict[P, int] = {}
         self._untold: dict[str, float] = {}
         self._now = clock()
-        self._told = self._now
+        self._reported_at = self._now
 
     @property
     def busy(self) -> bool:
@@ -105,7 +105,7 @@ class DeviceTimeMeter(Generic[P]):
         if since is not None and not self._under_way:
             self._now = now = min(max(before, since), now)
         if not (self._under_way or self._untold):
-            self._told = now
+            self._reported_at = now
         self._under_way[payer] = self._under_way.get(payer, 0) + 1
         return now
 
@@ -113,7 +113,7 @@ class DeviceTimeMeter(Generic[P]):
         """Charges the interval from `since` to now for work that was alone on the device, and is done; returns now."""
         now = self.clock()
         if not self._untold:
-            self._told = now
+            self._reported_at = now
         self._pay(payer, now - since)
         self._telemetry.device_busy_ns += int((now - since) * 1e9)
         self._now = now
@@ -130,7 +130,7 @@ class DeviceTimeMeter(Generic[P]):
 
     def tell(self) -> None:
         """Reports to the front all device time that has not been reported."""
-        self._told = self.advance()
+        self._reported_at = self.advance()
         told = {session: int(seconds * 1e9) for session, seconds in self._untold.items()}
         # The fraction lost by rounding stays in the account and is reported later.
         for session, nanoseconds in told.items():
@@ -153,11 +153,11 @@ class DeviceTimeMeter(Generic[P]):
         """
         if not (self._under_way or self._untold):
             return asleep
-        left = self._told + TELL_S - self.clock()
+        left = self._reported_at + TELL_S - self.clock()
         if left <= 0:
             self.tell()
             left = TELL_S
             if not self._under_way:
                 self._untold.clear()
                 return asleep
-        return sooner(left, asleep)
+        return at_most(left, asleep)

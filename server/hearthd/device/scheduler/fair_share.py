@@ -26,7 +26,7 @@ from hearth_proto.frames import Frame, Kind
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.scheduler.arrivals import Arrivals
 from hearthd.device.scheduler.backlog import Backlog
 from hearthd.device.scheduler.process_turns import ProcessTurns
@@ -86,7 +86,7 @@ class FairShare:
         elif self.slicing.on and frame.kind == BATCH:
             self._arrivals.look_ahead(backlog, frame)
         backlog.frames.append(frame)
-        self.slicing.stir(backlog)
+        self.slicing.mark_changed(backlog)
         if not backlog.active:
             self._wake(backlog)
 
@@ -104,14 +104,14 @@ class FairShare:
             return None
         return backlog
 
-    def went(self, backlog: Backlog, since: float | None = None) -> None:
+    def submitted(self, backlog: Backlog, since: float | None = None) -> None:
         """Marks an `alone` session as active after it has submitted work, starting at `since`."""
         if not backlog.active:
             backlog.active = True
             self._active[backlog] = None
         self._alone(backlog, since)
 
-    def came_and_went(self, backlog: Backlog, since: float, commands: int) -> None:
+    def completed_inline(self, backlog: Backlog, since: float, commands: int) -> None:
         """Accounts for `commands` completed commands that an `alone` session has submitted since `since`.
 
         No session was active meanwhile.
@@ -137,25 +137,25 @@ class FairShare:
     def cancel(self, session: DeviceSession, call: int) -> bool:
         """Removes a single call that has not been decoded; True if it was found."""
         backlog = self.backlogs[session.channel]
-        self.slicing.stir(backlog)
+        self.slicing.mark_changed(backlog)
         return backlog.withdraw(call)
 
     def gone(self, session: DeviceSession) -> None:
         """Removes a closed session whose work on the device is done."""
         self.meter.forget(self.backlogs.pop(session.channel))
 
-    def pumped(self, session: DeviceSession) -> None:
+    def deferred_retried(self, session: DeviceSession) -> None:
         """Updates the session's state after its deferred commands have been tried again."""
         backlog = self.backlogs[session.channel]
         if backlog.active:
             if self.slicing.on and not backlog.wanting and backlog.asks:
-                self.slicing.stir(backlog)
+                self.slicing.mark_changed(backlog)
                 self._more = True
         elif backlog.asks or (
             backlog.collectives(self._tracks) if self.slicing.on else backlog.under_way(self._tracks)
         ):
             self._wake(backlog)
-            self.slicing.stir(backlog)
+            self.slicing.mark_changed(backlog)
             self._more = True
 
     def _wake(self, backlog: Backlog) -> None:
@@ -201,8 +201,8 @@ class FairShare:
     def pump(self) -> None:
         """Runs the commands that may run now, for a bounded short time."""
         self._more = self.slicing.more = False
-        if self.slicing.on and not self._go_on_sharing():
-            self._share_no_more()
+        if self.slicing.on and not self._keep_sharing():
+            self._stop_sharing()
         if self.slicing.on:
             self.slicing.run(self.turns.allowed and not self._tracks.held)
         elif self._active:
@@ -226,19 +226,19 @@ class FairShare:
                 self._rest(backlog)
             elif idle and not any(track.pending for track in undone):
                 for track in undone:
-                    self._tracks.on_complete(track, _noticed)
+                    self._tracks.on_complete(track, _no_op)
 
-    def sleep(self, asleep: float | None) -> float | None:
+    def max_sleep(self, asleep: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds; at most `asleep`, where None means no limit."""
         if self._more or self.slicing.more:
             return 0.0
         if self.slicing.on:
-            asleep = self.slicing.sleep(asleep)
+            asleep = self.slicing.max_sleep(asleep)
         else:
             for backlog in self._active:
                 if backlog.standstill.stream is not None:
-                    asleep = sooner(backlog.standstill.left(time.perf_counter()), asleep)
-        return self.meter.poll(self.turns.sleep(asleep))
+                    asleep = at_most(backlog.standstill.left(time.perf_counter()), asleep)
+        return self.meter.poll(self.turns.max_sleep(asleep))
 
     def _advance(self, backlog: Backlog, commands: int) -> bool:
         """Executes up to `commands` commands of the session; returns True if more are waiting."""
@@ -319,15 +319,15 @@ class FairShare:
             alone = backlog.metered
             if alone:
                 self._unmeter(backlog)
-            self.slicing.begin(backlog, had_it_alone=alone)
+            self.slicing.begin(backlog, was_alone=alone)
 
-    def _go_on_sharing(self) -> bool:
+    def _keep_sharing(self) -> bool:
         now = self.meter.clock()
         if len(self._active) > 1 or self.turns.bounded:
             self._shared_at = now
         return now - self._shared_at <= LINGER_S
 
-    def _share_no_more(self) -> None:
+    def _stop_sharing(self) -> None:
         """Ends time slices, because at most one session has work."""
         for backlog in self.backlogs.values():
             self.slicing.end(backlog)
@@ -340,7 +340,7 @@ class FairShare:
 
         See `process_turns`.
         """
-        self.turns.heard(frame)
+        self.turns.on_turn(frame)
         if self.turns.bounded and not self.slicing.on:
             self._share()
 
@@ -348,5 +348,5 @@ class FairShare:
 _END = object()
 
 
-def _noticed() -> None:
+def _no_op() -> None:
     """Completion callback without effect, for a marker that is only polled."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from hearth_proto.frames import Frame, Kind
 from hearthd.device.outbox import Outbox
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.scheduler.backlog import Backlog
 
 IDLE_S = 2e-3
@@ -30,7 +30,7 @@ class ProcessTurns:
         self.on = False
         """True if other processes use the same device."""
         self._awaited = False
-        self._told: int | None = None
+        self._reported_state: int | None = None
         self._idle_since: float | None = None
         self.allowed = True
         """True if the process may submit work to the device."""
@@ -40,12 +40,12 @@ class ProcessTurns:
         """True if work on the device must stay short, because another process waits or this process has no turn."""
         return self.on and (self._awaited or not self.allowed)
 
-    def heard(self, frame: Frame) -> None:
+    def on_turn(self, frame: Frame) -> None:
         """Handles a TURN frame of the front."""
         self.allowed = bool(frame.flags & MAY)
         self.on = not frame.flags & ALONE
         self._awaited = bool(frame.flags & AWAITED)
-        self._told = self._idle_since = None
+        self._reported_state = self._idle_since = None
 
     def tell(self, active: Iterable[Backlog]) -> None:
         """Sends a BUSY frame to the front if the kind of work that these sessions have has changed."""
@@ -54,21 +54,21 @@ class ProcessTurns:
         state = 0
         for backlog in active:
             state |= WANTS * (self.allowed or backlog.wanting) | WORKS * (self.allowed or bool(backlog.slices))
-        if state == self._told:
+        if state == self._reported_state:
             self._idle_since = None
             return
-        if not state and self._told and not self._awaited:  # more work may arrive within `IDLE_S`
+        if not state and self._reported_state and not self._awaited:  # more work may arrive within `IDLE_S`
             now = self._clock()
             if self._idle_since is None:
                 self._idle_since = now
             if now - self._idle_since < IDLE_S:
                 return
-        self._told, self._idle_since = state, None
+        self._reported_state, self._idle_since = state, None
         self._outbox.put(Kind.BUSY, flags=state)
 
-    def sleep(self, asleep: float | None) -> float | None:
+    def max_sleep(self, asleep: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds: at most `asleep` and until an idle report is due."""
         if self._idle_since is None:
             return asleep
         left = max(self._idle_since + IDLE_S - self._clock(), 0.0)
-        return sooner(left, asleep)
+        return at_most(left, asleep)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from hearthd.device.context import DeviceContext
-from hearthd.device.platform.spin_policy import sooner
+from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.scheduler.backlog import COPY, NOTHING, Backlog, Slice
 from hearthd.device.scheduler.device_time import DeviceTimeMeter
 from hearthd.device.scheduler.pace import AHEAD, BESIDE_S, PATIENCE_S, QUANTUM_S, SLICE_S
@@ -51,7 +51,7 @@ class TimeSlices:
         """The session that last had a turn and may still have slices of that turn on the device."""
         self.active: dict[Backlog, None] = {}
         """Sessions with waiting commands or with work on the device."""
-        self._stirred: dict[Backlog, None] = {}
+        self._changed: dict[Backlog, None] = {}
         self._wanting: dict[Backlog, None] = {}
         self._opened: dict[Backlog, None] = {}
         self._beside: set[Backlog] = set()
@@ -60,17 +60,17 @@ class TimeSlices:
         self.on = self.more = False
         """`on`: sessions submit work in slices. `more`: another `run` would make progress immediately."""
 
-    def begin(self, backlog: Backlog, had_it_alone: bool) -> None:
+    def begin(self, backlog: Backlog, was_alone: bool) -> None:
         """Adds a session.
 
         Work that the session had alone on the device becomes a slice that costs no credit; the session gets no turn
         until that slice is done.
         """
         backlog.bar(self._tracks)
-        backlog.sparse = not had_it_alone
-        undone = backlog.undone(self._tracks) if had_it_alone else []
+        backlog.sparse = not was_alone
+        undone = backlog.undone(self._tracks) if was_alone else []
         if undone:
-            backlog.forgiven = True
+            backlog.exempt = True
             self._found(backlog, undone, turn=True)
 
     def end(self, backlog: Backlog) -> None:
@@ -78,7 +78,7 @@ class TimeSlices:
         self.leave(backlog)
         backlog.let(self._tracks)
         backlog.sparse = True
-        backlog.forgiven = False
+        backlog.exempt = False
 
     def leave(self, backlog: Backlog) -> None:
         """Removes a session."""
@@ -86,7 +86,7 @@ class TimeSlices:
             self.close(backlog)
         self._fair.forget(backlog)
         self._want(backlog, False)
-        self._stirred.pop(backlog, None)
+        self._changed.pop(backlog, None)
         self._release(backlog)
 
     def _release(self, backlog: Backlog) -> None:
@@ -94,9 +94,9 @@ class TimeSlices:
         if self._holder is backlog and not backlog.slices:
             self._holder = None
 
-    def stir(self, backlog: Backlog) -> None:
+    def mark_changed(self, backlog: Backlog) -> None:
         """Marks a session for examination, because its frames or its work have changed."""
-        self._stirred[backlog] = None
+        self._changed[backlog] = None
 
     def run(self, free: bool) -> None:
         """Submits work that may go to the device now, for a bounded short time; none unless the device is `free`."""
@@ -106,7 +106,7 @@ class TimeSlices:
             self._check(now)
         if not free:
             self.close_all()
-        for backlog in tuple(self._stirred):
+        for backlog in tuple(self._changed):
             if backlog.open is None:
                 self._look(backlog)
         if free:
@@ -126,9 +126,9 @@ class TimeSlices:
         """Closes all open slices before the loop sleeps, so that their markers are recorded."""
         for backlog in tuple(self._opened):
             self.close(backlog)
-            self.stir(backlog)
+            self.mark_changed(backlog)
 
-    def sleep(self, asleep: float | None) -> float | None:
+    def max_sleep(self, asleep: float | None) -> float | None:
         """Returns how long the loop may sleep, in seconds: at most `asleep`, and at most until a slice becomes late.
 
         If completions have to be polled, returns 0 near the expected end of a turn, because the next session waits for
@@ -138,9 +138,9 @@ class TimeSlices:
         for each in self.active:
             if each.slices and not each.slices[-1].late:
                 left = max(each.late_at - now, 0.0)
-                asleep = sooner(left, asleep)
+                asleep = at_most(left, asleep)
             if each.wanting and each.late:
-                asleep = sooner(max(each.chances.at - now, 0.0), asleep)
+                asleep = at_most(max(each.chances.at - now, 0.0), asleep)
         holder = self._holder
         if not self._tracks.notified and holder is not None and holder.slices and holder.pace.seconds:
             left = holder.since + holder.slices[0].count * holder.pace.seconds - now
@@ -150,16 +150,16 @@ class TimeSlices:
 
     def _look(self, backlog: Backlog) -> None:
         """Runs the session's commands without device work, and queues the session for a turn if it has device work."""
-        self._stirred.pop(backlog, None)
+        self._changed.pop(backlog, None)
         if backlog.waiting and (backlog.closing or not backlog.need):
             backlog.room = 0
             if self._advance(backlog, PIECE) and not backlog.need:
                 self.more = True
-                self.stir(backlog)
+                self.mark_changed(backlog)
         if not backlog.active:
             return
         asks = backlog.asks
-        if asks and backlog not in self._fair and not backlog.forgiven:
+        if asks and backlog not in self._fair and not backlog.exempt:
             session = backlog.session
             self._fair.enter(backlog, session.tenant, session.weight, session.priority)
         if backlog in self._fair and (not asks or (asks == COPY and self._fair.credit(backlog) > 0)):
@@ -186,9 +186,9 @@ class TimeSlices:
             if backlog.open is not None or backlog is holder:
                 continue
             if backlog.sparse or backlog.copies:
-                self._give_beside(backlog)
+                self._open_without_turn(backlog)
             if backlog.open is None and backlog.late:
-                self._give_chance(backlog)
+                self._open_extra_slice(backlog)
         for backlog in tuple(self._opened):
             if backlog.open is None:
                 continue
@@ -198,33 +198,33 @@ class TimeSlices:
             else:
                 self._fill(backlog)
         if holder is not None and holder.open is None and holder.wanting:
-            self._give_turn(holder)
+            self._open_turn(holder)
 
-    def _give_turn(self, backlog: Backlog) -> None:
+    def _open_turn(self, backlog: Backlog) -> None:
         copies = backlog.copies
         last = self._holder
         if not copies and last is not None and last is not backlog and last.in_turn:
-            self._give_beside(backlog)
+            self._open_without_turn(backlog)
             return
         limit = min(AHEAD * SLICE_S, self._fair.credit(backlog))
         most = min(backlog.pace.most(backlog.on_device, limit), backlog.pace.most(0))
         if most > 0:
             self._open(backlog, most, launches=not copies, turn=not copies)
 
-    def _give_beside(self, backlog: Backlog) -> None:
+    def _open_without_turn(self, backlog: Backlog) -> None:
         """Opens a slice without a turn, if the session has credit left and no work under way, or has only copies."""
         launches = backlog.sparse
         if not (launches or backlog.copies):
             return
         if self._fair.credit(backlog) <= 0:
             if backlog not in self._fair:
-                self.stir(backlog)  # the session must join the queue for turns
+                self.mark_changed(backlog)  # the session must join the queue for turns
             return
         most = backlog.pace.most(backlog.on_device)
         if most > 0:
             self._open(backlog, most, launches=launches, turn=False)
 
-    def _give_chance(self, backlog: Backlog) -> None:
+    def _open_extra_slice(self, backlog: Backlog) -> None:
         """Opens an extra slice at intervals for a session whose kernel is late, whatever its debt; see `chances`."""
         if backlog.chances.take(self.meter.clock()):
             self._open(backlog, max(backlog.pace.most(0), 1), launches=True, turn=False)
@@ -315,7 +315,7 @@ class TimeSlices:
         self.meter.end(backlog)
         now = self.meter.clock()
         backlog.slices.remove(made)
-        backlog.forgiven = False
+        backlog.exempt = False
         backlog.chances.completed()
         backlog.learn(made.count, made.begun, now)
         backlog.late_at = now + PATIENCE_S
@@ -325,7 +325,7 @@ class TimeSlices:
         if backlog.ended:
             self._release(backlog)
         else:
-            self.stir(backlog)
+            self.mark_changed(backlog)
 
     def _charge(self, backlog: Backlog, seconds: float) -> None:
         if self.on:  # sessions outside the queue are not charged

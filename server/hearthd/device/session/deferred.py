@@ -32,7 +32,7 @@ class Deferrable(Protocol):
         ...
 
     @property
-    def stands(self) -> bool:
+    def scheduled(self) -> bool:
         """True if the command waits only for other collectives and for an answer from its peers.
 
         The answer has been requested, or will be without any further call.
@@ -88,7 +88,7 @@ class Deferred(Generic[C]):
         self._barrier: _Waiting[C] | None = None
         self._ready: deque[_Waiting[C]] = deque()
         self._pumping = False
-        self._again = False
+        self._rerun = False
 
     def __len__(self) -> int:
         return len(self._all)
@@ -117,7 +117,7 @@ class Deferred(Generic[C]):
             waiting.ahead = len(ahead)
             if not ahead and command.step():
                 return True
-            if ahead and all(other.command.stands for other in ahead):
+            if ahead and all(other.command.scheduled for other in ahead):
                 command.announce([other.command for other in ahead])
         self._hold(waiting)
         if not waiting.ahead:
@@ -130,15 +130,15 @@ class Deferred(Generic[C]):
         A nested call makes the outer call repeat its pass, and returns an empty list.
         """
         if self._pumping:
-            self._again = True
+            self._rerun = True
             return []
         self._pumping = True
         finished: list[C] = []
         try:
             while True:
-                self._again = False
+                self._rerun = False
                 self._pass(finished)
-                if not self._again:
+                if not self._rerun:
                     return finished
         finally:
             self._pumping = False

@@ -55,10 +55,10 @@ def refused(session: DeviceSession, kind: str, command: Any, refusal: Refusal) -
     if made is not None:
         table, handles = made(session, command)
         for handle in handles:
-            table.never_made(handle, refusal)
+            table.mark_failed(handle, refusal)
 
 
-def never_was(session: DeviceSession, kind: str, command: Any) -> bool:
+def never_created(session: DeviceSession, kind: str, command: Any) -> bool:
     """Returns True if the handle that the command destroys was never created, which its client may not know.
 
     Removes the tombstone of the handle.

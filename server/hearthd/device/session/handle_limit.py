@@ -56,12 +56,12 @@ class HandleLimits:
         grant = _divide(holder.tables, self._per_session, more, "the session", "limits.max_handles")
         if holder.handles:
             tables = [each for other in self._holders() if other.tenant == holder.tenant for each in other.tables]
-            whose = f"tenant {holder.tenant}"
-            grant = min(grant, _divide(tables, holder.handles, more, whose, "quotas.handles"))
+            owner = f"tenant {holder.tenant}"
+            grant = min(grant, _divide(tables, holder.handles, more, owner, "quotas.handles"))
         return len(table) + more + grant
 
 
-def _divide(tables: Sequence[HandleCount], allowed: int, more: int, whose: str, setting: str) -> int:
+def _divide(tables: Sequence[HandleCount], allowed: int, more: int, owner: str, setting: str) -> int:
     """Returns how many handles each table may have beyond its present ones and the `more` requested ones."""
     held = sum(map(len, tables))
     left = allowed - held - more
@@ -69,14 +69,14 @@ def _divide(tables: Sequence[HandleCount], allowed: int, more: int, whose: str, 
     for table in tables:
         table.bound = min(table.bound, len(table) + grant)
     if left < 0:
-        raise _too_many(whose, setting, held, more, allowed)
+        raise _too_many(owner, setting, held, more, allowed)
     return grant
 
 
-def _too_many(whose: str, setting: str, held: int, more: int, allowed: int) -> Refusal:
+def _too_many(owner: str, setting: str, held: int, more: int, allowed: int) -> Refusal:
     return Refusal(
         Reason.QUOTA_EXCEEDED,
-        f"{whose} has {held} handles on this device and requests {more} more; the maximum is {allowed} ({setting})",
+        f"{owner} has {held} handles on this device and requests {more} more; the maximum is {allowed} ({setting})",
         fix=f"free buffers, streams, events and modules that are no longer needed, or have {setting} raised",
         details={"quota": "handles", "requested": more, "in_use": held, "allowed": allowed},
     )

@@ -86,7 +86,7 @@ class HandleTable(Generic[T]):
         if len(self.items) + more > self.bound:
             self.bound = self.extend(self, more)
 
-    def never_made(self, handle: int, refusal: Refusal) -> None:
+    def mark_failed(self, handle: int, refusal: Refusal) -> None:
         """Records that the creation of a handle was refused.
 
         Later uses fail with the same reason, until the handle is created successfully. Has no effect on a live handle.

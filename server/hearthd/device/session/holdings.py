@@ -27,10 +27,10 @@ class Keeper(Protocol):
     """Keeps buffers alive; implemented by `hearthd.device.memory.commands.MemoryCommands`."""
 
     def hold(self, buffer: Buffer) -> None:
-        """Keeps the buffer's memory until the matching `let_go`, even after the handle is freed."""
+        """Keeps the buffer's memory until the matching `unhold`, even after the handle is freed."""
         ...
 
-    def let_go(self, session: DeviceSession, buffer: Buffer) -> None:
+    def unhold(self, session: DeviceSession, buffer: Buffer) -> None:
         """Ends one `hold`; `session` owns the buffer. After the last one, memory of a freed buffer is given back."""
         ...
 
@@ -39,10 +39,10 @@ class ModuleKeeper(Protocol):
     """Keeps modules alive; implemented by `hearthd.device.launch.module_commands.ModuleCommands`."""
 
     def hold(self, entry: ModuleEntry) -> None:
-        """Keeps the module's code loaded until the matching `let_go`, even after the handle is destroyed."""
+        """Keeps the module's code loaded until the matching `unhold`, even after the handle is destroyed."""
         ...
 
-    def let_go(self, session: DeviceSession, entry: ModuleEntry) -> None:
+    def unhold(self, session: DeviceSession, entry: ModuleEntry) -> None:
         """Ends one `hold`; `session` owns the module. After the last one, a module without a handle is unloaded."""
         ...
 
@@ -135,6 +135,6 @@ class Holdings:
 
     def _release(self, uses: Uses) -> None:
         for buffer in (*uses.written, *uses.read):
-            self._keepers.memory.let_go(self._session, buffer)
+            self._keepers.memory.unhold(self._session, buffer)
         for module in uses.modules:
-            self._keepers.modules.let_go(self._session, module)
+            self._keepers.modules.unhold(self._session, module)

@@ -15,7 +15,6 @@ class ModuleEntry:
     """A client's module, which is waiting for its compile, loaded, or failed."""
 
     __slots__ = (
-        "again",
         "cached",
         "compile_ns",
         "error",
@@ -26,6 +25,7 @@ class ModuleEntry:
         "pending",
         "prints",
         "released",
+        "retry_load",
         "variables",
     )
 
@@ -36,7 +36,7 @@ class ModuleEntry:
         """The session that receives the output of the module's kernels; None if no kernel prints."""
         self.module: Module | None = None
         self.error: Refusal | None = None
-        self.again: Callable[[], None] | None = None
+        self.retry_load: Callable[[], None] | None = None
         """Tries to load the module again, after a load that was refused because the device was busy; None otherwise."""
         self.log = ""
         self.cached = False
@@ -51,8 +51,8 @@ class ModuleEntry:
 
     def wanted(self) -> None:
         """Retries a load that failed temporarily, because a command is about to wait for the module."""
-        if self.again is not None:
-            self.again()
+        if self.retry_load is not None:
+            self.retry_load()
 
     def loaded(self) -> Module:
         """Returns the loaded module. Raises the error of its compile or load."""

@@ -30,7 +30,7 @@ from hearthd.device.streams.stream_pool import PooledStream
 class KnownLaunch:
     """A launch that was issued before, with its parameter block, its written and its read buffers."""
 
-    __slots__ = ("again", "params", "plan", "reads", "stream", "track", "writes")
+    __slots__ = ("params", "plan", "reads", "relaunch", "stream", "track", "writes")
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class KnownLaunch:
         self.params = params
         self.writes = writes
         self.reads = reads
-        self.again: Callable[[], object] | None = None
+        self.relaunch: Callable[[], object] | None = None
         """Issues the launch again; None until its first repetition."""
 
 

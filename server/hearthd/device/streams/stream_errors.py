@@ -42,7 +42,7 @@ class StreamFailure:
         return failure
 
     @property
-    def told(self) -> bool:
+    def reported(self) -> bool:
         """True once the failure has been reported to the client."""
         failure = self
         while failure.spokesman is not None:
@@ -99,27 +99,27 @@ class StreamErrors:
         for failure in kept:
             heir.add(failure)
 
-    def take(self, before: tuple[int, int] | None = None, *, told: bool = True) -> list[StreamFailure]:
+    def take(self, before: tuple[int, int] | None = None, *, reported: bool = True) -> list[StreamFailure]:
         """Removes and returns all failures, oldest first.
 
         They count as reported, so the buffers that they poisoned may be used again.
 
         Args:
           before: takes only failures of commands submitted before this (batch, index).
-          told: False if the caller marks the failures as reported later.
+          reported: False if the caller marks the failures as reported later.
         """
         taken = sorted(self._kept, key=lambda failure: (failure.seq, failure.index))
         if before is not None:
             taken = [failure for failure in taken if (failure.seq, failure.index) < before]
         self._kept = [failure for failure in self._kept if failure not in taken]
         for failure in taken:
-            failure.surfaced = told
+            failure.surfaced = reported
         return taken
 
 
 def poisoned(failure: StreamFailure | None) -> StreamFailure | None:
     """Returns the failure if it still poisons a buffer, that is, has not been reported; otherwise None."""
-    return None if failure is None or failure.told else failure
+    return None if failure is None or failure.reported else failure
 
 
 def skipped(command: str, stream: int, seq: int, index: int, because: StreamFailure) -> StreamFailure:

@@ -42,7 +42,7 @@ class StreamPool:
         self.completions = 0
         """Number of completions so far. Code that waits for room or for a completion tries again after the number has
         grown."""
-        self._told = 0
+        self._polled_completions = 0
         """Value of `completions` at the last `poll`. A reap of a single track may find completions in between; `poll`
         reports those as well."""
         self._timely = 0
@@ -210,7 +210,7 @@ class StreamPool:
         if window:
             self.mark(track)
         if track.probe is not None and track.timing and self.timing.passed(track) and not window:
-            self.on_complete(track, _noticed)
+            self.on_complete(track, _no_op)
         return self.ordering.step(track.index)
 
     def _between(self, track: PooledStream) -> None:
@@ -219,7 +219,7 @@ class StreamPool:
         if window:
             self.mark(track)
         if self.timing.between(track, self.ordering.position(track.index)) and not window:
-            self.on_complete(track, _noticed)
+            self.on_complete(track, _no_op)
 
     def charge(self, track: PooledStream, more: int) -> None:
         """Counts the work under the track's last position as `more` additional commands."""
@@ -329,9 +329,9 @@ class StreamPool:
         if self._watched:
             found = self._watched.poll()  # the callbacks may reap tracks
             self.completions += found
-        if self.completions == self._told:
+        if self.completions == self._polled_completions:
             return False
-        self._told = self.completions
+        self._polled_completions = self.completions
         if self.completions != self._timely:
             self.spin_policy.came(time.perf_counter())
         return True
@@ -351,7 +351,7 @@ class StreamPool:
     @property
     def news(self) -> bool:
         """True if a `poll` would find a completion. Cheap enough for a spin loop."""
-        if self.completions != self._told:
+        if self.completions != self._polled_completions:
             return True
         done = self._server.done
         for track in self.live:
@@ -371,12 +371,12 @@ class StreamPool:
     def _pending(self) -> bool:
         return bool(self._watched) or any(track.pending for track in self.live)
 
-    def sleep(self) -> float | None:
+    def max_sleep(self) -> float | None:
         """Returns the seconds to sleep until the next poll; None: until woken. Called at the end of a loop iteration.
 
         For less than a millisecond, it is better to poll `news` while `awaits` is true.
         """
-        if self.completions != self._told:
+        if self.completions != self._polled_completions:
             return 0.0
         if not self._pending:
             return None
@@ -432,5 +432,5 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
-def _noticed() -> None:
+def _no_op() -> None:
     """Completion callback without effect, for an event that only has to be polled."""

@@ -15,7 +15,7 @@ class ChunkSlots:
         self.count = count
         self._free = list(range(count))
         self._kept: set[int] = set()
-        self._away: set[int] = set()
+        self._at_front: set[int] = set()
 
     @property
     def kept(self) -> int:
@@ -25,7 +25,7 @@ class ChunkSlots:
     @property
     def in_use(self) -> int:
         """Number of slots that are not free: reserved, or passed to the front."""
-        return len(self._kept) + len(self._away)
+        return len(self._kept) + len(self._at_front)
 
     def keep(self) -> int | None:
         """Reserves a slot for a copy that is about to be submitted.
@@ -55,15 +55,15 @@ class ChunkSlots:
             slot = self._free.pop()
         else:
             return None
-        self._away.add(slot)
+        self._at_front.add(slot)
         return slot
 
     def returned(self, slot: int) -> None:
         """Frees a slot whose contents the front has read. Raises ValueError if the slot was not passed to the front."""
-        self._take(self._away, slot, "is not with the front")
+        self._take(self._at_front, slot, "is not with the front")
         self._free.append(slot)
 
-    def _take(self, holders: set[int], slot: int, lack: str) -> None:
+    def _take(self, holders: set[int], slot: int, complaint: str) -> None:
         if slot not in holders:
-            raise ValueError(f"slot {slot} of {self.count} {lack}")
+            raise ValueError(f"slot {slot} of {self.count} {complaint}")
         holders.remove(slot)

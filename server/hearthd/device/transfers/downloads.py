@@ -42,7 +42,7 @@ class Downloads:
     def frame(self, session: DeviceSession, frame: Frame) -> None:
         """Opens a download after the front announced a client that waits for its chunks."""
         if frame.id in session.over:
-            self._context.give_up(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} has ended"))
+            self._context.abort(session, frame.id, Refusal(Reason.TRANSFER_ABORTED, f"transfer {frame.id} has ended"))
             return
         download = session.downloads.setdefault(frame.id, DownloadFlow())
         download.unstripe()  # the client now receives the bytes over Download
@@ -92,7 +92,7 @@ class Downloads:
             writes=(origin.stream,),
             reads=(buffer,),
         )
-        operation.on_failure = partial(self._context.give_up, session, command.transfer)
+        operation.on_failure = partial(self._context.abort, session, command.transfer)
         return operation
 
     def _read(
@@ -108,7 +108,7 @@ class Downloads:
         if download.refused:
             return True
         if download.queued == 0 and refused_read(origin, buffer):
-            self._context.give_up(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            self._context.abort(session, command.transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
             return True
         direct.address = address = locate(buffer, rows, "read")
 

@@ -41,8 +41,9 @@ class SegmentCopy:
         "began",
         "buffer",
         "direct",
-        "foreseen",
+        "forecast",
         "given",
+        "on_done",
         "origin",
         "outcomes",
         "over",
@@ -50,7 +51,6 @@ class SegmentCopy:
         "segment",
         "since",
         "start",
-        "told",
     )  # fmt: skip
 
     def __init__(
@@ -61,11 +61,11 @@ class SegmentCopy:
         buffer: Buffer,
         rows: RowLayout,
         direct: DirectCopies,
-        told: Callable[[int], None],
+        on_done: Callable[[int], None],
     ) -> None:
         self.origin = origin
         self.since = time.perf_counter_ns()
-        self.told = told
+        self.on_done = on_done
         """Called with the duration of the copy, in nanoseconds."""
         self.segment = segment
         self.start = start
@@ -76,7 +76,7 @@ class SegmentCopy:
         self.given = 0
         self.began = 0.0
         """Time of the first copy, in seconds, if the stream had no earlier work under way; otherwise 0."""
-        self.foreseen: CopyForecast | None = None
+        self.forecast: CopyForecast | None = None
         self.outcomes: dict[PendingOutcome, None] = {}
         """Outcomes of the collectives that the copied bytes depended on."""
         self.over = False
@@ -86,7 +86,7 @@ class SegmentCopy:
         """Ends the use of the segment. A second call has no effect."""
         if not self.over:
             self.over = True
-            self.told(time.perf_counter_ns() - self.since)
+            self.on_done(time.perf_counter_ns() - self.since)
             self.segment.drop()
 
 
@@ -137,12 +137,12 @@ class SegmentCopies:
         if move.rows.size == buffer.size:
             buffer.failure = None
         self._device.telemetry.upload_shared_memory_bytes += move.rows.size
-        self._foresee(move, UP)
+        self._predict(move, UP)
         self._device.tracks.on_complete(move.origin.stream.track, partial(self._written, move))
         return True
 
     def _written(self, move: SegmentCopy) -> None:
-        self._came(move, time.perf_counter())
+        self._on_completed(move, time.perf_counter())
         move.end()
         move.origin.reply()
 
@@ -154,7 +154,7 @@ class SegmentCopies:
         if not self._give(move, address, self._download, self._get):
             return False
         self._device.telemetry.download_shared_memory_bytes += move.rows.size
-        self._foresee(move, DOWN)
+        self._predict(move, DOWN)
         arrived = partial(self._arrived, move)
         if move.outcomes:
             arrived = both(move.outcomes, arrived)  # type: ignore[assignment]
@@ -167,17 +167,17 @@ class SegmentCopies:
             origin.reply(commands_pb2.Result(read=commands_pb2.ReadResult(size=move.rows.size)))
         if not origin.stream.track.pending:  # no more completions follow: answer before the accounting
             self._device.outbox.answer()
-        self._came(move, now)
+        self._on_completed(move, now)
         move.end()
 
-    def _foresee(self, move: SegmentCopy, way: int) -> None:
+    def _predict(self, move: SegmentCopy, direction: int) -> None:
         """Starts a forecast for a copy that has been submitted completely, if the stream had no earlier work."""
         if move.began and move.segment.pinned:
-            move.foreseen = self._device.tracks.forecast.begin(way, move.rows.size, move.began)
+            move.forecast = self._device.tracks.forecast.begin(direction, move.rows.size, move.began)
 
-    def _came(self, move: SegmentCopy, now: float) -> None:
-        if move.foreseen is not None:
-            self._device.tracks.forecast.came(move.foreseen, now)
+    def _on_completed(self, move: SegmentCopy, now: float) -> None:
+        if move.forecast is not None:
+            self._device.tracks.forecast.came(move.forecast, now)
 
     # ---- copies ----
 

@@ -174,7 +174,7 @@ class Segments:
             self._retired[segment] = None
             size = sum(each.size for each in self._retired)
             urgent = len(self._retired) > RETIRED or size > RETIRED_BYTES
-            self._device.idle_work.beside(partial(self._unmap, segment), urgent=urgent)
+            self._device.idle_work.run_on_thread(partial(self._unmap, segment), urgent=urgent)
         else:
             self._unmap(segment, lambda: None)
 

@@ -72,10 +72,10 @@ class TransferContext:
         release(host)
         if not download.refused:
             download.refused = True
-            self.give_up(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
+            self.abort(origin.session, transfer, Refusal(Reason.DEPENDENCY_FAILED, "the read failed"))
             self.device.kick(origin.session)
 
-    def give_up(self, session: DeviceSession, transfer: int, refusal: Refusal) -> None:
+    def abort(self, session: DeviceSession, transfer: int, refusal: Refusal) -> None:
         """Ends a transfer before its last byte, and sends the reason to its other side."""
         flow = session.uploads.pop(transfer, None) or session.downloads.pop(transfer, None)
         session.over.add(transfer)

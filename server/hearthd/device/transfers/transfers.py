@@ -33,7 +33,7 @@ class Transfers:
         self._device = device
         context = TransferContext(device, copies)
         self.stripe_staging = context.stripe_staging
-        self.give_up = context.give_up
+        self.abort = context.abort
         self.uploads = Uploads(context)
         self.downloads = Downloads(context, chunks)
         self.chunks = chunks

@@ -45,7 +45,7 @@ class Uploads:
                 self._device.outbox.put(Kind.CREDIT, channel=session.channel, id=frame.id, flags=1)
                 return
             if unclaimed(session.uploads) >= MAX_UNCLAIMED:
-                self._context.give_up(session, frame.id, too_many(MAX_UNCLAIMED, "uploads", "Write"))
+                self._context.abort(session, frame.id, too_many(MAX_UNCLAIMED, "uploads", "Write"))
                 return
             upload = session.uploads[frame.id] = UploadFlow()
         try:
@@ -58,7 +58,7 @@ class Uploads:
         if frame.flags & Flag.LAST:
             upload.ended = True
         if upload.error is not None and not upload.claimed:
-            self._context.give_up(session, frame.id, upload.error)
+            self._context.abort(session, frame.id, upload.error)
         self._device.kick(session)
 
     def aborted(self, session: DeviceSession, transfer: int, payload: bytes) -> None:
@@ -111,7 +111,7 @@ class Uploads:
             writes=(origin.stream, buffer),
             spoils=(buffer,),
         )
-        operation.on_failure = partial(self._context.give_up, session, command.transfer)
+        operation.on_failure = partial(self._context.abort, session, command.transfer)
         return operation
 
     def _write(

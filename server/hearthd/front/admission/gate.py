@@ -70,7 +70,7 @@ class AdmissionGate:
         self.limits = limits
         self.account = account
         self.turns = FairLock()
-        self.on_shown: Callable[[Caller | None], None] = lambda caller: None
+        self.on_credential: Callable[[Caller | None], None] = lambda caller: None
         """Called with the caller to which the running call's credential belongs; None: the call has no valid
         credential."""
         self.on_probe: Callable[[], None] = lambda: None
@@ -101,18 +101,18 @@ class AdmissionGate:
         made = {}
         for method, handler in handlers.items():
             method_gate = self.method_gate(name, method, limit=limit)
-            guarded = guard(method, _served(handler), method_gate)
-            made[method] = _streaming(_remade(handler, guarded))
+            guarded = guard(method, _message_server(handler), method_gate)
+            made[method] = _streaming(_with_behaviour(handler, guarded))
         return GatedService(name, made)
 
     def decide(self, method_gate: MethodGate, context: Context) -> Admission:
         """Decides from the headers of a call. Raises the refusal."""
         auth, limit = self.auth, method_gate.limit
         if auth.directory.open:
-            return Admission(auth.everyone(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
+            return Admission(auth.untenanted_caller(context.peer()), max(limit.max_bytes, MAX_STRANGER_BYTES))
         if limit.credential is CredentialSource.NONE:
             return Admission(None, limit.max_bytes)
-        if limit.credential is CredentialSource.SESSION and not auth.shows(context):
+        if limit.credential is CredentialSource.SESSION and not auth.has_credential(context):
             return Admission(None, min(limit.max_bytes, MAX_STRANGER_BYTES))
         found = auth.identify(context, by_session=limit.credential is not CredentialSource.LOGIN)
         return Admission(found, limit.max_bytes)
@@ -147,7 +147,7 @@ class MethodGate:
             elif isinstance(admitted, Refusal):
                 raise admitted
         except Refusal as refusal:
-            self._gate.on_shown(None)
+            self._gate.on_credential(None)
             if refusal.reason == Reason.UNAUTHENTICATED:
                 with self._gate.account.holding(MAX_STRANGER_BYTES) as room:
                     await self._gate.auth.failed(context.peer(), self.method, refusal, wait=room)
@@ -156,7 +156,7 @@ class MethodGate:
         if overload is not None:
             raise overload
         if admitted.caller is not None:
-            self._gate.on_shown(admitted.caller)
+            self._gate.on_credential(admitted.caller)
             _caller.set(opentelemetry.of_caller(admitted.caller))
         elif self.limit.credential is CredentialSource.NONE:
             self._gate.on_probe()
@@ -168,14 +168,14 @@ class MethodGate:
             raise malformed(
                 f"{self._path} was called without a request message.", "Send one message before the end of the stream."
             )
-        return self._checked(message, context, admitted)
+        return self._check_and_decode(message, context, admitted)
 
     async def _read(self, context: Context, admitted: Admission) -> Any:
         """Reads the first message, without decoding it; `EOF` if there is none."""
         try:
             if admitted.caller is None and not hasattr(context, "admitted"):
                 return await self._read_in_turn(context)
-            async with asyncio.timeout(self._seconds if admitted.caller is not None else self._stranger_seconds):
+            async with asyncio.timeout(self._seconds if admitted.caller is not None else self._unauthenticated_timeout):
                 return await context.read()
         except TimeoutError:
             self._gate.account.refused("request_timeout", context.peer(), self._path)
@@ -188,7 +188,7 @@ class MethodGate:
             ) from None
 
     @property
-    def _stranger_seconds(self) -> float:
+    def _unauthenticated_timeout(self) -> float:
         return self._gate.limits.settings.request_timeout
 
     async def _read_in_turn(self, context: Context) -> Any:
@@ -205,7 +205,7 @@ class MethodGate:
                 )
             return await self._gate.turns.run(host_of(peer), context.read)
 
-    def _checked(self, message: Any, context: Context, admitted: Admission) -> Any:
+    def _check_and_decode(self, message: Any, context: Context, admitted: Admission) -> Any:
         """Checks the size and the number of fields of the message, and returns it decoded."""
         if isinstance(message, bytes):
             size = len(message)
@@ -263,14 +263,14 @@ def _behaviour(handler: Any) -> Any:
     return getattr(handler, kind)
 
 
-def _remade(handler: Any, behaviour: Any) -> Any:
+def _with_behaviour(handler: Any, behaviour: Any) -> Any:
     """Returns `handler` with another behaviour."""
     kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     make = getattr(grpc, f"{kind}_rpc_method_handler")
     return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
 
-def _served(handler: Any) -> Any:
+def _message_server(handler: Any) -> Any:
     """Returns the coroutine that serves a method.
 
     It is called with the first message, and reads further messages of a stream.

@@ -51,7 +51,7 @@ class Verification:
     """Ids of keys that signed lines and are not among the given keys."""
     anchored: int = 0
     """The number of the last entry that matches an anchor. 0: none does."""
-    goes_on: bool = False
+    continues: bool = False
     """True if the last line says that the log continues in another file."""
 
     @property
@@ -126,7 +126,7 @@ class _Check:
             self._first = self._first or number
             verdict.missing += int(entry.get("missing", 0))
             head, sequence, broken = hashlib.sha256(raw).hexdigest(), number, 0
-            verdict.goes_on = entry.get("event") == ROTATED
+            verdict.continues = entry.get("event") == ROTATED
             self._signature(count, raw, entry)
             self._anchor(number, head)
         if broken:
@@ -171,7 +171,7 @@ class _Check:
         """Reports anchors whose entries are not in the log."""
         verdict = self._verdict
         beyond = [anchor for found in self._anchors.values() for anchor in found if anchor.sequence > last]
-        if beyond and not verdict.goes_on:
+        if beyond and not verdict.continues:
             newest = max(beyond, key=lambda anchor: anchor.sequence)
             verdict.problems.append(
                 f"the log ends with entry {last}, and entry {newest.sequence} was anchored on {newest.time}: its end "

@@ -100,17 +100,17 @@ class Authenticator:
         self._observer = observer
         self._failures = AuthFailures(max_failures)
         self._delay = failure_delay
-        self._late = 0
+        self._delayed = 0
 
     def change(self, max_failures: int, failure_delay: float) -> None:
         """Changes the limits. Failures that were counted before remain."""
         self._failures.most, self._delay = max_failures, failure_delay
 
-    def everyone(self, peer: str) -> Caller:
+    def untenanted_caller(self, peer: str) -> Caller:
         """Returns the caller of a daemon without tenants."""
         return Caller(EVERYONE, peer=peer)
 
-    def shows(self, context: Context) -> bool:
+    def has_credential(self, context: Context) -> bool:
         """Returns True if the headers of a call, or its connection, show any credential."""
         if any(key in _SHOWN for key, _ in context.invocation_metadata() or ()):
             return True
@@ -134,7 +134,7 @@ class Authenticator:
             if header is not None:
                 return self._token(header, peer)
             if user is None:
-                raise self._nothing()
+                raise self._no_credential()
             tenant, name = self.directory.user(user)
             return Caller(tenant, name, peer, uid=user.uid, proof=user)
         except Refusal as refusal:
@@ -155,7 +155,7 @@ class Authenticator:
             return session.caller
         found = self._certificate(auth_context(), peer)
         if found is None:
-            raise self._nothing()
+            raise self._no_credential()
         return found
 
     def _certificate(self, auth_context: Mapping[str, Any], peer: str) -> Caller | None:
@@ -194,7 +194,7 @@ class Authenticator:
         tenant, name = self.directory.user(user)
         return Caller(tenant, name, peer, uid=user.uid, proof=user)
 
-    def _nothing(self) -> Refusal:
+    def _no_credential(self) -> Refusal:
         return unauthenticated(
             "This daemon serves only its tenants, and the call has no credentials.",
             f"Send {self.directory.accepts}: hearth.connect(token=...) or HEARTH_TOKEN, or "
@@ -216,12 +216,12 @@ class Authenticator:
             )
             self._audit.record("authentication_failures", peer=host, count=count)
         refusal.retry_after_s = self._delay
-        if wait and self._late < _MOST_LATE:
-            self._late += 1
+        if wait and self._delayed < _MOST_LATE:
+            self._delayed += 1
             try:
                 await asyncio.sleep(self._delay)
             finally:
-                self._late -= 1
+                self._delayed -= 1
 
 
 def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:

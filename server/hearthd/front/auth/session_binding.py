@@ -53,7 +53,7 @@ class ClientCertificates:
         """Returns True if a revocation list is configured and the certificate is on it, or could not be parsed."""
         if self.revocations is None:
             return False
-        self.revocations.look()
+        self.revocations.refresh()
         return certificate is None or self.revocations.revokes(certificate)
 
 

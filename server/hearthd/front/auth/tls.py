@@ -16,7 +16,7 @@ import structlog
 
 log = structlog.get_logger("hearthd.tls")
 
-_LOOK_AGAIN = 5.0
+_CHECK_INTERVAL = 5.0
 """Minimum interval, in seconds, between checks of the files. They are checked when a new connection arrives."""
 
 Stamp = tuple[int, ...]
@@ -40,14 +40,14 @@ class ServerCertificates:
         self._certificate, self._key = Path(certificate), Path(key)
         self._client_ca = Path(client_ca) if client_ca else None
         self._lock = threading.Lock()
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         self._stamp = self._stamped()
         self.expires = 0.0
         """Unix time after which clients refuse the certificate."""
         self.names: tuple[str, ...] = ()
         """Host names for which the certificate is valid."""
         self._context = self._check()
-        self._configuration = self._given = self._read()
+        self._configuration = self._published = self._read()
 
     # ---- interface for listeners ----
 
@@ -73,7 +73,7 @@ class ServerCertificates:
 
     def fingerprint(self) -> bytes:
         """Returns the SHA-256 of the present certificate in DER."""
-        self.look()
+        self.refresh()
         return self._fingerprint
 
     # ---- renewal ----
@@ -81,20 +81,20 @@ class ServerCertificates:
     def _renewed(self) -> Configuration:
         """Called by gRPC before each handshake.
 
-        Returns the new configuration, or None if it is unchanged. Another call of `look` may have noticed the change,
-        so the comparison is with the configuration that was returned last.
+        Returns the new configuration, or None if it is unchanged. Another call of `refresh` may have noticed the
+        change, so the comparison is with the configuration that was returned last.
         """
-        self.look()
-        given, self._given = self._given, self._configuration
+        self.refresh()
+        given, self._published = self._published, self._configuration
         return None if given is self._configuration else self._configuration
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Reads the files again if they have changed. Returns True if they had changed and can be used."""
         with self._lock:
             now = time.monotonic()
-            if now - self._looked < _LOOK_AGAIN:
+            if now - self._checked_at < _CHECK_INTERVAL:
                 return False
-            self._looked = now
+            self._checked_at = now
             try:
                 stamp = self._stamped()
                 if stamp == self._stamp:

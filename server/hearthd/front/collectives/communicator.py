@@ -35,7 +35,7 @@ class Communicator:
     """Number of operations that all ranks were told to run."""
     done: list[int] = field(default_factory=list)
     """Number of those operations that each rank has finished."""
-    flying: deque[tuple[int, MatchKey]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    in_flight: deque[tuple[int, MatchKey]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """Index and key of the operations that at least one rank has not finished."""
     users: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     """Owner and members of each group that has used the communicator."""

@@ -73,7 +73,7 @@ class Communicators:
         comm.users.add((match.key.owner, match.key.members))
         if comm.ready:
             self._recorder.ready(match.key.owner, match.key.members)
-            return sends + self._go(comm, match)
+            return sends + self._send_go(comm, match)
         comm.deadline = max(comm.deadline, match.deadline)
         comm.queue.append(match)
         return sends
@@ -96,15 +96,15 @@ class Communicators:
                 sends += self._drop(each, why, errors.failed(each.key, why))
         return sends
 
-    def _go(self, comm: Communicator, match: Match) -> list[DeviceMessage]:
+    def _send_go(self, comm: Communicator, match: Match) -> list[DeviceMessage]:
         comm.launched += 1
-        comm.flying.append((comm.launched, match.key))
+        comm.in_flight.append((comm.launched, match.key))
         self._recorder.launched(match.key)
         self._order.close(match.key)
-        parts, told = match.parts, {"op": "go", **match.key.address(), "comm": comm.id, "index": comm.launched}
-        told["ranks"] = len(comm.places)
+        parts, message = match.parts, {"op": "go", **match.key.address(), "comm": comm.id, "index": comm.launched}
+        message["ranks"] = len(comm.places)
         return [
-            DeviceMessage(place, {**told, "channel": parts[rank].channel, "rank": rank})
+            DeviceMessage(place, {**message, "channel": parts[rank].channel, "rank": rank})
             for rank, place in enumerate(comm.places)
         ]
 
@@ -140,7 +140,7 @@ class Communicators:
             return self._joined(comm, rank)
         if op == "join_failed":
             why = f"{comm.key.name(rank)} could not join: {_reason(body)}"
-            return self._give_up(comm, why, errors.failed(comm.key, why, rank), except_for={rank})
+            return self._abort(comm, why, errors.failed(comm.key, why, rank), except_for={rank})
         if op == "progress":
             self._progress(comm, rank, int(body["done"]))
         elif op == "failed":
@@ -156,30 +156,30 @@ class Communicators:
             for user in comm.users:
                 self._recorder.ready(*user)
         while comm.ready and comm.queue:
-            sends += self._go(comm, comm.queue.popleft())
+            sends += self._send_go(comm, comm.queue.popleft())
         return sends
 
     def _progress(self, comm: Communicator, rank: int, done: int) -> None:
         comm.done[rank] = min(comm.launched, max(comm.done[rank], done))
         finished = min(comm.done)
-        while comm.flying and comm.flying[0][0] <= finished:
-            _, key = comm.flying.popleft()
+        while comm.in_flight and comm.in_flight[0][0] <= finished:
+            _, key = comm.in_flight.popleft()
             self._recorder.finished(key)
 
     def _failed(self, comm: Communicator, rank: int, body: Mapping[str, Any]) -> list[DeviceMessage]:
         if not body.get("timed_out"):
             why = f"{comm.key.name(rank)} reports: {body.get('reason') or 'a failure'}"
-            return self._give_up(comm, why, errors.failed(comm.key, why, rank))
+            return self._abort(comm, why, errors.failed(comm.key, why, rank))
         # The operation that failed: the first one that this rank has not finished or, if the message names a sequence
         # number, the first such operation with that number.
-        ahead = [(index, key) for index, key in comm.flying if index > comm.done[rank]]
+        ahead = [(index, key) for index, key in comm.in_flight if index > comm.done[rank]]
         named = [(index, key) for index, key in ahead if key.sequence == body.get("sequence")]
         index, key = next(iter(named or ahead), (comm.done[rank] + 1, comm.key))
         behind = [each for each, done in enumerate(comm.done) if done < index]
-        alone = len({key.owner for _, key in comm.flying}) == 1
+        alone = len({key.owner for _, key in comm.in_flight}) == 1
         refusal = errors.not_finished(comm.key, behind, key.sequence if alone else None)
         why = f"{comm.key.names(behind)} did not finish in time"
-        return self._give_up(comm, why, refusal)
+        return self._abort(comm, why, refusal)
 
     # ---- end ----
 
@@ -196,7 +196,7 @@ class Communicators:
                 sends += self._fail(match, errors.not_joined(match.key, late))
             if comm.deadline <= now:
                 refusal = errors.not_joined(comm.key, late)
-                sends += self._give_up(comm, f"{comm.key.names(late)} did not join in time", refusal)
+                sends += self._abort(comm, f"{comm.key.names(late)} did not join in time", refusal)
         return sends
 
     def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
@@ -214,10 +214,10 @@ class Communicators:
                 for rank in gone:
                     del match.parts[rank]
             text = f"{place_name(where)} was lost: {why}"
-            sends += self._give_up(comm, text, errors.failed(comm.key, text, min(gone)), except_for=gone)
+            sends += self._abort(comm, text, errors.failed(comm.key, text, min(gone)), except_for=gone)
         return sends
 
-    def give_up(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
+    def end_owner(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
         """Fails the waiting operations of an owner and forgets the owner.
 
         The communicators of a group over daemons are aborted; those of local devices are kept for other sessions.
@@ -229,21 +229,21 @@ class Communicators:
             for match in theirs:
                 sends += self._fail(match, refusal)
             if comm.key.scope == owner:
-                sends += (self._drop if comm.idle else self._give_up)(comm, refusal.message, refusal)
+                sends += (self._drop if comm.idle else self._abort)(comm, refusal.message, refusal)
                 continue
-            comm.flying = deque(((at, key) for at, key in comm.flying if key.owner != owner), maxlen=REMEMBERED)
+            comm.in_flight = deque(((at, key) for at, key in comm.in_flight if key.owner != owner), maxlen=REMEMBERED)
             comm.users = {user for user in comm.users if user[0] != owner}
         return sends
 
-    def _give_up(
+    def _abort(
         self, comm: Communicator, why: str, refusal: Refusal, except_for: Collection[int] = ()
     ) -> list[DeviceMessage]:
         self.aborts += 1
-        self.failed[refusal.reason] += len(comm.flying)
-        owners = {(key.owner, key.members) for _, key in comm.flying}
+        self.failed[refusal.reason] += len(comm.in_flight)
+        owners = {(key.owner, key.members) for _, key in comm.in_flight}
         # Operations of other sessions must not be shown.
         lines: Iterable[str] = self._recorder.lines(*owners.pop()) if len(owners) == 1 else []
-        for _, key in comm.flying:
+        for _, key in comm.in_flight:
             self._recorder.failed(key, refusal.message)
         for user in comm.users:
             self._recorder.aborted(*user, why)

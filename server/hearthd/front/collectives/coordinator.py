@@ -47,12 +47,12 @@ class Coordinator:
         `body` is not a valid `present` message.
         """
         sends: list[DeviceMessage] = []
-        for told, match in self.matcher.row(key, rank, place, body, now, count):
+        for told, match in self.matcher.present_run(key, rank, place, body, now, count):
             sends += told
             if match is not None:
                 sends += self.communicators.submit(match)
             if self._released:
-                self._go_on(sends)
+                self._submit_released(sends)
         return sends
 
     def withdraw(self, key: MatchKey, rank: int, body: Mapping[str, Any]) -> list[DeviceMessage]:
@@ -61,9 +61,11 @@ class Coordinator:
         Raises KeyError or ValueError if `body` is not a valid `withdraw` message.
         """
         refusal = from_text(body["status"])
-        return self._go_on(self.communicators.withdraw(key, rank, refusal) or self.matcher.withdraw(key, rank, refusal))
+        return self._submit_released(
+            self.communicators.withdraw(key, rank, refusal) or self.matcher.withdraw(key, rank, refusal)
+        )
 
-    def _go_on(self, sends: list[DeviceMessage]) -> list[DeviceMessage]:
+    def _submit_released(self, sends: list[DeviceMessage]) -> list[DeviceMessage]:
         """Submits the operations that were released. Returns `sends` extended by their messages."""
         while self._released:
             match = self.matcher.released()
@@ -73,18 +75,20 @@ class Coordinator:
 
     def message(self, place: RankLocation, body: Mapping[str, Any], owner: str = "") -> list[DeviceMessage]:
         """Handles a message of a rank's process about a communicator. Raises the same errors as `present`."""
-        return self._go_on(self.communicators.message(place, body, owner))
+        return self._submit_released(self.communicators.message(place, body, owner))
 
     def lost(self, where: RankLocation | int, why: str, owners: Collection[str] = ()) -> list[DeviceMessage]:
         """Handles the loss of a process or a node, with the ranks that `owners` had there."""
-        return self._go_on(self.matcher.lost(where, why, owners) + self.communicators.lost(where, why, owners))
+        return self._submit_released(
+            self.matcher.lost(where, why, owners) + self.communicators.lost(where, why, owners)
+        )
 
-    def give_up(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
+    def end_owner(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
         """Removes everything that belongs to a session or group that ends."""
-        sends = self.matcher.give_up(owner, refusal) + self.communicators.give_up(owner, refusal)
+        sends = self.matcher.end_owner(owner, refusal) + self.communicators.end_owner(owner, refusal)
         self.recorder.forget(owner)
-        return self._go_on(sends)
+        return self._submit_released(sends)
 
     def expire(self, now: float) -> list[DeviceMessage]:
         """Fails everything whose time limit has passed at `now`. See `deadline`."""
-        return self._go_on(self.matcher.expire(now) + self.communicators.expire(now))
+        return self._submit_released(self.matcher.expire(now) + self.communicators.expire(now))

@@ -103,7 +103,7 @@ class Matcher:
         """
         return self._due if self._pending else None
 
-    def row(
+    def present_run(
         self, key: MatchKey, rank: int, place: RankLocation, body: Mapping[str, Any], now: float, count: int = 1
     ) -> Iterator[tuple[list[DeviceMessage], Match | None]]:
         """Handles one rank's part in `count` operations, each of which is ordered behind the previous one.
@@ -170,12 +170,12 @@ class Matcher:
 
         The other ranks cannot run the operation either; they get a refusal at once, or when they present.
         """
-        told = errors.withdrawn(key, rank, refusal)
+        withdrawal = errors.withdrawn(key, rank, refusal)
         match = self._pending.get(key)
         if match is not None:
             match.parts.pop(rank, None)
-            return self._fail(match, told)
-        self._remember(key, told, rank)
+            return self._fail(match, withdrawal)
+        self._remember(key, withdrawal, rank)
         return []
 
     def expire(self, now: float) -> list[DeviceMessage]:
@@ -213,7 +213,7 @@ class Matcher:
             sends += self._fail(match, errors.lost_before(key, where, why))
         return sends
 
-    def give_up(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
+    def end_owner(self, owner: str, refusal: Refusal) -> list[DeviceMessage]:
         """Fails the waiting operations of an owner, and forgets the owner."""
         sends: list[DeviceMessage] = []
         for match in [match for match in self._pending.values() if match.key.owner == owner]:

@@ -25,37 +25,37 @@ from hearthd.front.sessions.channel import Channel
 log = structlog.get_logger("hearthd.collectives")
 
 
-def rows(sends: list[DeviceMessage]) -> list[DeviceMessage]:
+def merge_runs(sends: list[DeviceMessage]) -> list[DeviceMessage]:
     """Merges `go` messages to local ranks: one message for each sequence of operations on one communicator."""
     found: list[DeviceMessage] = []
     last: dict[RankLocation, dict[str, Any]] = {}
     for place, body in sends:
-        row = last.get(place)
-        if row is not None and _goes_on(row, body):
-            row["count"] = row.get("count", 1) + 1
+        run = last.get(place)
+        if run is not None and _extends(run, body):
+            run["count"] = run.get("count", 1) + 1
             continue
         last.pop(place, None)
-        told = body
+        message = body
         if body["op"] == "go" and not place.node and not body["group"]:
-            told = last[place] = dict(body)
-        found.append(DeviceMessage(place, told))
+            message = last[place] = dict(body)
+        found.append(DeviceMessage(place, message))
     return found
 
 
-def _goes_on(row: dict[str, Any], body: dict[str, Any]) -> bool:
-    count = row.get("count", 1)
+def _extends(run: dict[str, Any], body: dict[str, Any]) -> bool:
+    count = run.get("count", 1)
     return (
         body["op"] == "go"
-        and body["sequence"] == row["sequence"] + count
-        and body["index"] == row["index"] + count
-        and all(body[name] == row[name] for name in ("comm", "channel", "devices"))
+        and body["sequence"] == run["sequence"] + count
+        and body["index"] == run["index"] + count
+        and all(body[name] == run[name] for name in ("comm", "channel", "devices"))
     )
 
 
 class GroupRelay(Protocol):
     """The relay for groups over daemons."""
 
-    def takes(self, link: DeviceLink, body: dict[str, Any]) -> bool:
+    def relay_message(self, link: DeviceLink, body: dict[str, Any]) -> bool:
         """Called first for each COLLECTIVE frame of a local device process.
 
         Returns True if the frame concerned a group over daemons and was handled.
@@ -100,8 +100,8 @@ class CollectiveRouter:
         self._links[device, link.generation] = link
         try:
             if body["op"] == "wedged":
-                self._wedged(link, str(body["comm"]))
-            elif self.relay is not None and self.relay.takes(link, body):
+                self._end_wedged_process(link, str(body["comm"]))
+            elif self.relay is not None and self.relay.relay_message(link, body):
                 pass
             elif body["op"] in ("present", "withdraw"):
                 self._present(link, body)
@@ -127,7 +127,7 @@ class CollectiveRouter:
         else:
             self.present(key, devices.index(link.ordinal), place, body, int(body.get("count") or 1))
 
-    def _wedged(self, link: DeviceLink, comm: str) -> None:
+    def _end_wedged_process(self, link: DeviceLink, comm: str) -> None:
         """Ends a device process whose communicator cannot be aborted. A new process takes its place."""
         log.error("communicator_wedged", device=link.ordinal, generation=link.generation, comm=comm)
         link.abandon(f"its communicator {comm} could not be aborted")
@@ -142,7 +142,7 @@ class CollectiveRouter:
         """
         now = self._now()
         sends = self.coordinator.present(key, rank, place, body, now, count)
-        self._send(rows(sends) if count > 1 else sends)
+        self._send(merge_runs(sends) if count > 1 else sends)
         if self._timer is None or now + float(body.get("timeout") or 0) < self._armed:
             self._arm()
 
@@ -172,12 +172,12 @@ class CollectiveRouter:
         self._send(self.coordinator.lost(where, why, owners))
         self._arm()
 
-    def give_up(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
+    def end_owner(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
         """Handles the end of a group or a session.
 
         Waiting operations fail, the communicators of a group are aborted, and nothing of the owner is kept.
         """
-        self._send(self.coordinator.give_up(owner, Refusal(reason, why, fix="Use another group.")))
+        self._send(self.coordinator.end_owner(owner, Refusal(reason, why, fix="Use another group.")))
         self._arm()
 
     def link(self, place: RankLocation) -> DeviceLink | None:
@@ -198,7 +198,9 @@ class CollectiveRouter:
         """Handles a session that is about to close on the devices."""
         for link in self._links.values():  # later messages of its processes are ignored
             self._closing.update(each for each in link.channels.values() if each.session_id == session)
-        self.give_up(session, "The session ended before all ranks had presented the operation.", Reason.SESSION_EXPIRED)
+        self.end_owner(
+            session, "The session ended before all ranks had presented the operation.", Reason.SESSION_EXPIRED
+        )
         if self.relay is not None:
             self.relay.session_closed(session)
 

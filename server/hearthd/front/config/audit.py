@@ -53,13 +53,13 @@ class AuditSettings(Section):
 
     @field_validator("anchor")
     @classmethod
-    def _place(cls, value: str) -> str:
+    def _check_anchor(cls, value: str) -> str:
         if value not in ("", "auto", LOG, SYSLOG) and not Path(value).is_absolute():
             raise ValueError(f'{value!r} is neither an absolute path nor "auto", "{LOG}" or "{SYSLOG}"')
         return value
 
     @model_validator(mode="after")
-    def _apart(self) -> AuditSettings:
+    def _check_directories(self) -> AuditSettings:
         for name in ("key", "anchor"):
             value = getattr(self, name)
             if self.path and value.startswith("/") and Path(value).parent == Path(self.path).parent:

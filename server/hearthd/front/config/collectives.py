@@ -48,7 +48,7 @@ class CollectiveSettings(Section):
 
     @field_validator("advertise")
     @classmethod
-    def _reachable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_advertised(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(value) > MAX_ADVERTISED:
             raise ValueError(f"{len(value)} addresses; the maximum is {MAX_ADVERTISED}")
         for text in value:
@@ -59,7 +59,7 @@ class CollectiveSettings(Section):
 
     @field_validator("peers")
     @classmethod
-    def _meant(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_peers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(value) > MAX_PEERS:
             raise ValueError(f"{len(value)} peers; the maximum is {MAX_PEERS}, and a network counts as one")
         for text in value:
@@ -68,7 +68,7 @@ class CollectiveSettings(Section):
         return value
 
     @model_validator(mode="after")
-    def _together(self) -> CollectiveSettings:
+    def _check_advertised_port(self) -> CollectiveSettings:
         if self.advertise and (not self.listen or not parse_address(self.listen).port):
             raise ValueError(
                 f"advertise names where other daemons connect to, and listen = {self.listen!r} has no fixed port; "

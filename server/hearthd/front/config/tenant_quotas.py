@@ -85,7 +85,7 @@ class HostCapacity:
     """True if there is more than one tenant."""
 
 
-def resolve(settings: QuotaSettings, means: HostCapacity) -> dict[str, Any]:
+def resolve(settings: QuotaSettings, capacity: HostCapacity) -> dict[str, Any]:
     """Returns the fields of `tenants.Quotas`. 0: no limit.
 
     "auto" limits what tenants could take from each other: 7/8 of each device's memory, the host's share of page-locked
@@ -93,14 +93,14 @@ def resolve(settings: QuotaSettings, means: HostCapacity) -> dict[str, Any]:
     (`hearthd.front.tenancy.shares`), and the queue by `[limits]` for each session, because a limit on the tenant's
     queue would prevent its lanes.
     """
-    means = means if means.several else HostCapacity()
+    capacity = capacity if capacity.several else HostCapacity()
     auto: dict[str, int] = {
-        "pinned_bytes": means.pinned_bytes,
-        "durable_bytes": means.durable_bytes // 2,
+        "pinned_bytes": capacity.pinned_bytes,
+        "durable_bytes": capacity.durable_bytes // 2,
         "handles": HANDLES,
         "published": PUBLISHED,
     }
     found = {name: auto.get(name, NONE) if value == AUTO else value for name, value in iter(settings)}
-    if settings.device_bytes == AUTO and means.several:
+    if settings.device_bytes == AUTO and capacity.several:
         found["device_share"] = DEVICE_SHARE
     return found

@@ -142,15 +142,15 @@ class TenantSettings(Section):
         return tuple(Right) if value == "all" else value
 
     @model_validator(mode="after")
-    def _somebody(self) -> TenantSettings:
+    def _check_identities(self) -> TenantSettings:
         if not (self.tokens or self.certificates or self.users or self.groups):
             raise ValueError(f"no caller can be tenant {self.name!r}: give it tokens, certificates, users or groups")
         return self
 
-    def tenant(self, means: HostCapacity) -> Tenant:
+    def tenant(self, capacity: HostCapacity) -> Tenant:
         """Returns the tenant that the daemon uses.
 
-        `means`: the capacities that are divided among tenants for quotas that are left out.
+        `capacity`: the capacities that are divided among tenants for quotas that are left out.
         """
         return Tenant(
             name=self.name,
@@ -158,7 +158,7 @@ class TenantSettings(Section):
             priority=self.priority,
             devices=None if self.devices == "all" else frozenset(self.devices),
             rights=frozenset(self.rights),
-            quotas=Quotas(**resolve(self.quotas, means)),
+            quotas=Quotas(**resolve(self.quotas, capacity)),
         )
 
 
@@ -178,20 +178,20 @@ def check_distinct(tenants: Iterable[TenantSettings]) -> None:
             owners[claim] = tenant.name
 
 
-def directory(tenants: Iterable[TenantSettings], means: HostCapacity | None = None) -> Directory:
+def directory(tenants: Iterable[TenantSettings], capacity: HostCapacity | None = None) -> Directory:
     """Returns the directory of these tenants, with the names of users and groups looked up on this host.
 
     Raises `ValueError` for a name that the host does not have.
     """
     tenants = list(tenants)
-    means = replace(means or HostCapacity(), several=len(tenants) > 1)
+    capacity = replace(capacity or HostCapacity(), several=len(tenants) > 1)
     made: list[Tenant] = []
     tokens: dict[Credential, Tenant] = {}
     certificates: dict[str, Tenant] = {}
     users: dict[int, Tenant] = {}
     groups: dict[int, Tenant] = {}
     for settings in tenants:
-        tenant = settings.tenant(means)
+        tenant = settings.tenant(capacity)
         made.append(tenant)
         tokens.update((token.credential(), tenant) for token in settings.tokens)
         certificates.update((name, tenant) for name in settings.certificates)

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-AGAIN = 0.1
+RETRY_S = 0.1
 """Delay, in seconds, before accepting is tried again after descriptors or memory ran out."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -23,15 +23,15 @@ class AcceptLoop:
     """The listening sockets of one listener, and the tasks that handle its connections."""
 
     def __init__(
-        self, name: str, accepted: Accepted, short: Callable[[OSError], None], *, again: float = AGAIN
+        self, name: str, on_accepted: Accepted, on_shortage: Callable[[OSError], None], *, retry_s: float = RETRY_S
     ) -> None:
         """Creates the loop.
 
-        `name` is the name of its tasks. `short` is called when a connection cannot be accepted because there are no
-        descriptors or no memory; accepting is tried again after `again` seconds.
+        `name` is the name of its tasks. `on_shortage` is called when a connection cannot be accepted because there are
+        no descriptors or no memory; accepting is tried again after `retry_s` seconds.
         """
-        self._again = again
-        self._name, self._accepted, self._short = name, accepted, short
+        self._retry_s = retry_s
+        self._name, self._on_accepted, self._on_shortage = name, on_accepted, on_shortage
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -63,9 +63,9 @@ class AcceptLoop:
                 connection, where = await loop.sock_accept(listening)
             except OSError as error:
                 if error.errno in _SHORTAGES:
-                    self._short(error)
-                    await asyncio.sleep(self._again)
+                    self._on_shortage(error)
+                    await asyncio.sleep(self._retry_s)
                 else:  # the peer has disconnected; the sleep lets the event loop run if the error persists
                     await asyncio.sleep(0)
                 continue
-            self._accepted(connection, where)
+            self._on_accepted(connection, where)

@@ -33,7 +33,7 @@ class ConnectionCounts:
             ("listener",), registry=registry,
         )  # fmt: skip
         self._next: dict[tuple[str, str, str], float] = {}
-        self._unsaid: Tally[tuple[str, str, str]] = Tally()
+        self._unlogged: Tally[tuple[str, str, str]] = Tally()
 
     def connection_opened(self, listener: str) -> None:
         """Counts an open connection of the listener in `hearth_connections`."""
@@ -49,7 +49,7 @@ class ConnectionCounts:
         Logs at most one line in `LOG_INTERVAL` seconds for each listener and reason.
         """
         self._refused.labels(listener, reason).inc()
-        self._say("connection_refused", listener, peer, reason)
+        self._log_throttled("connection_refused", listener, peer, reason)
 
     def connection_held(self, listener: str, peer: str) -> None:
         """Counts a connection whose data is held back, by listener.
@@ -57,11 +57,11 @@ class ConnectionCounts:
         Logs at most one line in `LOG_INTERVAL` seconds for each listener.
         """
         self._held.labels(listener).inc()
-        self._say("connection_held", listener, peer, "penalty")
+        self._log_throttled("connection_held", listener, peer, "penalty")
 
-    def _say(self, event: str, listener: str, peer: str, reason: str) -> None:
+    def _log_throttled(self, event: str, listener: str, peer: str, reason: str) -> None:
         key, now = (event, listener, reason), self._clock()
-        self._unsaid[key] += 1
+        self._unlogged[key] += 1
         if now >= self._next.get(key, 0.0):
-            log.warning(event, listener=listener, reason=reason, peer=peer, times=self._unsaid.pop(key))
+            log.warning(event, listener=listener, reason=reason, peer=peer, times=self._unlogged.pop(key))
             self._next[key] = now + LOG_INTERVAL

@@ -1,10 +1,10 @@
 """The guard of the gRPC listeners: closes connections that show no credential in time, or send too much before they do.
 
 Several times a second it lists the process's sockets (`open_sockets`) and applies `strangers.judge`. The interval
-between two scans adapts: `REST` seconds without a stranger (an unauthenticated connection), `ALERT` with strangers,
-`HASTE` after a connection has arrived or while a peer is penalized. Scans take at most a twentieth of the event loop's
-time. New connections of penalized peers are held back (`holding`). Without tenants every client is accepted, and no
-connection is closed.
+between two scans adapts: `IDLE_INTERVAL` seconds without a stranger (an unauthenticated connection),
+`STRANGER_INTERVAL` with strangers, `SHORT_INTERVAL` after a connection has arrived or while a peer is penalized. Scans
+take at most a twentieth of the event loop's time. New connections of penalized peers are held back (`holding`). Without
+tenants every client is accepted, and no connection is closed.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from hearthd.front.connections.strangers import (
 
 log = structlog.get_logger("hearthd.connections")
 
-REST = 0.1
+IDLE_INTERVAL = 0.1
 """Interval between scans, in seconds, while all connections have shown a credential."""
-ALERT = 0.05
+STRANGER_INTERVAL = 0.05
 """Interval between scans, in seconds, while there are strangers."""
-HASTE = 0.004
+SHORT_INTERVAL = 0.004
 """Interval between scans, in seconds, while a peer is penalized or after a stranger has arrived within the last second.
 Also the delay until the first scan of a new connection."""
 _SHARE = 20
 """Minimum ratio of the time between scans to the time of a scan."""
-_AGAIN = 0.002
+_SEARCH_INTERVAL = 0.002
 """Minimum interval, in seconds, between scans that search for the connection of a call from an unknown peer."""
-_EARLY = 4096
+_MAX_REMEMBERED_PEERS = 4096
 """Maximum number of remembered peers whose credential was accepted before a scan saw their connection."""
 
 FAILED_COST = 12.0
@@ -83,19 +83,19 @@ class ConnectionGuard:
         self._named: dict[str, UnauthenticatedConnection] = {}
         self._accepted: set[str] = set()
         """Peers with an accepted credential, by gRPC's name of the peer."""
-        self._early: dict[str, str] = {}
+        self._credentials_before_scan: dict[str, str] = {}
         """gRPC's names of peers whose credential was accepted before a scan saw their connection, by `peers.grpc_name`;
         oldest first."""
         self._users: set[str] = set()
         """Users (`uid:N`) on Unix sockets with an accepted credential."""
         self._all_users = False
         """True if a credential was accepted over a Unix socket and the user that showed it is unknown."""
-        self._cut: OrderedDict[str, None] = OrderedDict()
+        self._ended_peers: OrderedDict[str, None] = OrderedDict()
         """Names of the last connections that ended without showing a credential."""
-        self._looked = 0.0
+        self._scanned_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._soon = False
-        self._resting = 0.0
+        self._scan_requested = False
+        self._not_before = 0.0
         """The event loop's time before which no scan starts, so that scans do not exceed their share of the time."""
 
     # ---- start and stop ----
@@ -111,7 +111,7 @@ class ConnectionGuard:
             return
         self._sockets, self._holding = sockets, AcceptFilter(sockets, self._listening)
         self._await_arrivals()
-        self._arm(REST)
+        self._arm(IDLE_INTERVAL)
 
     def stop(self) -> None:
         """Stops the scans and closes the guard's own descriptors. Connections stay open."""
@@ -134,7 +134,7 @@ class ConnectionGuard:
     @property
     def strangers(self) -> int:
         """Number of connections of the gRPC listeners that have shown no accepted credential, as of the last scan."""
-        return sum(not each.proven for each in self._connections.values())
+        return sum(not connection.authenticated for connection in self._connections.values())
 
     # ---- reports about calls ----
 
@@ -155,11 +155,11 @@ class ConnectionGuard:
         self._accepted.add(peer)
         found = self._named.get(name)
         if found is not None:
-            found.proven, found.called = True, peer
+            found.authenticated, found.called = True, peer
             return
-        self._early[name] = peer
-        if len(self._early) > _EARLY:
-            self._accepted.discard(self._early.pop(next(iter(self._early))))
+        self._credentials_before_scan[name] = peer
+        if len(self._credentials_before_scan) > _MAX_REMEMBERED_PEERS:
+            self._accepted.discard(self._credentials_before_scan.pop(next(iter(self._credentials_before_scan))))
 
     def spent(self, peer: str, cost: float = 1.0) -> None:
         """Adds `cost` for a call from `peer` without a valid credential.
@@ -167,7 +167,7 @@ class ConnectionGuard:
         Closes the connection if it exceeds its limit.
         """
         found = self._named.get(normal_name(peer))
-        if found is not None and not found.proven:
+        if found is not None and not found.authenticated:
             now = self._clock()
             found.spend(cost, now)
             if cost <= 1:
@@ -176,7 +176,7 @@ class ConnectionGuard:
             penalized = self.penalties.penalized(found.peer, now)
             if self._sockets is not None and not found.closed and self._guarded() and overspent(found, penalized):
                 self._close(self._sockets, found, "flood", now)
-        self._look_within(HASTE)
+        self._scan_within(SHORT_INTERVAL)
 
     def admits(self, peer: str) -> bool:
         """Returns True if a call from `peer` may be processed.
@@ -188,19 +188,24 @@ class ConnectionGuard:
         if peer in self._accepted or self._sockets is None or not self._guarded():
             return True
         name = normal_name(peer)
-        each = self._named.get(name)
-        if name and each is None and name not in self._cut and self._clock() - self._looked > _AGAIN:
-            self.look()
-            each = self._named.get(name)
-        if each is None:
-            return name not in self._cut
-        if each.proven:
+        connection = self._named.get(name)
+        if (
+            name
+            and connection is None
+            and name not in self._ended_peers
+            and self._clock() - self._scanned_at > _SEARCH_INTERVAL
+        ):
+            self.scan()
+            connection = self._named.get(name)
+        if connection is None:
+            return name not in self._ended_peers
+        if connection.authenticated:
             return True
-        if not each.closed:
-            self._measure(self._sockets, each)
-            if each.bytes <= self.bounds.bytes // 2:
+        if not connection.closed:
+            self._measure(self._sockets, connection)
+            if connection.bytes <= self.bounds.bytes // 2:
                 return True
-            self._close(self._sockets, each, "flood", self._clock())
+            self._close(self._sockets, connection, "flood", self._clock())
         return False
 
     # ---- scans ----
@@ -209,21 +214,21 @@ class ConnectionGuard:
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    def _look_within(self, seconds: float) -> None:
-        if self._soon or self._timer is None:
+    def _scan_within(self, seconds: float) -> None:
+        if self._scan_requested or self._timer is None:
             return
-        self._soon, now = True, self._now()
+        self._scan_requested, now = True, self._now()
         if self._timer.when() - now > seconds:
-            self._arm(max(seconds, self._resting - now))
+            self._arm(max(seconds, self._not_before - now))
 
-    def _arrived(self) -> None:
+    def _on_arrival(self) -> None:
         """Schedules a scan, because a connection is about to come. gRPC reads whatever it sends before the scan."""
         self._ignore_arrivals()
-        self._look_within(HASTE)
+        self._scan_within(SHORT_INTERVAL)
 
     def _await_arrivals(self) -> None:
         for one in self._listening:
-            asyncio.get_running_loop().add_reader(one, self._arrived)
+            asyncio.get_running_loop().add_reader(one, self._on_arrival)
 
     def _ignore_arrivals(self) -> None:
         for one in self._listening:
@@ -232,105 +237,107 @@ class ConnectionGuard:
     def _arm(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._run_scan)
 
-    def _look(self) -> None:
+    def _run_scan(self) -> None:
         if self._sockets is None:
             return
-        self._soon = False
+        self._scan_requested = False
         began = time.perf_counter()
-        wait = REST
+        wait = IDLE_INTERVAL
         try:
-            wait = self.look()
+            wait = self.scan()
         except OSError as error:
             log.warning("connection_guard", why=error.strerror or str(error))
         finally:
             self._await_arrivals()
             rest = _SHARE * (time.perf_counter() - began)
-            self._resting = self._now() + rest
+            self._not_before = self._now() + rest
             self._arm(max(wait, rest))
 
-    def look(self) -> float:
+    def scan(self) -> float:
         """Scans: updates the table, and closes the connections that exceed a limit.
 
         Returns the time until the next scan in seconds.
         """
         sockets, holding = self._sockets, self._holding
         assert sockets is not None and holding is not None
-        now = self._looked = self._clock()
+        now = self._scanned_at = self._clock()
         new, gone = sockets.scan()
         for number in gone:
             self._forget(number)
         for number, inode in new.items():
-            self._enter(sockets, number, inode, now)
+            self._add(sockets, number, inode, now)
         if not self._guarded():
             holding.hold(())
-            holding.let_in(self._connections.values(), now)
-            return REST
-        for each in self._connections.values():
-            if not each.proven and not each.closed:
-                self._measure(sockets, each)
+            holding.admit_held(self._connections.values(), now)
+            return IDLE_INTERVAL
+        for connection in self._connections.values():
+            if not connection.authenticated and not connection.closed:
+                self._measure(sockets, connection)
         self._all_users = False
-        for each, reason in judge(self._connections.values(), self.bounds, self.penalties, now):
-            self._close(sockets, each, reason, now)
+        for connection, reason in judge(self._connections.values(), self.bounds, self.penalties, now):
+            self._close(sockets, connection, reason, now)
         penalized = self.penalties.worst(now, MOST_PEERS)
         holding.hold(penalized)
-        holding.let_in(self._connections.values(), now)
-        strangers = [each for each in self._connections.values() if not each.proven]
-        if strangers and now - max(each.since for each in strangers) < 1.0:
-            return HASTE
+        holding.admit_held(self._connections.values(), now)
+        strangers = [connection for connection in self._connections.values() if not connection.authenticated]
+        if strangers and now - max(connection.since for connection in strangers) < 1.0:
+            return SHORT_INTERVAL
         if penalized:
-            return HASTE
-        return ALERT if strangers else REST
+            return SHORT_INTERVAL
+        return STRANGER_INTERVAL if strangers else IDLE_INTERVAL
 
-    def _enter(self, sockets: OpenSockets, number: int, inode: int, now: float) -> None:
+    def _add(self, sockets: OpenSockets, number: int, inode: int, now: float) -> None:
         found = sockets.find(number, inode)
         if found is None or found.local not in self._listeners:
             return
-        each = UnauthenticatedConnection(number, inode, group_of(found.peer), found.name, now, found.pid, spent_at=now)
-        self._connections[number] = each
+        connection = UnauthenticatedConnection(
+            number, inode, group_of(found.peer), found.name, now, found.pid, spent_at=now
+        )
+        self._connections[number] = connection
         if found.name:
-            self._named[found.name] = each
-            self._cut.pop(found.name, None)
-            called = self._early.pop(found.name, "")
-            each.proven, each.called = bool(called), called
+            self._named[found.name] = connection
+            self._ended_peers.pop(found.name, None)
+            called = self._credentials_before_scan.pop(found.name, "")
+            connection.authenticated, connection.called = bool(called), called
         assert self._holding is not None
-        if self._holding.enter(each):
-            self._observer.connection_held(self._listener(each), each.peer)
-        self._observer.connection_opened(self._listener(each))
+        if self._holding.add(connection):
+            self._observer.connection_held(self._listener(connection), connection.peer)
+        self._observer.connection_opened(self._listener(connection))
 
-    def _measure(self, sockets: OpenSockets, each: UnauthenticatedConnection) -> None:
-        received = sockets.received(each.number, each.inode, tcp=bool(each.name))
-        if each.name:
-            each.bytes = max(0, received)
+    def _measure(self, sockets: OpenSockets, connection: UnauthenticatedConnection) -> None:
+        received = sockets.received(connection.number, connection.inode, tcp=bool(connection.name))
+        if connection.name:
+            connection.bytes = max(0, received)
         else:
-            each.backlogs = each.backlogs + 1 if received > BACKLOG else 0
-            each.proven = self._all_users or each.peer in self._users
+            connection.backlogs = connection.backlogs + 1 if received > BACKLOG else 0
+            connection.authenticated = self._all_users or connection.peer in self._users
 
-    def _close(self, sockets: OpenSockets, each: UnauthenticatedConnection, reason: str, now: float) -> None:
+    def _close(self, sockets: OpenSockets, connection: UnauthenticatedConnection, reason: str, now: float) -> None:
         end = sockets.reset if reason in ("flood", "penalty") else sockets.shut
-        if not end(each.number, each.inode):
+        if not end(connection.number, connection.inode):
             return
-        each.closed = True
+        connection.closed = True
         if reason == "flood":
-            self.penalties.add(each.peer, now)
-            each.bytes = 0  # they have been charged to the penalty
-        self._observer.connection_refused(self._listener(each), each.peer, reason)
+            self.penalties.add(connection.peer, now)
+            connection.bytes = 0  # they have been charged to the penalty
+        self._observer.connection_refused(self._listener(connection), connection.peer, reason)
 
     def _forget(self, number: int) -> None:
-        each = self._connections.pop(number, None)
-        if each is None:
+        connection = self._connections.pop(number, None)
+        if connection is None:
             return
-        self._observer.connection_closed(self._listener(each))
-        if each.name and not each.proven:
-            self.penalties.add(each.peer, self._looked, each.bytes / self.bounds.bytes)
-            self._cut[each.name] = None
-            if len(self._cut) > _EARLY:
-                self._cut.popitem(last=False)
-        if self._named.get(each.name) is each:
-            del self._named[each.name]
-        self._accepted.discard(each.called)
+        self._observer.connection_closed(self._listener(connection))
+        if connection.name and not connection.authenticated:
+            self.penalties.add(connection.peer, self._scanned_at, connection.bytes / self.bounds.bytes)
+            self._ended_peers[connection.name] = None
+            if len(self._ended_peers) > _MAX_REMEMBERED_PEERS:
+                self._ended_peers.popitem(last=False)
+        if self._named.get(connection.name) is connection:
+            del self._named[connection.name]
+        self._accepted.discard(connection.called)
 
     @staticmethod
-    def _listener(each: UnauthenticatedConnection) -> str:
-        return "grpc" if each.name else "grpc_unix"
+    def _listener(connection: UnauthenticatedConnection) -> str:
+        return "grpc" if connection.name else "grpc_unix"

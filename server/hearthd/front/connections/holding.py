@@ -39,9 +39,9 @@ class TurnOrder:
         None: the interval has not passed, or no connection waits.
         """
         oldest: dict[str, UnauthenticatedConnection] = {}
-        for each in held:
-            if each.peer not in oldest or each.since < oldest[each.peer].since:
-                oldest[each.peer] = each
+        for connection in held:
+            if connection.peer not in oldest or connection.since < oldest[connection.peer].since:
+                oldest[connection.peer] = connection
         self._served = {peer: when for peer, when in self._served.items() if peer in oldest or now - when < 60.0}
         if now < self._due or not oldest:
             return None
@@ -81,24 +81,26 @@ class AcceptFilter:
             return
         self._peers, self._used = peers, True
 
-    def enter(self, each: UnauthenticatedConnection) -> bool:
+    def add(self, connection: UnauthenticatedConnection) -> bool:
         """Returns True if a connection that a scan has just found is held.
 
         Removes the filter from other connections.
         """
-        if not self._used or not each.name:
+        if not self._used or not connection.name:
             return False
-        each.held = each.peer in self._peers
-        if not each.held:
-            self._sockets.remove_filter(each.number, each.inode)
-        return each.held
+        connection.held = connection.peer in self._peers
+        if not connection.held:
+            self._sockets.remove_filter(connection.number, connection.inode)
+        return connection.held
 
-    def let_in(self, strangers: Iterable[UnauthenticatedConnection], now: float) -> None:
+    def admit_held(self, strangers: Iterable[UnauthenticatedConnection], now: float) -> None:
         """Admits the held connections whose peers are no longer penalized, and the next one of a penalized peer."""
-        held = [each for each in strangers if each.held and not each.closed]
-        chosen = [each for each in held if each.peer not in self._peers]
-        if (turn := self._turns.next((each for each in held if each.peer in self._peers), now)) is not None:
+        held = [connection for connection in strangers if connection.held and not connection.closed]
+        chosen = [connection for connection in held if connection.peer not in self._peers]
+        if (
+            turn := self._turns.next((connection for connection in held if connection.peer in self._peers), now)
+        ) is not None:
             chosen.append(turn)
-        for each in chosen:
-            self._sockets.remove_filter(each.number, each.inode)
-            each.held, each.since = False, now
+        for connection in chosen:
+            self._sockets.remove_filter(connection.number, connection.inode)
+            connection.held, connection.since = False, now

@@ -16,8 +16,9 @@ event loop. Every listener that accepts connections itself has one `ConnectionLi
 ...         if self._slot is not None:
 ...             self._slot.release()
 
-A listener whose connections show a credential with each request (HTTP) calls `prove` while an accepted request is under
-way and `wait` afterwards: between two requests the connection is a stranger again, and the youngest one.
+A listener whose connections show a credential with each request (HTTP) calls `mark_authenticated` while an accepted
+request is under way and `wait` afterwards: between two requests the connection is a stranger again, and the youngest
+one.
 
 A stranger in excess of a limit displaces another stranger: the oldest of the peer that has most strangers. A peer that
 opens as many connections as it may thus only displaces its own, and a probe or a new tenant can still connect. If there
@@ -72,7 +73,7 @@ class ConnectionSlot:
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, seconds: float | None = None) -> None:
-        """Drops the connection unless `prove`, `release` or another `expect` is called in time.
+        """Drops the connection unless `mark_authenticated`, `release` or another `expect` is called in time.
 
         The time is `seconds`; None: the limiter's timeout.
         """
@@ -80,7 +81,7 @@ class ConnectionSlot:
         wait = self._limiter.timeout if seconds is None else seconds
         self._timer = asyncio.get_running_loop().call_later(wait, self._limiter._overdue, self)
 
-    def prove(self) -> None:
+    def mark_authenticated(self) -> None:
         """Notes that the connection has shown an accepted credential. It is no longer a stranger."""
         self._cancel()
         if self.stranger:

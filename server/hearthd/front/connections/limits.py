@@ -105,7 +105,7 @@ class ConnectionLimits:
         found = self._limiters.get(listener)
         if found is None:
             found = self._limiters[listener] = make(listener, self.counts)
-            self._cut(found)
+            self._clamp(found)
         return found
 
     def fit(self, devices: int) -> None:
@@ -117,7 +117,7 @@ class ConnectionLimits:
         limit = descriptors.raise_limit()
         self.budget = descriptors.budget(limit, descriptors.used(), devices, self.settings.asked)
         for limiter in self._limiters.values():
-            self._cut(limiter)
+            self._clamp(limiter)
         self.most_grpc = min(self.settings.max, self.share("grpc"))
         self.guard.bounds = replace(
             self.guard.bounds,
@@ -137,7 +137,7 @@ class ConnectionLimits:
         """Returns the maximum number of connections that the limit on open files leaves a listener."""
         return self.budget.shares.get(listener, self.settings.max) if self.budget is not None else self.settings.max
 
-    def _cut(self, limiter: ConnectionLimiter) -> None:
+    def _clamp(self, limiter: ConnectionLimiter) -> None:
         limiter.most = min(limiter.most, self.share(limiter.listener))
         if limiter.reserve:  # probes arrive as strangers, and each displaces another stranger
             limiter.most_strangers, limiter.reserve = limiter.most, min(limiter.most, limiter.reserve)
@@ -157,7 +157,7 @@ class ConnectionLimits:
 
     # ---- reports about calls ----
 
-    def shown(self, caller: Any) -> None:
+    def note_credential(self, caller: Any) -> None:
         """Notes that the running call has shown the credential of `caller`, whose `uid` is set for a user of this host.
 
         None: no credential, or a wrong one.
@@ -165,7 +165,7 @@ class ConnectionLimits:
         calling = current_call()
         if isinstance(calling, ConnectionSlot):
             if caller is not None:
-                calling.prove()
+                calling.mark_authenticated()
         elif calling and caller is not None:
             self.guard.accepted(calling, caller.uid)
         elif calling:

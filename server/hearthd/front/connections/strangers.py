@@ -47,7 +47,7 @@ class UnauthenticatedConnection:
     """Name as given by `peers.grpc_name`. Empty on a Unix socket."""
     since: float
     pid: int = 0
-    proven: bool = False
+    authenticated: bool = False
     called: str = ""
     """gRPC's name of the peer, once a call on the connection has shown an accepted credential."""
     closed: bool = False
@@ -80,9 +80,9 @@ class UnauthenticatedLimits:
     bytes: int
 
 
-def overspent(each: UnauthenticatedConnection, penalized: bool) -> bool:
+def overspent(connection: UnauthenticatedConnection, penalized: bool) -> bool:
     """Returns True if the connection has made too many calls without a credential."""
-    return each.spent > CALLS / (PENALTY_DIVISOR if penalized else 1)
+    return connection.spent > CALLS / (PENALTY_DIVISOR if penalized else 1)
 
 
 def judge(
@@ -91,32 +91,36 @@ def judge(
     """Returns the connections to close, each with the reason: flood, silent, penalty, address or strangers."""
     closing: dict[UnauthenticatedConnection, str] = {}
     by_peer: defaultdict[str, list[UnauthenticatedConnection]] = defaultdict(list)
-    for each in strangers:
-        if each.proven or each.closed:
+    for connection in strangers:
+        if connection.authenticated or connection.closed:
             continue
-        divisor = PENALTY_DIVISOR if penalties.penalized(each.peer, now) else 1
+        divisor = PENALTY_DIVISOR if penalties.penalized(connection.peer, now) else 1
         if (
-            each.bytes > bounds.bytes // divisor
-            or overspent(each, divisor > 1)
-            or each.backlogs >= max(2, BACKLOG_LOOKS // divisor)
+            connection.bytes > bounds.bytes // divisor
+            or overspent(connection, divisor > 1)
+            or connection.backlogs >= max(2, BACKLOG_LOOKS // divisor)
         ):
-            closing[each] = "flood"
-        elif now - max(each.since, each.probed) > max(PENALTY_GRACE, bounds.timeout / (1 if each.held else divisor)):
-            closing[each] = "silent" if divisor == 1 else "penalty"
+            closing[connection] = "flood"
+        elif now - max(connection.since, connection.probed) > max(
+            PENALTY_GRACE, bounds.timeout / (1 if connection.held else divisor)
+        ):
+            closing[connection] = "silent" if divisor == 1 else "penalty"
         else:
-            by_peer[each.peer].append(each)
+            by_peer[connection.peer].append(connection)
     for peer, several in by_peer.items():
-        several.sort(key=lambda each: each.since)
+        several.sort(key=lambda connection: connection.since)
         if penalties.penalized(peer, now):
-            old = [each for each in several if now - each.since > CROWD_GRACE]
-            for each in old[: max(0, len(several) - max(1, bounds.most_per_peer // PENALTY_DIVISOR))]:
-                closing[each] = "penalty"
-        settled = [each for each in several if now - each.since > SETTLED]
-        for each in settled[: max(0, len(settled) - bounds.most_per_peer)]:
-            closing[each] = "address"
-    rest = {peer: [each for each in several if each not in closing] for peer, several in by_peer.items()}
-    for each in _beyond(rest, bounds.most):
-        closing[each] = "strangers"
+            old = [connection for connection in several if now - connection.since > CROWD_GRACE]
+            for connection in old[: max(0, len(several) - max(1, bounds.most_per_peer // PENALTY_DIVISOR))]:
+                closing[connection] = "penalty"
+        settled = [connection for connection in several if now - connection.since > SETTLED]
+        for connection in settled[: max(0, len(settled) - bounds.most_per_peer)]:
+            closing[connection] = "address"
+    rest = {
+        peer: [connection for connection in several if connection not in closing] for peer, several in by_peer.items()
+    }
+    for connection in _beyond(rest, bounds.most):
+        closing[connection] = "strangers"
     return list(closing.items())
 
 
@@ -136,5 +140,5 @@ def _beyond(by_peer: dict[str, list[UnauthenticatedConnection]], most: int) -> l
         if size > share:
             break
         left -= size
-    found = [each for several in by_peer.values() for each in several[: max(0, len(several) - share)]]
+    found = [connection for several in by_peer.values() for connection in several[: max(0, len(several) - share)]]
     return found

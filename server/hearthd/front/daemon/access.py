@@ -105,7 +105,7 @@ class Access:
         """Unix time at which the daemon's certificate expires. None: no TLS."""
         if self.certificates is None:
             return None
-        self.certificates.look()
+        self.certificates.refresh()
         return self.certificates.expires
 
     def revoked(self) -> list[Session]:
@@ -113,7 +113,7 @@ class Access:
         revocations = self.auth.certificates.revocations
         if revocations is None:
             return []
-        revocations.look()
+        revocations.refresh()
         if revocations.changes == self._revocations_seen:
             return []
         self._revocations_seen = revocations.changes

@@ -70,7 +70,7 @@ class ConfigChanges:
         self._sessions.lease, self._sessions.limit = config.sessions.lease, config.sessions.max
         self._targets.change(config.collectives.peers, auto_networks(config))
         self._overload.change(config.overload)
-        policy = patience(self._supervisor.policy, config)
+        policy = reloaded_policy(self._supervisor.policy, config)
         self._supervisor.policy = policy
         for device in self._supervisor:
             device.policy = policy
@@ -101,7 +101,7 @@ class ConfigChanges:
         ended = 0
         for session in self._sessions:
             try:
-                caller = _again(directory, session.caller)
+                caller = _reidentify(directory, session.caller)
             except _AccessRevoked as revoked:
                 ended += 1
                 self._sessions.audit.record("session_revoked", session, why=str(revoked))
@@ -144,10 +144,10 @@ class _AccessRevoked(Exception):
     """The reason why a session is closed."""
 
 
-def _again(directory: Directory, caller: Caller) -> Caller:
+def _reidentify(directory: Directory, caller: Caller) -> Caller:
     """Returns the caller as the new configuration defines it. Raises `_AccessRevoked`."""
     try:
-        now = directory.again(caller, time.time())
+        now = directory.reidentify(caller, time.time())
     except Refusal as refusal:
         raise _AccessRevoked(
             f"the configuration of the daemon was changed, and its credential ({caller.credential}) is no longer "
@@ -162,7 +162,7 @@ def _again(directory: Directory, caller: Caller) -> Caller:
     return now
 
 
-def patience(policy: IsolationPolicy, config: Config) -> IsolationPolicy:
+def reloaded_policy(policy: IsolationPolicy, config: Config) -> IsolationPolicy:
     """Returns the supervisor's policy with the settings that can be changed while the daemon runs."""
     return dataclasses.replace(
         policy,

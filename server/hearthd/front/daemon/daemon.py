@@ -35,7 +35,7 @@ _SAME_SIGNAL = 0.2
 _WORD = 5.0
 """Interval, in seconds, between messages of a starting daemon to the service manager. Each message extends the time
 limit by several intervals."""
-_LAST_WORDS = 0.5
+_CLOSE_TIMEOUT = 0.5
 """Time, in seconds, for calls under way, and for sessions that are closed by the stop, to be notified."""
 
 
@@ -220,7 +220,7 @@ class Daemon:
         self._asked_to_stop.set()
         if self._signals > 1:
             self._asked_again.set()
-            self._drain.hurry()
+            self._drain.end_wait()
 
     def _on_hangup(self) -> None:
         if self._hangup.is_the_end:
@@ -256,8 +256,8 @@ class Daemon:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        grace = 0.0 if at_once else _LAST_WORDS
-        await self.sessions.close_all("the daemon is stopping", patience=grace)
+        grace = 0.0 if at_once else _CLOSE_TIMEOUT
+        await self.sessions.close_all("the daemon is stopping", time_limit=grace)
         await self.groups.stop()
         self.collectives.stop()
         self.credits.stop()

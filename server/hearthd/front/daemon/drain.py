@@ -49,7 +49,7 @@ class Drain:
         self._notifier = notifier
         self._not_ready = not_ready
         self._deadline: float | None = None
-        self._hurried = asyncio.Event()
+        self._wait_ended = asyncio.Event()
 
     def begin(self) -> None:
         """Accepts no new sessions from now on, reports not ready, and notifies all clients."""
@@ -70,25 +70,25 @@ class Drain:
         """Returns the time that sessions have left, in seconds. 0: there is no limit yet."""
         return 0.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def hurry(self) -> None:
+    def end_wait(self) -> None:
         """Ends the wait for the sessions."""
-        self._hurried.set()
+        self._wait_ended.set()
 
     async def run(self, seconds: float) -> None:
-        """Waits up to `seconds` for the sessions to end. Returns earlier if all have ended, or after `hurry`."""
+        """Waits up to `seconds` for the sessions to end. Returns earlier if all have ended, or after `end_wait`."""
         self._deadline = time.monotonic() + seconds
         if self._sessions.draining:  # started by a call, which sets no time limit
             self._clients.announce(self._event())
         self.begin()
         emptied = asyncio.create_task(self._sessions.emptied.wait())
-        hurried = asyncio.create_task(self._hurried.wait())
+        wait_ended = asyncio.create_task(self._wait_ended.wait())
         try:
-            while not emptied.done() and not hurried.done() and (left := self.left()) > 0:
+            while not emptied.done() and not wait_ended.done() and (left := self.left()) > 0:
                 self._notifier.stopping(f"Draining {len(self._sessions)} sessions, {left:.0f} s left")
-                await asyncio.wait({emptied, hurried}, timeout=min(left, _TICK), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({emptied, wait_ended}, timeout=min(left, _TICK), return_when=asyncio.FIRST_COMPLETED)
         finally:
             emptied.cancel()
-            hurried.cancel()
+            wait_ended.cancel()
 
     def _event(self) -> device_pb2.Event:
         return device_pb2.Event(draining=device_pb2.Draining(deadline_ns=int(self.left() * 1e9)))

@@ -19,10 +19,10 @@ _TICK = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def reap(ours: Collection[int]) -> None:
-    """Reaps every child that has ended, except for `ours`, for which other code waits.
+def reap(excluded: Collection[int]) -> None:
+    """Reaps every child that has ended, except for `excluded`, for which other code waits.
 
-    If a child of `ours` has ended, the children behind it are reaped at a later call, because the system shows them
+    If a child of `excluded` has ended, the children behind it are reaped at a later call, because the system shows them
     only afterwards.
     """
     while True:
@@ -30,18 +30,20 @@ def reap(ours: Collection[int]) -> None:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # there are no children
             return
-        if ended is None or ended.si_pid in ours:
+        if ended is None or ended.si_pid in excluded:
             return
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, ended.si_pid, os.WEXITED | os.WNOHANG)
 
 
 @contextlib.contextmanager
-def adopted(ours: Callable[[], Collection[int]], *, first: bool | None = None, tick: float = _TICK) -> Iterator[None]:
+def adopted(
+    excluded: Callable[[], Collection[int]], *, first: bool | None = None, tick: float = _TICK
+) -> Iterator[None]:
     """Reaps orphans while the block runs. Must be used inside the event loop.
 
-    `first`: whether this process inherits orphans already; None: makes it inherit orphans from now on. `ours` returns
-    the processes for which other code waits.
+    `first`: whether this process inherits orphans already; None: makes it inherit orphans from now on. `excluded`
+    returns the processes for which other code waits.
     """
     if first is None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -52,7 +54,7 @@ def adopted(ours: Callable[[], Collection[int]], *, first: bool | None = None, t
     async def look() -> None:
         while True:
             await asyncio.sleep(tick)
-            reap(ours())
+            reap(excluded())
 
     looking = asyncio.create_task(look(), name="orphans")
     try:

@@ -31,7 +31,7 @@ class Notifier:
             if environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
                 self._interval = int(environ.get("WATCHDOG_USEC", "0")) / 2e6
 
-        self._told = ""
+        self._last_status = ""
         self._ready = False
         self._over = False
 
@@ -42,8 +42,8 @@ class Notifier:
 
     def status(self, text: str) -> None:
         """Sends the text that `systemctl status` shows, if it has changed."""
-        if text != self._told and not self._over:
-            self._told = text
+        if text != self._last_status and not self._over:
+            self._last_status = text
             self.tell(f"STATUS={text}")
 
     def starting(self, text: str) -> None:
@@ -51,12 +51,12 @@ class Notifier:
 
         Must be repeated every few seconds.
         """
-        self._told = text
+        self._last_status = text
         self.tell(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={_EXTENSION_US}")
 
     def ready(self, text: str) -> None:
         """Reports that the daemon serves, with a text for `systemctl status`."""
-        self._ready, self._told = True, text
+        self._ready, self._last_status = True, text
         self.tell(f"READY=1\nSTATUS={text}")
 
     def reloading(self) -> None:

@@ -23,7 +23,7 @@ from hearthd.front.lanes.stripe_port import StripePort
 from hearthd.front.links.link import DeviceLink
 from hearthd.front.metrics.collector import Metrics
 from hearthd.front.overload.manager import OverloadManager
-from hearthd.front.peers.connect import PeerReach
+from hearthd.front.peers.connect import PeerConnector
 from hearthd.front.peers.groups import PeerGroups
 from hearthd.front.peers.targets import PeerTargets
 from hearthd.front.resources.time_credits import TimeCredits
@@ -88,12 +88,12 @@ class DaemonParts:
         self.metrics.registry.register(self.overload)
         self.sessions.overloaded = lambda: self.overload.why
         self.supervisor.sessions = self.sessions
-        self.supervisor.on_barred = self._on_session_close
+        self.supervisor.on_quarantined = self._on_session_close
         self.supervisor.prepare.append(self.sessions.accounts.listen)
         targets = PeerTargets.of(config)
         traces = RecentTraces(self.sessions.accounts.session)
         self.supervisor.prepare.append(traces.watch)
-        self.groups = PeerGroups(self.collectives, PeerReach(targets))
+        self.groups = PeerGroups(self.collectives, PeerConnector(targets))
         self.collectives.relay, self.collectives.remote = self.groups, self.groups.send
         self.supervisor.prepare.append(self.groups.watch)  # runs before channels to a process are opened
         self.durable_store = DurableStore(self.sessions, config.sessions.durable_bytes or share_of_host())
@@ -107,7 +107,7 @@ class DaemonParts:
         account = UnauthenticatedBytes(config.admission.max_unauthenticated_bytes, self.metrics.registry)
         self.gate = AdmissionGate(self.access.auth, AdmissionLimits.of(config), account)
         self.access.connections = self.connections
-        self.gate.on_shown = self.sessions.on_shown = self.connections.shown
+        self.gate.on_credential = self.sessions.on_credential = self.connections.note_credential
         self.gate.on_probe, account.on_refused = self.connections.probed, self.connections.refused
         self.gate.overloaded = self.overload.admit
         self.credits = TimeCredits(self.sessions)

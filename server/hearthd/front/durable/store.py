@@ -31,9 +31,9 @@ from hearthd.front.sessions.session import Session
 
 log = structlog.get_logger("hearthd.durable")
 
-PATIENCE = 30.0
+RESTORE_TIMEOUT = 30.0
 BYTES_PER_SECOND = 100 << 20
-"""Time limit of a restore: its size divided by this rate (bytes per second), plus `PATIENCE` seconds."""
+"""Time limit of a restore: its size divided by this rate (bytes per second), plus `RESTORE_TIMEOUT` seconds."""
 
 AT_ONCE = 16
 """Maximum number of sessions that are restored concurrently, because the socket for files holds only some hundred
@@ -119,22 +119,22 @@ class DurableStore:
 
     def attach(self, link: DeviceLink) -> None:
         """Starts to serve a device process."""
-        link.listen(Kind.SNAPSHOT, partial(self._said, link))
+        link.listen(Kind.SNAPSHOT, partial(self._on_snapshot, link))
 
-    def _said(self, link: DeviceLink, frame: Frame) -> None:
+    def _on_snapshot(self, link: DeviceLink, frame: Frame) -> None:
         channel = link.channels.get(frame.channel)
         if channel is None:
             return  # its session has been closed
         body = json.loads(frame.payload)
         try:
-            answer = self._do(link, channel, body)
+            answer = self._execute(link, channel, body)
         except Refusal as refusal:
             answer = {"error": to_text(refusal)}
         if frame.id:
             payload = json.dumps(answer, separators=(",", ":")).encode()
             link.send(Kind.SNAPSHOT, payload, channel=frame.channel, id=frame.id)
 
-    def _do(self, link: DeviceLink, channel: Channel, body: dict[str, Any]) -> dict[str, Any]:
+    def _execute(self, link: DeviceLink, channel: Channel, body: dict[str, Any]) -> dict[str, Any]:
         if "reserve" in body:
             return self._reserve(link, channel, body["reserve"])
         place = self._places.get((channel.session_id, link.ordinal))
@@ -230,14 +230,14 @@ class DurableStore:
         }
         try:
             place.hand_over(link, channel)
-            async with asyncio.timeout(PATIENCE + size / BYTES_PER_SECOND):
+            async with asyncio.timeout(RESTORE_TIMEOUT + size / BYTES_PER_SECOND):
                 answer = await _unless_over(link, link.ask(Kind.RESTORE, body, channel.number))
         except ConnectionError as error:  # the process has ended, and its loss is not known yet
             log.warning("durable_again", session=session.id, device=link.ordinal, why=str(error))
             return
         except (OSError, TimeoutError) as error:
             log.error("durable_late", session=session.id, device=link.ordinal, bytes=size, error=repr(error))
-            self._give_up(place, link, channel)
+            self._discard_restored(place, link, channel)
             return
         except Refusal as refusal:
             log.warning("durable_again", session=session.id, device=link.ordinal, why=refusal.message)
@@ -251,11 +251,11 @@ class DurableStore:
         channel.durable = [copy.handle for copy in copies]  # those that failed report the reason when they are used
         log.info("durable_restored", session=session.id, device=link.ordinal, buffers=len(copies), bytes=size)
 
-    def _give_up(self, place: SessionCopies, link: DeviceLink, channel: Channel) -> None:
+    def _discard_restored(self, place: SessionCopies, link: DeviceLink, channel: Channel) -> None:
         """Removes buffers that may be partly restored. The session starts with none."""
         if place.session.channels.get(link.ordinal) is channel:
             del place.session.channels[link.ordinal]
-        self._later(channel.close(Refusal(Reason.BUFFER_LOST, "Its durable buffers could not be restored in time.")))
+        self._spawn(channel.close(Refusal(Reason.BUFFER_LOST, "Its durable buffers could not be restored in time.")))
         if self._places.get((place.session.id, link.ordinal)) is place:
             del self._places[place.session.id, link.ordinal]
             place.close()
@@ -271,9 +271,9 @@ class DurableStore:
             with using:
                 await asyncio.to_thread(_punch, file, holes)
 
-        self._later(punch())
+        self._spawn(punch())
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

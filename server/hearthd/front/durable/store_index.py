@@ -100,7 +100,7 @@ class StoreIndex:
 class StoreUse:
     """The usage and limit to check for a request, and their owner in words. `allowed` 0: no limit."""
 
-    whose: str
+    owner: str
     in_use: int
     allowed: int
 
@@ -117,7 +117,7 @@ def check(requested: int, uses: Iterable[StoreUse]) -> None:
             raise Refusal(
                 Reason.QUOTA_EXCEEDED,
                 f"Durable buffers that take {requested} bytes of host memory were requested (two copies of each, in "
-                f"pages); {use.whose} has {use.in_use} of at most {use.allowed} in use.",
+                f"pages); {use.owner} has {use.in_use} of at most {use.allowed} in use.",
                 fix="Make fewer or smaller buffers durable, stop it for others (gpu.durable(x, durable=False)), or "
                 "have "
                 "the limit raised (durable_bytes).",
@@ -125,6 +125,6 @@ def check(requested: int, uses: Iterable[StoreUse]) -> None:
                     "requested": requested,
                     "allowed": use.allowed,
                     "in_use": use.in_use,
-                    "limit": use.whose,
+                    "limit": use.owner,
                 },
             )

@@ -39,10 +39,10 @@ RECOVERIES: Mapping[str, str] = MappingProxyType({
 has ended."""
 
 
-def sickness(reading: GpuReading, forgiven: Mapping[int, int] = MappingProxyType({})) -> str:
+def hardware_fault(reading: GpuReading, ignored: Mapping[int, int] = MappingProxyType({})) -> str:
     """Returns the reason why the GPU must not be given work; empty if it is healthy.
 
-    `forgiven`: how often each Xid had been reported when an operator last restarted the device.
+    `ignored`: how often each Xid had been reported when an operator last restarted the device.
     """
     if reading.lost:
         return "the driver has lost the GPU; restart the machine"
@@ -50,14 +50,14 @@ def sickness(reading: GpuReading, forgiven: Mapping[int, int] = MappingProxyType
     if wanted in RECOVERIES:
         return f"the driver asks for {wanted}: {RECOVERIES[wanted]}, then restart the device"
     for xid, text in FATAL_XIDS.items() if reading.recovery is None else ():
-        if reading.xids.get(xid, 0) > forgiven.get(xid, 0):
+        if reading.xids.get(xid, 0) > ignored.get(xid, 0):
             return f"Xid {xid}: {text}; reset the GPU (nvidia-smi --gpu-reset) and restart the device"
     if reading.remap_failed:
         return "rows of its memory could not be remapped; the GPU has to be replaced"
     return ""
 
 
-def complaints(reading: GpuReading) -> list[str]:
+def problems(reading: GpuReading) -> list[str]:
     """Returns the problems of a working GPU that an operator should know."""
     found = []
     if reading.recovery not in (None, "none"):

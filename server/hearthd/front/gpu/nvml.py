@@ -11,7 +11,7 @@ from typing import Any
 
 from hearthd.front.gpu.reading import RECOVERY, THROTTLING, GpuReading
 
-__all__ = ["Nvml", "GpuReading", "cuda_count", "cupy_installed", "gpu_count"]
+__all__ = ["GpuReading", "Nvml", "cuda_count", "cupy_installed", "gpu_count"]
 
 
 RECOVERY_FIELD = 230
@@ -65,7 +65,7 @@ def cupy_installed() -> bool:
     return importlib.util.find_spec("cupy") is not None
 
 
-PATIENCE_S = 2.0
+TIME_LIMIT_S = 2.0
 """Maximum time, in seconds, that a reading waits for another one. A driver that hangs, which may happen with a failing
 GPU, thus blocks only one thread."""
 
@@ -76,9 +76,9 @@ class Nvml:
     Thread-safe. Values that a GPU, its driver or its mode (MIG) does not support are left out, and not requested again.
     """
 
-    def __init__(self, library: Any = None, *, patience: float = PATIENCE_S) -> None:
-        """`patience`: seconds that a reading waits for another one."""
-        self._patience = patience
+    def __init__(self, library: Any = None, *, time_limit: float = TIME_LIMIT_S) -> None:
+        """`time_limit`: seconds that a reading waits for another one."""
+        self._time_limit = time_limit
         self._nvml: Any = None
         self._handles: dict[str, Any] = {}
         self._unknown: dict[str, set[str]] = {}
@@ -95,7 +95,7 @@ class Nvml:
 
         Takes some milliseconds, so it must not be called from the event loop.
         """
-        if not uuid or not self._lock.acquire(timeout=self._patience):
+        if not uuid or not self._lock.acquire(timeout=self._time_limit):
             return None
         try:
             return self._read(uuid) if self._nvml is not None else None
@@ -163,8 +163,8 @@ class Nvml:
         )
 
     def close(self) -> None:
-        """Shuts NVML down; later readings are None. Gives up after `patience` seconds if a reading is under way."""
-        if not self._lock.acquire(timeout=self._patience):
+        """Shuts NVML down; later readings are None. Gives up after `time_limit` seconds if a reading is under way."""
+        if not self._lock.acquire(timeout=self._time_limit):
             return  # another thread waits for the driver; it ends with the process
         nvml, self._nvml = self._nvml, None
         self._lock.release()

@@ -41,19 +41,19 @@ class GpuWatch:
         self._read = read
         self._interval = interval
         self._fenced: set[int] = set()
-        self._forgiven: dict[int, dict[int, int]] = {}
-        self._complaints: dict[int, list[str]] = {}
+        self._ignored: dict[int, dict[int, int]] = {}
+        self._problems: dict[int, list[str]] = {}
 
     async def run(self) -> None:
         """Reads the GPUs periodically, until it is cancelled."""
         while True:
             try:
-                self.look(await self._read())
+                self.check(await self._read())
             except Exception:  # the watch continues after any error of the driver
                 log.exception("gpu_watch")
             await asyncio.sleep(self._interval)
 
-    def look(self, readings: Mapping[int, GpuReading]) -> None:
+    def check(self, readings: Mapping[int, GpuReading]) -> None:
         """Fences the devices whose readings show a fault, and logs changed problems of the others."""
         for device in self._devices:
             reading = readings.get(device.ordinal)
@@ -61,12 +61,12 @@ class GpuWatch:
                 continue
             if device.ordinal in self._fenced and not device.sick:  # an operator has restarted the device since
                 self._fenced.discard(device.ordinal)
-                self._forgiven[device.ordinal] = dict(reading.xids)
-            why = health.sickness(reading, self._forgiven.get(device.ordinal, {}))
+                self._ignored[device.ordinal] = dict(reading.xids)
+            why = health.hardware_fault(reading, self._ignored.get(device.ordinal, {}))
             if why and not device.sick:
                 self._fenced.add(device.ordinal)
                 device.fence(why)
-            complaints = health.complaints(reading)
-            if complaints != self._complaints.get(device.ordinal, []):
-                self._complaints[device.ordinal] = complaints
-                log.warning("gpu_complaints", device=device.ordinal, complaints=complaints)
+            problems = health.problems(reading)
+            if problems != self._problems.get(device.ordinal, []):
+                self._problems[device.ordinal] = problems
+                log.warning("gpu_complaints", device=device.ordinal, problems=problems)

@@ -47,7 +47,7 @@ class Acceptor:
         """Timeouts of the connections that are accepted from now on."""
         self._limiter = limiter
         self._of: dict[Handler, Connection] = {}
-        self._accepting = AcceptLoop("http", self._accepted, self._short)
+        self._accepting = AcceptLoop("http", self._on_accepted, self._on_shortage)
 
     async def open(self, address: Address) -> Address:
         """Listens on every address to which the host name resolves.
@@ -96,7 +96,7 @@ class Acceptor:
 
     # ---- accepting ----
 
-    def _accepted(self, accepted: socket.socket, where: Any) -> None:
+    def _on_accepted(self, accepted: socket.socket, where: Any) -> None:
         if accepted.family != socket.AF_UNIX:
             self._admit(accepted, str(where[0]))
             return
@@ -131,7 +131,7 @@ class Acceptor:
             if not isinstance(error, OSError):
                 raise
 
-    def _short(self, error: OSError) -> None:
+    def _on_shortage(self, error: OSError) -> None:
         """Closes an unauthenticated connection, so that there is a descriptor for the next one."""
         self._limiter.evict("descriptors")
 

@@ -195,7 +195,7 @@ class HttpServer:
     async def _admit(self, request: web.Request, handler: Handler, connection: Connection) -> web.StreamResponse:
         """Checks a request's path, origin and caller, then calls its handler."""
         if self.certificates is not None:
-            self.certificates.look()
+            self.certificates.refresh()
         path, peer = request.path, connection.peer
         if path in PROBES:
             return await handler(request)
@@ -221,7 +221,7 @@ class HttpServer:
                     headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
                 return _refused(401, refusal.message, refusal.fix, headers)
             _VIEWER.set(caller.tenant)
-        connection.slot.prove()
+        connection.slot.mark_authenticated()
         return await handler(request)
 
     def _for_us(self, host: str) -> bool:

@@ -22,12 +22,12 @@ class StripePort(TicketPort):
     def __init__(self, observer: PortObserver, limiter: ConnectionLimiter) -> None:
         super().__init__(observer, limiter)
         self._address: Address | None = None
-        self._beside = ""
+        self._grpc_host = ""
 
-    def open(self, address: Address, beside: str = "") -> Address:
+    def open(self, address: Address, grpc_host: str = "") -> Address:
         """Starts to listen, and returns the address in use (with port 0, any free port).
 
-        `beside`: the host on which gRPC listens. Raises `ListenError`.
+        `grpc_host`: the host on which gRPC listens. Raises `ListenError`.
         """
         check_free(address, "lanes")
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -41,7 +41,7 @@ class StripePort(TicketPort):
             listener.close()
             raise listen_error(address, "lanes", error) from None
         self._address = Address(address.host, listener.getsockname()[1])
-        self._beside = beside
+        self._grpc_host = grpc_host
         self._listen(listener)
         return self._address
 
@@ -58,7 +58,7 @@ class StripePort(TicketPort):
                 "This daemon accepts no connections for bulk data over TCP.",
                 fix='Use Upload and Download, or have the daemon\'s operator set listen.lanes, e.g. "127.0.0.1:7423".',
             )
-        return reached_by(peer, self._address, self._beside)
+        return reached_by(peer, self._address, self._grpc_host)
 
     async def close(self) -> None:
         """Stops accepting connections; `reached_by` then raises `UNSUPPORTED`. Stripes that were handed over stay."""
@@ -66,12 +66,12 @@ class StripePort(TicketPort):
         self._address = None
 
 
-def reached_by(peer: str, listening: Address, beside: str) -> Address:
+def reached_by(peer: str, listening: Address, grpc_host: str) -> Address:
     """Returns the address to which a client connects.
 
     An empty host stands for the host to which the client sends its calls.
 
-    `peer`: gRPC's name of the client; `listening`: the port's own address; `beside`: the host on which gRPC listens.
+    `peer`: gRPC's name of the client; `listening`: the port's own address; `grpc_host`: the host on which gRPC listens.
     Raises `UNSUPPORTED` for a client on another host if the port listens on loopback.
     """
     if listening.loopback and not _on_this_host(peer):
@@ -86,7 +86,7 @@ def reached_by(peer: str, listening: Address, beside: str) -> Address:
         local = "::1" if ":" in listening.host else "127.0.0.1"
         return Address(local if listening.wildcard else listening.host, listening.port)
     # If gRPC and this port listen on the same host, the client already knows a name or tunnel that leads there.
-    alike = listening.wildcard or listening.host == beside
+    alike = listening.wildcard or listening.host == grpc_host
     return Address("" if alike else listening.host, listening.port)
 
 

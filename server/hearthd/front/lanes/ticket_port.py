@@ -26,12 +26,12 @@ _ACCEPT_PAUSE = 1.0
 
 
 @dataclass(frozen=True)
-class TicketPatience:
+class TicketTimeouts:
     """Seconds that a port waits for one connection."""
 
     ticket: float = 2.0
     """Time limit for the ticket to arrive."""
-    rest: float = 0.25
+    idle: float = 0.25
     """Time limit for the Execute stream to become idle. Meanwhile its client waits, too, for up to a second."""
 
 
@@ -68,7 +68,7 @@ class TicketPort:
         self._limiter = limiter
         self.tickets = LaneTickets()
         """The tickets that were issued here and have not been used."""
-        self.patience = TicketPatience()
+        self.timeouts = TicketTimeouts()
         """Time limits of the connections that come from now on."""
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -136,7 +136,7 @@ class TicketPort:
 
     async def _ticket(self, connection: socket.socket) -> bytes:
         try:
-            async with asyncio.timeout(self.patience.ticket):
+            async with asyncio.timeout(self.timeouts.ticket):
                 length, kind, _, _, _ = HEADER.unpack(await _read(connection, HEADER.size))
                 if kind != Kind.TICKET or length not in self.ticket_bytes:
                     raise ConnectionRejected("malformed")
@@ -149,7 +149,7 @@ class TicketPort:
     async def _hand_over(self, connection: socket.socket, attachment: TicketHolder) -> None:
         try:
             check_open(connection.fileno())
-            async with asyncio.timeout(self.patience.rest):
+            async with asyncio.timeout(self.timeouts.idle):
                 await attachment.hand_over(connection.fileno())
         except TimeoutError:
             raise ConnectionRejected("busy") from None

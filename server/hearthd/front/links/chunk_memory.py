@@ -70,7 +70,7 @@ class ChunkMemory:
         give_back(slot)
         return message
 
-    def rest(self) -> None:
+    def release_pages(self) -> None:
         """Releases the pages while no download runs.
 
         Data that was read then no longer counts as memory of this process.

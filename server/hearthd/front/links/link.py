@@ -261,7 +261,7 @@ class DeviceLink(FrameSocket):
         if channel is not None:
             channel.on_closed()
             if not self.channels:
-                self._chunks.rest()
+                self._chunks.release_pages()
                 self.emptied()
             self.on_gone(frame.channel)
 

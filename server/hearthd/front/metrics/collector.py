@@ -189,7 +189,7 @@ def _totals(supervisor: Supervisor) -> dict[device_metrics.Place, Counts]:
     }
 
 
-_OF_EVERYBODY = frozenset(
+_SHARED_FAMILIES = frozenset(
     ("hearth_build_info", "hearth_ready", "hearth_draining", "hearth_device_info", "hearth_device_up",
      "hearth_device_fenced", "hearth_certificate_expiry_timestamp_seconds")
 )  # fmt: skip
@@ -202,7 +202,7 @@ def _sees(viewer: Tenant, family: str, labels: Mapping[str, str]) -> bool:
     It has to be the viewer's own, or show no tenant's work, and be of a device that the viewer may use. Totals of all
     tenants are not shown, because the activity of other tenants could be computed as a difference.
     """
-    own = sees_tenant(viewer, labels["tenant"]) if "tenant" in labels else family in _OF_EVERYBODY
+    own = sees_tenant(viewer, labels["tenant"]) if "tenant" in labels else family in _SHARED_FAMILIES
     return own and ("device" not in labels or viewer.sees(int(labels["device"])))
 
 

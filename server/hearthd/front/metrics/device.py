@@ -127,7 +127,7 @@ _LABELLED = frozenset({
     "hearth_transfer_bytes", "hearth_device_start_seconds", "hearth_device_recovery_seconds",
 })  # fmt: skip
 """Families that are not a counter or gauge of the same name."""
-_MOVED = re.compile(r"(?P<direction>upload|download)_(?P<path>[a-z_]+)_bytes")
+_TRANSFERRED = re.compile(r"(?P<direction>upload|download)_(?P<path>[a-z_]+)_bytes")
 _FAMILY = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
 
@@ -147,9 +147,9 @@ def families(
     yield _labelled("command_failures", f"{failed}, by reason code.", ["reason"], reasons)
     quotas = {place: counts.quotas for place, counts in totals.items()}
     yield _labelled("quota_refusals", "Commands refused by a quota, by the name of the quota.", ["quota"], quotas)
-    moved = {place: _moved(counts) for place, counts in totals.items()}
+    transferred = {place: _transferred(counts) for place, counts in totals.items()}
     text = "Bytes that clients sent (upload) or fetched (download), by the path of the transfer."
-    yield _labelled("transfer_bytes", text, ["direction", "path"], moved)
+    yield _labelled("transfer_bytes", text, ["direction", "path"], transferred)
     taken |= _LABELLED
     counters = {place: dict(_others(counts)) for place, counts in totals.items()}
     yield from _plain("counter", counters, taken)
@@ -172,19 +172,19 @@ def of_processes(devices: Mapping[int, ProcessDurations]) -> Iterator[Metric]:
     yield from (starts, recoveries)
 
 
-def _moved(counts: Counts) -> dict[str, Number]:
+def _transferred(counts: Counts) -> dict[str, Number]:
     """Returns the transferred bytes. Each key is the direction and the path, separated by a space."""
     return {
         f"{match['direction']} {match['path']}": value
         for name, value in counts.counters.items()
-        if (match := _MOVED.fullmatch(name))
+        if (match := _TRANSFERRED.fullmatch(name))
     }
 
 
 def _others(counts: Counts) -> Iterator[tuple[str, Number]]:
     """Yields the counters that need no labels except device and tenant."""
     for name, value in counts.counters.items():
-        if name not in ("commands", "command_errors") and not _MOVED.fullmatch(name):
+        if name not in ("commands", "command_errors") and not _TRANSFERRED.fullmatch(name):
             yield name, value
 
 

@@ -69,7 +69,7 @@ class OverloadManager(Collector):
         self._clock = clock
         self._recent = MedianFilter()
         self._refusals: Counter[str] = Counter()
-        self._told = LogThrottle(_LOG_S)
+        self._log_throttle = LogThrottle(_LOG_S)
         self._trimmed = float("-inf")
         self._lag = Histogram(
             "hearth_front_loop_lag_seconds", "Delay of due callbacks of the front's event loop.",
@@ -138,7 +138,7 @@ class OverloadManager(Collector):
         if not kind:
             return None
         self._refusals[kind] += 1
-        if self._told.due("refused", self._clock()):
+        if self._log_throttle.due("refused", self._clock()):
             log.warning("overload_refused", method=method, kind=kind, refused=self._refusals.total(), why=self.why)
         return Refusal(
             Reason.OVERLOADED,

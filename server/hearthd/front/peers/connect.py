@@ -32,15 +32,15 @@ class PeerNotAllowed(Exception):
     """Raised for an address to which this daemon may not connect, or whose name is unknown."""
 
 
-class PeerReach:
+class PeerConnector:
     """Connects to the coordinators of groups. Belongs to the event loop. Must be closed."""
 
     def __init__(self, targets: PeerTargets, make: Make = PeerLink, handshake: float = HANDSHAKE) -> None:
         """Creates the connector. `handshake`: time, in seconds, for which one address is tried."""
         self._targets, self._make, self._handshake = targets, make, handshake
 
-    async def reach(
-        self, addresses: Sequence[Address], pin: bytes, hello: Body, patience: float, on_forbidden: Forbidden
+    async def connect(
+        self, addresses: Sequence[Address], pin: bytes, hello: Body, time_limit: float, on_forbidden: Forbidden
     ) -> PeerLink:
         """Tries the addresses in turn and returns the link to the coordinator.
 
@@ -48,7 +48,7 @@ class PeerReach:
         daemon may not connect. Raises the coordinator's refusal, or a refusal of `hearthd.front.peers.errors`.
         """
         clock = asyncio.get_running_loop().time
-        window = min(self._handshake, patience / len(addresses))
+        window = min(self._handshake, time_limit / len(addresses))
         unknown: Refusal | None = None
         forbidden: list[Address] = []
         try:
@@ -76,7 +76,7 @@ class PeerReach:
             raise unknown
         if len(forbidden) == len(addresses):
             raise errors.not_allowed(forbidden)
-        raise errors.not_reached(addresses, forbidden, patience if window < self._handshake else None)
+        raise errors.not_reached(addresses, forbidden, time_limit if window < self._handshake else None)
 
     async def _try(self, address: Address, pin: bytes, hello: Body, until: float) -> PeerLink:
         """Tries one address of a ticket, at all IP addresses to which it resolves.
@@ -94,16 +94,16 @@ class PeerReach:
             try:
                 return await self._greet(where, pin, hello, (until - clock()) / (len(found) - number))
             except PeerLost as lost:
-                told = {"address": str(address), "at": str(where), "why": str(lost)}
-                log.warning("peer_unreachable", group=hello["group"], **told)
+                welcome = {"address": str(address), "at": str(where), "why": str(lost)}
+                log.warning("peer_unreachable", group=hello["group"], **welcome)
         raise PeerLost("the coordinator answers at none of its addresses")
 
-    async def _greet(self, address: Address, pin: bytes, hello: Body, patience: float) -> PeerLink:
+    async def _greet(self, address: Address, pin: bytes, hello: Body, time_limit: float) -> PeerLink:
         """Connects and sends the greeting. Raises `PeerLost`, or the coordinator's refusal."""
         begin = asyncio.get_running_loop().time()
-        link = await port.connect(address, pin, patience, self._make)
+        link = await port.connect(address, pin, time_limit, self._make)
         try:
-            async with asyncio.timeout_at(begin + patience):
+            async with asyncio.timeout_at(begin + time_limit):
                 link.send(hello)
                 answer = await link.first()
             if answer.get("t") == "refused":
@@ -111,10 +111,10 @@ class PeerReach:
             if answer.get("t") != "welcome":
                 raise PeerLost("the server at this address is not hearthd")
         except TimeoutError:
-            link.cut("it did not answer")
-            raise PeerLost(f"it did not answer within {patience:.3g} s") from None
+            link.abort("it did not answer")
+            raise PeerLost(f"it did not answer within {time_limit:.3g} s") from None
         except (KeyError, TypeError, ValueError):
-            link.cut("the server at this address is not hearthd")
+            link.abort("the server at this address is not hearthd")
             raise PeerLost("the server at this address is not hearthd") from None
         except BaseException:
             link.close()

@@ -1,6 +1,6 @@
 """Refusals for a session whose daemon did not reach a group's coordinator.
 
-They reveal only what the session needs; see `PeerReach`.
+They reveal only what the session needs; see `PeerConnector`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ def not_allowed(addresses: Sequence[Address]) -> Refusal:
     )
 
 
-def not_reached(addresses: Sequence[Address], forbidden: Sequence[Address], patience: float | None) -> Refusal:
+def not_reached(addresses: Sequence[Address], forbidden: Sequence[Address], time_limit: float | None) -> Refusal:
     """Returns the refusal if no address was reached.
 
-    `patience`: the request's time limit in seconds, if it was too short to try each address for the usual time;
+    `time_limit`: the request's time limit in seconds, if it was too short to try each address for the usual time;
     otherwise None.
     """
     named = ", ".join(map(str, addresses))
     details: dict[str, object] = {"addresses": named}
-    within = f" within {patience:g} s" if patience is not None else ""
+    within = f" within {time_limit:g} s" if time_limit is not None else ""
     text = f"The group's coordinator could not be reached{within}. Tried {named}"
     if forbidden:
         details |= {"setting": SETTING, "not_allowed": ", ".join(map(str, forbidden))}
         text += f"; not {details['not_allowed']}: {SETTING} does not allow it or the name cannot be resolved here"
     return Refusal(
-        Reason.COMMUNICATOR_FAILED if patience is None else Reason.COLLECTIVE_TIMEOUT,
+        Reason.COMMUNICATOR_FAILED if time_limit is None else Reason.COLLECTIVE_TIMEOUT,
         f"{text}.",
         fix="Set collectives.listen, and collectives.advertise where it differs, on the daemon that creates the group "
         "to an address that this node reaches; the log of this node's daemon has the result for each address.",

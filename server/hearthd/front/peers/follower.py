@@ -35,7 +35,7 @@ from hearthd.front.peers.membership import (
     withdrawn,
 )
 from hearthd.front.peers.record import PeerRecord
-from hearthd.front.peers.tickets import Members, natural
+from hearthd.front.peers.tickets import Members, parse_unsigned
 
 if TYPE_CHECKING:
     from hearthd.front.links.link import DeviceLink
@@ -89,7 +89,7 @@ class Follower(GroupMembership):
 
     def start(self) -> None:
         """Starts to receive the coordinator's messages."""
-        self._peer.start(self._hear, self._lost)
+        self._peer.start(self._on_message, self._lost)
 
     # ---- to the coordinator ----
 
@@ -100,8 +100,8 @@ class Follower(GroupMembership):
         or the batch does not fit into a frame.
         """
         sequence = int(body["sequence"])
-        if self.over is not None:
-            self.fail(link, channel, sequence, self.over)
+        if self.end_reason is not None:
+            self.fail(link, channel, sequence, self.end_reason)
             return
         self._record.presented(self.ranks[link.ordinal], body)
         key = (link.ordinal, link.generation, sequence)
@@ -109,7 +109,7 @@ class Follower(GroupMembership):
         timer = asyncio.get_running_loop().call_later(seconds, self._unanswered, key)
         self._presented[key] = PendingOperation(link, channel, timer)
         try:
-            self._say(link, {**body, "channel": 0})
+            self._send_rank_message(link, {**body, "channel": 0})
         except PeerFrameError as error:
             self._take(key)
             refusal = Refusal(
@@ -123,12 +123,12 @@ class Follower(GroupMembership):
 
     def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         """Tells the coordinator, and no longer waits for an answer. Does nothing if the group has ended."""
-        if self.over is not None:
+        if self.end_reason is not None:
             return
-        told = withdrawn(self.id, body)
-        self._take((link.ordinal, link.generation, told["sequence"]))
-        self._record.failed(told["sequence"], refusal_in(told["status"]).message)
-        self._say(link, told)
+        fields = withdrawn(self.id, body)
+        self._take((link.ordinal, link.generation, fields["sequence"]))
+        self._record.failed(fields["sequence"], refusal_in(fields["status"]).message)
+        self._send_rank_message(link, fields)
 
     def message(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
         """Passes a device process's message about a communicator of this group on."""
@@ -137,8 +137,8 @@ class Follower(GroupMembership):
             self._drop(name, where, "a rank of this node could not join its communicator")
         elif body["op"] == "progress":
             self._record.progress(name, where, int(body["done"]))
-        if self.over is None:
-            self._say(link, about(body, name.removeprefix(self.prefix)))
+        if self.end_reason is None:
+            self._send_rank_message(link, about(body, name.removeprefix(self.prefix)))
 
     def process_lost(self, link: DeviceLink, why: str) -> None:
         """Forgets the process's operations and communicators.
@@ -154,19 +154,19 @@ class Follower(GroupMembership):
         for name in list(self._comms):
             self._drop(name, where, text)
         channel = self.session.channels.get(link.ordinal)
-        if self.over is None and link.ordinal in self.ranks and (known or (channel and channel.link is link)):
+        if self.end_reason is None and link.ordinal in self.ranks and (known or (channel and channel.link is link)):
             self._peer.send({"t": "lost", "device": link.ordinal, "process": link.generation, "why": why[:1000]})
 
     def ring(self, recorder: FlightRecorder) -> GroupHistory | None:
         """Returns the history of this node's ranks. Only the coordinator's recorder has all ranks."""
         return self._record.ring
 
-    def _say(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
+    def _send_rank_message(self, link: DeviceLink, body: Mapping[str, Any]) -> None:
         self._peer.send({"t": "rank", "device": link.ordinal, "process": link.generation, "body": body})
 
     # ---- from the coordinator ----
 
-    def _hear(self, body: Body) -> None:
+    def _on_message(self, body: Body) -> None:
         """Handles a message of the coordinator.
 
         Raises `ValueError`, `KeyError` or `TypeError` for an invalid message.
@@ -177,7 +177,7 @@ class Follower(GroupMembership):
             self._peer.close()
             self.end(refusal)
         elif what == "send":
-            self._deliver(natural(body["device"]), natural(body["process"]), body["body"])
+            self._deliver(parse_unsigned(body["device"]), parse_unsigned(body["process"]), body["body"])
         else:
             raise ValueError(f"there is no {str(what)[:40]!r}")
 
@@ -189,53 +189,53 @@ class Follower(GroupMembership):
             return
         name = self.prefix + text_of(body["comm"], 64)
         if op == "abort":
-            told = _why(body)
-            link = self._drop(name, where, refusal_in(told["status"]).message or told["reason"])
+            fields = _why(body)
+            link = self._drop(name, where, refusal_in(fields["status"]).message or fields["reason"])
             if link is None:
                 self._ignore(op, where)
                 return
-            tell(link, {"op": op, "comm": name, **told})
+            tell(link, {"op": op, "comm": name, **fields})
             return
         if op not in ("create_id", "join"):
             raise ValueError(f"there is no {str(op)[:40]!r}")
         channel = self.session.channels.get(device)
         link = channel.link if channel is not None and device in self.ranks else None  # type: ignore[assignment]
         mine = [comm for comm, places in self._comms.items() if where in places and comm != name]
-        ranks, rank = natural(body["ranks"]), natural(body.get("rank", 0))
+        ranks, rank = parse_unsigned(body["ranks"]), parse_unsigned(body.get("rank", 0))
         wrong = ranks != len(self.members) or (op == "join" and rank != self.ranks.get(device))
         if link is None or link.generation != process or wrong or len(mine) >= MAX_COMMUNICATORS:
             self._ignore(op, where)
             return
-        told = {"op": op, "comm": name, "ranks": ranks}
+        fields = {"op": op, "comm": name, "ranks": ranks}
         if op == "join":
-            told |= {"unique_id": encoded(body["unique_id"], MAX_UNIQUE_ID), "rank": rank, "group": self.id}
+            fields |= {"unique_id": encoded(body["unique_id"], MAX_UNIQUE_ID), "rank": rank, "group": self.id}
         self._comms.setdefault(name, {})[where] = link
-        tell(link, told)
+        tell(link, fields)
 
     def _answer(self, op: str, where: Where, body: Body) -> None:
-        key = (*where, natural(body["sequence"]))
-        told: Body = {}
+        key = (*where, parse_unsigned(body["sequence"]))
+        fields: Body = {}
         why = ""
         if op == "go":
             name = self.prefix + text_of(body["comm"], 64)
             if where not in self._comms.get(name, ()):
                 self._ignore(op, where)
                 return
-            told = {"comm": name, "rank": self.ranks[where[0]], "ranks": len(self.members)}
-            told["index"] = natural(body["index"])
+            fields = {"comm": name, "rank": self.ranks[where[0]], "ranks": len(self.members)}
+            fields["index"] = parse_unsigned(body["index"])
         else:
-            told = {"status": encoded(body["status"])}
-            why = refusal_in(told["status"]).message
+            fields = {"status": encoded(body["status"])}
+            why = refusal_in(fields["status"]).message
         waiting = self._take(key)
         if waiting is None:
             self._ignore(op, where)
             return
         if op == "go":
-            self._record.went(told["comm"], where, told["rank"], key[2], told["index"])
+            self._record.launched(fields["comm"], where, fields["rank"], key[2], fields["index"])
         else:
             self._record.failed(key[2], why)
         link, channel, _ = waiting
-        tell(link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": key[2], **told})
+        tell(link, {"op": op, "channel": channel, "group": self.id, "devices": [], "sequence": key[2], **fields})
 
     def _take(self, key: tuple[int, int, int]) -> PendingOperation | None:
         """Removes a pending operation and cancels its timer."""
@@ -296,9 +296,9 @@ class Follower(GroupMembership):
 
     def end(self, refusal: Refusal) -> None:
         """Ends the group on this node: pending operations fail, and communicators are aborted."""
-        if self.over is not None:
+        if self.end_reason is not None:
             return
-        self.over = refusal
+        self.end_reason = refusal
         log.info("group_over", group=self.id, node=self.node, why=refusal.message)
         for key in list(self._presented):
             waiting = self._take(key)

@@ -1,7 +1,7 @@
 """The groups over daemons of this daemon's sessions: groups created here, and groups of other daemons that were joined.
 
 Sessions see their own groups only. The router passes on the messages of local device processes about such groups
-(`takes`), and messages for ranks of other daemons (`send`).
+(`relay_message`), and messages for ranks of other daemons (`send`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hearthd.front import errors
 from hearthd.front.addresses import Address
 from hearthd.front.collectives.match import RankLocation
 from hearthd.front.peers import tickets
-from hearthd.front.peers.connect import PeerReach
+from hearthd.front.peers.connect import PeerConnector
 from hearthd.front.peers.follower import VERDICT_S, Follower
 from hearthd.front.peers.frames import Body
 from hearthd.front.peers.leader import Leader, Router
-from hearthd.front.peers.link import LAST_WORDS, PeerLink
+from hearthd.front.peers.link import CLOSE_TIMEOUT, PeerLink
 from hearthd.front.peers.membership import GroupMembership, status_of
 from hearthd.front.peers.port import PeerPort
 from hearthd.front.peers.tickets import Members
@@ -62,13 +62,13 @@ class PeerGroups:
     Belongs to the event loop. `port` listens for the daemons that join groups of this daemon.
     """
 
-    def __init__(self, router: Router, reach: PeerReach, *, verdict: float = VERDICT_S) -> None:
+    def __init__(self, router: Router, connector: PeerConnector, *, verdict: float = VERDICT_S) -> None:
         """`verdict`: seconds beyond its timeout that an operation waits for the coordinator's answer."""
         self._verdict = verdict
         self.port: PeerPort | None = None
         self.on_refused: Callable[[Session, Sequence[Address]], None] = lambda session, addresses: None
         """Called with the addresses of a ticket to which this daemon may not connect."""
-        self._router, self._reach = router, reach
+        self._router, self._connector = router, connector
         self._parts: dict[str, dict[str, GroupMembership]] = {}
         """Memberships by session, then by group."""
         self._leaders: dict[str, Leader] = {}
@@ -97,23 +97,29 @@ class PeerGroups:
 
     # ---- calls ----
 
-    async def create(self, session: Session, members: Members, patience: float) -> tuple[bytes, bytes]:
-        """Creates a group that other daemons may join within `patience` seconds. Returns its id and its secret."""
+    async def create(self, session: Session, members: Members, time_limit: float) -> tuple[bytes, bytes]:
+        """Creates a group that other daemons may join within `time_limit` seconds. Returns its id and its secret."""
         assert self.port is not None
         await self.port.open()
         if session.closing:
             raise errors.session_expired()
         self._check_room(session)
         group, secret = tickets.new_group()
-        leader = Leader(group, secret, members, session, self._router, self._over)
+        leader = Leader(group, secret, members, session, self._router, self._on_leader_end)
         self._leaders[leader.id] = leader
         self._add(leader)
-        leader.expect(patience)
+        leader.expect(time_limit)
         log.info("group_created", group=leader.id, session=session.id, ranks=len(members))
         return group, secret
 
     async def join(
-        self, session: Session, group: bytes, node: int, members: Members, ticket: node_pb2.GroupTicket, patience: float
+        self,
+        session: Session,
+        group: bytes,
+        node: int,
+        members: Members,
+        ticket: node_pb2.GroupTicket,
+        time_limit: float,
     ) -> None:
         """Connects to the coordinator, and returns after the coordinator has admitted this daemon.
 
@@ -132,9 +138,9 @@ class PeerGroups:
         self._check_room(session)
         self._joining.add(place)
         try:
-            said = tickets.hello(group, node, ticket.secret, members)
+            hello = tickets.hello(group, node, ticket.secret, members)
             forbidden = partial(self.on_refused, session)
-            peer = await self._reach.reach(addresses, ticket.certificate_sha256, said, patience, forbidden)
+            peer = await self._connector.connect(addresses, ticket.certificate_sha256, hello, time_limit, forbidden)
             self._links.add(peer)
             follower = Follower(group, members, node, session, peer, verdict=self._verdict)
             if session.closing:
@@ -189,7 +195,7 @@ class PeerGroups:
 
     # ---- messages of the router and of device processes ----
 
-    def takes(self, link: DeviceLink, body: Body) -> bool:
+    def relay_message(self, link: DeviceLink, body: Body) -> bool:
         """Handles a message if its group is over daemons; see `hearthd.front.collectives.router.GroupRelay`."""
         if body["op"] in ("present", "withdraw"):
             channel = link.channels.get(int(body["channel"]))
@@ -249,10 +255,10 @@ class PeerGroups:
             self._remove(part, "its daemon is stopping")
         if self.port is not None:
             await self.port.close()
-        self._reach.close()
+        self._connector.close()
         leaving = {link.gone for link in self._links if not link.gone.done()}
         if leaving:
-            await asyncio.wait(leaving, timeout=2 * LAST_WORDS)
+            await asyncio.wait(leaving, timeout=2 * CLOSE_TIMEOUT)
 
     def _add(self, part: GroupMembership) -> None:
         self._parts.setdefault(part.session.id, {})[part.id] = part
@@ -270,7 +276,7 @@ class PeerGroups:
         if isinstance(part, Follower):
             self._followers.pop(part.prefix, None)
 
-    def _over(self, leader: Leader) -> None:
+    def _on_leader_end(self, leader: Leader) -> None:
         self._leaders.pop(leader.id, None)
 
 

@@ -63,7 +63,7 @@ class Router(Protocol):
         """Handles the loss of a process, or of a node of the groups `owners`; see `CollectiveRouter.lost`."""
         ...
 
-    def give_up(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
+    def end_owner(self, owner: str, why: str, reason: Reason = Reason.COMMUNICATOR_FAILED) -> None:
         """Handles the end of the group `owner`: its operations fail and its communicators are aborted."""
         ...
 
@@ -101,12 +101,12 @@ class Leader(GroupMembership):
         members: Members,
         session: Session,
         router: Router,
-        on_over: Callable[[Leader], None],
+        on_end: Callable[[Leader], None],
     ) -> None:
-        """Creates the group. `on_over` is called once, when no node may join any more."""
+        """Creates the group. `on_end` is called once, when no node may join any more."""
         super().__init__(group, members, 0, session)
         self.secret = secret
-        self._router, self._on_over = router, on_over
+        self._router, self._on_end = router, on_end
         self._owner = GROUP + self.id
         self._ranks = tuple(range(len(members)))
         self._rank_of = {member: rank for rank, member in enumerate(members)}
@@ -125,7 +125,7 @@ class Leader(GroupMembership):
     @property
     def state(self) -> str:
         """The state of the group: `forming` until all nodes have joined, then `ready`, and `failed` after its end."""
-        return "forming" if self.over is None and self.missing else super().state
+        return "forming" if self.end_reason is None and self.missing else super().state
 
     def expect(self, timeout: float) -> None:
         """Sets a limit of `timeout` seconds for the other nodes to join."""
@@ -134,7 +134,7 @@ class Leader(GroupMembership):
 
     def _expire(self, timeout: float) -> None:
         missing = ", ".join(map(str, self.missing))
-        if missing and self.over is None:
+        if missing and self.end_reason is None:
             refusal = Refusal(
                 Reason.COLLECTIVE_TIMEOUT,
                 f"The group {self.id[:8]} over several daemons has ended: nodes {missing} did not join it within "
@@ -142,7 +142,7 @@ class Leader(GroupMembership):
                 fix="Create it again, and have every daemon join with JoinGroup; a longer timeout leaves more time.",
                 details={"group": self.id, "missing": missing},
             )
-            self._router.give_up(self._owner, refusal.message, refusal.reason)
+            self._router.end_owner(self._owner, refusal.message, refusal.reason)
             self.end(refusal)
 
     # ---- daemons that join ----
@@ -156,23 +156,23 @@ class Leader(GroupMembership):
         log.info("peer_joined", group=self.id, node=node, peer=link.peer, missing=self.missing)
         if not self.missing and self._timer is not None:
             self._timer.cancel()
-        link.start(partial(self._hear, node), partial(self._lost, node))
+        link.start(partial(self._on_message, node), partial(self._lost, node))
 
-    def _hear(self, node: int, body: Body) -> None:
+    def _on_message(self, node: int, body: Body) -> None:
         """Handles a message of a peer. Raises `ValueError`, `KeyError` or `TypeError` for an invalid message."""
         what = body["t"]
         if what == "leave":
             why = text_of(body.get("why", ""))
-            self._gone(node, why, f"node {node} has left it: {why}")
+            self._fail_node(node, why, f"node {node} has left it: {why}")
             return
         if what not in ("rank", "lost"):
             raise ValueError(f"there is no {str(what)[:40]!r}")
-        device, process = tickets.natural(body["device"]), tickets.natural(body["process"])
+        device, process = tickets.parse_unsigned(body["device"]), tickets.parse_unsigned(body["process"])
         rank = self._rank_of.get(GroupMember(node, device))
-        if rank is None or self.over is not None:
+        if rank is None or self.end_reason is not None:
             self._ignored += 1
             if self._ignored <= MAX_NOTED:
-                over = self.over is not None
+                over = self.end_reason is not None
                 log.warning("peer_ignored", group=self.id, node=node, device=device, what=what, over=over)
             return
         place = RankLocation(node, device, process)
@@ -197,12 +197,12 @@ class Leader(GroupMembership):
     def _lost(self, node: int, why: str) -> None:
         """Handles the end of a link."""
         self._links.pop(node, None)
-        self._gone(node, why, f"the daemon of node {node} was lost: {why}")
+        self._fail_node(node, why, f"the daemon of node {node} was lost: {why}")
 
-    def _gone(self, node: int, why: str, told: str) -> None:
+    def _fail_node(self, node: int, why: str, detail: str) -> None:
         """Fails and aborts the operations under way on the other nodes, for the reason `why`, and ends the group."""
         self._router.lost(node, why, (self._owner,))
-        self.end(failed(self.id, told))
+        self.end(failed(self.id, detail))
 
     def send(self, place: RankLocation, body: Body) -> None:
         """Sends a message of the router to a remote rank. Does nothing if the rank's node has left."""
@@ -215,14 +215,14 @@ class Leader(GroupMembership):
         try:
             link.send({"t": "send", "device": place.device, "process": place.process, "body": body})
         except PeerFrameError as error:
-            link.cut_soon(f"a message for it does not fit into a frame: {error}")
+            link.abort_soon(f"a message for it does not fit into a frame: {error}")
 
     # ---- ranks of this daemon ----
 
     def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         """Passes the operation to the router. Fails it if the group has ended."""
-        if self.over is not None:
-            self.fail(link, channel, int(body["sequence"]), self.over)
+        if self.end_reason is not None:
+            self.fail(link, channel, int(body["sequence"]), self.end_reason)
             return
         self._present(
             self.ranks[link.ordinal], RankLocation(0, link.ordinal, link.generation), {**body, "channel": channel}
@@ -230,7 +230,7 @@ class Leader(GroupMembership):
 
     def withdraw(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
         """Passes the message to the router. Does nothing if the group has ended."""
-        if self.over is None:
+        if self.end_reason is None:
             self._withdraw(self.ranks[link.ordinal], dict(body))
 
     def process_lost(self, link: DeviceLink, why: str) -> None:
@@ -240,7 +240,7 @@ class Leader(GroupMembership):
         more.
         """
         channel = self.session.channels.get(link.ordinal)
-        if self.over is None and link.ordinal in self.ranks and channel is not None and channel.link is link:
+        if self.end_reason is None and link.ordinal in self.ranks and channel is not None and channel.link is link:
             self._router.lost(RankLocation(0, link.ordinal, link.generation), why, (self._owner,))
 
     def _present(self, rank: int, place: RankLocation, body: Body) -> None:
@@ -253,19 +253,19 @@ class Leader(GroupMembership):
 
     def leave(self, why: str) -> None:
         """Fails the waiting operations, aborts the communicators, and ends the group on all nodes."""
-        refusal = self.over or failed(self.id, f"node 0 has left it: {why}")
-        self._router.give_up(self._owner, refusal.message)
+        refusal = self.end_reason or failed(self.id, f"node 0 has left it: {why}")
+        self._router.end_owner(self._owner, refusal.message)
         self.end(refusal)
 
     def end(self, refusal: Refusal) -> None:
         """Ends the group and notifies all nodes. No further operation runs in the group."""
-        if self.over is not None:
+        if self.end_reason is not None:
             return
-        self.over = refusal
+        self.end_reason = refusal
         if self._timer is not None:
             self._timer.cancel()
         log.info("group_over", group=self.id, why=refusal.message)
         links, self._links = self._links, {}
         for link in links.values():
             link.close({"t": "over", "status": status_of(refusal)})
-        self._on_over(self)
+        self._on_end(self)

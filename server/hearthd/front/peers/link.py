@@ -1,8 +1,8 @@
 """A connection between the fronts of two daemons that share a group.
 
-Each side sends a message at least every `BEAT` seconds, and ends the link if it receives nothing for `SILENCE` seconds.
-The unsent data is bounded: a peer that does not read is disconnected, so that it cannot block or fill a daemon that
-serves others. If a peer sends more than can be processed beside other work, reading is slowed down.
+Each side sends a message at least every `HEARTBEAT` seconds, and ends the link if it receives nothing for `SILENCE`
+seconds. The unsent data is bounded: a peer that does not read is disconnected, so that it cannot block or fill a daemon
+that serves others. If a peer sends more than can be processed beside other work, reading is slowed down.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hearthd.front.peers.frames import MAX_FRAME, MAX_HELLO, Body, PeerFrameErro
 
 log = structlog.get_logger("hearthd.peers")
 
-BEAT = 2.0
+HEARTBEAT = 2.0
 SILENCE = 6.0
 HANDSHAKE = 5.0
 """Maximum time, in seconds, from connection to welcome, including TLS."""
@@ -31,7 +31,7 @@ MAX_MESSAGES = 2000
 """Maximum number of messages in a slice: more than ranks present, and a small part of the event loop's time."""
 MAX_READ = 4 << 20
 """Maximum number of bytes in a slice."""
-LAST_WORDS = 1.0
+CLOSE_TIMEOUT = 1.0
 """Time, in seconds, for a peer to read the last message before a link is closed."""
 
 ALIVE = encode({"t": "alive"})
@@ -48,18 +48,20 @@ class PeerLink(asyncio.Protocol):
     handshake.
     """
 
-    def __init__(self, *, beat: float = BEAT, silence: float = SILENCE, max_messages: int = MAX_MESSAGES) -> None:
-        """`beat` and `silence`: seconds; `max_messages`: those that are read in a slice."""
+    def __init__(
+        self, *, heartbeat: float = HEARTBEAT, silence: float = SILENCE, max_messages: int = MAX_MESSAGES
+    ) -> None:
+        """`heartbeat` and `silence`: seconds; `max_messages`: those that are read in a slice."""
         loop = asyncio.get_running_loop()
         self.peer = ""
         self.gone: asyncio.Future[None] = loop.create_future()
         """Done once the connection is closed."""
-        self.over = ""
+        self.end_reason = ""
         """The reason for the end of the link. Empty: the link is open."""
         self.pauses = 0
         """Number of times that reading was paused because the peer sent too much."""
         self._loop = loop
-        self._beat, self._silence = beat, silence
+        self._heartbeat, self._silence = heartbeat, silence
         self._max_messages = max_messages
         self._transport: asyncio.Transport | None = None
         self._reader = PeerFrameReader(MAX_HELLO)
@@ -67,10 +69,10 @@ class PeerLink(asyncio.Protocol):
         self._first: asyncio.Future[None] | None = None
         self._on_message: Callable[[Body], None] | None = None
         self._on_lost: Callable[[str], None] = lambda why: None
-        self._heard = 0.0
+        self._last_received = 0.0
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._abort: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
         self._resume: asyncio.TimerHandle | None = None
         """Timer that ends the pause in reading."""
         self._slice, self._messages, self._read = 0.0, 0, 0
@@ -86,17 +88,17 @@ class PeerLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Passes on complete messages. Cuts the link after a message that cannot be decoded. Called by asyncio."""
-        if self.over:
+        if self.end_reason:
             return
-        self._heard = self._loop.time()
+        self._last_received = self._loop.time()
         try:
             bodies = self._reader.feed(data)
         except PeerFrameError as error:
-            self.cut(f"it sent a message that cannot be decoded: {error}")
+            self.abort(f"it sent a message that cannot be decoded: {error}")
             return
         for body in bodies:
             self._take(body)
-            if self.over:
+            if self.end_reason:
                 return
         self._slow_down(len(bodies), len(data))
 
@@ -105,8 +107,8 @@ class PeerLink(asyncio.Protocol):
 
         The data of the peer then waits in the peer's own buffers.
         """
-        if self._heard - self._slice >= SLICE:
-            self._slice, self._messages, self._read = self._heard, 0, 0
+        if self._last_received - self._slice >= SLICE:
+            self._slice, self._messages, self._read = self._last_received, 0, 0
         self._messages += messages
         self._read += size
         if self._transport is not None and (self._messages > self._max_messages or self._read > MAX_READ):
@@ -115,7 +117,7 @@ class PeerLink(asyncio.Protocol):
 
     def _read_on(self) -> None:
         self.pauses += 1
-        if self._transport is not None and not self.over:
+        if self._transport is not None and not self.end_reason:
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
@@ -124,7 +126,7 @@ class PeerLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Completes `gone`, and reports the end unless the link was closed here before. Called by asyncio."""
-        for timer in (self._abort, self._resume):
+        for timer in (self._abort_timer, self._resume):
             if timer is not None:
                 timer.cancel()
         if not self.gone.done():
@@ -135,11 +137,11 @@ class PeerLink(asyncio.Protocol):
 
     async def first(self) -> Body:
         """Returns the first message. Raises `PeerLost`."""
-        if not self._early and not self.over:
+        if not self._early and not self.end_reason:
             self._first = self._loop.create_future()
             await self._first
         if not self._early:
-            raise PeerLost(self.over)
+            raise PeerLost(self.end_reason)
         return self._early.pop(0)
 
     def certificate(self) -> bytes:
@@ -156,12 +158,12 @@ class PeerLink(asyncio.Protocol):
         """
         self._on_message, self._on_lost = on_message, on_lost
         self._reader.most = MAX_FRAME
-        self._heard = self._loop.time()
+        self._last_received = self._loop.time()
         early, self._early = self._early, []
-        if self.over:
-            self._loop.call_soon(on_lost, self.over)
+        if self.end_reason:
+            self._loop.call_soon(on_lost, self.end_reason)
             return
-        self._due = self._loop.time() + self._beat
+        self._due = self._loop.time() + self._heartbeat
         self._timer = self._loop.call_at(self._due, self._tick)
         for body in early:
             self._take(body)
@@ -173,15 +175,15 @@ class PeerLink(asyncio.Protocol):
 
         Does nothing if the link has ended. Raises `PeerFrameError` if the message does not fit into a frame.
         """
-        if not self.over:
+        if not self.end_reason:
             self._write(encode(body))
 
     def _write(self, frame: bytes) -> None:
         transport = self._transport
-        if transport is None or self.over:
+        if transport is None or self.end_reason:
             return
         if transport.get_write_buffer_size() + len(frame) > MAX_UNSENT:
-            self.cut_soon(f"it has stopped reading: {transport.get_write_buffer_size()} bytes are waiting to be sent")
+            self.abort_soon(f"it has stopped reading: {transport.get_write_buffer_size()} bytes are waiting to be sent")
             return
         transport.write(frame)
 
@@ -191,42 +193,42 @@ class PeerLink(asyncio.Protocol):
         if self._on_message is None:
             self._early.append(body)
             if len(self._early) > MAX_EARLY:
-                self.cut("it did not wait for an answer")
+                self.abort("it did not wait for an answer")
             elif self._first is not None and not self._first.done():
                 self._first.set_result(None)
             return
         try:
             self._on_message(body)
         except (KeyError, TypeError, ValueError) as error:
-            self.cut(f"it sent an invalid message: {error!r}")
+            self.abort(f"it sent an invalid message: {error!r}")
 
     def _tick(self) -> None:
         now = self._loop.time()
         late = now - self._due  # delay of this daemon itself, during which it has not read the peer's messages
-        if now - self._heard - late > self._silence:
-            self.cut(f"no message arrived from it for {self._silence:g} s")
+        if now - self._last_received - late > self._silence:
+            self.abort(f"no message arrived from it for {self._silence:g} s")
             return
         self._write(ALIVE)
-        if not self.over:
-            self._due = now + self._beat
+        if not self.end_reason:
+            self._due = now + self._heartbeat
             self._timer = self._loop.call_at(self._due, self._tick)
 
     # ---- end ----
 
-    def cut(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         """Aborts the link at once."""
-        if not self.over:
+        if not self.end_reason:
             log.warning("peer_cut", peer=self.peer, why=why)
         self._end(why)
         if self._transport is not None:
             self._transport.abort()
 
-    def cut_soon(self, why: str) -> None:
+    def abort_soon(self, why: str) -> None:
         """Aborts the link after the caller has finished.
 
         The caller may be sending to several links, and the handling of one loss must not run in between.
         """
-        self._loop.call_soon(self.cut, why)
+        self._loop.call_soon(self.abort, why)
 
     def close(self, last: Mapping[str, Any] | None = None) -> None:
         """Closes the link without reporting it as lost.
@@ -235,7 +237,7 @@ class PeerLink(asyncio.Protocol):
         otherwise reset the connection before the message arrives.
         """
         self._on_lost = lambda why: None
-        transport, speaks = self._transport, last is not None and not self.over
+        transport, speaks = self._transport, last is not None and not self.end_reason
         if last is not None:
             self.send(last)
         self._end("it was closed by this daemon")
@@ -243,12 +245,12 @@ class PeerLink(asyncio.Protocol):
             return
         if not speaks:
             transport.close()
-        self._abort = self._loop.call_later(LAST_WORDS, transport.abort)
+        self._abort_timer = self._loop.call_later(CLOSE_TIMEOUT, transport.abort)
 
     def _end(self, why: str) -> None:
-        if self.over:
+        if self.end_reason:
             return
-        self.over = why
+        self.end_reason = why
         if self._timer is not None:
             self._timer.cancel()
         if self._first is not None and not self._first.done():

@@ -17,7 +17,7 @@ from hearth_proto.v1 import node_pb2
 from hearthd.front.collectives.flight_recorder import FlightRecorder, GroupHistory
 from hearthd.front.collectives.match import GROUP
 from hearthd.front.peers.frames import Body
-from hearthd.front.peers.tickets import Members, devices_of, natural
+from hearthd.front.peers.tickets import Members, devices_of, parse_unsigned
 
 if TYPE_CHECKING:
     from hearthd.front.links.link import DeviceLink
@@ -48,7 +48,7 @@ class GroupMembership(ABC):
         self.session = session
         self.ranks = devices_of(members, node)
         """Ranks, by the ordinals of this daemon's devices."""
-        self.over: Refusal | None = None
+        self.end_reason: Refusal | None = None
         """The reason why no more operations run in the group. A group that has ended is kept until it is left, so that
         it can report the reason."""
 
@@ -77,7 +77,7 @@ class GroupMembership(ABC):
     @property
     def state(self) -> str:
         """The state of the group for DescribeGroups: `ready`, or `failed` after its end."""
-        return "failed" if self.over is not None else "ready"
+        return "failed" if self.end_reason is not None else "ready"
 
     @abstractmethod
     def present(self, link: DeviceLink, channel: int, body: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ class GroupMembership(ABC):
             group=bytes.fromhex(self.id),
             members=[node_pb2.GroupMember(node=member.node, device=member.device) for member in self.members],
             state=self.state,
-            detail=self.over.message if self.over is not None else "",
+            detail=self.end_reason.message if self.end_reason is not None else "",
         )
 
 
@@ -176,17 +176,17 @@ def presented(group: str, body: Mapping[str, Any]) -> Body:
         "channel": 0,
         "group": group,
         "devices": [],
-        "sequence": natural(body["sequence"]),
+        "sequence": parse_unsigned(body["sequence"]),
         "signature": [_entry(entry) for entry in signature],
         "timeout": float(min(timeout, MAX_SECONDS)),
-        "behind": [[[], natural(sequence)] for _, sequence in behind],
+        "behind": [[[], parse_unsigned(sequence)] for _, sequence in behind],
     }
 
 
 def withdrawn(group: str, body: Mapping[str, Any]) -> Body:
     """Checks and returns a rank's `withdraw` message."""
     status = status_of(refusal_in(encoded(body["status"])))
-    sequence = natural(body["sequence"])
+    sequence = parse_unsigned(body["sequence"])
     return {"op": "withdraw", "channel": 0, "group": group, "devices": [], "sequence": sequence, "status": status}
 
 
@@ -198,7 +198,7 @@ def _entry(entry: Any) -> Body:
             if len(value) > 64 or not (value.isascii() and value.isprintable()):
                 raise ValueError(f"{name} is too long, or not a word")
         elif value is not None:
-            natural(value)
+            parse_unsigned(value)
     if not isinstance(entry.get("kind"), str):
         raise ValueError("an operation has no kind")
     return dict(entry)
@@ -207,17 +207,17 @@ def _entry(entry: Any) -> Body:
 def about(body: Mapping[str, Any], comm: str) -> Body:
     """Checks and returns a message about a communicator, which is renamed to `comm`."""
     op = body["op"]
-    said: dict[str, Callable[[], Body]] = {
+    builders: dict[str, Callable[[], Body]] = {
         "id": lambda: {"unique_id": encoded(body["unique_id"], MAX_UNIQUE_ID)},
         "joined": lambda: {},
         "join_failed": lambda: {"status": encoded(body["status"])},
         "failed": lambda: {
             "reason": text_of(body.get("reason") or ""),
             "timed_out": body.get("timed_out") is True,
-            "sequence": natural(body.get("sequence") or 0),
+            "sequence": parse_unsigned(body.get("sequence") or 0),
         },
-        "progress": lambda: {"done": natural(body["done"])},
+        "progress": lambda: {"done": parse_unsigned(body["done"])},
     }
-    if op not in said:
+    if op not in builders:
         raise ValueError(f"there is no {str(op)[:40]!r}")
-    return {"op": op, "comm": comm, **said[op]()}
+    return {"op": op, "comm": comm, **builders[op]()}

@@ -74,7 +74,7 @@ class PeerPort:
         self.on_refused: Callable[[str, str], None] = lambda host, reason: None
         """Called with the address and the reason of each connection that is not accepted or sends nothing in time."""
         self._logged = LogThrottle(_LOG_S)
-        self._accepting = AcceptLoop("peers", self._accepted, self._short)
+        self._accepting = AcceptLoop("peers", self._on_accepted, self._on_shortage)
 
     async def open(self) -> None:
         """Starts to listen, if the port is not open yet.
@@ -120,7 +120,7 @@ class PeerPort:
 
     # ---- connections ----
 
-    def _accepted(self, connection: socket.socket, where: Any) -> None:
+    def _on_accepted(self, connection: socket.socket, where: Any) -> None:
         """Counts an unauthenticated connection and starts its handshake, or closes it if there are too many."""
         host = str(where[0])
         if self.strangers >= MAX_STRANGERS or self._from[host] >= MAX_STRANGERS_OF_ONE:
@@ -131,9 +131,9 @@ class PeerPort:
             return
         self.strangers += 1
         self._from[host] += 1
-        self._accepting.keep(self._meet(connection, host))
+        self._accepting.keep(self._run_handshake(connection, host))
 
-    def _short(self, error: OSError) -> None:
+    def _on_shortage(self, error: OSError) -> None:
         self._not_accepted("descriptors", error.strerror or str(error))
 
     def _not_accepted(self, kind: str, why: str) -> None:
@@ -141,7 +141,7 @@ class PeerPort:
         if times:
             log.warning("peer_not_accepted", why=why, times=times)
 
-    async def _meet(self, connection: socket.socket, host: str) -> None:
+    async def _run_handshake(self, connection: socket.socket, host: str) -> None:
         """Runs the handshake: TLS if it is configured, then authentication of the peer."""
         link = self._make()
         try:
@@ -150,19 +150,19 @@ class PeerPort:
                 body = await link.first()
             self._admit(body, link)
             # A refused peer counts until its connection has ended; otherwise such connections would accumulate.
-            if link.over:
+            if link.end_reason:
                 await asyncio.wait([link.gone])
         except TimeoutError:
             self.on_refused(host, "silent")
-            link.cut(f"it did not identify itself within {self._handshake:g} s")
+            link.abort(f"it did not identify itself within {self._handshake:g} s")
         except PeerLost as lost:
             log.info("peer_gone", peer=link.peer, why=str(lost))
         except ValueError as error:
-            link.cut(str(error))
+            link.abort(str(error))
         except OSError as error:
-            link.cut(f"TLS could not be set up: {error}")
+            link.abort(f"TLS could not be set up: {error}")
         except asyncio.CancelledError:
-            link.cut("the daemon is stopping")
+            link.abort("the daemon is stopping")
             raise
         finally:
             self.strangers -= 1
@@ -182,7 +182,7 @@ async def _listening(address: Address) -> socket.socket:
     return made
 
 
-async def connect(address: Address, pin: bytes, patience: float, make: Callable[[], PeerLink] = PeerLink) -> PeerLink:
+async def connect(address: Address, pin: bytes, time_limit: float, make: Callable[[], PeerLink] = PeerLink) -> PeerLink:
     """Connects to a coordinator.
 
     `address` must be numeric: names are not looked up here; see `PeerTargets.find`. `pin` is the SHA-256 of the
@@ -196,21 +196,21 @@ async def connect(address: Address, pin: bytes, patience: float, make: Callable[
         context.verify_mode = ssl.CERT_NONE
     link = make()
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(time_limit):
             await asyncio.get_running_loop().create_connection(
                 lambda: link, address.host, address.port, ssl=context, flags=socket.AI_NUMERICHOST
             )
     except TimeoutError:
-        link.cut("no answer came")
-        raise PeerLost(f"no answer came within {patience:.3g} s") from None
+        link.abort("no answer came")
+        raise PeerLost(f"no answer came within {time_limit:.3g} s") from None
     except (OSError, UnicodeError) as error:
-        link.cut("it could not be reached")
+        link.abort("it could not be reached")
         raise PeerLost(_explained(error, bool(pin))) from None
     except BaseException:
-        link.cut("the request that needed it has ended")
+        link.abort("the request that needed it has ended")
         raise
     if pin and hashlib.sha256(link.certificate()).digest() != pin:
-        link.cut("its certificate is not the one that the ticket names")
+        link.abort("its certificate is not the one that the ticket names")
         raise PeerLost("its certificate is not the one that the ticket names")
     return link
 

@@ -44,7 +44,7 @@ class PeerRecord:
     def __init__(self, group: str, ranks: int, own: int, recorder: FlightRecorder | None = None) -> None:
         self._recorder = FlightRecorder() if recorder is None else recorder
         self._owner, self._members, self._own = GROUP + group, tuple(range(ranks)), own
-        self._flying: dict[tuple[str, Where], InFlightOperations] = {}
+        self._in_flight: dict[tuple[str, Where], InFlightOperations] = {}
         self._finished: dict[int, set[int]] = {}
         """Local ranks that have finished an operation which other local ranks have not, by sequence number."""
 
@@ -55,25 +55,25 @@ class PeerRecord:
 
     def inspect(self) -> PeerRecordView:
         """Returns how many operations are remembered that have not finished on all local ranks."""
-        in_flight = {place: len(flying.operations) for place, flying in self._flying.items()}
+        in_flight = {place: len(flying.operations) for place, flying in self._in_flight.items()}
         return PeerRecordView(in_flight, len(self._finished))
 
     def presented(self, rank: int, body: Mapping[str, Any]) -> None:
         """Notes that a local rank has presented the operation of a `present` message."""
         self._recorder.presented(self._key(int(body["sequence"])), rank, body["signature"])
 
-    def went(self, comm: str, where: Where, rank: int, sequence: int, index: int) -> None:
+    def launched(self, comm: str, where: Where, rank: int, sequence: int, index: int) -> None:
         """Notes that a rank may run an operation, which has the number `index` on the communicator."""
         key = self._key(sequence)
         ring = self.ring
         if ring is not None and sequence in ring.operations and not ring.operations[sequence].launched:
             self._recorder.launched(key)
         self._recorder.ready(self._owner, self._members)
-        self._flying.setdefault((comm, where), InFlightOperations(rank)).operations.append((index, sequence))
+        self._in_flight.setdefault((comm, where), InFlightOperations(rank)).operations.append((index, sequence))
 
     def progress(self, comm: str, where: Where, done: int) -> None:
         """Notes that a process has finished `done` operations of the communicator."""
-        flying = self._flying.get((comm, where))
+        flying = self._in_flight.get((comm, where))
         while flying is not None and flying.operations and flying.operations[0][0] <= done:
             _, sequence = flying.operations.popleft()
             finished = self._finished.setdefault(sequence, set())
@@ -91,8 +91,8 @@ class PeerRecord:
 
     def aborted(self, comm: str, where: Where, why: str) -> None:
         """Notes that a process no longer has the communicator. The process's unfinished operations on it fail."""
-        others = any(name == comm and there != where for name, there in self._flying)
-        flying = self._flying.pop((comm, where), None)
+        others = any(name == comm and there != where for name, there in self._in_flight)
+        flying = self._in_flight.pop((comm, where), None)
         for _, sequence in flying.operations if flying is not None else ():
             self.failed(sequence, why)
         if flying is not None and not others:

@@ -188,16 +188,16 @@ def parse_hello(body: Body) -> PeerHello:
             raise ValueError("it is not a hello message")
         return PeerHello(
             bytes.fromhex(body["group"]),
-            natural(body["node"]),
+            parse_unsigned(body["node"]),
             base64.b64decode(body["secret"], validate=True),
-            tuple(GroupMember(natural(node), natural(device)) for node, device in members),
-            natural(body["protocol"]),
+            tuple(GroupMember(parse_unsigned(node), parse_unsigned(device)) for node, device in members),
+            parse_unsigned(body["protocol"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"it is not a hello message: {error!r}"[:200]) from None
 
 
-def natural(value: Any, most: int = (1 << 64) - 1) -> int:
+def parse_unsigned(value: Any, most: int = (1 << 64) - 1) -> int:
     """Returns `value` if it is an integer from 0 to `most`. Raises `ValueError` otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise ValueError(f"{str(value)[:40]!r} is not a number from 0 to {most}")

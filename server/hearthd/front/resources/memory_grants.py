@@ -64,22 +64,22 @@ class MemoryGrants:
         if early is not None:
             self._send(early)
 
-    def learn(self, total: int) -> None:
+    def set_total(self, total: int) -> None:
         """Notes the memory size of the device, as reported by its first process."""
-        self.ledger.learn(min(total, self._limit) if self._limit else total)
+        self.ledger.set_total(min(total, self._limit) if self._limit else total)
         self._step()
 
-    def use(self, process: int, tenant: str, quota: int) -> None:
+    def assign(self, process: int, tenant: str, quota: int) -> None:
         """Notes that the process serves a tenant from now on."""
-        self.ledger.use(process, tenant, quota)
+        self.ledger.assign(process, tenant, quota)
         self._step()
 
-    def hear(self, process: int, stats: dict[str, Any]) -> None:
+    def on_report(self, process: int, stats: dict[str, Any]) -> None:
         """Handles a periodic report of a process."""
         gauges = stats.get("gauges")
         reserved = gauges.get("memory_reserved_bytes") if isinstance(gauges, dict) else None
         if isinstance(reserved, int):
-            self.ledger.hear(process, reserved)
+            self.ledger.on_report(process, reserved)
 
     def leave(self, process: int) -> None:
         """Removes a process that has ended, which frees everything that it held."""
@@ -99,7 +99,7 @@ class MemoryGrants:
 
     def _on_held(self, process: int, frame: Frame) -> None:
         body = json.loads(frame.payload)
-        self.ledger.hear(process, int(body.get("reserved", 0)))
+        self.ledger.on_report(process, int(body.get("reserved", 0)))
         self.ledger.want(process, int(body.get("wants", 0)))
         self._step()
 

@@ -60,14 +60,14 @@ class MemoryHolder:
     uses: bool
     """True if the process serves a tenant. A process that does not is granted nothing."""
     admitted: bool = False
-    booked: int = 0
-    everything: bool = False
+    reserved: int = 0
+    unlimited: bool = False
     """True if the process has all memory, and was never sent a limit."""
-    told: int | None = None
+    unconfirmed: int | None = None
     """The limit that was sent to the process and is not confirmed. None: there is none."""
     due: float = 0.0
     """The time after which its answer is overdue."""
-    rests_until: float = 0.0
+    backoff_until: float = 0.0
     held: int = 0
     """Bytes that the process held according to its last report."""
 
@@ -79,7 +79,7 @@ class LedgerRequest:
     process: int
     bytes: int
     asked: set[int] = field(default_factory=set)
-    again: float = 0.0
+    retry_at: float = 0.0
     """The time at which the other processes are asked again, for a process that waits to start."""
 
 
@@ -104,13 +104,13 @@ class MemoryLedger:
     @property
     def free(self) -> int:
         """Bytes that are not booked for any process."""
-        taken = sum(each.overhead + each.booked for each in self._holders.values() if each.admitted)
+        taken = sum(each.overhead + each.reserved for each in self._holders.values() if each.admitted)
         return max(0, self.total - taken)
 
     def granted(self, process: int) -> int:
         """Returns the bytes that a process may hold."""
         holder = self._holders.get(process)
-        return holder.booked if holder is not None else 0
+        return holder.reserved if holder is not None else 0
 
     def held(self, process: int) -> int:
         """Returns the bytes that a process held according to its last report."""
@@ -119,15 +119,15 @@ class MemoryLedger:
 
     # ---- events ----
 
-    def learn(self, total: int) -> None:
+    def set_total(self, total: int) -> None:
         """Notes the device's memory, as reported by the first process. Later calls do nothing."""
         if self.total:
             return
         self.total = total
         for holder in self._holders.values():
-            if holder.everything:
-                holder.booked = 0
-                holder.booked = min(self.free, self._quota_left(holder))
+            if holder.unlimited:
+                holder.reserved = 0
+                holder.reserved = min(self.free, self._quota_left(holder))
 
     def enter(self, process: int, overhead: int, tenant: str = "", quota: int = 0, *, uses: bool = True) -> None:
         """Adds a process that is to be started; see `admitted`.
@@ -144,15 +144,15 @@ class MemoryLedger:
     def initial(self, process: int) -> int | None:
         """Returns the initial limit of a process; None: all memory of the device."""
         holder = self._holders[process]
-        return None if holder.everything and not holder.quota else holder.booked
+        return None if holder.unlimited and not holder.quota else holder.reserved
 
-    def use(self, process: int, tenant: str, quota: int) -> None:
+    def assign(self, process: int, tenant: str, quota: int) -> None:
         """Assigns a process that served no tenant to a tenant."""
         holder = self._holders.get(process)
         if holder is not None:
             holder.tenant, holder.quota, holder.uses = tenant, quota, True
 
-    def hear(self, process: int, held: int) -> None:
+    def on_report(self, process: int, held: int) -> None:
         """Notes the bytes that a process reports to hold."""
         holder = self._holders.get(process)
         if holder is not None:
@@ -175,16 +175,16 @@ class MemoryLedger:
         if holder is None:
             return
         holder.held = held
-        if holder.told is None:
+        if holder.unconfirmed is None:
             return
         # What the process keeps above its new limit is in use. It cannot keep more than it had before.
-        if limit > holder.told:
-            holder.rests_until = now + REST
-        before, holder.booked = holder.booked, min(holder.booked, max(holder.told, limit))
-        holder.told = None
+        if limit > holder.unconfirmed:
+            holder.backoff_until = now + REST
+        before, holder.reserved = holder.reserved, min(holder.reserved, max(holder.unconfirmed, limit))
+        holder.unconfirmed = None
         for demand in self._demands:
             if demand.process == process:  # the request was made before the process knew of the lower limit
-                demand.bytes += before - holder.booked
+                demand.bytes += before - holder.reserved
 
     def leave(self, process: int) -> None:
         """Removes a process that has ended, which frees what it held."""
@@ -202,16 +202,16 @@ class MemoryLedger:
         for demand in list(self._demands):
             if not self._serve(demand, now, sends):
                 break  # requests are served in order
-        self._give_all(now, sends)
+        self._grant_all(now, sends)
         return sends
 
     def wake(self, now: float) -> float | None:
         """Returns the time at which `step` has to be called if no event happens before; None: not at all."""
         if not (self._demands or self._entering):
             return None
-        times = [each.due for each in self._holders.values() if each.told is not None]
-        times += [each.rests_until for each in self._holders.values()]
-        times += [demand.again for demand in self._entering]
+        times = [each.due for each in self._holders.values() if each.unconfirmed is not None]
+        times += [each.backoff_until for each in self._holders.values()]
+        times += [demand.retry_at for demand in self._entering]
         return min((time for time in times if time > now), default=None)
 
     def _admit(self, demand: LedgerRequest, now: float, sends: list[ProcessLimit]) -> bool:
@@ -221,95 +221,97 @@ class MemoryLedger:
         if not self.total and others:
             return False  # the first process has to report the size of the memory
         if self.total and holder.overhead > self.free:
-            if now >= demand.again and not self._reclaim(holder, holder.overhead - self.free, demand.asked, now, sends):
+            if now >= demand.retry_at and not self._reclaim(
+                holder, holder.overhead - self.free, demand.asked, now, sends
+            ):
                 demand.asked.clear()
-                demand.again = now + RETRY
+                demand.retry_at = now + RETRY
             return False
         holder.admitted = True
         if holder.uses and not any(each.uses for each in others):
-            holder.everything = True
-            holder.booked = min(self.free, self._quota_left(holder)) if self.total else holder.quota
+            holder.unlimited = True
+            holder.reserved = min(self.free, self._quota_left(holder)) if self.total else holder.quota
         return True
 
     def _serve(self, demand: LedgerRequest, now: float, sends: list[ProcessLimit]) -> bool:
         """Grants or denies a request. Returns False if it has to wait for an answer of another process."""
         holder = self._holders[demand.process]
-        if holder.told is not None:
+        if holder.unconfirmed is not None:
             return True  # decided later, because the limit that is on its way may be sufficient
         allowed = self._quota_left(holder)
         room = min(self.free, allowed)
         if demand.bytes <= room:
             whole = -(-demand.bytes // self.slab) * self.slab
             more = whole if whole <= room else demand.bytes
-            self._tell(holder, holder.booked + more, now, sends, granted=True)
+            self._send_limit(holder, holder.reserved + more, now, sends, granted=True)
         elif self._reclaim(
-            holder, demand.bytes - room, demand.asked, now, sends, of_tenant=allowed < demand.bytes, generous=True
+            holder, demand.bytes - room, demand.asked, now, sends, of_tenant=allowed < demand.bytes, extra=True
         ):
             return False
         else:
-            holder.told, holder.due = holder.booked, now + PATIENCE
+            holder.unconfirmed, holder.due = holder.reserved, now + PATIENCE
             quota = holder.quota if allowed < demand.bytes else 0
-            sends.append(ProcessLimit(holder.process, holder.booked, denied=True, quota=quota))
+            sends.append(ProcessLimit(holder.process, holder.reserved, denied=True, quota=quota))
         self._demands.remove(demand)
         return True
 
     def _reclaim(
         self,
-        whom: MemoryHolder,
+        holder: MemoryHolder,
         missing: int,
         asked: set[int],
         now: float,
         sends: list[ProcessLimit],
         *,
         of_tenant: bool = False,
-        generous: bool = False,
+        extra: bool = False,
     ) -> bool:
         """Asks other processes to give back memory that they do not use.
 
-        Returns True if there is an answer to wait for. With `generous`, asks for half of what they seem not to use if
+        Returns True if there is an answer to wait for. With `extra`, asks for half of what they seem not to use if
         that is more than `missing`, because further requests are likely.
         """
         waits = False
         for other in self._holders.values():
-            if other is whom or not other.admitted or (of_tenant and other.tenant != whom.tenant):
+            if other is holder or not other.admitted or (of_tenant and other.tenant != holder.tenant):
                 continue
-            if other.told is not None:
+            if other.unconfirmed is not None:
                 waits = waits or now < other.due
-            elif other.process in asked or not other.booked:
+            elif other.process in asked or not other.reserved:
                 continue
-            elif now < other.rests_until:
+            elif now < other.backoff_until:
                 waits = True
             else:
                 asked.add(other.process)
                 waits = True
-                back = max(missing, (other.booked - other.held) // 2) if generous else missing
-                self._tell(other, max(0, other.booked - back), now, sends)
+                back = max(missing, (other.reserved - other.held) // 2) if extra else missing
+                self._send_limit(other, max(0, other.reserved - back), now, sends)
         return waits
 
-    def _give_all(self, now: float, sends: list[ProcessLimit]) -> None:
+    def _grant_all(self, now: float, sends: list[ProcessLimit]) -> None:
         """Grants all memory to a process that is the only one to use any."""
         users = [each for each in self._holders.values() if each.uses]
         if len(users) != 1 or not self.total or self._entering:
             return
         (holder,) = users
-        if not holder.admitted or holder.everything or holder.told is not None:
+        if not holder.admitted or holder.unlimited or holder.unconfirmed is not None:
             return
         room = min(self.free, self._quota_left(holder))
         if room > 0:
-            self._tell(holder, holder.booked + room, now, sends)
-        holder.everything = True
+            self._send_limit(holder, holder.reserved + room, now, sends)
+        holder.unlimited = True
 
-    def _tell(
+    def _send_limit(
         self, holder: MemoryHolder, limit: int, now: float, sends: list[ProcessLimit], granted: bool = False
     ) -> None:
         """Sends a limit to a process. An increase is booked at once, a decrease when the process has confirmed it."""
-        holder.everything = False
-        holder.booked = max(holder.booked, limit)
-        holder.told, holder.due = limit, now + PATIENCE
+        holder.unlimited = False
+        holder.reserved = max(holder.reserved, limit)
+        holder.unconfirmed, holder.due = limit, now + PATIENCE
         sends.append(ProcessLimit(holder.process, limit, granted=granted))
 
     def _quota_left(self, holder: MemoryHolder) -> int:
         if not holder.quota:
             return self.total
-        taken = sum(each.booked for each in self._holders.values() if each.tenant == holder.tenant)
+        taken = sum(each.reserved for each in self._holders.values() if each.tenant == holder.tenant)
         return max(0, holder.quota - taken)

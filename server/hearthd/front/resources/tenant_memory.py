@@ -10,7 +10,7 @@ class TenantMemory:
     """The memory of one device by tenant: bytes in buffers, as requested."""
 
     def __init__(self) -> None:
-        self._said: dict[int, dict[str, int]] = {}
+        self._sizes: dict[int, dict[str, int]] = {}
         self._owners: dict[int, str] = {}
 
     def belongs(self, generation: int, tenant: str) -> None:
@@ -20,7 +20,7 @@ class TenantMemory:
         """
         self._owners[generation] = tenant
 
-    def hear(self, generation: int, stats: Mapping[str, Any]) -> None:
+    def on_report(self, generation: int, stats: Mapping[str, Any]) -> None:
         """Handles a periodic report of a process. Unusable entries are left out."""
         said = stats.get("tenants")
         entries = said.items() if isinstance(said, dict) else ()
@@ -30,17 +30,17 @@ class TenantMemory:
             sizes = {}
         elif owner:
             sizes = {owner: sum(sizes.values())} if sizes else {}
-        self._said[generation] = sizes
+        self._sizes[generation] = sizes
 
     def leave(self, generation: int) -> None:
         """Removes a process that has ended."""
-        self._said.pop(generation, None)
+        self._sizes.pop(generation, None)
         self._owners.pop(generation, None)
 
     def by_tenant(self) -> dict[str, int]:
         """Returns the bytes by tenant, largest first."""
         total: dict[str, int] = {}
-        for sizes in self._said.values():
+        for sizes in self._sizes.values():
             for name, size in sizes.items():
                 total[name] = total.get(name, 0) + size
         return dict(sorted(total.items(), key=lambda each: (-each[1], each[0])))

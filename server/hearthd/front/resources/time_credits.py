@@ -61,19 +61,19 @@ class ProcessShare(NamedTuple):
 
 
 class _Process:
-    __slots__ = ("beside", "chance", "overdue", "place", "state", "told")
+    __slots__ = ("admitted_until", "overdue_at", "overlap_until", "place", "sent_flags", "state")
 
     def __init__(self) -> None:
         self.place = ProcessShare()
         self.state = 0
-        self.told = -1
+        self.sent_flags = -1
         """The flags of the last TURN sent to the process; -1: none was sent."""
-        self.beside = 0.0
+        self.overlap_until = 0.0
         """The time until which the process may continue without the time slice."""
-        self.overdue = 0.0
+        self.overdue_at = 0.0
         """The time after which other processes no longer wait for work that it has on the device without the time
         slice."""
-        self.chance = 0.0
+        self.admitted_until = 0.0
         """The time until which the process is admitted because its work overran."""
 
 
@@ -87,7 +87,7 @@ class DeviceTurns(Generic[K]):
         self._now = 0.0
         self._holder: K | None = None
         self.due: float | None = None
-        """The time at which `look` has to be called if nothing happens before."""
+        """The time at which `advance` has to be called if nothing happens before."""
 
     def __len__(self) -> int:
         return len(self._processes)
@@ -95,14 +95,14 @@ class DeviceTurns(Generic[K]):
     def join(self, key: K, now: float) -> list[tuple[K, int]]:
         """Adds a process. Returns the messages to send."""
         self._processes[key] = _Process()
-        return self.look(now)
+        return self.advance(now)
 
     def leave(self, key: K, now: float) -> list[tuple[K, int]]:
         """Removes a process that has ended. Returns the messages to send."""
         self._charge(now)
         if self._processes.pop(key, None) is not None:
             self._fair.forget(key)
-        return self.look(now)
+        return self.advance(now)
 
     def report(self, key: K, state: int, place: ProcessShare, now: float) -> list[tuple[K, int]]:
         """Handles a process's report of its work; 0: it has none. Returns the messages to send."""
@@ -111,40 +111,40 @@ class DeviceTurns(Generic[K]):
             return []
         self._charge(now)
         if state and not process.state:
-            process.beside = now + BESIDE_S if process.told & MAY else now
+            process.overlap_until = now + BESIDE_S if process.sent_flags & MAY else now
             # Registers the process, so that it is charged.
             self._fair.enter(key, place.tenant, place.weight, place.priority)
             self._fair.leave(key)  # it queues only later, when it needs the time slice
         elif not state:
             self._fair.leave(key)
         process.state, process.place = state, place
-        return self.look(now)
+        return self.advance(now)
 
-    def look(self, now: float) -> list[tuple[K, int]]:
+    def advance(self, now: float) -> list[tuple[K, int]]:
         """Moves the time slice on if it is due. Returns the processes whose flags have changed, with their flags."""
         self._charge(now)
         self.due = None
         if len(self._processes) < 2:
-            told = [(key, MAY | ALONE) for key, process in self._processes.items() if process.told >= 0]
+            told = [(key, MAY | ALONE) for key, process in self._processes.items() if process.sent_flags >= 0]
             for process in self._processes.values():
-                process.told = -1
+                process.sent_flags = -1
                 process.state = 0
             self._fair = HierarchicalRoundRobin(self._quantum)
             return told
         for key, process in self._processes.items():
-            if process.state and now >= process.beside and key not in self._fair:
+            if process.state and now >= process.overlap_until and key not in self._fair:
                 self._fair.enter(key, process.place.tenant, process.place.weight, process.place.priority)
         holder = self._turn(now)
         waiting = sum(1 for process in self._processes.values() if process.state)
         news: list[tuple[K, int]] = []
         for key, process in self._processes.items():
-            may = self._may(key, process, holder, now)
+            may = self._is_admitted(key, process, holder, now)
             flags = MAY * may | AWAITED * (waiting > (1 if process.state else 0))
-            if process.told >= 0 and process.told & MAY and not may:
-                process.overdue = now + PATIENCE_S
-                process.beside = now
-            if flags != process.told:
-                process.told = flags
+            if process.sent_flags >= 0 and process.sent_flags & MAY and not may:
+                process.overdue_at = now + PATIENCE_S
+                process.overlap_until = now
+            if flags != process.sent_flags:
+                process.sent_flags = flags
                 news.append((key, flags))
         return news
 
@@ -155,10 +155,10 @@ class DeviceTurns(Generic[K]):
             return None
         last = self._processes.get(self._holder) if self._holder is not None else None
         if wanted != self._holder and last is not None and last.state & WORKS:
-            if last.told & MAY:  # it is notified now that it may not submit, and its work is awaited
-                last.overdue = now + PATIENCE_S
-            if now < last.overdue:
-                self._due(last.overdue)
+            if last.sent_flags & MAY:  # it is notified now that it may not submit, and its work is awaited
+                last.overdue_at = now + PATIENCE_S
+            if now < last.overdue_at:
+                self._due(last.overdue_at)
                 return None
         self._holder = wanted
         working = sum(1 for process in self._processes.values() if process.state & WORKS)
@@ -168,7 +168,7 @@ class DeviceTurns(Generic[K]):
             self._due(now + max(SHORTEST_S, credit * max(working, 1)))
         return wanted
 
-    def _may(self, key: K, process: _Process, holder: K | None, now: float) -> bool:
+    def _is_admitted(self, key: K, process: _Process, holder: K | None, now: float) -> bool:
         if process.state and key == holder:
             return True
         if process.state == WANTS | WORKS and self._overran(process, now):
@@ -177,21 +177,21 @@ class DeviceTurns(Generic[K]):
             return False
         if not process.state:
             return True
-        if key == self._holder or now >= process.beside:
+        if key == self._holder or now >= process.overlap_until:
             return False
-        self._due(process.beside)
+        self._due(process.overlap_until)
         return True
 
     def _overran(self, process: _Process, now: float) -> bool:
         """Returns True if the process is admitted briefly, whatever its credit, because its work takes so long."""
-        if now >= process.chance:
-            if process.told & MAY:
+        if now >= process.admitted_until:
+            if process.sent_flags & MAY:
                 return False
-            if now < process.overdue:
-                self._due(process.overdue)
+            if now < process.overdue_at:
+                self._due(process.overdue_at)
                 return False
-            process.chance = now + SHORTEST_S
-        self._due(process.chance)
+            process.admitted_until = now + SHORTEST_S
+        self._due(process.admitted_until)
         return True
 
     def _due(self, when: float) -> None:
@@ -203,7 +203,7 @@ class DeviceTurns(Generic[K]):
             for key, process in self._processes.items()
             # The holder is charged from the moment it gets the time slice, because no other process may submit before
             # it starts.
-            if process.state & WORKS or (key == self._holder and process.state and process.told & MAY)
+            if process.state & WORKS or (key == self._holder and process.state and process.sent_flags & MAY)
         ]
         for key in working:
             self._fair.charge(key, (now - self._now) / len(working))
@@ -258,4 +258,4 @@ class TimeCredits:
         if timer is not None:
             timer.cancel()
         if turns.due is not None:
-            self._timers[ordinal] = loop.call_at(turns.due, self._tell, ordinal, DeviceTurns.look)
+            self._timers[ordinal] = loop.call_at(turns.due, self._tell, ordinal, DeviceTurns.advance)

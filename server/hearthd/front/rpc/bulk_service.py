@@ -101,7 +101,7 @@ class BulkService:
         refusal = device.quarantine_refusal(session)
         if refusal is not None:
             raise refusal
-        with self._sessions.using(session):
+        with self._sessions.keep_alive(session):
             channel = _attached(session, device.ordinal, request.generation)
             if not channel.link.takes_lanes:
                 raise _no_way("The device process accepts no connections.", "Use Upload and Download.")

@@ -100,8 +100,8 @@ class DeviceService:
         self._bulk = bulk
         self._unused = UnusedLanes(traffic.lane_unused)
         self.attachments: set[execute.ExecuteAttachment] = set()
-        self.publishing = PublishService(sessions, supervisor, self._using)
-        self._ipc = IpcService(sessions, supervisor, self._using, lanes)
+        self.publishing = PublishService(sessions, supervisor, self._with_channel)
+        self._ipc = IpcService(sessions, supervisor, self._with_channel, lanes)
         self.greeting: Callable[[], device_pb2.Event] | None = None
         """Returns the first event of every new Execute stream, if the daemon drains. None: there is no such event."""
 
@@ -139,7 +139,7 @@ class DeviceService:
         )
         for call in unary.CALLS:
             handle = unary.behaviour(
-                call, partial(self._using, operation=call.rpc, needed=rights.COMMANDS[call.command])
+                call, partial(self._with_channel, operation=call.rpc, needed=rights.COMMANDS[call.command])
             )
             if call.rpc == "LoadModule":
                 handle = self._check_code(handle)
@@ -162,7 +162,7 @@ class DeviceService:
     def _guard(self, method: str, behaviour: Any) -> Any:
         return guarded(NAME, method, behaviour, self._traffic, self._gate.method_gate(NAME, method))
 
-    async def _using(
+    async def _with_channel(
         self, target: Any, work: Callable[[Channel], Awaitable[Any]], operation: str, needed: tuple[Right, ...] = ()
     ) -> Any:
         """Runs `work` on the channel of a target (session token and device), and keeps the session alive meanwhile.
@@ -172,7 +172,7 @@ class DeviceService:
         session = self._sessions.find(target.session_token)
         device = self._supervisor.find(target.device, session.tenant)
         self._admit(session, operation, needed)
-        with self._sessions.using(session):
+        with self._sessions.keep_alive(session):
             channel = await device.channel(session)
             channel.batches.queue = session.queue
             return await work(channel)
@@ -208,10 +208,10 @@ class DeviceService:
         device = self._supervisor.find(request.device, session.tenant)
         if not request.resume:
             self._sessions.accounts.of(session.tenant).check_time()
-        with self._sessions.using(session):
+        with self._sessions.keep_alive(session):
             if request.resume:
                 try:
-                    channel = await attach.take_up(session, request)
+                    channel = await attach.resume_channel(session, request)
                 except Refusal as gone:
                     # A quarantined session has no channels, and its client may notice the end of a lane before the
                     # cause of that end.
@@ -223,7 +223,7 @@ class DeviceService:
             attachment = execute.ExecuteAttachment(
                 context, session, channel, window, self._traffic.execute_traffic, self._unused.add
             )
-            channel.taken_up(attachment)
+            channel.attach_sink(attachment)
             self.attachments.add(attachment)
             offer: device_pb2.LaneOffer | None = None
             try:
@@ -252,7 +252,7 @@ class DeviceService:
                         )
                     ).SerializeToString()
                 )
-                await _carry(attachment)
+                await _run_execute(attachment)
             finally:
                 self._lanes.withdraw(offer)
                 self.attachments.discard(attachment)
@@ -290,11 +290,11 @@ class DeviceService:
 
         async def work(channel: Channel) -> device_pb2.UploadResponse:
             return await transfer_streams.upload(
-                first, head, messages, channel, self._patience(head), self.limits.max_chunk_bytes,
+                first, head, messages, channel, self._resume_s(head), self.limits.max_chunk_bytes,
                 self._traffic.transfer_traffic,
             )  # fmt: skip
 
-        answer: device_pb2.UploadResponse = await self._using(head, work, "Upload", rights.CALLS["Upload"])
+        answer: device_pb2.UploadResponse = await self._with_channel(head, work, "Upload", rights.CALLS["Upload"])
         return answer
 
     async def _download(self, request: device_pb2.DownloadRequest, context: Context) -> None:
@@ -302,12 +302,12 @@ class DeviceService:
 
         async def work(channel: Channel) -> None:
             await transfer_streams.download(
-                request, context, channel, self._patience(request), self._traffic.transfer_traffic
+                request, context, channel, self._resume_s(request), self._traffic.transfer_traffic
             )
 
-        await self._using(request, work, "Download", rights.CALLS["Download"])
+        await self._with_channel(request, work, "Download", rights.CALLS["Download"])
 
-    def _patience(self, request: device_pb2.UploadRequest | device_pb2.DownloadRequest) -> float:
+    def _resume_s(self, request: device_pb2.UploadRequest | device_pb2.DownloadRequest) -> float:
         """Returns the time, in seconds, that a transfer waits for another stream if its stream breaks.
 
         0: it does not wait.
@@ -324,7 +324,7 @@ class DeviceService:
         if channel is None:
             return device_pb2.TransferStatusResponse()
         if request.give_up:
-            channel.transfers.give_up(request.transfer)
+            channel.transfers.cancel(request.transfer)
         known, received, complete = channel.transfers.status(request.transfer)
         return device_pb2.TransferStatusResponse(known=known, received=received, complete=complete)
 
@@ -334,7 +334,7 @@ class DeviceService:
             raise errors.malformed(
                 "The Write has no command in its first message.", "Send target and command in the first message."
             )
-        _check_carried("Write", first.command)
+        _check_inline("Write", first.command)
 
         async def work(channel: Channel) -> Any:
             limits = self.limits
@@ -343,18 +343,18 @@ class DeviceService:
                 self._traffic.transfer_traffic,
             )  # fmt: skip
 
-        return await self._using(first.target, work, "Write", rights.COMMANDS["write"])
+        return await self._with_channel(first.target, work, "Write", rights.COMMANDS["write"])
 
     async def _read(self, request: device_pb2.ReadRequest, context: Context) -> None:
-        _check_carried("Read", request.command)
+        _check_inline("Read", request.command)
 
         async def work(channel: Channel) -> None:
             await transfer_streams.read(request, context, channel, self._traffic.transfer_traffic)
 
-        await self._using(request.target, work, "Read", rights.COMMANDS["read"])
+        await self._with_channel(request.target, work, "Read", rights.COMMANDS["read"])
 
 
-async def _carry(attachment: execute.ExecuteAttachment) -> None:
+async def _run_execute(attachment: execute.ExecuteAttachment) -> None:
     """Runs an Execute stream.
 
     Raises `StreamClosed` or `SubjectEnded` at a regular end, otherwise the cause of the end.
@@ -371,7 +371,7 @@ async def _carry(attachment: execute.ExecuteAttachment) -> None:
         raise
 
 
-def _check_carried(call: str, command: Message) -> None:
+def _check_inline(call: str, command: Message) -> None:
     """Raises `INVALID_ARGUMENT` if a call that carries its bytes itself names shared memory."""
     if command.HasField("shared"):
         raise Refusal(

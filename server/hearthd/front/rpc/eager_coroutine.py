@@ -56,10 +56,10 @@ class EagerCoroutine:
             self._coroutine.close()
             self._coroutine = None
             if isfuture(self._first):
-                self._first.add_done_callback(_look)
+                self._first.add_done_callback(_retrieve_exception)
 
 
-def _look(ended: Future[Any]) -> None:
+def _retrieve_exception(ended: Future[Any]) -> None:
     """Retrieves the exception of a future that is no longer awaited.
 
     gRPC fails a write if the client has disconnected, and asyncio would log that the exception was never retrieved.

@@ -31,7 +31,7 @@ _ACK_DELAY = 0.005
 """Delay of an acknowledgement, in seconds, so that it can cover further batches; an eighth of the window without
 acknowledgement ends the delay. Each message costs both sides a wake-up, and clients wait for results rather than
 acknowledgements."""
-_LAST_WORDS = 5.0
+_CLOSE_TIMEOUT = 5.0
 """Time, in seconds, for a client to read queued responses when its stream has to end."""
 
 
@@ -73,16 +73,16 @@ class ExecuteAttachment:
         self._ack_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
         self._out: deque[bytes] = deque()
-        self._begun: tuple[EagerCoroutine, int] | None = None
+        self._eager_write: tuple[EagerCoroutine, int] | None = None
         """A write that precedes those of `_out`, with its size in bytes. None: no such write has begun."""
         self._intake = Intake(channel, session.queue, window, lambda size: on_traffic(1, size, 0))
         self._wake_out: asyncio.Future[None] | None = None
-        self._rested: asyncio.Future[None] | None = None
+        self._idle_waiter: asyncio.Future[None] | None = None
         self._end: Refusal | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._last_words = _LAST_WORDS
+        self._close_timeout = _CLOSE_TIMEOUT
         self._half_closed = False
-        self._took = False
+        self._message_taken = False
         self._batched = False
         """True once a batch has arrived over this stream. Its client then no longer waits for a lane."""
         self.void_ticket: Callable[[], None] = lambda: None
@@ -107,7 +107,7 @@ class ExecuteAttachment:
         wake = self._wake_out
         if wake is not None and not wake.done():
             # Nothing is queued or being written. The write starts here, without waiting for the writer's task.
-            self._begun = EagerCoroutine(self._context.write(payload)), len(payload)
+            self._eager_write = EagerCoroutine(self._context.write(payload)), len(payload)
             self._intake.unread += len(payload)
             wake.set_result(None)
         else:
@@ -146,7 +146,7 @@ class ExecuteAttachment:
         self._ack_due = True
         self._wake_writer()
 
-    def went_by(self, batches: int, sent: int) -> None:
+    def count_lane_traffic(self, batches: int, sent: int) -> None:
         """Counts traffic of the lane in metrics only; it takes no place in this stream's window."""
         self._on_traffic(batches, 0, sent)
 
@@ -184,7 +184,7 @@ class ExecuteAttachment:
     def displace(self) -> None:
         """Ends the stream at once with `HANDLE_IN_USE`. Queued responses are dropped."""
         self._out.clear()
-        self._last_words = 0.0
+        self._close_timeout = 0.0
         self.on_lost(
             Refusal(
                 Reason.HANDLE_IN_USE,
@@ -198,9 +198,9 @@ class ExecuteAttachment:
     # ---- called by the service ----
 
     @property
-    def untouched(self) -> bool:
+    def unused(self) -> bool:
         """True if no message of the stream was taken; see `ResponseSink`."""
-        return not self._took and self._channel.lane is None
+        return not self._message_taken and self._channel.lane is None
 
     @property
     def idle(self) -> bool:
@@ -211,14 +211,14 @@ class ExecuteAttachment:
         return not (self._channel.batches or self._intake.held or self._out)
 
     @property
-    def holds(self) -> bool:
+    def holds_batches(self) -> bool:
         """True if batches are held back; see `ResponseSink`."""
         return bool(self._intake.held)
 
     def announce(self, event: bytes) -> None:
         """Sends an event that the front itself produced."""
         if self._channel.sink is self:
-            self._channel.say(event)
+            self._channel.send_response(event)
 
     async def prepare(self) -> None:
         """Waits for the batches of an earlier stream, at most `_SETTLE` seconds.
@@ -266,7 +266,7 @@ class ExecuteAttachment:
         Raises OSError if the client no longer uses this stream, has stopped waiting for the lane, or the device process
         accepts no lane.
         """
-        await self._rest()
+        await self._wait_idle()
         channel = self._channel
         if self._end is not None or channel.sink is not self or self._half_closed:
             raise ConnectionError("the stream is not idle")
@@ -275,7 +275,7 @@ class ExecuteAttachment:
         check_open(connection)
         channel.open_lane(self._window.of_a_lane(), connection)
 
-    async def _rest(self) -> None:
+    async def _wait_idle(self) -> None:
         """Waits until the client has acknowledged all responses.
 
         A response still on its way over the stream would be counted after the responses of the lane. Pending
@@ -285,14 +285,14 @@ class ExecuteAttachment:
         while self._end is None and replies is not None:
             if self._ack_timer is not None:
                 self._make_ack_due()
-            elif replies.all_came and self._wake_out is not None and not self._wake_out.done():
+            elif replies.all_acknowledged and self._wake_out is not None and not self._wake_out.done():
                 return
-            self._rested = asyncio.get_running_loop().create_future()
-            await self._rested
+            self._idle_waiter = asyncio.get_running_loop().create_future()
+            await self._idle_waiter
 
-    def _wake_rested(self) -> None:
-        if self._rested is not None and not self._rested.done():
-            self._rested.set_result(None)
+    def _wake_idle_waiter(self) -> None:
+        if self._idle_waiter is not None and not self._idle_waiter.done():
+            self._idle_waiter.set_result(None)
 
     async def run(self) -> None:
         """Runs the stream until one side ends it. Raises the refusal that ended it."""
@@ -312,7 +312,7 @@ class ExecuteAttachment:
             if self._end is None:
                 await asyncio.wait({writer, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             if self._end is not None:
-                await asyncio.wait({writer}, timeout=self._last_words)
+                await asyncio.wait({writer}, timeout=self._close_timeout)
                 raise self._end
             writer.result()
         finally:
@@ -324,8 +324,8 @@ class ExecuteAttachment:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._begun is not None:
-                self._begun[0].close()
+            if self._eager_write is not None:
+                self._eager_write[0].close()
 
     # ---- from the client ----
 
@@ -338,7 +338,7 @@ class ExecuteAttachment:
                 return
             if message is eof:
                 break
-            self._took = True
+            self._message_taken = True
             if message[:1] == _RECEIVED_TAG and self._on_received(message):
                 continue
             if not self._batched:
@@ -366,9 +366,9 @@ class ExecuteAttachment:
             return False
         if self._channel.replies is None or request.WhichOneof("kind") != "received":
             return False
-        self._channel.came(request.received)
+        self._channel.acknowledge(request.received)
         self._intake.advance()
-        self._wake_rested()
+        self._wake_idle_waiter()
         return True
 
     async def _take_lane_back(self) -> None:
@@ -388,10 +388,10 @@ class ExecuteAttachment:
         out = self._out
         batches = self._channel.batches
         while True:
-            if self._begun is not None:
-                begun, size = self._begun
+            if self._eager_write is not None:
+                begun, size = self._eager_write
                 await begun
-                self._begun = None
+                self._eager_write = None
                 self._written(size)
             # Only the responses queued now precede the acknowledgement. With a steady flow of responses it would
             # otherwise never be sent.
@@ -411,7 +411,7 @@ class ExecuteAttachment:
                 if self._end is not None or (self._half_closed and heard):
                     return
                 self._wake_out = asyncio.get_running_loop().create_future()
-                self._wake_rested()
+                self._wake_idle_waiter()
                 await self._wake_out
 
     def _written(self, size: int) -> None:

@@ -89,7 +89,7 @@ class FramedCall(asyncio.Protocol):
         self._method_gate: MethodGate | None = None
         self._delivered = False
         """True once a message was given to the handler."""
-        self._deaf = False
+        self._read_closed = False
         """True if nothing more is read from the client."""
         self._received = 0
         """Number of bytes received in total."""
@@ -99,12 +99,12 @@ class FramedCall(asyncio.Protocol):
         """Timer that checks for progress of an incomplete frame."""
         self._inbox: deque[Any] = deque()
         self._unread = 0
-        self._came: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
+        self._message_waiter: asyncio.Future[None] | None = None
+        self._room_waiter: asyncio.Future[None] | None = None
         self._paused = False
         self._half_closed = False
         self._lost = False
-        self._heard = True
+        self._received_since_check = True
         self._pinged = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -117,14 +117,14 @@ class FramedCall(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=_HIGH_WATER)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         if self._on_made(self):
-            self._timer = asyncio.get_running_loop().call_later(self._keepalive.ask, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._keepalive.ask, self._check_alive)
         else:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Reads METHOD, then queues messages for `read`. Closes the connection after an invalid frame."""
-        self._heard, self._pinged = True, False
-        if self._deaf:
+        self._received_since_check, self._pinged = True, False
+        if self._read_closed:
             return
         self._received += len(data)
         try:
@@ -178,7 +178,7 @@ class FramedCall(asyncio.Protocol):
                 starts, self._starts, self._head = self._starts, None, b""
                 self._hold(0)
                 starts(self, head[frames.HEADER.size : end])
-                return b"" if self._deaf else head[end:]
+                return b"" if self._read_closed else head[end:]
         self._head = head
         self._hold(len(head))
         return b""
@@ -214,7 +214,7 @@ class FramedCall(asyncio.Protocol):
         self._stop_reading()
 
     def _stop_reading(self) -> None:
-        self._deaf = True
+        self._read_closed = True
         if self.transport is not None:
             self.transport.pause_reading()
 
@@ -225,7 +225,7 @@ class FramedCall(asyncio.Protocol):
     def _progress(self, received: int, whole: int) -> None:
         """Refuses a message that arrives too slowly. Time in which reading is paused does not count."""
         self._slow = None
-        if self.transport is None or self._deaf or not self._frames.pending:
+        if self.transport is None or self._read_closed or not self._frames.pending:
             return
         least = self._settings.request_timeout * self._settings.request_rate
         if self._whole > whole or self._received - received >= least or not self.transport.is_reading():
@@ -245,7 +245,7 @@ class FramedCall(asyncio.Protocol):
         self._stop_reading()
 
     def _take(self, frame: Frame) -> None:
-        if self._deaf:
+        if self._read_closed:
             return
         if frame.kind == Kind.MESSAGE and not self._half_closed:
             self._put(frame.payload)
@@ -262,8 +262,8 @@ class FramedCall(asyncio.Protocol):
 
     def _put(self, message: Any) -> None:
         self._inbox.append(message)
-        if self._came is not None and not self._came.done():
-            self._came.set_result(None)
+        if self._message_waiter is not None and not self._message_waiter.done():
+            self._message_waiter.set_result(None)
 
     def pause_writing(self) -> None:
         """Makes `write` wait. Called by asyncio above `_HIGH_WATER` unsent bytes."""
@@ -272,8 +272,8 @@ class FramedCall(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Ends the wait of `write`. Called by asyncio, and when the connection is lost."""
         self._paused = False
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+        if self._room_waiter is not None and not self._room_waiter.done():
+            self._room_waiter.set_result(None)
 
     def eof_received(self) -> bool:
         """Returns False, so that asyncio closes the connection."""
@@ -293,20 +293,20 @@ class FramedCall(asyncio.Protocol):
         self._inbox.clear()
         self._hold(0)
         self.resume_writing()
-        if self._came is not None and not self._came.done():
-            self._came.set_result(None)
+        if self._message_waiter is not None and not self._message_waiter.done():
+            self._message_waiter.set_result(None)
         if self.task is not None:
             self.task.cancel()
             self.task = None
 
     # ---- liveness of the client ----
 
-    def _look(self) -> None:
+    def _check_alive(self) -> None:
         """Ends a call whose client does not answer, for example because its process is stopped.
 
         Sends pings while the client is silent.
         """
-        silent, self._heard = not self._heard, False
+        silent, self._received_since_check = not self._received_since_check, False
         if self.transport is None:
             return
         if silent and self._pinged:
@@ -320,7 +320,7 @@ class FramedCall(asyncio.Protocol):
             elif silent:
                 self._send(Kind.PING, b"")
                 self._pinged, wait = True, self._keepalive.answer
-        self._timer = asyncio.get_running_loop().call_later(wait, self._look)
+        self._timer = asyncio.get_running_loop().call_later(wait, self._check_alive)
 
     # ---- the context of the handler ----
 
@@ -359,8 +359,8 @@ class FramedCall(asyncio.Protocol):
         while not self._inbox:
             if self._lost:
                 raise asyncio.CancelledError
-            self._came = asyncio.get_running_loop().create_future()
-            await self._came
+            self._message_waiter = asyncio.get_running_loop().create_future()
+            await self._message_waiter
         message = self._inbox[0]
         if message is EOF:
             return EOF
@@ -371,7 +371,7 @@ class FramedCall(asyncio.Protocol):
         self._delivered = True
         if (
             self.transport is not None
-            and not self._deaf
+            and not self._read_closed
             and self._unread <= self._most_unread
             and not self.transport.is_reading()
         ):
@@ -385,8 +385,8 @@ class FramedCall(asyncio.Protocol):
         """Sends a response. Returns when there is room for another."""
         self._send(Kind.MESSAGE, message if self.encode is None else self.encode(message))
         while self._paused and not self._lost:
-            self._room = asyncio.get_running_loop().create_future()
-            await self._room
+            self._room_waiter = asyncio.get_running_loop().create_future()
+            await self._room_waiter
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
         """Ends the call with an error: raises `CallAborted`, and the server sends the status."""

@@ -59,7 +59,7 @@ class GroupService:
         session = self._session(request.session_token, "CreateGroup")
         members = members_of(request.members)
         self._check_devices(session, members, 0)
-        with self._sessions.using(session):
+        with self._sessions.keep_alive(session):
             group, secret = await self._groups.create(session, members, self._seconds(request.timeout_ns))
         assert self._groups.port is not None
         self._note("group_create", session, group, members, 0)
@@ -88,7 +88,7 @@ class GroupService:
                 details={"requested": request.node, "allowed": ", ".join(map(str, nodes[1:])) or "none"},
             )
         self._check_devices(session, members, request.node)
-        with self._sessions.using(session):
+        with self._sessions.keep_alive(session):
             timeout = self._seconds(request.timeout_ns)
             await self._groups.join(session, group, request.node, members, request.ticket, timeout)
         self._note("group_join", session, group, members, request.node)

@@ -170,7 +170,7 @@ class HealthWatchers(Collector):
         self._settings = settings
         self._by_address: Counter[str] = Counter()
         self._faults: Counter[str] = Counter({"total": 0, "address": 0, "slow": 0})
-        self._told = LogThrottle(_LOG_S)
+        self._log_throttle = LogThrottle(_LOG_S)
 
     def __len__(self) -> int:
         return self._by_address.total()
@@ -198,7 +198,7 @@ class HealthWatchers(Collector):
     def fault(self, why: str, peer: str) -> None:
         """Counts a fault of a watcher, and logs it at a limited rate. `why`: total, address or slow."""
         self._faults[why] += 1
-        if self._told.due("fault", time.monotonic()):
+        if self._log_throttle.due("fault", time.monotonic()):
             log.warning("health_watcher", fault=why, peer=peer[:200], count=self._faults.total())
 
     def collect(self) -> list[Metric]:

@@ -36,7 +36,7 @@ from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from hearthd.front.rpc.publish_service import Using
+    from hearthd.front.rpc.publish_service import WithChannel
 
 FILE = "lent"
 """The kind of the messages in which device processes send memory."""
@@ -68,12 +68,14 @@ class LentMemory:
 class IpcService:
     """The methods of DeviceService that hand memory to other processes on this host."""
 
-    def __init__(self, sessions: SessionTable, supervisor: Supervisor, using: Using, lanes: LanePort) -> None:
+    def __init__(
+        self, sessions: SessionTable, supervisor: Supervisor, with_channel: WithChannel, lanes: LanePort
+    ) -> None:
         self._sessions = sessions
-        self._using = using
+        self._with_channel = with_channel
         self._lanes = lanes
         self._files = ExportedFiles(FILE)
-        self._begun = ShieldedTask()
+        self._shielded = ShieldedTask()
         supervisor.prepare.append(self._watch)
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -104,9 +106,9 @@ class IpcService:
                     fix='Connect through the socket: hearth.connect("unix:/run/hearth/hearth.sock"); or copy with '
                     "x.get().",
                 )
-            return await self._begun.run(partial(self._lend, request, session, channel))
+            return await self._shielded.run(partial(self._lend, request, session, channel))
 
-        return await self._using(request.target, work, operation="ExportIpc", needed=rights.CALLS["ExportIpc"])
+        return await self._with_channel(request.target, work, operation="ExportIpc", needed=rights.CALLS["ExportIpc"])
 
     async def _lend(self, request: Any, session: Session, channel: Channel) -> Any:
         link = cast(DeviceLink, channel.link)
@@ -141,7 +143,7 @@ class IpcService:
             await link.ask(Kind.EXPORT, {"op": "release", "export": request.export}, channel.number)
             return device_pb2.ReleaseIpcResponse()
 
-        return await self._using(request.target, work, operation="ReleaseIpc", needed=rights.CALLS["ReleaseIpc"])
+        return await self._with_channel(request.target, work, operation="ReleaseIpc", needed=rights.CALLS["ReleaseIpc"])
 
     async def _watch(self, link: DeviceLink) -> None:
         self._files.watch(link)

@@ -109,7 +109,7 @@ class NodeStatus:
             "devices": [
                 self._device(
                     device,
-                    gauges.together(
+                    gauges.combine(
                         each
                         for (ordinal, tenant), each in stats.items()
                         if ordinal == device.ordinal and (viewer.observes or tenant == viewer.name)

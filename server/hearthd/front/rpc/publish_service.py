@@ -49,19 +49,19 @@ log = structlog.get_logger("hearthd.publish")
 FILE = "published"
 """The kind of the messages that carry memory from and to device processes."""
 
-Using = Callable[..., Awaitable[Any]]
-"""The type of `DeviceService._using`, which checks the caller's rights and runs work on the channel of its target."""
+WithChannel = Callable[..., Awaitable[Any]]
+"""The type of `DeviceService._with_channel`: checks the rights of the caller and runs work on the target's channel."""
 
 
 class PublishService:
     """The methods of DeviceService for published buffers."""
 
-    def __init__(self, sessions: SessionTable, supervisor: Supervisor, using: Using) -> None:
+    def __init__(self, sessions: SessionTable, supervisor: Supervisor, with_channel: WithChannel) -> None:
         self.registry = PublicationRegistry()
         self._sessions = sessions
-        self._using = using
+        self._with_channel = with_channel
         self._files = ExportedFiles(FILE)
-        self._begun = ShieldedTask()
+        self._shielded = ShieldedTask()
         supervisor.prepare.append(self._watch)
 
     def handlers(self, guard: Callable[[str, Any], Any]) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -88,9 +88,9 @@ class PublishService:
         """
         session = self._sessions.find(request.target.session_token)
         work = partial(behaviour, request, session)
-        using = partial(self._using, request.target, work, operation=name, needed=rights.CALLS[name])
+        with_channel = partial(self._with_channel, request.target, work, operation=name, needed=rights.CALLS[name])
         same = (name, session.id, request.SerializeToString(deterministic=True)) if name == "Publish" else None
-        return await self._begun.run(using, same)
+        return await self._shielded.run(with_channel, same)
 
     # ---- methods ----
 
@@ -125,7 +125,7 @@ class PublishService:
             raise not_published(publication.tenant, publication.device, publication.name)
         before = self.registry.confirm(publication, answer["size"], time.time())
         if before is not None:
-            self._forget_if_over(before)
+            self._forget_if_ended(before)
             self._note("unpublish", session, before, attached=before.sessions)
         self._note("publish", session, publication, grants=sorted(publication.grants))
         return device_pb2.PublishResponse()
@@ -249,18 +249,18 @@ class PublishService:
         """Ends the name, and with it the publication if no session has attached it."""
         if publication.named:
             self.registry.end(publication)
-            self._forget_if_over(publication)
+            self._forget_if_ended(publication)
 
     def _detach(self, number: int, link: DeviceLink) -> None:
         publication = self.registry.detach(number, link)
         if publication is not None:
-            self._forget_if_over(publication)
+            self._forget_if_ended(publication)
 
-    def _forget_if_over(self, publication: Publication) -> None:
+    def _forget_if_ended(self, publication: Publication) -> None:
         if publication.over:
             _tell(publication.home, "forget", publication)
 
-    def _borne(self, publications: list[Publication]) -> None:
+    def _notify_bearers(self, publications: list[Publication]) -> None:
         for publication in publications:
             _tell(publication.bearer, "bear", publication)
 
@@ -270,27 +270,27 @@ class PublishService:
         The process reports attachments and publications that end there by themselves, and memory that it no longer
         maps.
         """
-        link.listen(Kind.IMPORTED, partial(self._news, link))
+        link.listen(Kind.IMPORTED, partial(self._on_imported, link))
         self._files.watch(link)
         link.closed.add_done_callback(lambda _: self._lost(link))
 
-    def _news(self, link: DeviceLink, frame: Frame) -> None:
+    def _on_imported(self, link: DeviceLink, frame: Frame) -> None:
         if frame.id:
             return  # the answer to a request that is no longer awaited
-        news = json.loads(frame.payload)
-        for number in news.get("detached", ()):
+        body = json.loads(frame.payload)
+        for number in body.get("detached", ()):
             self._detach(number, link)
-        for publication in self.registry.ended(news.get("ended", ()), link):
+        for publication in self.registry.ended(body.get("ended", ()), link):
             log.info("publisher_gone", name=publication.name, tenant=publication.tenant, device=publication.device)
-            self._forget_if_over(publication)
-        moved = [self.registry.left(number, link) for number in news.get("left", ())]
-        self._borne([publication for publication in moved if publication is not None])
+            self._forget_if_ended(publication)
+        moved = [self.registry.left(number, link) for number in body.get("left", ())]
+        self._notify_bearers([publication for publication in moved if publication is not None])
 
     def _lost(self, link: DeviceLink) -> None:
         before = [publication for publication in self.registry if publication.home is not link]
-        self._borne(self.registry.lost(link))
+        self._notify_bearers(self.registry.lost(link))
         for publication in before:
-            self._forget_if_over(publication)
+            self._forget_if_ended(publication)
 
     def _note(self, event: str, session: Session, publication: Publication, **fields: Any) -> None:
         self._sessions.audit.record(

@@ -77,23 +77,23 @@ def _broken() -> Refusal:
 
 
 async def upload(
-    first: bytes, head: device_pb2.UploadRequest, messages: AsyncIterator[bytes], channel: Channel, patience: float,
+    first: bytes, head: device_pb2.UploadRequest, messages: AsyncIterator[bytes], channel: Channel, resume_s: float,
     most: int, on_bytes: OnBytes,
 ) -> device_pb2.UploadResponse:  # fmt: skip
     """Passes the messages of an Upload on, and answers when all of them were passed on.
 
-    With `patience` (seconds) the upload is resumable: it may have begun on an earlier stream, and if this stream
+    With `resume_s` (seconds) the upload is resumable: it may have begun on an earlier stream, and if this stream
     breaks, it waits that long for another.
     """
-    if patience:
-        begun = channel.transfers.resumable_upload(head.transfer, patience, head.size, head.offset)
+    if resume_s:
+        begun = channel.transfers.resumable_upload(head.transfer, resume_s, head.size, head.offset)
         if begun is None:
             return device_pb2.UploadResponse(received=channel.transfers.status(head.transfer)[1])
         flow = begun
     else:
         flow = channel.transfers.upload(head.transfer)
-    skip = flow.skip(head.offset) if patience else 0
-    stream = flow.take_up()
+    skip = flow.skip(head.offset) if resume_s else 0
+    stream = flow.assign_stream()
 
     async def pass_on() -> None:
         nonlocal skip
@@ -126,7 +126,7 @@ async def upload(
         flow.bar_resume(stream)
         raise
     finally:
-        flow.leave(stream, why)
+        flow.stream_ended(stream, why)
     return device_pb2.UploadResponse(received=flow.passed)
 
 
@@ -162,21 +162,21 @@ def _without(message: bytes, size: int, skip: int) -> tuple[bytes, int, int]:
 
 
 async def download(
-    request: device_pb2.DownloadRequest, context: Context, channel: Channel, patience: float, on_bytes: OnBytes
+    request: device_pb2.DownloadRequest, context: Context, channel: Channel, resume_s: float, on_bytes: OnBytes
 ) -> None:
-    """Writes the chunks of a transfer to the client as they arrive. `patience` as in `upload`."""
+    """Writes the chunks of a transfer to the client as they arrive. `resume_s` as in `upload`."""
     await _open(context)
-    if patience:
-        flow = channel.transfers.resumable_download(request.transfer, patience, request.offset)
+    if resume_s:
+        flow = channel.transfers.resumable_download(request.transfer, resume_s, request.offset)
     else:
         flow = channel.transfers.download(request.transfer)
-    stream = flow.take_up()
+    stream = flow.assign_stream()
     try:
-        if patience:
-            flow.go_on(request.offset)
+        if resume_s:
+            flow.resume_at(request.offset)
         await flow.carry(_write_chunks(flow, context, on_bytes))
     finally:
-        flow.leave(stream, _broken())
+        flow.stream_ended(stream, _broken())
 
 
 async def _really_over() -> None:

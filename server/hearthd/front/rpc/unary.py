@@ -158,14 +158,16 @@ async def perform(call: UnaryCall, request: Any, channel: Channel) -> Message:
     return answer
 
 
-def behaviour(call: UnaryCall, using: Callable[[Any, Callable[[Channel], Awaitable[Any]]], Awaitable[Any]]) -> Any:
-    """Returns the handler of one single call. `using` provides the target's channel and keeps its session alive."""
+def behaviour(
+    call: UnaryCall, with_channel: Callable[[Any, Callable[[Channel], Awaitable[Any]]], Awaitable[Any]]
+) -> Any:
+    """Returns the handler of one single call. `with_channel` provides the channel and keeps its session alive."""
 
     async def handle(request: Any, context: Context) -> Any:
         async def work(channel: Channel) -> Message:
             return await perform(call, request, channel)
 
-        return await using(request.target, work)
+        return await with_channel(request.target, work)
 
     return handle
 

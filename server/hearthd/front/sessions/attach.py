@@ -101,7 +101,7 @@ def _check_open(session: Session) -> None:
 def _check_free(session: Session, ordinal: int, channel: Channel, resumable: bool) -> None:
     """Raises `HANDLE_IN_USE` if the channel has a stream that may not be displaced."""
     sink = channel.sink
-    if sink is not None and not (resumable and sink.untouched and channel.replies is not None):
+    if sink is not None and not (resumable and sink.unused and channel.replies is not None):
         raise Refusal(
             Reason.HANDLE_IN_USE,
             f"Session {session.id} already has an Execute stream on device {ordinal}.",
@@ -110,7 +110,7 @@ def _check_free(session: Session, ordinal: int, channel: Channel, resumable: boo
         )
 
 
-async def take_up(session: Session, attach: device_pb2.Attach) -> Channel:
+async def resume_channel(session: Session, attach: device_pb2.Attach) -> Channel:
     """Returns the channel of the attachment to resume, whether or not its device process still runs.
 
     Ends a stream and a lane that the channel still has. Raises if there is no such attachment, or if answers that would

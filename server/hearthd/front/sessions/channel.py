@@ -33,7 +33,7 @@ class ResponseSink(Protocol):
     """The Execute stream of a channel, as the receiver of its responses."""
 
     @property
-    def untouched(self) -> bool:
+    def unused(self) -> bool:
         """True if no message of this stream has been taken.
 
         Its client may then not know that it was attached, and may attach again.
@@ -41,7 +41,7 @@ class ResponseSink(Protocol):
         ...
 
     @property
-    def holds(self) -> bool:
+    def holds_batches(self) -> bool:
         """True if the stream holds batches that have not been passed on to the device process."""
         ...
 
@@ -52,7 +52,7 @@ class ResponseSink(Protocol):
     def on_ack(self, seq: int) -> None:
         """Notes that the batches up to number `seq` have been executed."""
 
-    def went_by(self, batches: int, sent: int) -> None:
+    def count_lane_traffic(self, batches: int, sent: int) -> None:
         """Counts batches that were executed and bytes that were sent over the client's lane."""
 
     def on_room(self) -> None:
@@ -95,10 +95,10 @@ class Channel:
         self.transfers = TransferTable(link, number)
         self.calls = 0
         self.loss: Refusal | None = None
-        self.told = False
+        self.loss_reported = False
         """True once a single call has been answered with the loss. The first call after the loss is answered so,
         because a Sync that follows a launch that ended the device process must not succeed."""
-        self._unheard: list[str] = []
+        self._unsent_output: list[str] = []
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -125,7 +125,7 @@ class Channel:
             if self.lane is not None:
                 self.lane.on_ack(over_lane)
                 if self.sink is not None:
-                    self.sink.went_by(seq - before, 0)
+                    self.sink.count_lane_traffic(seq - before, 0)
             elif self.sink is not None:
                 self.sink.on_ack(seq)
 
@@ -133,14 +133,14 @@ class Channel:
         """Passes a response of the device process on. With `over_lane` the client received it over its lane."""
         if payload and payload[0] == EVENT_TAG:
             self._on_event(payload, over_lane)
-        self.say(payload, over_lane)
+        self.send_response(payload, over_lane)
 
-    def say(self, payload: bytes, over_lane: bool = False) -> None:
+    def send_response(self, payload: bytes, over_lane: bool = False) -> None:
         """Sends a response to the client. A resumable client gets the response again if it did not arrive."""
         if self.lane is not None:
             self.lane.on_response(payload, over_lane)
             if self.sink is not None:
-                self.sink.went_by(0, len(payload))
+                self.sink.count_lane_traffic(0, len(payload))
                 if self.replies is not None and self.replies.overrun is not None:
                     self.sink.on_lost(self.replies.overrun, b"")
             return
@@ -149,14 +149,14 @@ class Channel:
         if self.sink is not None:
             self.sink.on_response(payload)
 
-    def came(self, received: device_pb2.Received) -> None:
+    def acknowledge(self, received: device_pb2.Received) -> None:
         """Notes the client's acknowledgement of responses and transfer bytes. Raises for impossible numbers."""
         if self.lane is not None:
-            self.lane.came(received.responses)
+            self.lane.acknowledge(received.responses)
         elif self.replies is not None:
             self.replies.release(received.responses)
         for progress in received.transfers:
-            self.transfers.came(progress.transfer, progress.bytes)
+            self.transfers.acknowledge(progress.transfer, progress.bytes)
 
     def on_received(self, payload: bytes) -> None:
         """Handles an acknowledgement that the client sent over its lane."""
@@ -164,7 +164,7 @@ class Channel:
             request = device_pb2.ExecuteRequest.FromString(payload)
             if request.WhichOneof("kind") != "received":
                 raise malformed("A message on a lane is neither `batch` nor `received`.", _LANE_FIX)
-            self.came(request.received)
+            self.acknowledge(request.received)
         except DecodeError as error:
             self._lose_sink(malformed(f"A message on a lane is not a valid ExecuteRequest: {error}.", _LANE_FIX))
         except Refusal as refusal:
@@ -186,31 +186,31 @@ class Channel:
         if kind == "protocol_error":
             self._on_no_batch(over_lane)
         elif kind == "output" and self.sink is None:
-            self._unheard.append(event.output.text)
+            self._unsent_output.append(event.output.text)
             if self.replies is None:
-                self.log_unheard()
+                self.log_unsent_output()
 
-    def log_unheard(self) -> None:
+    def log_unsent_output(self) -> None:
         """Logs the kernel output that could not be sent because the session has no Execute stream."""
-        for text in self._unheard:
+        for text in self._unsent_output:
             log.info("kernel_output", session=self.session_id, text=text[:_LOGGED_CHARACTERS], characters=len(text))
-        self._unheard.clear()
+        self._unsent_output.clear()
 
-    def taken_up(self, sink: ResponseSink) -> None:
+    def attach_sink(self, sink: ResponseSink) -> None:
         """Attaches the client's Execute stream as the sink.
 
         Kernel output that was kept for the log is dropped, because a resuming client receives it with the kept
         responses.
         """
         self.sink = sink
-        self._unheard.clear()
+        self._unsent_output.clear()
 
     def status(self) -> device_pb2.AttachmentStatusResponse:
         """Returns the state of the attachment, for a client that asks because it waits for an answer."""
         sink, replies = self.sink, self.replies
         if sink is None or replies is None or self.loss is not None:
             return device_pb2.AttachmentStatusResponse()
-        exact = self.lane is None and not sink.holds
+        exact = self.lane is None and not sink.holds_batches
         return device_pb2.AttachmentStatusResponse(
             known=True,
             lane=self.lane is not None,
@@ -315,7 +315,7 @@ class Channel:
     def end(self, refusal: Refusal, event: bytes = b"") -> None:
         """Ends the Execute stream and the transfers with `refusal`; the channel itself stays until it is closed."""
         if self.lane is not None and event:
-            self.lane.put_aside(event)
+            self.lane.add_unnumbered(event)
             event = b""
         elif event and self.replies is not None:
             self.replies.keep(event)
@@ -333,7 +333,7 @@ class Channel:
     def on_closed(self) -> None:
         """Called by the link when the device process has confirmed `Link.leave`. Ends the wait of `close`."""
         self._over()
-        self.log_unheard()
+        self.log_unsent_output()
         self.loss = self.loss or Refusal(Reason.SESSION_EXPIRED, "The session has been closed on this device.")
 
     def on_lost(self, loss: Refusal, event: bytes) -> None:
@@ -342,7 +342,7 @@ class Channel:
         `event`: the serialized response that the client gets last, or empty.
         """
         self.loss = loss
-        self.told = self.calls > 0
+        self.loss_reported = self.calls > 0
         self.end(loss, event)
         self._over()
 

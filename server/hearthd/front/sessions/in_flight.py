@@ -35,7 +35,7 @@ class InFlightBatches:
         if self.queue is not None:
             self.queue.take(size)
 
-    def went_by(self, last: int) -> None:
+    def note_lane_batches(self, last: int) -> None:
         """Notes that the batches up to number `last` reached the device process over the lane.
 
         Batches that did not pass through the front count with a size of 0.

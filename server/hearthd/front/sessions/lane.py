@@ -35,18 +35,18 @@ class LaneMirror:
         self._batches = batches
         self._replies = replies
         self._first = batches.last
-        self._said = 0
+        self._acknowledged = 0
         self.ending = False
         """True once the device process has been asked to close the lane."""
-        self._heard = replies.number  # the last response that was sent on the Execute stream
+        self._sent = replies.number  # the last response that was sent on the Execute stream
 
     def on_response(self, payload: bytes, copied: bool) -> None:
         """Keeps a response of the device process. `copied` is True if the response was sent over the lane."""
         if not copied:
-            self.put_aside(payload)
+            self.add_unnumbered(payload)
             return
         self._replies.keep(payload)
-        if self._said > self._replies.received:
+        if self._acknowledged > self._replies.received:
             self._release()
 
     def on_ack(self, copied: bool) -> None:
@@ -57,30 +57,30 @@ class LaneMirror:
         if not copied:
             self.end()
 
-    def put_aside(self, payload: bytes) -> None:
+    def add_unnumbered(self, payload: bytes) -> None:
         """Keeps a response that the client gets with its next Attach.
 
         Ends the lane, so that the client attaches soon.
         """
-        self._replies.put_aside(payload)
+        self._replies.add_unnumbered(payload)
         self.end()
 
-    def came(self, responses: int) -> None:
+    def acknowledge(self, responses: int) -> None:
         """Notes the number of responses that the client has acknowledged.
 
         Raises `INVALID_ARGUMENT` for an impossible number.
         """
         if responses > self._replies.number + _AHEAD:
             self._replies.release(responses)
-        self._said = responses
+        self._acknowledged = responses
         self._release()
 
     def _release(self) -> None:
-        self._replies.release(min(self._said, self._replies.number))
+        self._replies.release(min(self._acknowledged, self._replies.number))
 
     def unsent(self) -> list[bytes]:
         """Returns the responses that were not sent on the Execute stream."""
-        return list(islice(self._replies, max(0, self._heard - self._replies.received), None))
+        return list(islice(self._replies, max(0, self._sent - self._replies.received), None))
 
     # ---- end ----
 
@@ -100,7 +100,7 @@ class LaneMirror:
             last = await self._link.end_lane(self._number)
         except Refusal:
             return True
-        self._batches.went_by(last)
+        self._batches.note_lane_batches(last)
         return last > self._first
 
 
@@ -120,8 +120,8 @@ class UnusedLanes:
         """Creates the counter. `count` is called for each unused lane."""
         self._count = count
         self._clock = clock
-        self._told = float("-inf")
-        self._untold = 0
+        self._logged_at = float("-inf")
+        self._unlogged = 0
 
     def add(self, session: str, why: str) -> None:
         """Counts an unused lane.
@@ -129,10 +129,10 @@ class UnusedLanes:
         `why` is the device process's objection to its client; empty if the client closed the connection.
         """
         self._count()
-        self._untold += 1
+        self._unlogged += 1
         now = self._clock()
-        if now - self._told >= self.EVERY_S:
+        if now - self._logged_at >= self.EVERY_S:
             log.warning(
-                "lane_unused", session=session, why=why or "its client has closed the connection", lanes=self._untold
+                "lane_unused", session=session, why=why or "its client has closed the connection", lanes=self._unlogged
             )
-            self._told, self._untold = now, 0
+            self._logged_at, self._unlogged = now, 0

@@ -30,7 +30,7 @@ class ResumeBuffer:
         self.overrun: Refusal | None = None
         """Set once the responses were dropped. The attachment can then not be resumed."""
         self._kept: deque[bytes] = deque()
-        self._aside: deque[bytes] = deque()
+        self._unnumbered: deque[bytes] = deque()
         self._most_bytes = most_bytes
         self._most = most
         self._hard = hard
@@ -44,10 +44,10 @@ class ResumeBuffer:
     @property
     def made(self) -> int:
         """Number of responses so far, including those put aside."""
-        return self.number + len(self._aside)
+        return self.number + len(self._unnumbered)
 
     @property
-    def all_came(self) -> bool:
+    def all_acknowledged(self) -> bool:
         """True if the client has acknowledged all of them."""
         return not self._kept
 
@@ -60,24 +60,24 @@ class ResumeBuffer:
         """Adds a response."""
         self._take(self._kept, payload)
 
-    def put_aside(self, payload: bytes) -> None:
+    def add_unnumbered(self, payload: bytes) -> None:
         """Adds a response without a number.
 
         Until `join`, other responses that the client may already have get numbers before it.
         """
-        self._take(self._aside, payload)
+        self._take(self._unnumbered, payload)
 
     def join(self) -> None:
         """Numbers the responses that were put aside, after all others."""
-        self._kept.extend(self._aside)
-        self._aside.clear()
+        self._kept.extend(self._unnumbered)
+        self._unnumbered.clear()
 
     def _take(self, into: deque[bytes], payload: bytes) -> None:
         if self.overrun is not None:
             return
         into.append(payload)
         self.bytes += len(payload)
-        number = len(self._kept) + len(self._aside)
+        number = len(self._kept) + len(self._unnumbered)
         if self.bytes > self._hard or number > self._most_hard:
             self.overrun = Refusal(
                 Reason.QUEUE_FULL,
@@ -89,7 +89,7 @@ class ResumeBuffer:
                 details={"requested": self.bytes, "allowed": self._hard},
             )
             self._kept.clear()
-            self._aside.clear()
+            self._unnumbered.clear()
             self.bytes = 0
 
     def release(self, received: int, *, lossy: bool = False) -> None:

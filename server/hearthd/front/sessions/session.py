@@ -32,7 +32,7 @@ class Session:
     client_version: str
     opened_unix_ns: int
     lease: float
-    touched: float
+    last_used: float
     key: bytes
     tenant: Tenant = EVERYONE
     caller: Caller = ANYBODY
@@ -91,4 +91,4 @@ class Session:
 
         A session in use expires only with the credential that opened it.
         """
-        return self.until if self.connections else min(self.until, self.touched + self.lease)
+        return self.until if self.connections else min(self.until, self.last_used + self.lease)

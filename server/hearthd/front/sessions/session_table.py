@@ -54,7 +54,7 @@ class SessionTable:
         self._closing: set[asyncio.Task[list[int]]] = set()
         self.accounts = accounts if accounts is not None else TenantAccounts()
         self.audit = Audit()
-        self.on_shown: Callable[[Caller | None], None] = lambda caller: None
+        self.on_credential: Callable[[Caller | None], None] = lambda caller: None
         """Called with the caller that opened the session whose token the running call shows. None: no live session."""
         self.check_use: Callable[[Session], None] = lambda session: None
         """Raises `UNAUTHENTICATED` if the running call may not use the session; see `auth.session_binding`."""
@@ -112,7 +112,7 @@ class SessionTable:
             client_process=client_process[:100],
             opened_unix_ns=time.time_ns(),
             lease=self.lease,
-            touched=self._clock(),
+            last_used=self._clock(),
             key=_key(token),
             tenant=caller.tenant,
             caller=caller,
@@ -152,22 +152,22 @@ class SessionTable:
         if session is None and key in self._revoked:
             raise _ended(*self._revoked[key])
         if session is None or session.closing or session.deadline <= now:
-            self.on_shown(None)
+            self.on_credential(None)
             raise errors.session_expired()
-        self.on_shown(session.caller)
-        session.touched = now
+        self.on_credential(session.caller)
+        session.last_used = now
         opentelemetry.of_session(session)
         return session
 
     @contextmanager
-    def using(self, session: Session) -> Iterator[None]:
+    def keep_alive(self, session: Session) -> Iterator[None]:
         """Keeps the session from expiring while the context is entered."""
         session.connections += 1
         try:
             yield
         finally:
             session.connections -= 1
-            session.touched = self._clock()
+            session.last_used = self._clock()
 
     def lease_left(self, session: Session) -> float:
         """Returns the remaining lease in seconds; the whole lease while the session is in use."""
@@ -190,12 +190,12 @@ class SessionTable:
         self,
         session: Session,
         why: str,
-        patience: float = CLOSE_TIMEOUT,
+        time_limit: float = CLOSE_TIMEOUT,
         revoked: str = "",
         *,
         cause: SessionEnd = SessionEnd.CLIENT,
     ) -> list[int]:
-        """Ends a session and waits, at most `patience` seconds, until the devices have freed its memory.
+        """Ends a session and waits, at most `time_limit` seconds, until the devices have freed its memory.
 
         Returns the ordinals of the devices that have not freed it, because a kernel of the session still runs there.
         `why` is for people, `cause` for metrics. `revoked` is set if the daemon took the session from its client: later
@@ -219,29 +219,29 @@ class SessionTable:
         channels, session.channels = session.channels, {}
         session.ended.clear()  # no client resumes what is kept there
         closes = {asyncio.create_task(channel.close(refusal)): ordinal for ordinal, channel in channels.items()}
-        task = asyncio.create_task(self._closed(session, why, patience, closes), name=f"close-{session.id}")
+        task = asyncio.create_task(self._closed(session, why, time_limit, closes), name=f"close-{session.id}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return await asyncio.shield(task)  # a client waits a limited time for the answer
 
     async def _closed(
-        self, session: Session, why: str, patience: float, closes: dict[asyncio.Task[None], int]
+        self, session: Session, why: str, time_limit: float, closes: dict[asyncio.Task[None], int]
     ) -> list[int]:
         running: list[int] = []
         if closes:
-            _, late = await asyncio.wait(closes, timeout=patience)
+            _, late = await asyncio.wait(closes, timeout=time_limit)
             running = sorted(closes[task] for task in late)
             for task in late:
                 task.cancel()
             if late:
-                log.warning("session_close_slow", session=session.id, devices=running, seconds=patience)
+                log.warning("session_close_slow", session=session.id, devices=running, seconds=time_limit)
         self._on_closed(session)
         log.info("session_close", session=session.id, client=session.client_name, why=why)
         return running
 
-    async def close_all(self, why: str, patience: float) -> None:
+    async def close_all(self, why: str, time_limit: float) -> None:
         """Ends all sessions concurrently, because the daemon stops."""
-        await asyncio.gather(*(self.close(session, why, patience, cause=SessionEnd.STOP) for session in self))
+        await asyncio.gather(*(self.close(session, why, time_limit, cause=SessionEnd.STOP) for session in self))
 
 
 def _ended(session: str, why: str, fix: str) -> Refusal:

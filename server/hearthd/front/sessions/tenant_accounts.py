@@ -104,7 +104,7 @@ class TenantAccounts:
         self._accounts: dict[str, TenantAccount] = {}
         self._open: dict[str, Session] = {}
         self._ended: dict[str, Session] = {}  # recently ended, oldest first
-        self._told = LogThrottle()
+        self._log_throttle = LogThrottle()
         self.on_exhausted: Callable[[TenantAccount], None] = end_streams
 
     def __iter__(self) -> Iterator[TenantAccount]:
@@ -155,7 +155,7 @@ class TenantAccounts:
             return
         account.refused[SESSIONS_SHARE] += 1
         mine = len(account.sessions)
-        if self._told.due(tenant.name, time.monotonic()):
+        if self._log_throttle.due(tenant.name, time.monotonic()):
             log.warning("session_share_taken", tenant=tenant.name, sessions=mine, limit=limit)
         raise Refusal(
             Reason.SESSION_LIMIT,

@@ -61,7 +61,7 @@ class TransferTable:
         flow.begin()
         return flow
 
-    def resumable_upload(self, transfer: int, patience: float, size: int, offset: int) -> Upload | None:
+    def resumable_upload(self, transfer: int, resume_s: float, size: int, offset: int) -> Upload | None:
         """Returns the upload with this number for a stream that carries it, and registers it if it is new.
 
         None: it is complete.
@@ -72,17 +72,17 @@ class TransferTable:
         if transfer in self._complete:
             return None
         self._check_beginning(transfer, offset)
-        flow = Upload(self, transfer, patience, size)
+        flow = Upload(self, transfer, resume_s, size)
         self._register(transfer, flow)
         return flow
 
-    def resumable_download(self, transfer: int, patience: float, offset: int) -> Download:
+    def resumable_download(self, transfer: int, resume_s: float, offset: int) -> Download:
         """Returns the download with this number for a stream that carries it, and registers it if it is new."""
         flow = self._flows.get(transfer)
         if isinstance(flow, Download) and flow.resumable:
             return flow
         self._check_beginning(transfer, offset)
-        flow = Download(self, transfer, patience)
+        flow = Download(self, transfer, resume_s)
         self._register(transfer, flow)
         flow.begin()
         return flow
@@ -126,22 +126,22 @@ class TransferTable:
         flow = self._flows.get(transfer)
         return (True, flow.passed, False) if isinstance(flow, Upload) else (False, 0, False)
 
-    def give_up(self, transfer: int) -> None:
+    def cancel(self, transfer: int) -> None:
         """Ends a transfer that its client does not continue."""
         why = Refusal(Reason.TRANSFER_ABORTED, "The client cancelled the transfer.", fix="Start it again.")
         flow = self._flows.get(transfer)
         if flow is not None:
-            flow.take_up()
+            flow.assign_stream()
             flow.close(why)
         # The command that waits for the transfer must not wait forever.
         elif transfer not in self._complete and self.loss is None:
             self.link.send(Kind.ABORT, why.to_status().SerializeToString(), channel=self.number, id=transfer)
 
-    def came(self, transfer: int, size: int) -> None:
+    def acknowledge(self, transfer: int, size: int) -> None:
         """Notes that the first `size` bytes of a resumable download have reached the client."""
         flow = self._flows.get(transfer)
         if isinstance(flow, Download):
-            flow.came(size)
+            flow.acknowledge(size)
 
     # ---- for the link ----
 

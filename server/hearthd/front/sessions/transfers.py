@@ -1,6 +1,6 @@
 """Bulk data of one transfer, paced by credits: the sender sends no more chunks than the receiver has granted.
 
-A transfer is carried by an RPC stream. A resumable transfer outlives its stream by up to `patience` seconds, within
+A transfer is carried by an RPC stream. A resumable transfer outlives its stream by up to `resume_s` seconds, within
 which the next stream can continue it. The chunks of a resumable download are kept until the client acknowledges them.
 """
 
@@ -62,10 +62,10 @@ class TransferView:
 class Transfer:
     """The common part of uploads and downloads: one waiting coroutine, one stream at a time, one end."""
 
-    def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0) -> None:
+    def __init__(self, channel: TransferChannel, transfer: int, resume_s: float = 0.0) -> None:
         self._channel = channel
         self._transfer = transfer
-        self._patience = patience
+        self._resume_s = resume_s
         self._waiter: asyncio.Future[None] | None = None
         self._refusal: Refusal | None = None
         self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,7 +77,7 @@ class Transfer:
     @property
     def resumable(self) -> bool:
         """True if the transfer outlives its stream."""
-        return self._patience > 0
+        return self._resume_s > 0
 
     @property
     def parked(self) -> bool:
@@ -107,7 +107,7 @@ class Transfer:
             self._refused.set_result(None)
         self._wake()
 
-    def take_up(self) -> int:
+    def assign_stream(self) -> int:
         """Assigns the transfer to a new stream and returns that stream's number.
 
         The earlier stream can no longer pass anything on.
@@ -145,7 +145,7 @@ class Transfer:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def leave(self, stream: int, why: Refusal) -> None:
+    def stream_ended(self, stream: int, why: Refusal) -> None:
         """Notes that the stream with this number has ended.
 
         The transfer then waits for another stream, or ends with `why`.
@@ -153,14 +153,14 @@ class Transfer:
         if stream != self._stream:
             return
         if self.resumable and self._refusal is None and not self._complete:
-            self._parked = asyncio.get_running_loop().call_later(self._patience, self.close, why)
+            self._parked = asyncio.get_running_loop().call_later(self._resume_s, self.close, why)
         else:
             self.close(why)
 
     def bar_resume(self, stream: int) -> None:
         """Makes the transfer not resumable, because the stream with this number violated the protocol."""
         if stream == self._stream:
-            self._patience = 0.0
+            self._resume_s = 0.0
 
     @property
     def _complete(self) -> bool:
@@ -194,8 +194,8 @@ class Transfer:
 class Upload(Transfer):
     """A transfer of chunks to the device. `size`: total bytes, for resumable uploads."""
 
-    def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0, size: int = 0) -> None:
-        super().__init__(channel, transfer, patience)
+    def __init__(self, channel: TransferChannel, transfer: int, resume_s: float = 0.0, size: int = 0) -> None:
+        super().__init__(channel, transfer, resume_s)
         self.size = size
         self.passed = 0
         """Number of bytes that were passed on to the device."""
@@ -260,8 +260,8 @@ class _Chunk(NamedTuple):
 class Download(Transfer):
     """A transfer of chunks from the device."""
 
-    def __init__(self, channel: TransferChannel, transfer: int, patience: float = 0.0) -> None:
-        super().__init__(channel, transfer, patience)
+    def __init__(self, channel: TransferChannel, transfer: int, resume_s: float = 0.0) -> None:
+        super().__init__(channel, transfer, resume_s)
         self._chunks: deque[_Chunk] = deque()  # chunks to be written to the stream
         self._kept: deque[_Chunk] = deque()  # chunks passed to a stream that may not have reached the client
         self._kept_bytes = 0
@@ -314,7 +314,7 @@ class Download(Transfer):
             self._written = max(self._written, self._current.number + 1)
             self._grant()
 
-    def go_on(self, offset: int) -> None:
+    def resume_at(self, offset: int) -> None:
         """Continues the download on a new stream from byte `offset`.
 
         Raises if the bytes from `offset` on are not kept here.
@@ -322,13 +322,13 @@ class Download(Transfer):
         lowest = self._kept[0].start if self._kept else self._end
         if not lowest <= offset <= self._end:
             raise self._no_such_offset(offset, lowest, self._end)
-        self.came(offset)
+        self.acknowledge(offset)
         self._chunks.extendleft(reversed(self._kept))
         self._kept.clear()
         self._kept_bytes = 0
         self._grant()
 
-    def came(self, size: int) -> None:
+    def acknowledge(self, size: int) -> None:
         """Notes that the client has received the first `size` bytes."""
         while self._kept and self._kept[0].end <= size:
             chunk = self._kept.popleft()

@@ -82,12 +82,12 @@ def explain(cause: ExitCause, last: CrashRecord) -> ExitCause:
         if crash.sender:
             return _named(cause, f", sent by process {crash.sender}", running, {"sender": str(crash.sender)})
         if crash.culprit is not None:
-            return _blamed(cause, crash, crash.culprit)
+            return _with_culprit(cause, crash, crash.culprit)
         return _named(cause, " outside of all kernels", running, {})
     return _named(cause, "", running, {})
 
 
-def _blamed(cause: ExitCause, crash: Crash, culprit: RunningKernel) -> ExitCause:
+def _with_culprit(cause: ExitCause, crash: Crash, culprit: RunningKernel) -> ExitCause:
     """Adds the kernel that is known to have caused the crash. The other kernels that ran are not mentioned."""
     block = ", ".join(map(str, crash.block))
     more = {"kernel": culprit.kernel, "block": block}

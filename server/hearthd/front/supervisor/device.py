@@ -95,7 +95,7 @@ class Device(DeviceStatus):
         self.restarts: dict[str, int] = {}
         self.share_refusals: Counter[str] = Counter()
         """Number of refused starts of a process because the tenant had used up its share of processes, by tenant."""
-        self._told = LogThrottle()
+        self._log_throttle = LogThrottle()
         self.times = ProcessDurations()
         self.totals = DeviceTotals()
         self.rates = Rates()
@@ -128,8 +128,8 @@ class Device(DeviceStatus):
         Execute stream (`attaching`) sees the loss from the generation that it attaches to.
         """
         last = session.ended.get(self.ordinal)
-        if last is not None and last.loss is not None and not last.told:
-            last.told = True
+        if last is not None and last.loss is not None and not last.loss_reported:
+            last.loss_reported = True
             if not attaching:
                 raise last.loss
         while True:
@@ -197,7 +197,7 @@ class Device(DeviceStatus):
         shares = Shares(self.policy.max_processes, self.policy.weights)
         if not shares.admits(key.tenant, used):
             self.share_refusals[key.tenant] += 1
-            if self._told.due(key.tenant, time.monotonic()):
+            if self._log_throttle.due(key.tenant, time.monotonic()):
                 log.warning("process_share_taken", device=self.ordinal, tenant=key.tenant, processes=used[key.tenant])
             raise Refusal(
                 Reason.DEVICE_UNAVAILABLE,
@@ -246,7 +246,7 @@ class Device(DeviceStatus):
         for key, worker in list(self.workers.serving.items()):
             if key.tenant in quotas:
                 worker.quota = quotas[key.tenant].on_device(self.memory_total)
-                self._grants.use(worker.generation, key.tenant, worker.quota)
+                self._grants.assign(worker.generation, key.tenant, worker.quota)
             elif key.tenant and worker.holds_nothing:
                 self._end(worker)
 
@@ -281,17 +281,17 @@ class Device(DeviceStatus):
         now = time.monotonic()
         self.rates.sample(now, self.totals.sums(THROUGHPUT))
         self.history.add(now, self.rates)
-        self.tenant_memory.hear(generation, stats)
-        self.reports.hear(generation, stats)
-        self._grants.hear(generation, stats)
+        self.tenant_memory.on_report(generation, stats)
+        self.reports.on_report(generation, stats)
+        self._grants.on_report(generation, stats)
 
-    def learn(self, process: Process) -> None:
+    def process_ready(self, process: Process) -> None:
         """Notes the properties of a process that is ready. Earlier failures to start no longer count."""
         self.properties = process.properties
         self.known = True
         self._failures.clear()
-        self.times.started(time.monotonic() - process.begin)
-        self._grants.learn(process.properties.total_memory)
+        self.times.started(time.monotonic() - process.started_at)
+        self._grants.set_total(process.properties.total_memory)
         process.link.device_memory = self.memory_total
 
     async def prepare(self, process: Process, worker: Worker) -> None:
@@ -303,7 +303,7 @@ class Device(DeviceStatus):
         assert key is not None
         self.totals.belongs(process.generation, key.tenant)
         self.tenant_memory.belongs(process.generation, key.tenant)
-        self._grants.use(process.generation, key.tenant, worker.quota)
+        self._grants.assign(process.generation, key.tenant, worker.quota)
         process.link.serves = lambda session: self.key(session) == key and not self.quarantine_refusal(session)
         await self._owner.before_serving(process.link)
 

@@ -137,13 +137,13 @@ def state_of(process: int) -> str:
         return ""
 
 
-def gone(patience: float) -> bool:
-    """Returns True if the forkserver has ended, or ends within `patience` seconds.
+def gone(time_limit: float) -> bool:
+    """Returns True if the forkserver has ended, or ends within `time_limit` seconds.
 
     Blocks. Does not reap the process.
     """
     server = pid()
-    return server is None or _ended(server, patience)
+    return server is None or _ended(server, time_limit)
 
 
 def collect() -> int | None:
@@ -208,8 +208,8 @@ _END_S = 2.0
 """Time, in seconds, for the forkserver and the resource tracker to end by themselves."""
 
 
-def _ended(child: int, patience: float) -> bool:
-    """Returns True if the child has ended, or ends within `patience` seconds. Does not reap the child."""
+def _ended(child: int, time_limit: float) -> bool:
+    """Returns True if the child has ended, or ends within `time_limit` seconds. Does not reap the child."""
     try:
         descriptor = os.pidfd_open(child)
     except OSError:  # there is no such process, or no free descriptor
@@ -217,7 +217,7 @@ def _ended(child: int, patience: float) -> bool:
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(max(0.0, patience) * 1000))
+        return bool(poll.poll(max(0.0, time_limit) * 1000))
     finally:
         os.close(descriptor)
 

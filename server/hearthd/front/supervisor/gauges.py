@@ -27,7 +27,7 @@ async def ask(devices: Iterable[Device]) -> dict[tuple[int, str], Gauges]:
     for (ordinal, worker), gauges in zip(asked, answers, strict=True):
         if gauges is not None:
             found.setdefault((ordinal, label(worker)), []).append(gauges)
-    return {place: together(each) for place, each in found.items()}
+    return {place: combine(each) for place, each in found.items()}
 
 
 def label(worker: Worker) -> str:
@@ -44,7 +44,7 @@ async def _of(worker: Worker) -> Gauges | None:
         return None
 
 
-def together(gauges: Iterable[Gauges]) -> Gauges:
+def combine(gauges: Iterable[Gauges]) -> Gauges:
     """Combines the gauges of several processes of one device."""
     total: dict[str, Number] = {}
     for each in gauges:

@@ -255,7 +255,7 @@ class _Child:
         with contextlib.suppress(OSError):  # the process has ended already; its exit code shows that
             self._pidfd = os.pidfd_open(self.pid)
         self._exit: asyncio.Future[int | None] | None = None
-        self._told = True
+        self._status_pending = True
         """True while the forkserver may still pass on the exit code."""
 
     def begin(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[_Child], None]) -> None:
@@ -284,7 +284,7 @@ class _Child:
     def _on_status(self, loop: asyncio.AbstractEventLoop) -> None:
         """Handles the forkserver's notification of the exit code, or the end of the forkserver."""
         loop.remove_reader(self._process.sentinel)
-        self._told = False
+        self._status_pending = False
         code = self._process.exitcode
         if code != _UNKNOWN:
             self._finish(loop, code)
@@ -295,7 +295,7 @@ class _Child:
         """Handles the end of the process. The forkserver, if it runs, is about to pass on the exit code."""
         assert self._pidfd is not None
         loop.remove_reader(self._pidfd)
-        if not self._told:
+        if not self._status_pending:
             self._finish(loop, self._collect())
         else:
             loop.call_later(0 if forkserver.suspended() else _STATUS_S, self._on_silence, loop)

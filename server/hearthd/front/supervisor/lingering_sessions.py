@@ -36,9 +36,9 @@ class LingeringSession:
     """True if the device still works for the session, as far as is known."""
     kernels: tuple[str, ...] = ()
     """Kernels that have not ended, oldest first. Empty if they are not known, or if they ran as a graph."""
-    asked: float = float("-inf")
+    asked_at: float = float("-inf")
     """Time at which the process was last asked for the session's running work."""
-    told: bool = False
+    logged: bool = False
     """True once a log line was written about the session."""
     grace: float = GRACE
     """Seconds that its work may run on."""
@@ -63,36 +63,36 @@ class LingeringSessions:
     def __init__(self, grace: float = GRACE) -> None:
         """`grace`: seconds that work of a closed session may run on."""
         self._grace = grace
-        self._each: dict[int, LingeringSession] = {}
+        self._sessions: dict[int, LingeringSession] = {}
 
     def __iter__(self) -> Iterator[LingeringSession]:
-        return iter(self._each.values())
+        return iter(self._sessions.values())
 
     def __len__(self) -> int:
-        return len(self._each)
+        return len(self._sessions)
 
     # ---- events ----
 
-    def left(self, channel: int, session: str, tenant: str, now: float) -> None:
+    def add(self, channel: int, session: str, tenant: str, now: float) -> None:
         """Adds a session that was closed in this process."""
-        self._each.setdefault(channel, LingeringSession(session, tenant, now, grace=self._grace))
+        self._sessions.setdefault(channel, LingeringSession(session, tenant, now, grace=self._grace))
 
-    def gone(self, channel: int) -> None:
+    def remove(self, channel: int) -> None:
         """Removes a session whose work has ended and whose memory has been freed."""
-        self._each.pop(channel, None)
+        self._sessions.pop(channel, None)
 
-    def ask(self, now: float) -> None:
+    def mark_asked(self, now: float) -> None:
         """Notes that the process is being asked for the work that still runs."""
         for each in self:
-            each.asked = now
+            each.asked_at = now
 
-    def hear(self, leaving: Any) -> None:
+    def on_answer(self, leaving: Any) -> None:
         """Takes the process's answer: running work by channel number (a string, because JSON keys are strings).
 
         Without an answer, or if the process does not know a session, the session counts as busy.
         """
         known: Mapping[str, Any] = leaving if isinstance(leaving, dict) else {}
-        for channel, each in self._each.items():
+        for channel, each in self._sessions.items():
             said = known.get(str(channel))
             if isinstance(said, dict):
                 each.busy = bool(said.get("busy", True))
@@ -107,7 +107,7 @@ class LingeringSessions:
 
         `channels`: all channels of the process, including those of lingering sessions.
         """
-        return bool(self._each) and all(channel in self._each for channel in channels)
+        return bool(self._sessions) and all(channel in self._sessions for channel in channels)
 
     def must_drain(self, channels: Collection[int]) -> bool:
         """Returns True if a new session has to wait.
@@ -118,7 +118,7 @@ class LingeringSessions:
 
     def to_ask(self, now: float) -> bool:
         """Returns True if the grace period of a session has ended and the process has not been asked since."""
-        return any(each.asked < each.due <= now for each in self)
+        return any(each.asked_at < each.due <= now for each in self)
 
     def end(self, channels: Collection[int], now: float) -> bool:
         """Returns True if the process has to be ended."""

@@ -36,12 +36,12 @@ Observer = Callable[[int, dict[str, Any]], None]
 class Process:
     """A device process: launches it, connects its link, watches it and reaps it."""
 
-    def __init__(self, started: StartedProcess, link: DeviceLink, begin: float, crash: CrashFile) -> None:
+    def __init__(self, started: StartedProcess, link: DeviceLink, started_at: float, crash: CrashFile) -> None:
         self.link = link
         self.pid = started.pid
-        self.begin = begin
-        self.last_pong = begin
-        self._given: dict[int, int] = {}
+        self.started_at = started_at
+        self.last_pong = started_at
+        self._batches_at_ping: dict[int, int] = {}
         """Number of the last batch that was passed to each channel, as of the last ping."""
         self._started = started
         self._crash = crash
@@ -60,7 +60,7 @@ class Process:
         spec: DeviceSpec, launcher: Launcher, on_collective: CollectiveSink | None, observe: Observer
     ) -> Process:
         """Starts a process and returns it before it is ready. Raises the error if it cannot be started."""
-        begin = time.monotonic()
+        started_at = time.monotonic()
         started = await launcher.launch(spec)
         link = DeviceLink(spec.ordinal, spec.generation, on_collective)
         link.on_stats = partial(observe, spec.generation)
@@ -69,7 +69,7 @@ class Process:
                 link.descriptors = Descriptors(started.descriptors, spec.ordinal)
             link.share_chunks(spec.chunk_bytes)
             await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=started.socket)
-            return Process(started, link, begin, CrashFile.of(spec.backend, link))
+            return Process(started, link, started_at, CrashFile.of(spec.backend, link))
         except BaseException:
             started.kill()
             raise
@@ -93,17 +93,17 @@ class Process:
         """True if the process has ended or is about to end."""
         return any(end.done() for end in self._ends)
 
-    async def until_ready(self, patience: float) -> ExitCause | None:
+    async def until_ready(self, time_limit: float) -> ExitCause | None:
         """Waits until the process is ready.
 
-        Returns the cause of its end if it ends before, or is not ready in `patience` seconds.
+        Returns the cause of its end if it ends before, or is not ready in `time_limit` seconds.
         """
         ready = self.link.ready
-        await asyncio.wait({*self._ends, ready}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*self._ends, ready}, timeout=time_limit, return_when=asyncio.FIRST_COMPLETED)
         if self.over:
             return await self._cause()
         if not ready.done():
-            return ExitCause("start_timeout", f"it was not ready within {patience:g} s of its start")
+            return ExitCause("start_timeout", f"it was not ready within {time_limit:g} s of its start")
         self.last_pong = time.monotonic()
         return None
 
@@ -115,52 +115,52 @@ class Process:
     async def _cause(self) -> ExitCause:
         return self._crash.explain(await find_cause(self.link, self._exited))
 
-    async def watch(self, interval: float, patience: float, other: asyncio.Future[Any]) -> ExitCause | None:
+    async def watch(self, interval: float, time_limit: float, other: asyncio.Future[Any]) -> ExitCause | None:
         """Waits like `until`, and sends a ping every `interval` seconds.
 
-        A ping without an answer within `patience` seconds counts as the end of the process.
+        A ping without an answer within `time_limit` seconds counts as the end of the process.
         """
-        pinger = asyncio.create_task(self._ping(interval, patience))
-        looking = asyncio.create_task(self._look())
+        pinger = asyncio.create_task(self._ping(interval, time_limit))
+        looking = asyncio.create_task(self._check_stopped())
         try:
             await asyncio.wait({*self._ends, pinger, other}, return_when=asyncio.FIRST_COMPLETED)
             if self.over:
                 return await self._cause()
             if pinger.done():
-                return self._crash.explain(ExitCause("stuck", f"it answered no ping for {patience:g} s"))
+                return self._crash.explain(ExitCause("stuck", f"it answered no ping for {time_limit:g} s"))
             return None
         finally:
             pinger.cancel()
             looking.cancel()
             await asyncio.gather(pinger, looking, return_exceptions=True)
 
-    async def _ping(self, interval: float, patience: float) -> None:
+    async def _ping(self, interval: float, time_limit: float) -> None:
         """Sends pings. Returns when a ping was not answered in time."""
         while True:
-            if not await self._answers(patience):
+            if not await self._answers_ping(time_limit):
                 return
             self.last_pong = time.monotonic()
-            self._given = {number: channel.batches.last for number, channel in self.link.channels.items()}
+            self._batches_at_ping = {number: channel.batches.last for number, channel in self.link.channels.items()}
             # Reads the counters often, so that few counts are lost if the process is lost.
-            await within(patience, self.link.stats())
+            await within(time_limit, self.link.stats())
             await asyncio.sleep(interval)
 
-    async def _answers(self, patience: float) -> bool:
-        """Returns True if a ping is answered in `patience` seconds.
+    async def _answers_ping(self, time_limit: float) -> bool:
+        """Returns True if a ping is answered in `time_limit` seconds.
 
         After half of that time the process counts as stalled until it answers.
         """
         pong = asyncio.ensure_future(self.link.ping())
         try:
-            if await within(patience / 2, asyncio.shield(pong)):
+            if await within(time_limit / 2, asyncio.shield(pong)):
                 return True
-            self._stall(silent=f"its process has answered no ping for {patience / 2:g} s")
-            return await within(patience / 2, asyncio.shield(pong))
+            self._stall(silent=f"its process has answered no ping for {time_limit / 2:g} s")
+            return await within(time_limit / 2, asyncio.shield(pong))
         finally:
             pong.cancel()
             self._stall(silent="")
 
-    async def _look(self) -> None:
+    async def _check_stopped(self) -> None:
         """Checks whether the process is stopped (SIGSTOP, a debugger), noticed long before a ping is missed."""
         while True:
             halted = state_of(self.pid) in ("T", "t")
@@ -187,7 +187,7 @@ class Process:
             if channel.calls
             or channel.lane is not None
             or len(channel.batches)
-            or channel.batches.last != self._given.get(number, 0)
+            or channel.batches.last != self._batches_at_ping.get(number, 0)
         }
 
     # ---- end ----
@@ -200,17 +200,17 @@ class Process:
         if cause.label != "fault":  # after a fault, the process has just reported that it ends by itself
             self._started.kill()
 
-    async def shut_down(self, patience: float) -> bool:
+    async def shut_down(self, time_limit: float) -> bool:
         """Asks the process to finish the queued work and end.
 
-        Kills it if it does not end within `patience` seconds, and then returns False.
+        Kills it if it does not end within `time_limit` seconds, and then returns False.
         """
         obeyed = True
         if not self.link.ready.done() or self.over:
             self._started.kill()
         else:
             self.link.send(Kind.SHUTDOWN)
-            _, pending = await asyncio.wait({self._exited}, timeout=patience)
+            _, pending = await asyncio.wait({self._exited}, timeout=time_limit)
             if pending:
                 obeyed = False
                 self._started.kill()

@@ -44,7 +44,7 @@ class SessionClose:
         self._asking: asyncio.Task[None] | None = None
         self._awaited = False
         self._over = False
-        link.on_leave, link.on_gone = self._leave, self._gone
+        link.on_leave, link.on_gone = self._on_leave, self._on_gone
 
     @property
     def must_drain(self) -> bool:
@@ -63,7 +63,7 @@ class SessionClose:
     def stuck(self) -> list[tuple[LingeringSession, float]]:
         """Returns the sessions whose grace period has ended, each with the seconds since it was closed."""
         now = time.monotonic()
-        return [(each, now - each.since) for each in self._lingering.stuck(now)]
+        return [(session, now - session.since) for session in self._lingering.stuck(now)]
 
     def close(self) -> None:
         """Stops watching, because the process ends or has ended."""
@@ -75,17 +75,17 @@ class SessionClose:
 
     # ---- events ----
 
-    def _leave(self, channel: int) -> None:
+    def _on_leave(self, channel: int) -> None:
         known = self._link.channels.get(channel)
         if known is not None:
-            self._lingering.left(channel, known.session_id, known.tenant, time.monotonic())
-            self._look()
+            self._lingering.add(channel, known.session_id, known.tenant, time.monotonic())
+            self._update()
 
-    def _gone(self, channel: int) -> None:
-        self._lingering.gone(channel)
-        self._look()
+    def _on_gone(self, channel: int) -> None:
+        self._lingering.remove(channel)
+        self._update()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         """Decides what to do next, after an event or at the end of a grace period."""
         if self._timer is not None:
             self._timer.cancel()
@@ -104,49 +104,49 @@ class SessionClose:
             self._over = True
             self._end(_cause(stuck, now))
             return
-        for each in stuck:
-            if not each.told:
-                each.told = True
-                self._warn(each, now)
+        for session in stuck:
+            if not session.logged:
+                session.logged = True
+                self._warn(session, now)
         due = self._lingering.wake(now)
         if due is not None:
-            self._timer = asyncio.get_running_loop().call_later(due - now + 1e-3, self._look)
+            self._timer = asyncio.get_running_loop().call_later(due - now + 1e-3, self._update)
 
     def _ask(self) -> None:
         if self._asking is None:
-            self._asking = asyncio.create_task(self._hear(), name=f"farewell-{self._link.ordinal}")
+            self._asking = asyncio.create_task(self._query(), name=f"session-close-{self._link.ordinal}")
 
-    async def _hear(self) -> None:
-        self._lingering.ask(time.monotonic())
-        said: dict[str, Any] = {}
+    async def _query(self) -> None:
+        self._lingering.mark_asked(time.monotonic())
+        stats: dict[str, Any] = {}
         with contextlib.suppress(TimeoutError, Refusal):
             async with asyncio.timeout(ANSWER):
-                said = await self._link.stats()
-        self._lingering.hear(said.get("leaving"))
+                stats = await self._link.stats()
+        self._lingering.on_answer(stats.get("leaving"))
         self._asking = None
-        self._look()
+        self._update()
 
-    def _warn(self, straggler: LingeringSession, now: float) -> None:
+    def _warn(self, lingering: LingeringSession, now: float) -> None:
         log.warning(
             "session_runs_on",
             device=self._link.ordinal,
             generation=self._link.generation,
-            session=straggler.session,
-            tenant=straggler.tenant,
-            kernels=list(straggler.kernels),
-            closed_unix=round(time.time() - (now - straggler.since), 3),
+            session=lingering.session,
+            tenant=lingering.tenant,
+            kernels=list(lingering.kernels),
+            closed_unix=round(time.time() - (now - lingering.since), 3),
             why="other sessions use its process, which ends after they have closed; until then its resources stay "
             "allocated",
         )
 
 
 def _cause(stuck: list[LingeringSession], now: float) -> ExitCause:
-    kernels = tuple(dict.fromkeys(name for each in stuck for name in each.kernels))
-    since = max(now - each.since for each in stuck)
-    what = "; ".join(each.what for each in stuck[:3]) + ("; and more" if len(stuck) > 3 else "")
+    kernels = tuple(dict.fromkeys(name for session in stuck for name in session.kernels))
+    since = max(now - session.since for session in stuck)
+    what = "; ".join(session.what for session in stuck[:3]) + ("; and more" if len(stuck) > 3 else "")
     return ExitCause(
         ABANDONED,
         f"{what} had not ended {since:.1f} s after the close, and no other session used the process",
         kernels,
-        (("sessions", ", ".join(each.session for each in stuck)),),
+        (("sessions", ", ".join(session.session for session in stuck)),),
     )

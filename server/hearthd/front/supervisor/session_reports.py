@@ -35,7 +35,7 @@ class SessionReports:
         self._memory: dict[int, dict[int, int]] = {}
         self._running: dict[int, tuple[KernelInFlight, ...]] = {}
 
-    def hear(self, generation: int, stats: Mapping[str, Any]) -> None:
+    def on_report(self, generation: int, stats: Mapping[str, Any]) -> None:
         """Handles a report. Unusable entries are left out."""
         said = stats.get("sessions")
         entries = said.items() if isinstance(said, dict) else ()

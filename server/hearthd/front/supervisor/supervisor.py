@@ -38,7 +38,7 @@ class Supervisor:
         self.device_lost = on_lost
         self.sessions: Iterable[Session] = ()
         """All open sessions."""
-        self.on_barred: Callable[[str], None] = lambda session: None
+        self.on_quarantined: Callable[[str], None] = lambda session: None
         """Called with the id of a session that is quarantined. The session's state at the front has to be removed."""
         self.prepare: list[Callable[[DeviceLink], Awaitable[None]]] = []
         """Called, in order, with the link of each process that is ready, before the process serves. `link.serves` tells
@@ -47,7 +47,7 @@ class Supervisor:
         self.devices = {spec.ordinal: Device(spec, launcher, policy, self) for spec in specs}
         self._launcher = launcher
         self.quarantine = FaultQuarantine(policy.max_faults, policy.restart_window)
-        self._cutting: set[asyncio.Task[None]] = set()
+        self._closes: set[asyncio.Task[None]] = set()
         self._change: asyncio.Future[None] | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -88,15 +88,15 @@ class Supervisor:
         if not self.quarantine.record_fault(session, time.monotonic()):
             return
         log.error("session_barred", session=session)
-        self.on_barred(session)
+        self.on_quarantined(session)
         refusal = self.quarantine.refusal(session)
         for each in self.sessions:
             if each.id == session and not each.dedicated:
                 channels, each.channels = list(each.channels.values()), {}
                 for channel in channels:
                     task = asyncio.create_task(channel.close(refusal), name=f"session-{session}-cut-off")
-                    self._cutting.add(task)
-                    task.add_done_callback(self._cutting.discard)
+                    self._closes.add(task)
+                    task.add_done_callback(self._closes.discard)
 
     def quarantine_refusal(self, session: Session) -> Refusal | None:
         """Returns the reason why a session may not share a process; None: it may."""
@@ -144,7 +144,7 @@ class Supervisor:
 
     async def stop(self, at_once: bool = False) -> None:
         """Ends every device process and the forkserver."""
-        for task in self._cutting:
+        for task in self._closes:
             task.cancel()
         await asyncio.gather(*(device.stop(at_once) for device in self))
         await self._launcher.stop()

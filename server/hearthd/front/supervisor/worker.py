@@ -52,7 +52,7 @@ class WorkerOwner(Protocol):
     async def start_process(self, spec: DeviceSpec) -> Process:
         """Starts a process. Raises an error if it cannot be started; its room on the device is then free again."""
 
-    def learn(self, process: Process) -> None:
+    def process_ready(self, process: Process) -> None:
         """Notes that a process is ready."""
 
     async def prepare(self, process: Process, worker: Worker) -> None:
@@ -103,7 +103,7 @@ class Worker:
         self._adopted = asyncio.get_running_loop().create_future()
         self._idle: asyncio.TimerHandle | None = None
         self._session_close: SessionClose | None = None
-        self._put_down: tuple[Process, ExitCause] | None = None
+        self._killed: tuple[Process, ExitCause] | None = None
         """The process that was killed on purpose, and the cause."""
         self._stopped: Refusal | None = None
         self._task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"device-{host.ordinal}")
@@ -177,8 +177,8 @@ class Worker:
                 begin = time.monotonic()  # waiting for the replacement has a separate time limit
             policy = self._host.policy
             starts = self.state == STARTING and self.process is not None
-            patience = policy.start_timeout if starts else policy.serving_wait
-            left = begin + patience - time.monotonic()
+            time_limit = policy.start_timeout if starts else policy.serving_wait
+            left = begin + time_limit - time.monotonic()
             if left <= 0 or self.state == FENCED:
                 raise self.unavailable()
             with contextlib.suppress(TimeoutError):
@@ -259,8 +259,8 @@ class Worker:
             await process.reap(self._stopped or _ended(self._host.ordinal))
         else:
             assert cause is not None
-            if self._put_down is not None and self._put_down[0] is process:
-                cause = self._put_down[1]
+            if self._killed is not None and self._killed[0] is process:
+                cause = self._killed[1]
             await process.end(cause)
             self._lose(process, cause, ready)
             await process.reap()
@@ -274,27 +274,27 @@ class Worker:
         """
         policy = self._host.policy
         watch = (policy.ping_interval, policy.ping_timeout)
-        self._host.learn(process)
+        self._host.process_ready(process)
         process.on_stall = self._host.notify
-        opentelemetry.device_started(self._host.ordinal, process.generation, process.begin)
+        opentelemetry.device_started(self._host.ordinal, process.generation, process.started_at)
         log.info(
             "device_ready",
             device=self._host.ordinal,
             generation=process.generation,
             pid=process.pid,
             name=process.properties.name,
-            seconds=round(time.monotonic() - process.begin, 3),
+            seconds=round(time.monotonic() - process.started_at, 3),
         )
         if self.key is None:
             self._set(SERVING, "")
-            self._rest()
+            self._start_idle_timeout()
             waited = {self._adopted, self._ending}
             either = asyncio.ensure_future(asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED))
             cause = await process.watch(*watch, either)
             either.cancel()
             if cause is not None or self.ending:
                 return cause
-        process.link.emptied = self._rest
+        process.link.emptied = self._start_idle_timeout
         preparing = asyncio.ensure_future(self._host.prepare(process, self))
         cause = await process.until(preparing)
         if cause is not None:
@@ -303,7 +303,7 @@ class Worker:
             return cause
         preparing.result()
         self._set(SERVING, "")
-        self._rest()
+        self._start_idle_timeout()
         return await process.watch(*watch, self._ending)
 
     def _lose(self, process: Process | None, cause: ExitCause, ready: bool) -> None:
@@ -342,14 +342,14 @@ class Worker:
 
     # ---- end ----
 
-    def _rest(self) -> None:
+    def _start_idle_timeout(self) -> None:
         """Starts the idle timeout, if there is one. Called when no session has a channel in the process."""
         timeout = self._host.policy.idle_timeout
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        spared = self.key == EVERYBODY or (self.key is None and self._host.policy.spare)
-        if timeout and not spared:
+        exempt = self.key == EVERYBODY or (self.key is None and self._host.policy.spare)
+        if timeout and not exempt:
             self._idle = asyncio.get_running_loop().call_later(timeout, self._end_if_idle, self.key)
 
     def _end_if_idle(self, key: WorkerKey | None) -> None:
@@ -360,9 +360,9 @@ class Worker:
 
     def _abandon(self, process: Process, cause: ExitCause) -> None:
         """Kills a process in which only closed sessions are left whose work does not end."""
-        if self.process is not process or self.ending or (self._put_down and self._put_down[0] is process):
+        if self.process is not process or self.ending or (self._killed and self._killed[0] is process):
             return
-        self._put_down = (process, cause)
+        self._killed = (process, cause)
         process.kill()
         self._set(LOST, cause.text)  # new sessions wait for the next process from now on
 
@@ -370,7 +370,7 @@ class Worker:
         """Replaces the process, and starts the worker again if it is fenced."""
         self.losses.clear()
         if self.process is not None:
-            self._put_down = (self.process, ExitCause(RESTART, "an operator restarts it"))
+            self._killed = (self.process, ExitCause(RESTART, "an operator restarts it"))
             self.process.kill()
         if self.state == FENCED:
             self._set(LOST, "an operator restarts it")
@@ -395,8 +395,8 @@ class Worker:
         if self._idle is not None:
             self._idle.cancel()
         if not self._task.done():
-            patience = 2 * self._host.policy.shutdown_timeout  # the worker may be waiting for a launch
-            _, pending = await asyncio.wait({self._task}, timeout=patience)
+            time_limit = 2 * self._host.policy.shutdown_timeout  # the worker may be waiting for a launch
+            _, pending = await asyncio.wait({self._task}, timeout=time_limit)
             if pending:
                 self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

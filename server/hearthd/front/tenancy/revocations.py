@@ -18,7 +18,7 @@ from hearthd.shared.log import LogThrottle
 
 log = structlog.get_logger("hearthd.tls")
 
-_LOOK_AGAIN = 2.0
+_CHECK_INTERVAL = 2.0
 """Minimum interval, in seconds, between checks of the file."""
 
 
@@ -53,9 +53,9 @@ class Revocations:
         """Number of changes of the set of revoked certificates."""
         self._client_ca = client_ca
         self._clock = clock
-        self._told = LogThrottle()
+        self._log_throttle = LogThrottle()
         self._revoked: frozenset[CertificateIdentity] = frozenset()
-        self._looked = clock()
+        self._checked_at = clock()
         self._stamp: tuple[int, ...] = ()
         if path:
             self._stamp = self._stamped()
@@ -64,16 +64,16 @@ class Revocations:
     def __len__(self) -> int:
         return len(self._revoked)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Reads the file again if it has changed; `changes` counts that.
 
         A file that cannot be used is logged and changes nothing.
         """
         now = self._clock()
-        if not self.path or now - self._looked < _LOOK_AGAIN:
+        if not self.path or now - self._checked_at < _CHECK_INTERVAL:
             return
-        self._looked = now
-        if self.next_update < time.time() and self._told.due("expired", now):
+        self._checked_at = now
+        if self.next_update < time.time() and self._log_throttle.due("expired", now):
             log.warning("crl_expired", path=self.path, action="it remains in force; install the authority's new list")
         try:
             stamp = self._stamped()
@@ -81,7 +81,7 @@ class Revocations:
                 return
             revoked, self.next_update = self._read()
         except RevocationError as error:
-            if self._told.due("unusable", now):
+            if self._log_throttle.due("unusable", now):
                 log.error("crl_not_renewed", why=str(error))
             return
         self.changes += revoked != self._revoked

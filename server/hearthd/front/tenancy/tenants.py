@@ -241,7 +241,7 @@ class Directory:
             "Use a token, or have the user or one of its groups added to `users` or `groups` of a tenant.",
         )
 
-    def again(self, caller: Caller, now: float) -> Caller:
+    def reidentify(self, caller: Caller, now: float) -> Caller:
         """Identifies a caller again that another directory has identified. Raises `UNAUTHENTICATED`."""
         proof = caller.proof
         if isinstance(proof, bytes):

@@ -93,6 +93,6 @@ def test_event_loop_bridge_belongs_to_one_loop() -> None:
 
     asyncio.run(make())
     homes[0].check()  # accepted without a running loop, as in a plain call from a thread
-    homes[0].later(lambda: None)  # the loop is closed, and no error is raised
+    homes[0].call_soon(lambda: None)  # the loop is closed, and no error is raised
     with pytest.raises(UnsupportedError, match="another event loop"):
         asyncio.run(make())

@@ -213,7 +213,7 @@ def test_a_group_that_is_dropped_is_left(daemons: list[GroupDaemon], nodes: list
     gc.collect()
     wait_until(lambda: not daemons[0].groups and not daemons[1].groups)
     done = threading.Event()
-    session_of(nodes[0]).later(done.set)  # the thread that left the group still runs
+    session_of(nodes[0]).run_in_keeper(done.set)  # the thread that left the group still runs
     assert done.wait(5)
 
 

@@ -148,7 +148,7 @@ def test_attempt_receives_the_remaining_time(clock: Clock) -> None:
             raise refused(after=1.0)
         return "open"
 
-    assert retry.persist(attempt, 10) == "open"
+    assert retry.retry_until(attempt, 10) == "open"
     assert given[0] == 10 and 6 <= given[1] - given[2] + 5 <= 8
     assert given == sorted(given, reverse=True)
 

@@ -126,12 +126,12 @@ def test_unsent_work_is_sent_after_a_break(work: Attachment) -> None:
 def test_work_waiting_for_a_lane_is_sent_without_one(work: Attachment) -> None:
     sender = Sender(work)
     assert wait_for(lambda: work.inspect().sender_waits)
-    work.hold()
+    work.hold_work()
     attach(work)
     work.submit(note())
-    assert work.quiet(), "a lane is being opened"
+    assert work.may_open_lane(), "a lane is being opened"
     assert not wait_for(lambda: sender.sent, 0.05)
-    work.carry(None, lambda: None, "lane")
+    work.use_lane(None, lambda: None, "lane")
     assert wait_for(lambda: len(sender.sent) == 1)
     end(work, sender)
 

@@ -16,7 +16,7 @@ from hearth.session.attachment import Attachment
 from hearth.session.reply import Reply
 from hearth.transport.copy_signals import Signals
 from hearth.transport.memory_segments import Segment
-from hearth.transport.spin_wait import CORES, LEAST_BYTES, UP, Lookout
+from hearth.transport.spin_wait import CORES, LEAST_BYTES, UP, SpinWait
 from hearth_proto import reasons
 from hearth_proto.v1 import commands_pb2
 from tests.support.client.fake_daemon import Response
@@ -37,7 +37,7 @@ def work(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> Attachment:
     monkeypatch.setattr(attachments, "cores", lambda: 64)
     gpu.synchronize()
     attachment = connection_of(gpu).attachment()
-    attachment.lookout.most = attachment.lookout.patience = 20.0
+    attachment.spin_wait.most = attachment.spin_wait.patience = 20.0
     attachment.signals = Signals(Segment(4096))
     return attachment
 
@@ -49,7 +49,7 @@ def ask(daemon: LaneDaemon, work: Attachment) -> Reply:
     daemon.never_answer.add("memory_usage")
     count = daemon.count("memory_usage")
     reply = work.request(commands_pb2.Command(memory_usage=commands_pb2.MemoryUsage()), reports=True)
-    reply.foretold = DONE
+    reply.signalled_result = DONE
     assert wait_for(lambda: daemon.count("memory_usage") > count)
     channel, session = work.channel, work.session
     assert channel is not None
@@ -110,18 +110,18 @@ def test_signal_before_the_wait_is_seen(daemon: LaneDaemon, work: Attachment) ->
 def test_signal_with_another_number_is_ignored(daemon: LaneDaemon, work: Attachment) -> None:
     first, second = ask(daemon, work), ask(daemon, work)
     signal(work, second)
-    work.lookout.patience = 0.1
+    work.spin_wait.patience = 0.1
     with pytest.raises(hearth.TimeoutError):
         first.wait(0.1)
-    work.lookout.patience = 20.0
+    work.spin_wait.patience = 20.0
     assert second.wait(20) is DONE
 
 
 def test_wait_without_a_signal_waits_for_the_answer(daemon: LaneDaemon, work: Attachment) -> None:
     reply = ask(daemon, work)
-    reply.foretold = None
+    reply.signalled_result = None
     signal(work, reply)
-    work.lookout.patience = 0.1
+    work.spin_wait.patience = 0.1
     with pytest.raises(hearth.TimeoutError):
         reply.wait(0.1)
 
@@ -176,7 +176,7 @@ def test_work_after_a_signalled_copy_does_not_wait_for_its_ack(daemon: LaneDaemo
 def test_copies_are_due_no_later_for_signals(program: list[tuple[int, float]]) -> None:
     """The copies end one after another, each by a signal or by its answer. The answer may arrive after the next copy
     has begun."""
-    lookout, now, size = Lookout(CORES), 1.0, LEAST_BYTES
+    lookout, now, size = SpinWait(CORES), 1.0, LEAST_BYTES
     untold: list[float] = []
     for kind, took in program:
         begun = now

@@ -37,7 +37,7 @@ def daemon() -> Iterator[LaneDaemon]:
 @pytest.mark.parametrize("cores", [1, 64], indirect=True)
 def test_waiting_thread_receives(work: Attachment, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     channel, by = work.channel, []
-    assert channel is not None and bool(work.lookout.most) == (cores > 2)
+    assert channel is not None and bool(work.spin_wait.most) == (cores > 2)
     receive = channel.lane.receive
 
     def counted() -> None:
@@ -105,7 +105,7 @@ def test_thread_that_leaves_and_returns_wakes_no_other(background: Background) -
             role.holder, role.taken = 1, role.taken + 1
     with lock:
         role.leave(1)
-        role.summon()
+        role.wake_background()
     thread.join(20)
     assert not thread.is_alive(), "it comes where it is needed"
 
@@ -164,7 +164,7 @@ def test_spinning_thread_finds_an_answer_at_any_time(
     daemon: LaneDaemon, work: Attachment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer arrives immediately, when a copy is due, later, or when no thread polls any more."""
-    lookout, size, channel = work.lookout, 64 << 20, work.channel
+    lookout, size, channel = work.spin_wait, 64 << 20, work.channel
     assert channel is not None
     asleep: list[float] = []
     select, descriptor = lane.select.select, channel.lane.fileno()

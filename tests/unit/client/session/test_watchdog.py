@@ -198,7 +198,7 @@ def test_long_work_is_waited_for_on_the_same_stream(forgetful: Forgetful) -> Non
         original = connection.transport.call_device
         connection.transport.call_device = lambda *args: asked.append(1) or original(*args)  # type: ignore[method-assign,func-returns-value]
         while len(asked) < 3:
-            assert not reply.answers_within(0.05)
+            assert not reply.wait_answered(0.05)
         forgetful.gate.set()
         reply.wait(20)
         assert connection.outages == 0

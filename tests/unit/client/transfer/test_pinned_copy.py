@@ -49,7 +49,7 @@ class Daemon(LaneDaemon):
 class Shared:
     """Shared memory that is never lost."""
 
-    open = alive_lately = True
+    open = recently_alive = True
 
     def __init__(self, gpu: hearth.Device) -> None:
         self.attachment = connection_of(gpu).attachment()
@@ -57,7 +57,7 @@ class Shared:
     def lost(self, error: hearth.HearthError) -> bool:
         return False
 
-    def tell(self) -> None:
+    def enable_signals(self) -> None:
         """Enables no signals."""
 
 
@@ -154,22 +154,24 @@ def test_repeated_copy_takes_the_full_path_if_its_inputs_changed(
     """The caller then takes the full path, which finds the cause."""
     x, y, connection = gpu.zeros(SIZE, "u1"), gpu.zeros(SIZE, "u1"), connection_of(gpu)
     copy = copies(gpu, segment, UP, handle_of(x))
-    assert copy.again(memory_of(x), None, True) and not copy.again(memory_of(y), None, True)
+    assert copy.repeatable(memory_of(x), None, True) and not copy.repeatable(memory_of(y), None, True)
     stream = gpu.stream()
-    assert not copy.again(memory_of(x), stream, True) and copy.again(memory_of(x), gpu.default_stream, True)
+    assert not copy.repeatable(memory_of(x), stream, True) and copy.repeatable(memory_of(x), gpu.default_stream, True)
     with gpu.graph():
-        assert not copy.again(memory_of(x), gpu.current_stream, True)
+        assert not copy.repeatable(memory_of(x), gpu.current_stream, True)
     error = hearth.TransferError("lost", reason="TRANSFER_ABORTED")
     connection.defer(error)
-    assert not copy.again(memory_of(x), None, True)
+    assert not copy.repeatable(memory_of(x), None, True)
     with pytest.raises(hearth.TransferError):
         connection.raise_deferred()
     with monkeypatch.context() as patched:
         patched.setattr(connection, "refusal", error)
-        assert not copy.again(memory_of(x), None, True)
-    for name, blocking in (("open", True), ("alive_lately", False)):
+        assert not copy.repeatable(memory_of(x), None, True)
+    for name, blocking in (("open", True), ("recently_alive", False)):
         with monkeypatch.context() as patched:
             patched.setattr(Shared, name, False)
-            assert not copy.again(memory_of(x), None, blocking) and copy.again(memory_of(x), None, not blocking)
+            assert not copy.repeatable(memory_of(x), None, blocking) and copy.repeatable(
+                memory_of(x), None, not blocking
+            )
     x.free()
-    assert not copy.again(memory_of(x), None, True)
+    assert not copy.repeatable(memory_of(x), None, True)

@@ -77,9 +77,9 @@ class Door:
             each.close()
 
 
-def opened(door: Any, again: float = stripe_pool.AGAIN_S) -> stripe_pool.Stripes:
+def opened(door: Any, retry_s: float = stripe_pool.RETRY_S) -> stripe_pool.Stripes:
     connection: Any = SimpleNamespace(transport=door, token="token", ordinal=0)
-    return stripe_pool.Stripes(connection, again)
+    return stripe_pool.Stripes(connection, retry_s)
 
 
 def test_unsupported_stripes_are_not_requested_again() -> None:
@@ -94,7 +94,7 @@ def test_unsupported_stripes_are_not_requested_again() -> None:
 def test_no_stripe_can_be_opened() -> None:
     """Stripes are requested again, but not immediately."""
     door = Door()
-    of = opened(door, again=0.5)
+    of = opened(door, retry_s=0.5)
     assert of.open(1, 3) == of.open(1, 3) == [] and door.asked == [3]
     door.lively = 3
     time.sleep(0.6)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.transport.spin_wait import CORES, DOWN, LEAST_BYTES, LEAST_S, LOOK_S, UP, Lookout
+from hearth.transport.spin_wait import CORES, DOWN, LEAST_BYTES, LEAST_S, LOOK_S, UP, SpinWait
 
 SIZES = st.integers(LEAST_BYTES, 1 << 32)
 
 
 def test_no_thread_polls_with_few_cores() -> None:
-    lookout = Lookout(CORES - 1)
+    lookout = SpinWait(CORES - 1)
     assert not lookout.most and not lookout.patience
     for way in (UP, DOWN):
         lookout.begin(way, 1 << 30, 1.0)
@@ -25,7 +25,7 @@ def test_no_thread_polls_with_few_cores() -> None:
 
 
 def test_spin_time_shrinks_after_long_waits_and_recovers_after_a_short_one() -> None:
-    lookout = Lookout(CORES)
+    lookout = SpinWait(CORES)
     assert lookout.patience == LOOK_S
     for _ in range(20):
         lookout.came(1.0)
@@ -36,7 +36,7 @@ def test_spin_time_shrinks_after_long_waits_and_recovers_after_a_short_one() -> 
 
 @given(st.lists(st.floats(0.0, 100.0)))
 def test_spin_time_stays_within_its_bounds(waits: list[float]) -> None:
-    lookout = Lookout(CORES)
+    lookout = SpinWait(CORES)
     for each in waits:
         lookout.came(each)
         assert LEAST_S <= lookout.patience <= LOOK_S
@@ -44,7 +44,7 @@ def test_spin_time_stays_within_its_bounds(waits: list[float]) -> None:
 
 @given(SIZES, st.floats(1e-4, 0.5), st.sampled_from([UP, DOWN]))
 def test_copy_is_due_after_the_duration_of_a_similar_copy(size: int, took: float, way: int) -> None:
-    lookout = Lookout(CORES)
+    lookout = SpinWait(CORES)
     assert lookout.due(10.0) is None
     lookout.begin(way, size, 10.0)
     assert lookout.due(10.0) is None, "nothing is known yet"
@@ -62,7 +62,7 @@ def test_copy_is_due_after_the_duration_of_a_similar_copy(size: int, took: float
 
 
 def test_copies_in_a_row_are_due_one_behind_the_other() -> None:
-    lookout, size = Lookout(CORES), 64 << 20
+    lookout, size = SpinWait(CORES), 64 << 20
     lookout.begin(UP, size, 0.0)
     lookout.end(UP, size, 0.0, 0.01)
     for _ in range(3):
@@ -76,7 +76,7 @@ def test_copies_in_a_row_are_due_one_behind_the_other() -> None:
 
 
 def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
-    lookout, size, now = Lookout(CORES), 64 << 20, 0.0
+    lookout, size, now = SpinWait(CORES), 64 << 20, 0.0
 
     def after(took: float) -> float:
         nonlocal now
@@ -94,7 +94,7 @@ def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
 
 
 def test_small_and_very_long_ones_are_not_foreseen() -> None:
-    lookout = Lookout(CORES)
+    lookout = SpinWait(CORES)
     lookout.begin(UP, LEAST_BYTES - 1, 0.0)
     lookout.end(UP, LEAST_BYTES - 1, 0.0, 1.0)
     lookout.begin(UP, LEAST_BYTES - 1, 5.0)
@@ -106,7 +106,7 @@ def test_small_and_very_long_ones_are_not_foreseen() -> None:
     assert lookout.due(39.5) is not None, "but its end is, when it is near"
 
 
-def _due(lookout: Lookout, now: float) -> float:
+def _due(lookout: SpinWait, now: float) -> float:
     """Returns the predicted end of the last copy: the window begins one margin before it and ends two margins after."""
     window = lookout.due(now)
     assert window is not None

@@ -48,7 +48,7 @@ def test_flights_against_a_list(steps: list[tuple[str, float]]) -> None:
         elif what == "wait":
             now += value
         elif what == "give up":
-            assert flights.give_up() == [operation for operation, _ in left]
+            assert flights.pop_all() == [operation for operation, _ in left]
             left.clear()
         assert len(flights) == len(left) and flights.done == done
         assert flights.overdue(now) == next((each for each, deadline in left if deadline <= now), None)

@@ -58,7 +58,7 @@ def test_single_operation_is_sent_at_once() -> None:
     desk.answered = 1
     desk.add()
     assert desk.settle() == [1]
-    assert desk.rows.sleep(None) is None
+    assert desk.rows.max_sleep(None) is None
 
 
 def test_operations_gathered_during_two_unanswered_messages_are_sent_as_one() -> None:
@@ -80,14 +80,14 @@ def test_operations_are_kept_only_briefly() -> None:
     desk = started()
     desk.add()
     assert desk.settle() == []
-    assert desk.rows.sleep(None) == pytest.approx(KEEP_S)
+    assert desk.rows.max_sleep(None) == pytest.approx(KEEP_S)
     desk.now += KEEP_S / 2
     desk.add()
     assert desk.settle() == []
     desk.now += KEEP_S
-    assert desk.rows.sleep(None) == 0.0
+    assert desk.rows.max_sleep(None) == 0.0
     assert desk.settle() == [2]
-    assert desk.rows.sleep(None) is None
+    assert desk.rows.max_sleep(None) is None
 
 
 def test_number_of_kept_messages_is_bounded() -> None:

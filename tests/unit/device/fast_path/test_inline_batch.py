@@ -403,7 +403,7 @@ def test_other_sources_are_served_during_deferral(lingering: tuple[Passing, thre
 def test_deferred_accounting_is_complete(lingering: tuple[Passing, threading.Semaphore]) -> None:
     """Commands, batches and device time are counted, although the accounting is deferred."""
     rig, _ = lingering
-    rig.process.executor.inline_path.here_s = 30.0
+    rig.process.executor.inline_path.poll_s = 30.0
     asked_for_long(rig)  # so that each batch is awaited in the iteration in which it arrives
     executor = rig.process.executor
     client = rig.lane()
@@ -444,7 +444,7 @@ def test_running_work_of_other_streams_is_accounted(
 ) -> None:
     """A client that is answered for one stream may have submitted work to another stream in the same batch."""
     rig, _ = lingering
-    rig.process.executor.inline_path.here_s = 30.0
+    rig.process.executor.inline_path.poll_s = 30.0
     asked_for_long(rig)
     executor = rig.process.executor
     for kind in ({"create_stream": c.CreateStream(stream=5)}, {"allocate": c.Allocate(buffer=2, size=8)}):
@@ -470,7 +470,7 @@ def test_step_after_a_slow_one_runs_first_too(lingering: tuple[Passing, threadin
     """A step is answered in a later iteration of the loop; the next step is polled for before deferred work of the
     first."""
     rig, rounds = lingering
-    rig.process.executor.inline_path.here_s = 0.0
+    rig.process.executor.inline_path.poll_s = 0.0
     asked_for_long(rig)
     executor, tracks = rig.process.executor, rig.process.device.tracks
     client = rig.lane()

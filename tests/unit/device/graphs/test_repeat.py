@@ -69,7 +69,7 @@ class Fake(LaunchProgram):
     __slots__ = ("price",)
 
     def __init__(self, price: int, buffers: list[Buffer]) -> None:
-        keeper = SimpleNamespace(hold=lambda _: None, let_go=lambda *_: None)
+        keeper = SimpleNamespace(hold=lambda _: None, unhold=lambda *_: None)
         super().__init__(1, Holdings(cast(DeviceSession, None), cast(Keepers, Keepers(keeper, keeper))))
         self.price = price
         self.holdings.add(Uses(written=tuple(buffers)))
@@ -90,7 +90,7 @@ class Bench:
         self.again = 0
         """Number of requests to be tried again in the next iteration of the loop."""
         self.device = cast(
-            DeviceContext, SimpleNamespace(tracks=self.tracks, begin=lambda _stream: None, again=self._count_again)
+            DeviceContext, SimpleNamespace(tracks=self.tracks, begin=lambda _stream: None, retry_soon=self._count_again)
         )
         self.program = Fake(price, [Buffer(1, 8)])
         self.given = 0

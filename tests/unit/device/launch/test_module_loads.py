@@ -131,7 +131,7 @@ def test_commands_of_a_refused_module_fail_with_the_refusal(start: Start) -> Non
 
 def test_later_request_for_a_refused_module_waits_again(start: Start) -> None:
     rig = start(LIMIT)
-    rig.process.device.idle_work.again_s = 2 * LIMIT
+    rig.process.device.idle_work.retry_s = 2 * LIMIT
     endless(rig)
     load(rig, 2, b"another")
     while counter(rig, "loads_refused") < 3:

@@ -82,16 +82,16 @@ def test_held_memory_outlives_its_handle(rig: Rig[Watched]) -> None:
     rig.call(free=c.Free(buffers=[1]))
     assert rig.call(read=c.Read(buffer=1, size=1)).HasField("error"), "the handle is gone"
     assert (usage(rig).allocations, usage(rig).bytes_in_use) == (1, 1000)
-    inside(rig, lambda memory, session: memory.let_go(session, buffer))
+    inside(rig, lambda memory, session: memory.unhold(session, buffer))
     assert usage(rig).allocations == 1 and rig.server.freed == []
-    inside(rig, lambda memory, session: memory.let_go(session, buffer))
+    inside(rig, lambda memory, session: memory.unhold(session, buffer))
     assert (usage(rig).allocations, usage(rig).bytes_in_use) == (0, 0) and rig.server.freed == [1000]
 
 
 def test_unheld_memory_is_freed_with_its_handle(rig: Rig[Watched]) -> None:
     rig.call(allocate=c.Allocate(buffer=1, size=1000))
     buffer = inside(rig, lambda memory, session: session.buffers.find(1))
-    inside(rig, lambda memory, session: (memory.hold(buffer), memory.let_go(session, buffer)))
+    inside(rig, lambda memory, session: (memory.hold(buffer), memory.unhold(session, buffer)))
     assert usage(rig).allocations == 1 and rig.server.freed == []
     rig.call(free=c.Free(buffers=[1]))
     assert usage(rig).allocations == 0 and rig.server.freed == [1000]
@@ -107,7 +107,7 @@ def test_a_session_that_ends_while_something_is_held(rig: Rig[Watched]) -> None:
     rig.until(Kind.CLOSED)
     assert rig.server.freed == []
     rig.send(Kind.OPEN, b"{}", channel=1)
-    inside(rig, lambda memory, _: memory.let_go(session, buffer))
+    inside(rig, lambda memory, _: memory.unhold(session, buffer))
     assert rig.server.freed == [1000] and rig.gauges()["memory_reserved_bytes"] == 0
 
 

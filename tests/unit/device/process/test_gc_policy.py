@@ -55,7 +55,7 @@ def test_automatic_full_collections_are_postponed() -> None:
 
 def test_nothing_due_changes_no_sleep() -> None:
     collector = GarbageCollector(Clock())
-    assert [collector.sleep(each) for each in (None, 0.0, 5.0)] == [None, 0.0, 5.0]
+    assert [collector.max_sleep(each) for each in (None, 0.0, 5.0)] == [None, 0.0, 5.0]
 
 
 def test_due_collection_waits_for_an_idle_moment() -> None:
@@ -64,15 +64,15 @@ def test_due_collection_waits_for_an_idle_moment() -> None:
     collector.begin()
     dead = aged()
     make_due()
-    assert collector.sleep(None) == QUIET_S
+    assert collector.max_sleep(None) == QUIET_S
     clock.now += QUIET_S / 2  # the process was busy
-    assert collector.sleep(0.0) == 0.0 and dead() is not None
+    assert collector.max_sleep(0.0) == 0.0 and dead() is not None
     clock.now += QUIET_S
-    assert collector.sleep(0.001) == 0.001 and dead() is not None, "a completion is expected soon"
-    assert collector.sleep(None) == QUIET_S
+    assert collector.max_sleep(0.001) == 0.001 and dead() is not None, "a completion is expected soon"
+    assert collector.max_sleep(None) == QUIET_S
     clock.now += 2 * QUIET_S
-    assert collector.sleep(None) is None and dead() is None
-    assert collector.sleep(None) is None
+    assert collector.max_sleep(None) is None and dead() is None
+    assert collector.max_sleep(None) is None
 
 
 def test_frozen_objects_are_collected_periodically() -> None:
@@ -85,9 +85,9 @@ def test_frozen_objects_are_collected_periodically() -> None:
     times = 0
     while dead() is not None:
         make_due()
-        assert collector.sleep(None) == QUIET_S
+        assert collector.max_sleep(None) == QUIET_S
         clock.now += 2 * QUIET_S
-        collector.sleep(None)
+        collector.max_sleep(None)
         times += 1
         assert times <= 100, "it is never found"
     assert times > 1

@@ -16,7 +16,7 @@ from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.process.device_process import DeviceProcess
-from hearthd.device.process.idle_policy import HASTY
+from hearthd.device.process.idle_policy import MAX_DEFERRED
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig
 
@@ -146,9 +146,9 @@ def test_continuous_waits_do_not_block_periodic_work(rig: Rig[Polled]) -> None:
     gate = rig.server.shut()
     rig.batch(c.Command(launches=LIMITED))
     syncs = []
-    for count in range(40 * HASTY):
+    for count in range(40 * MAX_DEFERRED):
         syncs.append(rig.start(sync=c.Sync()))
-        if count % HASTY == 0:
+        if count % MAX_DEFERRED == 0:
             rig.send(Kind.CALL, c.Command(request=1, flush=c.Flush()).SerializeToString(), channel=2, id=10**6 + count)
             assert c.Result.FromString(rig.until(Kind.RESULT, 10**6 + count).payload).HasField("done")
     assert polls >= 40 // 2

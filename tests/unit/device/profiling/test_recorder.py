@@ -104,7 +104,7 @@ class Rig:
             spec=SimpleNamespace(), server=self.server, tracks=self.tracks, staging=None, grants=None, compiler=None,
             outbox=SimpleNamespace(put=self.put), telemetry=Telemetry(), limits=None, output=None, idle_work=None,
             kick=lambda session: None,
-            again=lambda: None,
+            retry_soon=lambda: None,
         )  # type: ignore[arg-type]  # fmt: skip
         self.session = DeviceSession(1, {}, self.tracks.acquire)
         self.replies = Replies()

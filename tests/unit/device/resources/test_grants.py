@@ -71,11 +71,11 @@ class Process:
         spec = DeviceSpec(0, "cpu", 0, memory_granted=granted, scrub=scrub)
         self.grants = ProcessGrants(spec, self.server, outbox)  # type: ignore[arg-type]
 
-    def told(self, limit: int, **more: Any) -> dict[str, Any]:
+    def on_limit(self, limit: int, **more: Any) -> dict[str, Any]:
         """Sends a LIMIT from the front, and returns the answer."""
         payload = json.dumps({"bytes": limit, **more}).encode()
         before = len(self.said)
-        self.grants.told(Frame(Kind.LIMIT, 0, 0, 7, payload))
+        self.grants.on_limit(Frame(Kind.LIMIT, 0, 0, 7, payload))
         ident, answer = self.said[before]
         assert ident == 7
         return answer
@@ -135,7 +135,7 @@ def test_fragmented_pool_returns_its_growth() -> None:
     process.server.pieces = True
     assert process.refused(30).details["granted"] == "100"
     assert process.server.memory_held() == (60, 60)
-    process.told(200)
+    process.on_limit(200)
     process.allocate(30)
 
 
@@ -143,9 +143,9 @@ def test_lower_limit_keeps_memory_in_use_and_reports_it() -> None:
     process = Process(None)
     process.allocate(300)
     process.server.give(100)
-    assert process.told(50) == {"limit": 200, "reserved": 200, "in_use": 200}
+    assert process.on_limit(50) == {"limit": 200, "reserved": 200, "in_use": 200}
     assert process.grants.limit == 200 and process.server.trims == 1
-    assert process.told(500) == {"limit": 500, "reserved": 200, "in_use": 200}
+    assert process.on_limit(500) == {"limit": 500, "reserved": 200, "in_use": 200}
     assert process.server.trims == 1, "there was nothing to give back"
 
 
@@ -157,15 +157,15 @@ def test_a_request_is_answered_by_the_next_limit_and_others_wait_for_the_one_aft
     assert process.said.pop() == (0, {"wants": 20, "reserved": 100, "in_use": 100})
     process.grants.ask(5, lambda granted: heard.append(("second", granted)))
     assert not process.said, "one request at a time"
-    process.told(40)
+    process.on_limit(40)
     assert not heard, "to be told to give back is no answer"
-    process.told(40, denied=True)
+    process.on_limit(40, denied=True)
     assert heard == [("first", False)]
     assert process.said[-1] == (0, {"wants": 10, "reserved": 100, "in_use": 100}), "now for the second"
     process.grants.ask(5, lambda granted: heard.append(("third", granted)))
-    process.told(200)
+    process.on_limit(200)
     assert heard[1:] == [("second", True), ("third", True)], "it may be enough for both: they try again"
-    process.told(200, denied=True)
+    process.on_limit(200, denied=True)
     assert len(heard) == 3
 
 
@@ -175,9 +175,9 @@ def test_memory_request_continues_while_more_is_granted_and_ends_with_a_denial()
     plea = MemoryRequest(process.grants, lambda: woken.append(None))
     refusal = process.refused(30)
     assert plea.waits(refusal) and plea.waits(refusal) and len(process.said) == 1
-    process.told(10)  # another request may have used the memory
+    process.on_limit(10)  # another request may have used the memory
     assert woken and plea.waits(process.refused(30))
-    process.told(10, denied=True)
+    process.on_limit(10, denied=True)
     assert len(woken) == 2 and not plea.waits(process.refused(30))
     assert not MemoryRequest(process.grants, lambda: None).waits(over_quota(5, 4, 0)), "the front could not help"
 
@@ -186,21 +186,21 @@ def test_a_quota_that_several_processes_share() -> None:
     process = Process(10)
     plea = MemoryRequest(process.grants, lambda: None)
     assert plea.waits(process.refused(30))
-    process.told(10, denied=True, quota=25)
+    process.on_limit(10, denied=True, quota=25)
     refusal = process.refused(30)
     assert refusal.reason == Reason.QUOTA_EXCEEDED and refusal.details["allowed"] == "25"
     assert not plea.waits(refusal)
     assert MemoryRequest(process.grants, lambda: None).waits(refusal), (
         "another allocation asks again: it may have changed"
     )
-    process.told(50)
+    process.on_limit(50)
     process.allocate(30)
 
 
 def test_a_quota_below_the_pieces_of_the_pool_names_the_least() -> None:
     process = Process(0)
     assert MemoryRequest(process.grants, lambda: None).waits(process.refused(3))
-    process.told(0, denied=True, quota=5)
+    process.on_limit(0, denied=True, quota=5)
     refusal = process.refused(3)
     assert refusal.reason == Reason.QUOTA_EXCEEDED and refusal.details["fits"] == "never"
     assert f"quota to {GRAIN} bytes" in str(refusal.fix)
@@ -270,10 +270,10 @@ def test_grant_answers_a_request_even_if_the_pool_held_more() -> None:
     process = Process(100)
     process.allocate(100)
     process.server.in_use = process.server.reserved = 120  # beyond the limit: the freed memory has not returned yet
-    assert process.told(90)["limit"] == 120
+    assert process.on_limit(90)["limit"] == 120
     heard: list[bool] = []
     process.grants.ask(15, heard.append)
-    process.told(110)
+    process.on_limit(110)
     assert not heard
-    process.told(110, granted=True)
+    process.on_limit(110, granted=True)
     assert heard == [True]

@@ -51,9 +51,9 @@ def test_each_overdue_wait_is_reported_once() -> None:
     first = line.add("first", 0.0, urgent=True, limited=True)
     second = line.add("second", 0.5, urgent=True, limited=True)
     line.add("free", 0.0, urgent=True)
-    assert line.untold(TELL_S - 0.1) == []
-    assert line.untold(TELL_S) == [first] and line.untold(TELL_S) == []
-    assert line.untold(TELL_S + 1) == [second] and line.untold(1e9) == []
+    assert line.unlogged(TELL_S - 0.1) == []
+    assert line.unlogged(TELL_S) == [first] and line.unlogged(TELL_S) == []
+    assert line.unlogged(TELL_S + 1) == [second] and line.unlogged(1e9) == []
 
 
 def test_time_of_the_next_check() -> None:
@@ -62,7 +62,7 @@ def test_time_of_the_next_check() -> None:
     assert line.wake(5.0, 10.0) is None
     line.add("load", 1.0, urgent=True, limited=True)
     assert line.wake(1.0, 10.0) == TELL_S and line.wake(1.0, 0.5) == 0.5
-    line.untold(1.0 + TELL_S)
+    line.unlogged(1.0 + TELL_S)
     assert line.wake(3.0, 10.0) == 8.0 and line.wake(99.0, 10.0) == 0.0 and line.wake(3.0, 0.0) is None
 
 
@@ -76,13 +76,13 @@ def test_sleeping_until_the_next_check_misses_no_overdue_wait(gaps: list[float],
     now += later
     for place in line.expired(now, limit):
         line.drop(place)
-    line.untold(now)
+    line.unlogged(now)
     ahead = line.wake(now, limit)
     assert (ahead is None) == (line.limited == 0)
     if ahead is not None:
         before, after = now + ahead * 0.99 - 1e-6, now + ahead + 1e-6
         assert before < now or not line.expired(before, limit)
-        assert line.expired(after, limit) or line.untold(after)
+        assert line.expired(after, limit) or line.unlogged(after)
 
 
 @pytest.mark.parametrize("urgent", [True, False])

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.resources.idle_queue import FIRST_S, LONGEST_S, PATIENCE_S, TELL_S
 from hearthd.device.resources.idle_work import BESIDE_S, IdleWork, Waiting
-from hearthd.device.resources.running import AGAIN_S
+from hearthd.device.resources.running import RETRY_S
 from hearthd.device.streams.stream_pool import PooledStream, StreamPool
 
 LIMIT = 30.0
@@ -129,16 +129,16 @@ class Orders(RuleBasedStateMachine):
         self.waiting: dict[int, tuple[str, float, Waiting]] = {}
         self.patient = self.urgent = 0
         self.done = 0
-        self.beside: list[Callable[[], None]] = []
+        self.run_on_thread: list[Callable[[], None]] = []
         self._poll = self.rest.idle_work.poll
         self.rest.idle_work.poll = self._checked  # type: ignore[method-assign]
 
     def _checked(self) -> float | None:
         """No load waits longer than the limit, except one that waits only for kernels of the same session."""
-        before = [(who, place, place.excused) for who, _, place in self.waiting.values()]
+        before = [(who, place, place.not_before) for who, _, place in self.waiting.values()]
         ahead = self._poll()
         for who, place, excused in before:
-            assert place.excused == excused or self.rest.tracks.suspects() == [who]
+            assert place.not_before == excused or self.rest.tracks.suspects() == [who]
         return ahead
 
     def _loaded(self, number: int) -> None:
@@ -183,16 +183,16 @@ class Orders(RuleBasedStateMachine):
             assert not self.rest.server.running
             self.done += 1
             self.urgent -= urgent
-            self.beside.append(done)
+            self.run_on_thread.append(done)
 
         self.patient += 1
         self.urgent += urgent
-        self.rest.idle_work.beside(begin, urgent=urgent)
+        self.rest.idle_work.run_on_thread(begin, urgent=urgent)
 
-    @precondition(lambda self: self.beside)
+    @precondition(lambda self: self.run_on_thread)
     @rule()
     def freed(self) -> None:
-        self.beside.pop(0)()
+        self.run_on_thread.pop(0)()
 
     @rule(which=st.integers(0, 1), session=st.sampled_from("abc"))
     def launch(self, which: int, session: str) -> None:
@@ -229,15 +229,15 @@ class Orders(RuleBasedStateMachine):
         assert all(len(answers) <= 1 for answers in self.answers.values())
         gauges = self.rest.idle_work.gauges()
         assert gauges["loads_waiting"] == len(self.waiting) == sum(not each for each in self.answers.values())
-        if all(place.excused == -math.inf for _, _, place in self.waiting.values()):
+        if all(place.not_before == -math.inf for _, _, place in self.waiting.values()):
             assert gauges["load_wait_longest_ns"] <= (LIMIT + 8) * 1e9
 
     @invariant()
     def nobody_waits_for_too_long(self) -> None:
         self.rest.poll()
         for _, since, place in self.waiting.values():
-            assert self.rest.now < max(since + LIMIT, place.excused)
-        if not (self.waiting or self.urgent or self.beside):
+            assert self.rest.now < max(since + LIMIT, place.not_before)
+        if not (self.waiting or self.urgent or self.run_on_thread):
             assert not any(track.held for track in self.rest.two), "no load waits for an idle device"
 
     def teardown(self) -> None:
@@ -247,14 +247,14 @@ class Orders(RuleBasedStateMachine):
             self.rest.now += LONGEST_S
             self.rest.poll()
         assert all(self.rest.tracks.suspects() == [who] for who, _, _ in self.waiting.values())
-        for done in self.beside:
+        for done in self.run_on_thread:
             done()
-        self.beside.clear()
+        self.run_on_thread.clear()
         for _ in range(1000):
             for track in self.rest.two:
                 self.rest.end(track)
-            while self.beside:
-                self.beside.pop()()
+            while self.run_on_thread:
+                self.run_on_thread.pop()()
         assert self.done == self.patient
         assert not self.waiting and all(len(answers) == 1 for answers in self.answers.values())
         self.rest.now += BESIDE_S
@@ -322,7 +322,7 @@ def test_a_wait_for_own_kernels_has_no_limit() -> None:
         ahead = rest.poll()
         assert not found and ahead is not None and ahead > 0, "it is looked at again, though not at once"
     rest.launch(rest.two[1], "endless", "a")
-    rest.now += AGAIN_S
+    rest.now += RETRY_S
     rest.poll()
     assert "kernel mine of this session and kernel endless of session a" in found[0].message
     assert "synchronize" in found[0].fix and "hearth sessions end a" in found[0].fix

@@ -21,7 +21,7 @@ class Command:
         self.barrier = barrier
         self.ready = True
         self.log: list[int] = []
-        self.stands = False
+        self.scheduled = False
         self.may_announce = False
         self.asked = 0
 
@@ -32,7 +32,7 @@ class Command:
 
     def announce(self, ahead: Sequence[Command]) -> None:
         self.asked += 1
-        self.stands = self.may_announce
+        self.scheduled = self.may_announce
 
     def conflicts(self, other: Command) -> bool:
         if self.barrier or other.barrier:
@@ -141,7 +141,7 @@ def test_announcements_end_at_the_first_command_that_cannot_be_announced() -> No
     for command in made:
         command.ready = False
         command.may_announce = command.number != 3
-    made[0].stands = True  # waits for the answer to its own announcement
+    made[0].scheduled = True  # waits for the answer to its own announcement
     for command in made:
         deferred.submit(command)
     assert [command.asked for command in made] == [0, 1, 1, 1, 0, 0], "not beyond the one that could not"

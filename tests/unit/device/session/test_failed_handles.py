@@ -111,7 +111,7 @@ def test_functions_of_an_unknown_module_report_the_reason(rig: Rig[CpuServer]) -
 def test_number_of_remembered_failures_is_bounded() -> None:
     table: HandleTable[object] = HandleTable("stream", ReplayCache())
     for handle in range(REFUSED + 10):
-        table.never_made(handle, Refusal(Reason.QUEUE_FULL, FULL))
+        table.mark_failed(handle, Refusal(Reason.QUEUE_FULL, FULL))
     assert not table.forget(0), "which is no handle"
     assert sum(table.refuses(handle) for handle in range(REFUSED + 10)) == REFUSED
     assert "is not live" in table.unknown(1).message and FULL in table.unknown(REFUSED).message

@@ -21,7 +21,7 @@ class Keeper:
     def hold(self, thing: Any) -> None:
         self.held[thing] += 1
 
-    def let_go(self, session: DeviceSession, thing: Any) -> None:
+    def unhold(self, session: DeviceSession, thing: Any) -> None:
         assert self.held[thing], "let go of what is not held"
         self.held[thing] -= 1
 

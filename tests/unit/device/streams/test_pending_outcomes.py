@@ -19,10 +19,10 @@ class Verdict:
     place: int
     over: bool = False
     failure: None = None
-    told: list[object] = field(default_factory=list)
+    reported: list[object] = field(default_factory=list)
 
     def then(self, callback: object) -> None:
-        self.told.append(callback)
+        self.reported.append(callback)
 
 
 LAUNCH = st.tuples(st.just("launch"), st.integers(0, ROWS - 1), st.sets(st.integers(0, BUFFERS - 1), min_size=1))

@@ -140,7 +140,7 @@ def test_every_failure_is_reported_exactly_once(program: list[tuple[str, int]]) 
     def ask(which: int) -> None:
         nonlocal counted
         counted += sum(1 + told.merged for told in streams[which].take())
-        assert all(each.told for each in waiting[which])
+        assert all(each.reported for each in waiting[which])
         waiting[which].clear()
 
     for seq, (what, which) in enumerate(program):
@@ -153,12 +153,12 @@ def test_every_failure_is_reported_exactly_once(program: list[tuple[str, int]]) 
         beside += each.spokesman is not None  # its stream reports the cause, because the newest failure is never merged
         made.append(each)
         waiting[which].add(each)
-        assert not any(each.told for stream in waiting for each in stream), "not before it is asked for"
+        assert not any(each.reported for stream in waiting for each in stream), "not before it is asked for"
     streams[2].hand_over(streams[0])
     waiting[0] |= waiting.pop()
     ask(0)
     ask(1)
-    assert all(each.told for each in made)
+    assert all(each.reported for each in made)
     assert counted <= len(made) - beside
     if not any(each.root for each in made):  # otherwise the heir may report the cause of failures that it receives
         assert counted == len(made)

@@ -360,7 +360,7 @@ def test_nothing_to_wait_for_is_done_at_once(rig: Rig) -> None:
     done: list[int] = []
     rig.tracks.after_all([], lambda: done.append(1))
     assert done == [1]
-    assert rig.tracks.sleep() is None
+    assert rig.tracks.max_sleep() is None
 
 
 def test_unused_buffer_needs_no_wait(rig: Rig) -> None:
@@ -486,9 +486,9 @@ class Timed(Rig):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(1)
         self.now = 0
-        self.told: list[int] = []
+        self.reported: list[int] = []
         monkeypatch.setattr("hearthd.device.streams.stream_pool.time.perf_counter_ns", lambda: self.now)
-        self.tracks.timing.on_done = self.told.append
+        self.tracks.timing.on_done = self.reported.append
         self.only = self.track[0]
         self.buffer = self.allocate(self.only)
 
@@ -512,19 +512,19 @@ def test_the_first_launch_of_a_stream_is_timed(timed: Timed) -> None:
     timed.launch()
     timed.now += 500
     timed.sync(after=1000)
-    assert timed.told == [1500], "from its hand-over, not from the first wait for it"
+    assert timed.reported == [1500], "from its hand-over, not from the first wait for it"
 
 
 def test_launch_is_timed_to_its_own_end(timed: Timed) -> None:
     timed.launch(50)
     timed.now = 700
-    while not timed.told:  # one of the fifty commands after the other
+    while not timed.reported:  # one of the fifty commands after the other
         timed.server.step(timed.only.stream)
         timed.tracks.poll()
         timed.now += 1
-    assert timed.told[0] < 710
+    assert timed.reported[0] < 710
     timed.sync()
-    assert len(timed.told) == 1
+    assert len(timed.reported) == 1
 
 
 def test_copies_are_not_timed_and_the_next_launch_is(timed: Timed) -> None:
@@ -533,18 +533,18 @@ def test_copies_are_not_timed_and_the_next_launch_is(timed: Timed) -> None:
         timed.sync(after=1000)
     for _ in range(2 * WINDOW):
         timed.use(timed.only, [timed.buffer])
-    assert timed.told == []
+    assert timed.reported == []
     timed.finish()
     timed.launch()
     timed.sync(after=7)
-    assert timed.told == [7]
+    assert timed.reported == [7]
 
 
 def test_one_launch_of_each_window_is_timed(timed: Timed) -> None:
     for _ in range(40):
         timed.launch(WINDOW)
         timed.finish()
-    assert 38 <= len(timed.told) <= 45
+    assert 38 <= len(timed.reported) <= 45
 
 
 def test_one_launch_after_several_syncs_is_timed(timed: Timed) -> None:
@@ -552,7 +552,7 @@ def test_one_launch_after_several_syncs_is_timed(timed: Timed) -> None:
     for _ in range(RESTS * 5):
         timed.launch()
         timed.sync(after=10)
-    assert timed.told == [10] * len(timed.told) and 5 <= len(timed.told) <= 7
+    assert timed.reported == [10] * len(timed.reported) and 5 <= len(timed.reported) <= 7
 
 
 def test_the_next_user_of_a_track_is_timed_from_its_first_launch(timed: Timed) -> None:
@@ -560,18 +560,18 @@ def test_the_next_user_of_a_track_is_timed_from_its_first_launch(timed: Timed) -
     timed.sync(after=10)
     timed.launch(3)
     timed.sync(after=10)
-    assert timed.told == [10]
+    assert timed.reported == [10]
     timed.tracks.release(timed.only)
     assert timed.tracks.acquire() is timed.only
     timed.launch()
     timed.sync(after=20)
-    assert timed.told == [10, 20]
+    assert timed.reported == [10, 20]
 
 
 def test_no_other_launch_is_timed_while_one_is_pending(timed: Timed) -> None:
     """Until the launch is done, no other launch is timed on the track, and its time is correct in the end."""
     timed.launch(3 * WINDOW)
     timed.now = 10**12
-    assert timed.told == []
+    assert timed.reported == []
     timed.sync()
-    assert timed.told == [10**12]
+    assert timed.reported == [10**12]

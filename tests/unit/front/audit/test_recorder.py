@@ -177,7 +177,7 @@ def test_moved_file_is_replaced_by_a_new_one(tmp_path: Path) -> None:
 
     run(scenario())
     first, second = verify(old.read_bytes().splitlines()), verify(path.read_bytes().splitlines())
-    assert first.lines == 3 and first.goes_on and second.lines == 1 and second.begins == first.head
+    assert first.lines == 3 and first.continues and second.lines == 1 and second.begins == first.head
     assert not problems(old.read_bytes() + path.read_bytes())
 
 

@@ -159,7 +159,7 @@ def test_chain_continues_after_files_were_moved(place: Place, tmp_path: Path) ->
     place.daemon("d")
     verdict = place.verify(older, old, place.log)
     assert not verdict.problems and verdict.entries == 5 and verdict.anchored == 5
-    assert not place.verify().problems and not place.verify(older).problems and place.verify(older).goes_on
+    assert not place.verify().problems and not place.verify(older).problems and place.verify(older).continues
     assert any("does not follow" in each for each in place.verify(older, place.log).problems)
 
 

@@ -137,7 +137,7 @@ def test_new_certificate_reaches_grpc_after_another_reader(tmp_path: Path, monke
     assert certificates.expires == pytest.approx(time.time() + 30 * 86400, abs=86400)
     issue(tmp_path, "good", days=60)
     now[0] += 6
-    assert certificates.look(), "a scrape, or a page"
+    assert certificates.refresh(), "a scrape, or a page"
     assert certificates.expires == pytest.approx(time.time() + 60 * 86400, abs=86400)
     assert server.handshake() and server.shown == [(key.read_bytes(), certificate.read_bytes())]
     assert not server.handshake()

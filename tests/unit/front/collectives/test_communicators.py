@@ -94,7 +94,7 @@ def test_groups_over_daemons_have_communicators_of_their_own() -> None:
     sends = communicators.lost(1, "its connection broke", {"group:aa"})
     assert [(send.place.node, send.body["op"], send.body["group"]) for send in sends] == [(0, "abort", "aa")]
     assert "node 1 was lost: its connection broke" in sends[0].body["reason"]
-    sends = communicators.give_up("group:bb", Refusal(Reason.COMMUNICATOR_FAILED, "It was left."))
+    sends = communicators.end_owner("group:bb", Refusal(Reason.COMMUNICATOR_FAILED, "It was left."))
     assert [(send.place.node, send.body["op"]) for send in sends] == [(0, "abort"), (1, "abort")]
     assert status_of(sends[1]).message == "It was left."
     assert len(communicators) == 0
@@ -263,14 +263,14 @@ def test_a_closed_session_leaves_the_communicator() -> None:
     communicators = Communicators(nonce="nonce")
     communicators.submit(complete(owner="s"))
     communicators.submit(complete(owner="t"))
-    sends = communicators.give_up("s", Refusal(Reason.SESSION_EXPIRED, "over"))
+    sends = communicators.end_owner("s", Refusal(Reason.SESSION_EXPIRED, "over"))
     assert ops(sends) == [(0, "fail"), (1, "fail")]
     communicators.message(place(0), message("id", unique_id="u"))
     communicators.message(place(0), message("joined"))
     assert len(communicators.message(place(1), message("joined"))) == 2
-    communicators.give_up("t", Refusal(Reason.SESSION_EXPIRED, "over"))
+    communicators.end_owner("t", Refusal(Reason.SESSION_EXPIRED, "over"))
     (comm,) = communicators
-    assert not comm.flying and not comm.users and not comm.queue
+    assert not comm.in_flight and not comm.users and not comm.queue
 
 
 @given(

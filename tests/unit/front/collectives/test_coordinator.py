@@ -207,7 +207,7 @@ class Ranks(RuleBasedStateMachine):
 
     def close(self, owner: str) -> None:
         """Ends a session or leaves a group. Another one with the same name begins."""
-        self.take(self.coordinator.give_up(owner, Refusal(Reason.SESSION_EXPIRED, "over")))
+        self.take(self.coordinator.end_owner(owner, Refusal(Reason.SESSION_EXPIRED, "over")))
         for group in [group for group in self.sequences if group[0] == owner]:
             del self.sequences[group]
             self.last.pop(group, None)
@@ -245,7 +245,7 @@ class Ranks(RuleBasedStateMachine):
         assert owner not in matcher.failures and not list(coordinator.recorder.rings(owner))
         for comm in coordinator.communicators:
             assert comm.key.scope != owner
-            assert owner not in {user for user, _ in comm.users} | {key.owner for _, key in comm.flying}
+            assert owner not in {user for user, _ in comm.users} | {key.owner for _, key in comm.in_flight}
             assert owner not in {match.key.owner for match in comm.queue}
 
     def teardown(self) -> None:

@@ -18,7 +18,7 @@ def present(
     matcher: Matcher, group: MatchKey, device: int, body: dict[str, Any], now: float = 0.0, process: int = 0
 ) -> tuple[list[DeviceMessage], Match | None]:
     """Presents the part of a local device."""
-    return next(matcher.row(group, group.members.index(device), place(device, process), body, now))
+    return next(matcher.present_run(group, group.members.index(device), place(device, process), body, now))
 
 
 def test_complete_when_all_have_presented() -> None:
@@ -154,7 +154,7 @@ def test_malformed_messages_leave_no_state(body: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         present(matcher, key(0, 1), 0, body)
     with pytest.raises(ValueError, match="rank 2"):
-        next(matcher.row(key(0, 1), 2, place(0), part(), 0.0))
+        next(matcher.present_run(key(0, 1), 2, place(0), part(), 0.0))
     assert len(matcher) == 0 and matcher.deadline is None
 
 
@@ -195,9 +195,9 @@ def test_a_lost_node_fails_the_operations_of_its_groups_only() -> None:
     matcher = Matcher()
     ours, other = MatchKey("group:aa", (0, 1), 1), MatchKey("group:bb", (0, 1), 1)
     for group in (ours, other):
-        next(matcher.row(group, 1, RankLocation(1, 0, 3), part(), 0.0))
+        next(matcher.present_run(group, 1, RankLocation(1, 0, 3), part(), 0.0))
     local = MatchKey("group:aa", (0, 1), 2)
-    next(matcher.row(local, 0, RankLocation(0, 0, 3), part(55), 0.0))
+    next(matcher.present_run(local, 0, RankLocation(0, 0, 3), part(55), 0.0))
     assert matcher.lost(1, "its connection broke") == []
     sends = matcher.lost(1, "its connection broke", {"group:aa"})
     assert [(send.place, send.body["group"], send.body["devices"]) for send in sends] == [
@@ -213,7 +213,7 @@ def test_operations_of_a_cancelled_owner_fail_and_are_forgotten() -> None:
     matcher.expire(1.0)
     present(matcher, key(0, 1, sequence=2), 0, part())
     present(matcher, key(0, 1, owner="t"), 0, part())
-    sends = matcher.give_up("s", Refusal(Reason.SESSION_EXPIRED, "over"))
+    sends = matcher.end_owner("s", Refusal(Reason.SESSION_EXPIRED, "over"))
     assert [(send.place.device, send.body["sequence"]) for send in sends] == [(0, 2)]
     assert refusal_in(sends[0]).reason == Reason.SESSION_EXPIRED
     assert len(matcher) == 1 and not matcher.inspect().failures

@@ -179,8 +179,8 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(
     """Every device has two separate streams, and presents a sequence of operations as far as it was submitted on that
     device."""
     ranks = Ranks()
-    rows = [(key(*members, sequence=number), stream) for number, (members, stream) in enumerate(program, 1)]
-    left = {device: [row for row in rows if device in row[0].members] for device in range(DEVICES)}
+    merge_runs = [(key(*members, sequence=number), stream) for number, (members, stream) in enumerate(program, 1)]
+    left = {device: [row for row in merge_runs if device in row[0].members] for device in range(DEVICES)}
     before: dict[tuple[int, MatchKey], MatchKey] = {}
     for device, mine in left.items():
         last: dict[int, MatchKey] = {}
@@ -204,7 +204,7 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(
             first = before.get((where, told))
             assert first is None or (where, first) in gone, "it could not start there"
             gone.add((where, told))
-    assert len(gone) == sum(len(operation.members) for operation, _ in rows), "none is left"
+    assert len(gone) == sum(len(operation.members) for operation, _ in merge_runs), "none is left"
     assert len(ranks.coordinator.matcher) == 0 and not ranks.coordinator.matcher.inspect().open
 
 

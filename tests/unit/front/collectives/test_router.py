@@ -145,7 +145,7 @@ class Relay:
         self.router = router
         self.heard: list[Any] = []
 
-    def takes(self, link: Any, body: dict[str, Any]) -> bool:
+    def relay_message(self, link: Any, body: dict[str, Any]) -> bool:
         if body["op"] != "present" or not body["group"]:
             return body.get("comm", "").startswith("far")
         key = MatchKey("group:" + body["group"], (0, 1), body["sequence"])
@@ -184,7 +184,7 @@ def test_groups_over_daemons_are_routed_to_their_peers() -> None:
         router.on_session_closed("s")
         router.on_device_lost(zero, "boom")  # type: ignore[arg-type]
         assert relay.heard == ["s", (0, "boom")] and router.link(place(0, 1)) is None
-        router.give_up("group:aa", "It was left.")
+        router.end_owner("group:aa", "It was left.")
         assert left(router) == (0, 0)
         router.stop()
 

@@ -60,7 +60,7 @@ def test_an_error_of_accept_is_waited_out(number: int, monkeypatch: pytest.Monke
             connection.close()
             came.set()
 
-        listener = AcceptLoop("test", accepted, shortages.append, again=0.001)
+        listener = AcceptLoop("test", accepted, shortages.append, retry_s=0.001)
         made = listening()
         listener.listen(made)
         await asyncio.sleep(0.05)

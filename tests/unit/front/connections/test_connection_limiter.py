@@ -64,7 +64,7 @@ def take(limits: ConnectionLimiter, slots: list[ConnectionSlot], step: str, numb
             slots.append(slot)
     elif slots:
         slot = slots[number % len(slots)]
-        {"prove": slot.prove, "wait": slot.wait, "release": slot.release}[step]()
+        {"prove": slot.mark_authenticated, "wait": slot.wait, "release": slot.release}[step]()
 
 
 @given(STEPS)
@@ -109,15 +109,15 @@ def test_the_connection_that_waits_longest_makes_room_and_one_at_work_does_not()
 
     first, second = admit("first"), admit("second")
     assert first is not None and second is not None
-    first.prove()
+    first.mark_authenticated()
     first.wait()  # now the youngest stranger
     third = admit("third")
     assert dropped == ["second"] and third is not None and not third.reserved
-    first.prove()
-    third.prove()
+    first.mark_authenticated()
+    third.mark_authenticated()
     probe = admit("probe")
     assert probe is not None and probe.reserved, "no connection waits"
-    probe.prove()
+    probe.mark_authenticated()
     assert admit("late") is None
     other = admit("other", "10.0.0.2")
     assert other is not None and not other.reserved
@@ -157,7 +157,7 @@ def test_connections_with_a_credential_are_never_dropped() -> None:
     for _ in range(3):
         slot = limits.admit("10.0.0.1", lambda: None)
         assert slot is not None
-        slot.prove()
+        slot.mark_authenticated()
     assert limits.admit("10.0.0.2", lambda: None) is None
     assert observer.refused == {"full": 1}
 
@@ -166,11 +166,11 @@ def test_a_silent_stranger_is_dropped_and_one_with_a_credential_is_not() -> None
     async def scenario() -> None:
         observer, over = Observer(), asyncio.Event()
         limits = limiter(observer)
-        proven, silent = (limits.admit("10.0.0.1", over.set) for _ in range(2))
-        assert proven is not None and silent is not None
-        proven.expect(0.01)
+        authenticated, silent = (limits.admit("10.0.0.1", over.set) for _ in range(2))
+        assert authenticated is not None and silent is not None
+        authenticated.expect(0.01)
         silent.expect(0.02)
-        proven.prove()
+        authenticated.mark_authenticated()
         await over.wait()
         assert observer.refused == {"silent": 1} and len(limits) == 1
 
@@ -264,21 +264,21 @@ def test_penalized_peers_are_held_until_their_turn_and_others_are_not() -> None:
 
                 holding.hold(["127.0.0.1"])
                 each, accepted = connected()
-                assert holding.enter(each) and each.held
+                assert holding.add(each) and each.held
                 assert not select.select([accepted], [], [], 0.3)[0]
-                holding.let_in([each], 100.0)
+                holding.admit_held([each], 100.0)
                 assert not each.held and each.since == 100.0
                 assert accepted.recv(10) == b"x"
 
                 each, accepted = connected()
-                assert holding.enter(each)
+                assert holding.add(each)
                 holding.hold(["192.0.2.1"])
                 # Before the next admission is due, because the peer is no longer penalized.
-                holding.let_in([each], 100.01)
+                holding.admit_held([each], 100.01)
                 assert not each.held and accepted.recv(10) == b"x"
 
                 each, accepted = connected()
-                assert not holding.enter(each) and accepted.recv(10) == b"x"
+                assert not holding.add(each) and accepted.recv(10) == b"x"
                 with pytest.raises(FileNotFoundError):
                     socket_filter.detach(accepted)  # connections of other peers have no filter
                 holding.hold([])
@@ -307,7 +307,7 @@ def test_without_socket_filters_no_connection_is_held_and_the_log_says_so() -> N
             holding.hold(["10.0.0.2"])
         assert [line["event"] for line in lines] == ["no_socket_filter"] and one.asked == 1
         each = UnauthenticatedConnection(1, 1, "10.0.0.1", "name", 0.0)
-        assert not holding.enter(each) and not each.held
+        assert not holding.add(each) and not each.held
     finally:
         sockets.close()
 

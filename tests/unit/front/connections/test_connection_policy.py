@@ -32,7 +32,7 @@ STRANGERS = st.lists(
         peer=PEERS,
         name=st.just("x"),
         since=st.floats(0, 100),
-        proven=st.booleans(),
+        authenticated=st.booleans(),
         closed=st.booleans(),
         bytes=st.integers(0, 4 << 20),
     ),
@@ -90,8 +90,8 @@ def test_no_connection_with_a_credential_is_closed_and_the_limits_hold(
 ) -> None:
     strangers = [each for each in strangers if each.since <= now]
     closing = dict(judge(strangers, BOUNDS, Penalties(), now))
-    assert not [each for each in closing if each.proven or each.closed]
-    left = [each for each in strangers if not each.proven and not each.closed and each not in closing]
+    assert not [each for each in closing if each.authenticated or each.closed]
+    left = [each for each in strangers if not each.authenticated and not each.closed and each not in closing]
     assert len(left) <= BOUNDS.most
     for each in left:
         assert each.bytes <= BOUNDS.bytes and now - each.since <= BOUNDS.timeout

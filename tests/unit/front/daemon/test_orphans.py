@@ -24,16 +24,16 @@ def in_a_process(first: bool) -> tuple[bool, bool]:
     stray = os.posix_spawn("/bin/true", ["true"], {})
 
     async def main() -> tuple[bool, bool]:
-        with adopted(lambda: [ours], first=first, tick=0.005):
+        with adopted(lambda: [excluded], first=first, tick=0.005):
             for _ in range(40):
                 await asyncio.sleep(0.01)
                 if not _zombie(stray) and first:
                     break
-        return _zombie(stray), _zombie(ours)
+        return _zombie(stray), _zombie(excluded)
 
     os.waitid(os.P_PID, stray, os.WEXITED | os.WNOWAIT)
-    ours = os.posix_spawn("/bin/true", ["true"], {})
-    os.waitid(os.P_PID, ours, os.WEXITED | os.WNOWAIT)
+    excluded = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitid(os.P_PID, excluded, os.WEXITED | os.WNOWAIT)
     return asyncio.run(main())
 
 

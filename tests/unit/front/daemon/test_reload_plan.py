@@ -175,21 +175,21 @@ def test_callers_are_matched_with_the_new_tenants() -> None:
         Caller(one, "user 5", uid=5, proof=User(5)),
         Caller(one, "user 6 of group 7", uid=6, proof=User(6, frozenset({7}))),
     ]
-    assert [before.again(caller, 0) for caller in callers] == callers[:1] + callers[1:]
+    assert [before.reidentify(caller, 0) for caller in callers] == callers[:1] + callers[1:]
     later = Directory(
         [two], {Credential(token_key("t"), "new", 50.0): two}, certificates={"y": two}, users={5: two}, groups={7: two}
     )
-    again = [later.again(caller, 10) for caller in callers]
+    again = [later.reidentify(caller, 10) for caller in callers]
     assert [caller.tenant for caller in again] == [two] * 4
     assert (again[0].credential, again[0].expires, again[0].peer) == ("token new", 50.0, "peer")
     assert again[1].credential == "certificate y"
     with pytest.raises(Refusal, match="expired"):
-        later.again(callers[0], 50)
+        later.reidentify(callers[0], 50)
     for caller in callers:
         with pytest.raises(Refusal) as error:
-            Directory([two]).again(caller, 0)
+            Directory([two]).reidentify(caller, 0)
         assert error.value.reason == Reason.UNAUTHENTICATED
-    assert Directory().again(Caller(one), 0) == Caller(one), "no credential was required"
+    assert Directory().reidentify(Caller(one), 0) == Caller(one), "no credential was required"
 
 
 # ---- quotas ----

@@ -29,9 +29,9 @@ UUID = "0a1b"
 
 @pytest.mark.parametrize("xid", sorted(health.FATAL_XIDS))
 def test_xids_that_only_a_reset_helps_against(xid: int) -> None:
-    assert f"Xid {xid}" in health.sickness(GpuReading(xids={13: 5, xid: 1}))
-    assert not health.sickness(GpuReading(xids={xid: 1}), {xid: 1}), "an operator has dealt with it"
-    assert health.sickness(GpuReading(xids={xid: 2}), {xid: 1}), "and it came again"
+    assert f"Xid {xid}" in health.hardware_fault(GpuReading(xids={13: 5, xid: 1}))
+    assert not health.hardware_fault(GpuReading(xids={xid: 1}), {xid: 1}), "an operator has dealt with it"
+    assert health.hardware_fault(GpuReading(xids={xid: 2}), {xid: 1}), "and it came again"
 
 
 WELL = [
@@ -45,26 +45,26 @@ WELL = [
 
 @pytest.mark.parametrize("reading", WELL)
 def test_kernel_faults_and_heat_do_not_fence_a_gpu(reading: GpuReading) -> None:
-    assert health.sickness(reading) == ""
+    assert health.hardware_fault(reading) == ""
 
 
 def test_permanent_gpu_failures() -> None:
-    assert "restart the machine" in health.sickness(GpuReading(lost=True))
-    assert "replaced" in health.sickness(GpuReading(remap_failed=True))
+    assert "restart the machine" in health.hardware_fault(GpuReading(lost=True))
+    assert "replaced" in health.hardware_fault(GpuReading(remap_failed=True))
 
 
 def test_recovery_action_of_the_driver_overrides_xids() -> None:
-    assert health.sickness(GpuReading(recovery="none", xids={79: 1})) == ""
+    assert health.hardware_fault(GpuReading(recovery="none", xids={79: 1})) == ""
     for action in RECOVERY:
-        sick = health.sickness(GpuReading(recovery=action))
+        sick = health.hardware_fault(GpuReading(recovery=action))
         assert bool(sick) == (action in health.RECOVERIES), action
-        assert bool(health.complaints(GpuReading(recovery=action))) == (action != "none"), action
+        assert bool(health.problems(GpuReading(recovery=action))) == (action != "none"), action
 
 
 def test_complaints() -> None:
-    assert health.complaints(GpuReading()) == []
+    assert health.problems(GpuReading()) == []
     sore = GpuReading(remap_pending=True, ecc_uncorrected=2, throttling=dict.fromkeys(THROTTLING, True))
-    assert len(health.complaints(sore)) == 4
+    assert len(health.problems(sore)) == 4
 
 
 # ---- watch ----
@@ -86,21 +86,21 @@ def test_a_fence_that_an_operator_lifts_stays_lifted_until_something_new() -> No
     device, bystander = Device(), Device()
     bystander.ordinal = 1
     watch = GpuWatch([device, bystander], nothing)
-    watch.look({0: GpuReading(), 1: GpuReading()})
+    watch.check({0: GpuReading(), 1: GpuReading()})
     assert not device.sick
-    watch.look({0: GpuReading(xids={79: 1}), 1: GpuReading()})
+    watch.check({0: GpuReading(xids={79: 1}), 1: GpuReading()})
     assert "79" in device.sick and not bystander.sick
-    watch.look({0: GpuReading(xids={79: 1})})
+    watch.check({0: GpuReading(xids={79: 1})})
     device.sick = ""
     for _ in range(2):
-        watch.look({0: GpuReading(xids={79: 1})})
+        watch.check({0: GpuReading(xids={79: 1})})
         assert not device.sick
-    watch.look({0: GpuReading(xids={79: 2})})
+    watch.check({0: GpuReading(xids={79: 2})})
     assert "79" in device.sick
     device.sick = ""
-    watch.look({0: GpuReading(xids={79: 2}, remap_failed=True)})
+    watch.check({0: GpuReading(xids={79: 2}, remap_failed=True)})
     assert "replaced" in device.sick, "what is still so is found again"
-    watch.look({})
+    watch.check({})
 
 
 def test_a_sick_gpu_is_fenced_and_its_neighbours_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_a_driver_that_hangs_costs_one_reader() -> None:
         asked.set()
         go_on.wait(20)
 
-    nvml = Nvml(Library(nvmlDeviceGetMemoryInfo=hang), patience=0.05)
+    nvml = Nvml(Library(nvmlDeviceGetMemoryInfo=hang), time_limit=0.05)
     reader = threading.Thread(target=nvml.read, args=(UUID,))
     reader.start()
     try:

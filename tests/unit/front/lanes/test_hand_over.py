@@ -11,7 +11,7 @@ import pytest
 from hearth_proto import frames
 from hearth_proto.frames import Kind
 from hearth_proto.v1 import device_pb2
-from hearthd.front.lanes.ticket_port import TicketPatience
+from hearthd.front.lanes.ticket_port import TicketTimeouts
 from tests.support.front.entered_lanes import channel, device, launcher, refusals
 from tests.support.front.execute_batches import batch
 from tests.support.front.fake_lanes import LaneClient, result
@@ -42,7 +42,7 @@ def test_client_continues_without_waiting_for_its_lane(tmp_path: Path) -> None:
 def test_busy_stream_gets_no_lane(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
-            f.daemon.parts.lanes.patience = TicketPatience(rest=0.2)
+            f.daemon.parts.lanes.timeouts = TicketTimeouts(idle=0.2)
             await f.open()
             stream, attached = await attach(f)
             big = device_pb2.ExecuteResponse(event=device_pb2.Event(output=device_pb2.Output(text="x" * (1 << 20))))
@@ -82,7 +82,7 @@ def test_a_batch_on_the_stream_voids_the_ticket(tmp_path: Path) -> None:
 def test_batch_during_the_hand_over_ends_the_hand_over(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
-            f.daemon.parts.lanes.patience = TicketPatience(rest=30.0)
+            f.daemon.parts.lanes.timeouts = TicketTimeouts(idle=30.0)
             await f.open()
             stream, attached = await attach(f)
             device(f).send(Kind.RESPONSE, result(5), channel=1)

@@ -13,7 +13,7 @@ import pytest
 
 from hearth_proto import frames
 from hearth_proto.frames import Kind
-from hearthd.front.lanes.ticket_port import TicketPatience
+from hearthd.front.lanes.ticket_port import TicketTimeouts
 from hearthd.front.lanes.tickets import LaneTickets
 from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.sockets import ListenError
@@ -192,7 +192,7 @@ def test_silent_and_malformed_connections_are_closed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
             path, port = f.daemon.config.lane_path, f.daemon.parts.lanes
-            port.patience = TicketPatience(ticket=0.3)
+            port.timeouts = TicketTimeouts(ticket=0.3)
             sockets = open_sockets()
             for data, reason in said.items():
                 before = refusals(f, reason)
@@ -204,7 +204,7 @@ def test_silent_and_malformed_connections_are_closed(tmp_path: Path) -> None:
             client.write(b"\x20\0")
             client.close()
             await until(lambda: refusals(f, "closed") == 1)
-            port.patience = TicketPatience(ticket=30.0)
+            port.timeouts = TicketTimeouts(ticket=30.0)
             f.daemon.parts.connections.limiter("lanes").most_per_peer = 8
             flood = [await asyncio.open_unix_connection(path) for _ in range(12)]
             await until(lambda: refusals(f, "crowded") == 4)

@@ -463,7 +463,7 @@ def test_responses_arrive_exactly_once_over_lane_and_stream(
         elif step == "read" and on_the_way:
             had.append(on_the_way.pop(0))
         elif step == "say":
-            lane.came(len(had))
+            lane.acknowledge(len(had))
     assert wire.sent == [Kind.LANE_END] * bool(aside), "once"
     if lossy:  # the device process ended before it had copied the client's last responses to the front
         more = [b"l%d" % number for number in range(lost)]

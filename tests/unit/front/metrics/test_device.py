@@ -121,7 +121,7 @@ def test_the_longest_wait_of_several_processes_is_that_of_one() -> None:
         {"loads_waiting": 1, "load_wait_longest_ns": 5, "memory_free_bytes": 9},
         {"loads_waiting": 2, "load_wait_longest_ns": 3, "memory_free_bytes": 8},
     ]
-    assert gauges.together(each) == {"loads_waiting": 3, "load_wait_longest_ns": 5, "memory_free_bytes": 8}
+    assert gauges.combine(each) == {"loads_waiting": 3, "load_wait_longest_ns": 5, "memory_free_bytes": 8}
 
 
 def test_late_reports_of_an_older_process_are_ignored() -> None:

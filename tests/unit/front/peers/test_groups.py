@@ -13,7 +13,7 @@ from hearth_proto.v1 import node_pb2
 from hearthd.front.peers.frames import HEADER, encode
 from hearthd.front.peers.groups import MAX_GROUPS
 from hearthd.front.peers.leader import Leader
-from hearthd.front.peers.link import LAST_WORDS
+from hearthd.front.peers.link import CLOSE_TIMEOUT
 from hearthd.front.peers.membership import status_of
 from hearthd.front.peers.tickets import GroupMember, hello
 from tests.support.front.fake_peers import PATIENCE, FakeFront, Pair, fronts, pair, quick, refusal_in, run
@@ -175,7 +175,7 @@ def test_a_daemon_that_is_lost_is_noticed_at_once(dead: int, loop: str) -> None:
             links = (both.first, both.second)[dead].groups.inspect().links
             assert links
             for link in links:
-                link.cut("the process was killed")
+                link.abort("the process was killed")
             over_refusal = refusal_in(await survivor.hears("fail", sequence=2))
             assert over_refusal.reason == Reason.COMMUNICATOR_FAILED and f"node {dead}" in over_refusal.message.lower()
             aborted = refusal_in(await survivor.hears("abort"))
@@ -194,7 +194,7 @@ def test_a_daemon_that_is_lost_is_noticed_at_once(dead: int, loop: str) -> None:
 
 def test_a_daemon_that_hangs_is_noticed_by_its_silence() -> None:
     async def work() -> None:
-        first, second = FakeFront("a", accept=quick()), FakeFront("b", make=quick(beat=100, silence=100))
+        first, second = FakeFront("a", accept=quick()), FakeFront("b", make=quick(heartbeat=100, silence=100))
         async with fronts(first, second):
             both = Pair(first, second)
             await both.form()
@@ -336,7 +336,7 @@ def test_refused_connection_counts_until_it_is_closed() -> None:
             begin = asyncio.get_running_loop().time()
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
-            assert asyncio.get_running_loop().time() - begin < LAST_WORDS + LATE
+            assert asyncio.get_running_loop().time() - begin < CLOSE_TIMEOUT + LATE
             writer.close()
             async with asyncio.timeout(PATIENCE):
                 while port.strangers:  # noqa: ASYNC110 - there is no notification

@@ -43,7 +43,7 @@ class Insider:
                 await asyncio.sleep(0.001)
 
     @property
-    def cut(self) -> bool:
+    def abort(self) -> bool:
         return self.lost.done()
 
 
@@ -84,7 +84,7 @@ def test_other_groups_are_out_of_reach() -> None:
                 peer.say({"op": op, "comm": comm, "done": 99, "status": STATUS, "reason": "!", "unique_id": STATUS})
             peer.link.send({"t": "lost", "device": 0, "process": 1, "why": "!"})
             await peer.settled()
-            assert not peer.cut
+            assert not peer.abort
             both.ranks[1].present(both.sessions[1], both.group, 2)
             for link in both.ranks:
                 assert (await link.hears("go", sequence=2))["index"] == 2
@@ -127,7 +127,7 @@ def test_ranks_of_others_cannot_be_played() -> None:
                 part = {"op": "present", "sequence": 1, "signature": [{"kind": "barrier"}], "timeout": 5.0}
                 peer.say(part, device)
             await peer.settled()
-            assert not peer.cut and len(both.first.router.coordinator.matcher) == 0
+            assert not peer.abort and len(both.first.router.coordinator.matcher) == 0
             both.first.links[1].present(peer.session, peer.group, 1, timeout=0.2)
             await both.first.links[1].hears("fail", sequence=1)
 
@@ -159,7 +159,7 @@ def test_a_batch_may_be_large_and_answers_make_room() -> None:
                 device.say({**body, "devices": [], "sequence": sequence, "signature": [], "timeout": 5.0})
                 await device.hears("fail", sequence=sequence)
             await peer.settled()
-            assert not peer.cut
+            assert not peer.abort
 
     run(work())
 
@@ -349,7 +349,7 @@ def test_a_coordinator_cannot_have_helpers_without_end() -> None:
             await chief.settled()
             assert len(device.ops("join")) == MAX_COMMUNICATORS + 1 and len(device.ops("abort")) == 1
             assert chief.link is not None
-            chief.link.cut("the coordinator ends")
+            chief.link.abort("the coordinator ends")
             await device.hears("abort", comm=f"{chief.group.hex()}@1/again")
             assert len(device.ops("abort")) == MAX_COMMUNICATORS
 

@@ -130,7 +130,7 @@ def test_a_silent_peer_is_lost_and_a_beating_one_is_not(loop: str) -> None:
             await made.until(lambda: made.lost)
             assert 0.25 < asyncio.get_running_loop().time() - begin < LATE
             assert "no message arrived" in made.lost[0] and len(made.lost) == 1
-            assert not lost and not idle.over, "the other one says that it is alive"
+            assert not lost and not idle.end_reason, "the other one says that it is alive"
             with contextlib.suppress(ConnectionError):
                 await reader.read()
             writer.close()
@@ -149,7 +149,7 @@ def test_front_that_slept_does_not_cut_its_peers() -> None:
             time.sleep(0.8)  # noqa: ASYNC251 - the loop, and both ends with it, is held up
             for _ in range(3):
                 await asyncio.sleep(0.1)
-            assert not link.over and not made.lost
+            assert not link.end_reason and not made.lost
             link.close()
 
     run(work())
@@ -165,13 +165,13 @@ def test_a_peer_that_does_not_read_is_cut(loop: str) -> None:
             await made.until(lambda: made.links)
             link = made.links[0]
             sent = 0
-            while not link.over:
+            while not link.end_reason:
                 link.send({"x": "y" * 500_000})
                 sent += 500_000
                 assert sent < 100 << 20
                 await asyncio.sleep(0)
-            assert "has stopped reading" in link.over and sent > MAX_UNSENT
-            assert made.lost == [link.over]
+            assert "has stopped reading" in link.end_reason and sent > MAX_UNSENT
+            assert made.lost == [link.end_reason]
             link.send({"after": "all"})
             writer.close()
 

@@ -25,13 +25,13 @@ about it."""
 MEMBERS = (GroupMember(0, 0), GroupMember(1, 0))
 
 
-async def join(front: FakeFront, addresses: list[str], pin: bytes = b"", patience: float = 30.0) -> tuple[Any, float]:
+async def join(front: FakeFront, addresses: list[str], pin: bytes = b"", time_limit: float = 30.0) -> tuple[Any, float]:
     """Returns the refusal of the session, and the seconds until it arrived."""
     ticket = node_pb2.GroupTicket(addresses=addresses, secret=b"s" * 16, certificate_sha256=pin)
     loop = asyncio.get_running_loop()
     begin = loop.time()
     with pytest.raises(Refusal) as error:
-        await front.groups.join(front.session(0), b"g" * 16, 1, MEMBERS, ticket, patience)
+        await front.groups.join(front.session(0), b"g" * 16, 1, MEMBERS, ticket, time_limit)
     return error.value, loop.time() - begin
 
 
@@ -92,7 +92,7 @@ def test_attempts_are_limited_by_address_and_in_all() -> None:
         async with fronts(front), answering("closed") as one, answering("silent") as two:
             refusal, seconds = await join(front, [one, two])
             assert 2 * WINDOW * 0.99 <= seconds < 2 * WINDOW + LATE and refusal.reason == Reason.COMMUNICATOR_FAILED
-            refusal, seconds = await join(front, [one, two, one, one], patience=0.2)
+            refusal, seconds = await join(front, [one, two, one, one], time_limit=0.2)
             assert 0.19 < seconds < 0.2 + LATE and refusal.reason == Reason.COLLECTIVE_TIMEOUT
             assert "within 0.2 s" in refusal.message and refusal.message.count(one) == 1, "each address once"
 

@@ -143,7 +143,7 @@ def test_record_is_bounded() -> None:
     record = PeerRecord("ab", 2, 1, FlightRecorder(clock=lambda: 5))
     for sequence in range(1, 10 * OPERATIONS):
         record.presented(1, {"sequence": sequence, "signature": SIGNATURE})
-        record.went("c", (0, 1), 1, sequence, sequence)
+        record.launched("c", (0, 1), 1, sequence, sequence)
     ring = record.ring
     assert ring is not None and len(ring.operations) == OPERATIONS
     assert record.inspect().in_flight == {("c", (0, 1)): OPERATIONS}
@@ -158,6 +158,6 @@ def test_ranks_that_are_behind_are_not_remembered_for_ever() -> None:
     record = PeerRecord("ab", 3, 2)
     for sequence in range(1, 10 * OPERATIONS):
         record.presented(1, {"sequence": sequence, "signature": SIGNATURE})
-        record.went("c", (0, 1), 1, sequence, sequence)
+        record.launched("c", (0, 1), 1, sequence, sequence)
         record.progress("c", (0, 1), sequence)
     assert 0 < record.inspect().unfinished <= OPERATIONS

@@ -22,14 +22,14 @@ class Process:
 
     limit: int | None
     used: int = 0
-    told: deque[ProcessLimit] = field(default_factory=deque)
+    unconfirmed: deque[ProcessLimit] = field(default_factory=deque)
     said: deque[tuple[int, int]] = field(default_factory=deque)
     wanting: int = 0
     granted: int = 0
     denied: int = 0
 
-    def hear(self) -> None:
-        limit = self.told.popleft()
+    def on_report(self) -> None:
+        limit = self.unconfirmed.popleft()
         self.limit = max(limit.bytes, self.used)
         self.said.append((self.limit, self.used))
         if limit.denied:
@@ -60,7 +60,7 @@ class World:
                 self.entering.remove(process)
                 self.processes[process] = Process(self.ledger.initial(process))
         for limit in limits:
-            self.processes[limit.process].told.append(limit)
+            self.processes[limit.process].unconfirmed.append(limit)
         self.check()
 
     def check(self) -> None:
@@ -106,15 +106,15 @@ class World:
     def deliver(self, number: int) -> None:
         """Delivers the oldest message to the process, and its answer."""
         process = self.processes[number]
-        if process.told:
-            process.hear()
+        if process.unconfirmed:
+            process.on_report()
             self.ledger.confirm(number, *process.said.popleft(), self.now)
             self.step()
 
     def settle(self) -> None:
         """Delivers messages until none is on its way."""
         for _ in range(1000):
-            busy = [number for number, each in self.processes.items() if each.told]
+            busy = [number for number, each in self.processes.items() if each.unconfirmed]
             for number in busy:
                 if number in self.processes:
                     self.deliver(number)
@@ -214,10 +214,10 @@ def test_unused_memory_is_granted_to_processes_that_request_it(used: list[int], 
 def test_lone_process_has_all_memory_and_gets_no_message() -> None:
     world = World()
     only = world.start()
-    assert world.processes[only].limit is None and not world.processes[only].told
+    assert world.processes[only].limit is None and not world.processes[only].unconfirmed
     assert world.ledger.granted(only) == TOTAL - OVERHEAD
     world.allocate(only, TOTAL - OVERHEAD)
-    assert not world.processes[only].told and world.ledger.wake(0.0) is None
+    assert not world.processes[only].unconfirmed and world.ledger.wake(0.0) is None
 
 
 def test_total_memory_is_reported_by_the_first_process() -> None:
@@ -225,12 +225,12 @@ def test_total_memory_is_reported_by_the_first_process() -> None:
     world.total = TOTAL
     first, second = world.start(), world.start()
     assert list(world.processes) == [first]
-    world.ledger.learn(TOTAL)
+    world.ledger.set_total(TOTAL)
     world.step()
     world.settle()
     assert list(world.processes) == [first, second]
     assert world.processes[second].limit == 0
-    world.ledger.learn(7)
+    world.ledger.set_total(7)
     assert world.ledger.total == TOTAL, "it stays what it was"
 
 
@@ -265,7 +265,7 @@ def test_an_idle_process_holds_only_its_context() -> None:
     assert world.processes[spare].limit == 0
     assert world.processes[first].limit == TOTAL - 2 * OVERHEAD
     world.end(first)
-    world.ledger.use(spare, "", 0)
+    world.ledger.assign(spare, "", 0)
     world.step()
     world.settle()
     assert world.processes[spare].limit == TOTAL - OVERHEAD
@@ -286,9 +286,9 @@ def test_a_quota_counts_for_all_processes_of_a_tenant() -> None:
     denied = world.ledger.step(world.now)
     while denied and not denied[-1].denied:
         for limit in denied:
-            world.processes[limit.process].told.append(limit)
+            world.processes[limit.process].unconfirmed.append(limit)
         number = denied[-1].process
-        world.processes[number].hear()
+        world.processes[number].on_report()
         world.ledger.confirm(number, *world.processes[number].said.popleft(), world.now)
         denied = world.ledger.step(world.now)
     assert denied[-1].process == other and denied[-1].quota == 1000
@@ -303,15 +303,15 @@ def test_a_holder_that_does_not_answer_is_done_without() -> None:
     deaf, other = world.start(), world.start()
     world.settle()
     world.allocate(other, TOTAL // 2)
-    assert world.processes[deaf].told and not world.processes[other].told
+    assert world.processes[deaf].unconfirmed and not world.processes[other].unconfirmed
     wake = world.ledger.wake(world.now)
     assert wake == pytest.approx(world.now + PATIENCE)
     world.now = wake
     world.step()
-    assert world.processes[other].told[0].denied
+    assert world.processes[other].unconfirmed[0].denied
     world.deliver(other)
     world.allocate(other, TOTAL // 2)
-    assert world.processes[other].told, "it is answered again, though nothing has changed"
+    assert world.processes[other].unconfirmed, "it is answered again, though nothing has changed"
 
 
 def test_process_without_unused_memory_is_not_queried_again_at_once() -> None:
@@ -350,6 +350,6 @@ def test_messages_of_ended_processes_are_ignored() -> None:
     ledger.want(7, 5)
     ledger.confirm(7, 5, 5, 0.0)
     ledger.leave(7)
-    ledger.use(7, "x", 0)
-    ledger.hear(7, 3)
+    ledger.assign(7, "x", 0)
+    ledger.on_report(7, 3)
     assert ledger.step(0.0) == [] and ledger.granted(7) == ledger.held(7) == 0

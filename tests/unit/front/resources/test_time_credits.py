@@ -84,7 +84,7 @@ class Simulation:
                     flood.until = None
                     self.report(key, WANTS)
             if self.turns.due is not None and self.turns.due <= after:
-                self.hear(self.turns.look(after))
+                self.hear(self.turns.advance(after))
 
     @property
     def shares(self) -> dict[str, float]:
@@ -96,7 +96,7 @@ def test_lone_process_gets_no_message() -> None:
     turns: DeviceTurns[str] = DeviceTurns()
     assert turns.join("a", 0.0) == []
     assert turns.due is None
-    assert turns.look(5.0) == []
+    assert turns.advance(5.0) == []
 
 
 def test_turns_begin_with_the_second_process_and_end_with_it() -> None:
@@ -177,7 +177,7 @@ def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_
                 return
             assert turns.due is not None
             now = max(now, turns.due)
-            told.update(turns.look(now))
+            told.update(turns.advance(now))
         raise AssertionError(condition)
 
     until("not told['b'] & MAY")  # it started beside the process with the time slice
@@ -185,7 +185,7 @@ def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_
     until("not told['a'] & MAY")
     began = now
     assert not told["b"] & MAY, "the work of the other is still there"
-    told.update(turns.look(now + PATIENCE_S / 2))
+    told.update(turns.advance(now + PATIENCE_S / 2))
     assert not told["b"] & MAY
     until("told['b'] & MAY")
     assert now == pytest.approx(began + PATIENCE_S)
@@ -258,4 +258,4 @@ def test_no_process_is_examined_without_need() -> None:
         looks += 1
         assert looks < 10
         simulation.now = simulation.turns.due
-        simulation.hear(simulation.turns.look(simulation.now))
+        simulation.hear(simulation.turns.advance(simulation.now))

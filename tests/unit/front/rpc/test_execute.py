@@ -252,7 +252,7 @@ def test_drain_is_announced(tmp_path: Path) -> None:
             draining = asyncio.create_task(f.daemon.drain())
             event = (await stream.read()).event
             assert 4_000_000_000 < event.draining.deadline_ns <= 5_000_000_000
-            f.daemon.parts.drain.hurry()
+            f.daemon.parts.drain.end_wait()
             await draining
             await f.daemon.stop(at_once=True)
             assert (await ended(stream)).reason == Reason.SESSION_EXPIRED

@@ -209,7 +209,7 @@ def test_close_waits_a_bounded_time_for_an_unresponsive_device(tmp_path: Path) -
             await f.devices.Sync(device_pb2.SyncRequest(target=f.target()))
             f.launcher.closes = False
             [session] = list(f.daemon.sessions)
-            await f.daemon.sessions.close(session, "test", patience=0.05)
+            await f.daemon.sessions.close(session, "test", time_limit=0.05)
             assert f.device().closed and not len(f.daemon.sessions)
 
     run(scenario())

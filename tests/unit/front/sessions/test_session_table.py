@@ -38,7 +38,7 @@ def test_a_session_lives_for_its_lease_after_its_last_use() -> None:
         clock.now += 29.9
         assert sessions.expired() == []
         assert 0.09 < sessions.lease_left(session) < 0.11
-        with sessions.using(session):
+        with sessions.keep_alive(session):
             clock.now += 1000
             assert sessions.expired() == []
             assert sessions.lease_left(session) == 30
@@ -66,7 +66,7 @@ def test_ended_sessions_are_counted_by_tenant_and_reason() -> None:
         unnamed, _ = sessions.open("me", "1")
         clock.now += 10
         assert sessions.expired() == [brief] and brief.end == SessionEnd.CREDENTIAL
-        with sessions.using(lasting):
+        with sessions.keep_alive(lasting):
             clock.now += 1000
             assert lasting.end == SessionEnd.CREDENTIAL and lasting in sessions.expired(), "it is in use, and yet"
         assert unnamed.end == SessionEnd.LEASE

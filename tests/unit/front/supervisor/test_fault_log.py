@@ -117,16 +117,16 @@ def test_faults_are_bounded_and_the_newest_comes_first() -> None:
 
 def test_memory_by_tenant() -> None:
     memory = TenantMemory()
-    memory.hear(1, {"tenants": {"alice": 9}})  # a process that has no tenant yet
+    memory.on_report(1, {"tenants": {"alice": 9}})  # a process that has no tenant yet
     assert memory.by_tenant() == {}
     memory.belongs(1, "alice")
-    memory.hear(1, {"tenants": {"alice": 9, "bob": 1}})
+    memory.on_report(1, {"tenants": {"alice": 9, "bob": 1}})
     assert memory.by_tenant() == {"alice": 10}, "whatever a process says, it is its tenant's"
     memory.belongs(2, "")
-    memory.hear(2, {"tenants": {"alice": 1, "bob": 90, "idle": 0, "odd": -1, "bool": True, "text": "5"}})
+    memory.on_report(2, {"tenants": {"alice": 1, "bob": 90, "idle": 0, "odd": -1, "bool": True, "text": "5"}})
     assert list(memory.by_tenant().items()) == [("bob", 90), ("alice", 11)]
     for junk in ({}, {"tenants": None}, {"tenants": [1]}, {"tenants": 5}):
-        memory.hear(2, junk)
+        memory.on_report(2, junk)
     assert memory.by_tenant() == {"alice": 10}
     memory.leave(1)
     assert memory.by_tenant() == {}

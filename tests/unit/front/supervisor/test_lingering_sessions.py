@@ -34,44 +34,44 @@ def busy(*channels: int) -> dict[str, Any]:
 def test_a_process_without_others_ends_after_the_grace() -> None:
     sessions = LingeringSessions()
     assert not sessions.alone([]) and not sessions.end([], 1e9), "an empty process is not theirs"
-    sessions.left(1, "a", "x", 10.0)
+    sessions.add(1, "a", "x", 10.0)
     assert sessions.must_drain([1]) and not sessions.end([1], 11.9) and sessions.wake(10.0) == 10.0 + GRACE
     assert sessions.to_ask(12.0)
-    sessions.ask(12.0)
-    sessions.hear(busy(1))
+    sessions.mark_asked(12.0)
+    sessions.on_answer(busy(1))
     assert not sessions.to_ask(12.0) and sessions.end([1], 12.0)
     assert [each.what for each in sessions.stuck(12.0)] == ["kernel endless of session a"]
 
 
 def test_process_is_kept_while_other_sessions_remain() -> None:
     sessions = LingeringSessions()
-    sessions.left(1, "a", "x", 0.0)
+    sessions.add(1, "a", "x", 0.0)
     assert not sessions.must_drain([1, 2]), "who comes is one more among others"
     assert not sessions.end([1, 2], 1e6) and sessions.stuck(1e6)
-    sessions.left(2, "b", "x", 1e6)
+    sessions.add(2, "b", "x", 1e6)
     assert not sessions.end([1, 2], 1e6 + 0.1), "it has its own time"
-    sessions.gone(2)
+    sessions.remove(2)
     assert sessions.end([1], 1e6 + 0.1), "at once"
 
 
 def test_lingering_session_that_only_frees_has_more_time_and_quarantines_none() -> None:
     sessions = LingeringSessions()
-    sessions.left(1, "a", "x", 0.0)
-    sessions.ask(GRACE)
-    sessions.hear({"1": {"busy": False, "kernels": []}})
+    sessions.add(1, "a", "x", 0.0)
+    sessions.mark_asked(GRACE)
+    sessions.on_answer({"1": {"busy": False, "kernels": []}})
     assert not sessions.must_drain([1]) and not sessions.end([1], GRACE) and not sessions.to_ask(GRACE)
     assert sessions.wake(GRACE) == CLEARING and sessions.to_ask(CLEARING)
-    sessions.ask(CLEARING)
-    sessions.hear({"1": {"busy": False, "kernels": []}})
+    sessions.mark_asked(CLEARING)
+    sessions.on_answer({"1": {"busy": False, "kernels": []}})
     assert sessions.end([1], CLEARING)
 
 
 @pytest.mark.parametrize("answer", [None, {}, [], {"1": None}, {"9": {"busy": False}}, {"1": {}}])
 def test_process_without_a_report_is_considered_busy(answer: Any) -> None:
     sessions = LingeringSessions()
-    sessions.left(1, "a", "x", 0.0)
-    sessions.ask(GRACE)
-    sessions.hear(answer)
+    sessions.add(1, "a", "x", 0.0)
+    sessions.mark_asked(GRACE)
+    sessions.on_answer(answer)
     assert sessions.end([1], GRACE) and sessions.stuck(GRACE)[0].what == "work of session a"
 
 
@@ -83,10 +83,10 @@ def test_no_process_ends_under_a_session_that_uses_it(steps: list[tuple[str, int
         if what == "open":
             channels.add(channel)
         elif channel in channels and what == "leave":
-            sessions.left(channel, str(channel), "x", now)
+            sessions.add(channel, str(channel), "x", now)
             left.setdefault(channel, now)
         elif channel in left:
-            sessions.gone(channel)
+            sessions.remove(channel)
             channels.discard(channel)
             del left[channel]
         ends = bool(channels) and channels == left.keys() and all(now >= at + GRACE for at in left.values())
@@ -149,7 +149,7 @@ def test_a_neighbour_keeps_the_process_until_it_leaves() -> None:
         async with node(HASTY, deaf()) as n:
             one, other = n.session(), n.session()
             assert [await n.generation(each) for each in (one, other)] == [1, 1]
-            assert await n.sessions.close(one, "done", patience=2 * SOON) == [0], "the devices with running work"
+            assert await n.sessions.close(one, "done", time_limit=2 * SOON) == [0], "the devices with running work"
             (worker,) = n.device.running
             await until(lambda: [each.session for each, _ in worker.stuck()] == [one.id])
             assert n.running == [1] and await n.generation(other) == 1

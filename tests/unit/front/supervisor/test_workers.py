@@ -22,7 +22,7 @@ from tests.support.front.isolated_workers import BY_TENANT, PATIENT, Node, X, Y,
 
 async def lost(node: Node, session: Session) -> Refusal:
     """Returns the refusal that a session receives after the end of its process."""
-    await until(lambda: 0 in session.ended and not session.ended[0].told)
+    await until(lambda: 0 in session.ended and not session.ended[0].loss_reported)
     with pytest.raises(Refusal) as caught:
         await node.device.channel(session)
     return caught.value
@@ -319,7 +319,7 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
         policy = dataclasses.replace(PATIENT, max_faults=2, max_restarts=3)
         async with node(policy, devices=2) as n:
             told: list[str] = []
-            n.supervisor.on_barred = told.append
+            n.supervisor.on_quarantined = told.append
             bad, good, own = n.session(), n.session(), n.session(dedicated=True)
             elsewhere = await n.supervisor.find(1).channel(bad)
             for generation in (1, 2, 3):
