@@ -57,8 +57,8 @@ def test_misspelt_keyword_of_a_module(gpu: hearth.Device) -> None:
         with pytest.raises(TypeError, match=r"no keyword optoins; did you mean options\?") as caught:
             load()
         assert isinstance(caught.value, hearth.UnsupportedError)
-    with pytest.raises(hearth.UnsupportedError, match="backend='nvcc' is not supported"):
-        gpu.RawModule("source", backend="nvcc")
+    with pytest.raises(hearth.UnsupportedError, match="backend='hiprtc' is not supported"):
+        gpu.RawModule("source", backend="hiprtc")
 
 
 def test_swapped_arguments_of_a_kernel_are_named(gpu: hearth.Device) -> None:
