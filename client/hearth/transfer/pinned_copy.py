@@ -155,7 +155,7 @@ class PinnedCopy:
 class _UnderWay:
     """A copy in flight: a `one_way.CompletionHandler` that refers to the memory until then."""
 
-    __slots__ = ("_begun", "_copy", "_keep", "_thread")
+    __slots__ = ("_begun", "_copy", "_keep", "_thread_id")
 
     reports = abandoned = False
 
@@ -163,7 +163,7 @@ class _UnderWay:
         self._copy = copy
         self._keep = keep
         self._begun = begun
-        self._thread = get_ident()
+        self._thread_id = get_ident()
 
     @property
     def expected(self) -> tuple[bytes, commands_pb2.Result] | None:
@@ -172,8 +172,8 @@ class _UnderWay:
 
     def set_result(self, result: commands_pb2.Result) -> None:
         """Completes a copy that succeeded."""
-        self._copy.ended(result, None, self._begun, self._thread)
+        self._copy.ended(result, None, self._begun, self._thread_id)
 
     def set_error(self, error: HearthError) -> None:
         """Completes a copy that failed or whose outcome is unknown."""
-        self._copy.ended(None, error, self._begun, self._thread)
+        self._copy.ended(None, error, self._begun, self._thread_id)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from hearth_proto.frames import Kind
-from hearthd.device.outbox import Outbox
 from hearthd.device.platform.spin_policy import sooner
 from hearthd.device.platform.telemetry import Telemetry
 
@@ -35,6 +34,12 @@ class DeviceTimePayer(Protocol):
     def session_id(self) -> str: ...
 
 
+class FrameSink(Protocol):
+    """Sends frames to the front: `hearthd.device.outbox.Outbox`."""
+
+    def put(self, kind: int, payload: bytes) -> None: ...
+
+
 P = TypeVar("P", bound=DeviceTimePayer)
 
 
@@ -43,7 +48,7 @@ class DeviceTimeMeter(Generic[P]):
 
     def __init__(
         self,
-        outbox: Outbox,
+        outbox: FrameSink,
         telemetry: Telemetry,
         charge: Callable[[P, float], None] = lambda payer, seconds: None,
         clock: Callable[[], float] = time.perf_counter,
