@@ -8,7 +8,7 @@ import pytest
 
 
 def skip_if_compiled(*modules: ModuleType) -> None:
-    """Skips a test that replaces methods of objects of `modules`, because compiled classes do not allow that."""
+    """Skips a test that replaces methods of objects of `modules`, or traces their lines; compiled ones allow neither."""
     names = [module.__name__ for module in modules if not str(module.__file__).endswith(".py")]
     if names:
-        pytest.skip(f"replaces methods of compiled classes: {', '.join(names)}")
+        pytest.skip(f"replaces methods or traces lines of compiled modules: {', '.join(names)}")

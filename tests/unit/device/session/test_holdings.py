@@ -59,7 +59,7 @@ def test_what_is_held_is_what_is_used(first: list[Uses], changes: list[tuple[int
     assert +memory.held == Counter(buffer for each in now for buffer in (*each.written, *each.read))
     assert +modules.held == Counter(module for each in now for module in each.modules)
     summary, afresh = holdings.summary, Summary(now)
-    for name in Summary.__slots__:
+    for name in ("needed", "prints", "read", "reads", "renewed", "writes", "written"):
         assert getattr(summary, name) == getattr(afresh, name)
     holdings.release()
     holdings.release()
