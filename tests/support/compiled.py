@@ -8,7 +8,7 @@ import pytest
 
 
 def skip_if_compiled(*modules: ModuleType) -> None:
-    """Skips a test that replaces methods of objects of `modules`, or traces their lines; compiled ones allow neither."""
+    """Skips a test that replaces methods of objects of `modules` or traces their lines, unless they are pure."""
     names = [module.__name__ for module in modules if not str(module.__file__).endswith(".py")]
     if names:
         pytest.skip(f"replaces methods or traces lines of compiled modules: {', '.join(names)}")
