@@ -30,14 +30,14 @@ ARG BASE=python:3.12.11-slim-bookworm
 FROM ${BUILDER} AS wheel
 WORKDIR /src
 RUN pip install --no-cache-dir build==1.3.0
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY client client
 COPY proto proto
 COPY server server
 COPY deploy/hearth.toml deploy/
 COPY deploy/examples deploy/examples
 COPY deploy/systemd deploy/systemd
-RUN python -m build --wheel --outdir /wheels
+RUN HEARTH_PURE=1 python -m build --wheel --outdir /wheels
 
 # ---- what both of the next have: the base with Python and the daemon's user ----
 FROM ${BASE} AS base

@@ -9,6 +9,9 @@
 #   make tools   installs what some tests drive: Chromium and systemd's tools, on Debian and its kin (as root),
 #                Kubernetes' schemas, grpcurl, and gRPC's packages for Node.js if npm is there
 #   make docs    the site of the documentation, with the reference from the docstrings, into build/docs
+#   make compiled   compiles the hot path with mypyc, in a copy of the packages in build/compiled; make test-compiled
+#                   runs the unit tests of the compiled modules, and the smoke, with it; make pure removes it
+#   make wheels  a wheel for each of the interpreters PYTHONS that exists, into dist
 #   make bench   measures, with its baselines, into tests/bench/results/
 
 PYTHON ?= python3
@@ -50,7 +53,14 @@ LOWER := $(patsubst %,tests/%.py,unit/front/admission/test_admission unit/front/
   unit/front/http/test_server unit/front/test_opentelemetry unit/front/auth/test_tls unit/front/gpu/test_health \
   unit/client/cli/test_output daemon/tenants/test_admission daemon/cli/test_status daemon/operations/test_first_process)
 
-.PHONY: demo test test-quick test-oldest smoke-oldest tools docs lint lock audit sbom typecheck proto proto-check bench clean serve
+# Of make test-compiled: the unit tests of the compiled packages.
+COMPILED := $(patsubst %,tests/unit/%,proto shared device/fast_path device/scheduler device/launch device/streams \
+  device/session device/channels device/process device/test_outbox.py)
+# Of make wheels.
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+
+.PHONY: demo test test-quick test-oldest smoke-oldest tools docs lint lock audit sbom typecheck proto proto-check bench clean
+.PHONY: serve compiled test-compiled pure wheels
 
 demo: $(VENV)/.server
 	$(BIN)/hearthd demo
@@ -114,6 +124,22 @@ sbom: $(VENV)-tools/.tools
 
 serve: $(VENV)/.server
 	$(BIN)/hearthd serve
+
+compiled: $(VENV)/.dev
+	$(BIN)/python hatch_build.py build/compiled
+
+test-compiled: compiled
+	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -q $(WORKERS) $(COMPILED) \
+	  $(patsubst %,tests/daemon/%.py,$(SMOKE)) $(PYTEST_ARGS)
+
+pure:
+	rm -rf build/compiled build/mypyc-*
+
+# Compiled wheels where the machine has a C compiler, unless HEARTH_PURE=1.
+wheels:
+	@for python in $(PYTHONS); do \
+	  if $$python -c "" 2>/dev/null; then $$python -m pip wheel -q --disable-pip-version-check --no-deps -w dist . || exit 1; \
+	  else echo "$$python is not installed: no wheel for it" >&2; fi; done; ls dist
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.bench

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hearth.codec import batch, decode, encode
 from hearth.errors import ConnectError, DeviceLostError, HearthError, from_status
@@ -504,7 +504,8 @@ class Session:
             reply.set_error(from_status(result.error))
         else:
             if kind == "read":
-                self.receipts.size(len(result.read.data))
+                read: Any = result.read  # of an answer that `hearth.codec.decode` read, the data is a memoryview
+                self.receipts.size(len(read.data))
             elif kind == "dispatch":
                 self.receipts.size(sum(map(len, result.dispatch.outputs)))
             reply.set_result(result)

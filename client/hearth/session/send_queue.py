@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hearth.codec import batch
 from hearth.errors import HearthError
@@ -37,7 +37,7 @@ class Limits(NamedTuple):
 class _Counted(NamedTuple):
     """The last command that `count_up` added; its count can grow while it is the last command in the queue."""
 
-    key: object
+    key: Any
     n: int
     command: bytes
 

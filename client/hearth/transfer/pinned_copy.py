@@ -196,7 +196,7 @@ class PinnedCopy:
 class _UnderWay:
     """A copy in flight: a `one_way.CompletionHandler` that refers to the memory until then."""
 
-    __slots__ = ("_begun", "_copy", "_keep", "_thread")
+    __slots__ = ("_begun", "_copy", "_keep", "_thread_id")
 
     reports = abandoned = False
 
@@ -204,7 +204,7 @@ class _UnderWay:
         self._copy = copy
         self._keep = keep
         self._begun = begun
-        self._thread = get_ident()
+        self._thread_id = get_ident()
 
     @property
     def expected(self) -> tuple[bytes, commands_pb2.Result] | None:
@@ -217,7 +217,7 @@ class _UnderWay:
         Args:
             result: Result of the command.
         """
-        self._copy.ended(result, None, self._begun, self._thread)
+        self._copy.ended(result, None, self._begun, self._thread_id)
 
     def set_error(self, error: HearthError) -> None:
         """Completes a copy that failed or whose outcome is unknown.
@@ -225,4 +225,4 @@ class _UnderWay:
         Args:
             error: Error of the command, or of the attachment.
         """
-        self._copy.ended(None, error, self._begun, self._thread)
+        self._copy.ended(None, error, self._begun, self._thread_id)

@@ -61,15 +61,15 @@ class Sharing(Passing):
         self.given = self.signalled = 0
         self.connections: list[segment_client.Client] = []
         self.memories: list[mmap.mmap] = []
-        copies = self.process.executor.inline_path.copies
-        real = copies.give
+        inline_path = self.process.executor.inline_path
+        real = inline_path.submit_copy
 
         def give(*what: Any) -> Any:
             copy = real(*what)
             self.given += copy is not None
             return copy
 
-        copies.give = give  # type: ignore[method-assign]
+        inline_path.submit_copy = give
 
     def share(self, channel: int = 1, size: int = 2 * SIZE) -> tuple[segment_client.Client, mmap.mmap]:
         connection = segment_client.hand_over(self.files, channel)

@@ -36,14 +36,13 @@ class Passing(Laned):
 
     def started(self) -> None:
         inline_path = self.process.executor.inline_path
-        inline_path.take = self._counting(inline_path.take)  # type: ignore[method-assign]
-        inline_path.take_linked = self._counting(inline_path.take_linked)  # type: ignore[method-assign]
+        inline_path.execute = self._counting(inline_path.execute)
 
     def _counting(self, real: Callable[..., bool]) -> Callable[..., bool]:
-        def take(*what: Any) -> bool:
+        def execute(*what: Any) -> bool:
             self.offered += 1
             taken = self.inline_path and real(*what)
             self._taken += taken
             return taken
 
-        return take
+        return execute

@@ -87,7 +87,7 @@ class LaneConnection:
         self._take = take
         self._crowded = crowded
         self._over = over
-        self._inline = inline_path
+        self._inline_path = inline_path
         self._most = limits.max_batch_bytes + FRAMING
         self._reader = FrameReader(self._most)
         self._partly = False
@@ -321,7 +321,7 @@ class LaneConnection:
                 or flags
                 or self._unacked
                 or self._unread
-                or not self._inline(self, seq, payload)
+                or not self._inline_path(self, seq, payload)
             ):
                 self._frame(kind, flags, channel, seq, payload)
         return at

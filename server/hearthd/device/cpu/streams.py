@@ -47,8 +47,8 @@ class CpuStream:
         """Id of the session of the most recently submitted launches."""
         self.races: Sequence[Race] = ()
         """Races of the latest launch that was checked for races. Written on the stream's thread."""
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._worker = threading.Thread(target=self._run, name=name, daemon=True)
+        self._worker.start()
 
     def submit(self, work: Work) -> None:
         """Queues work behind all earlier work. Never blocks; an exception of the work becomes `failure`."""

@@ -12,7 +12,7 @@ that the inline path cannot execute.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -24,11 +24,11 @@ from hearthd.device.fast_path import mixed_batch, plain_batch
 from hearthd.device.fast_path.answer import InlineAnswer, latest
 from hearthd.device.fast_path.completion import InlineSync
 from hearthd.device.fast_path.completion_signal import signal
-from hearthd.device.fast_path.copies import InlineCopies
+from hearthd.device.fast_path.copies import InlineCopies, InlineCopy, SegmentOperands
 from hearthd.device.fast_path.inline_batch import InlineBatch
 from hearthd.device.fast_path.mixed_batch import MixedBatch
 from hearthd.device.fast_path.plain_batch import LoneCopy, PlainBatch
-from hearthd.device.fast_path.reads import InlineReads
+from hearthd.device.fast_path.reads import InlineRead, InlineReads
 from hearthd.device.launch.commands import LaunchCommands
 from hearthd.device.operation import ReplySink
 from hearthd.device.outbox import LaneSink
@@ -83,6 +83,12 @@ class InlinePath:
         self._at_once = at_once
         self.copies = InlineCopies(device, segments, executor)
         self.reads = InlineReads(device, executor)
+        self.execute: Callable[[DeviceSession, LaneSink | None, bytes], bool] = self._execute
+        """Executes a batch of a session, or returns False if it has to take the queued path. An attribute, as the two
+        below, so that an observer can replace it in a compiled class."""
+        self.submit_copy: Callable[[InlineBatch, bytes, SegmentOperands], InlineCopy | None] = self.copies.give
+        self.submit_read: Callable[[InlineBatch, LogicalStream, bytes, commands_pb2.Read], InlineRead | None]
+        self.submit_read = self.reads.give
         self.poll_s = POLL_S
         """Seconds for which the end of the work is polled without a check of the sockets."""
         self.answered = False
@@ -95,7 +101,7 @@ class InlinePath:
         Returns False, without effect, if the batch must take the queued path.
         """
         session = self._executor.session(lane.channel)
-        return session is not None and seq == session.last_seq + 1 and self._take(session, lane, payload)
+        return session is not None and seq == session.last_seq + 1 and self.execute(session, lane, payload)
 
     def take_linked(self, channel: int, payload: bytes) -> bool:
         """Executes a batch that came over the link as the only frame. Returns False as `take` does."""
@@ -103,9 +109,9 @@ class InlinePath:
         # With a lane, earlier batches may still arrive over it.
         if session is None or channel in self._device.outbox.lanes:
             return False
-        return self._take(session, None, payload)
+        return self.execute(session, None, payload)
 
-    def _take(self, session: DeviceSession, lane: LaneSink | None, payload: bytes) -> bool:
+    def _execute(self, session: DeviceSession, lane: LaneSink | None, payload: bytes) -> bool:
         backlog = self._alone(session)
         if backlog is None:
             return False
@@ -248,7 +254,7 @@ class InlinePath:
                 return False
             named = self.copies.learn(found, command)
         if named is not None:
-            copy = self.copies.give(batch, found.request, named)
+            copy = self.submit_copy(batch, found.request, named)
             if copy is not None:
                 batch.came()
                 self._copied(batch, copy, 0)
@@ -268,7 +274,7 @@ class InlinePath:
         if stream is not None and mixed.kind and not session.deferred:
             request = varint(last.request)
             if mixed.kind == "read":
-                reading = self.reads.give(batch, stream, request, last.read)
+                reading = self.submit_read(batch, stream, request, last.read)
                 if reading is not None:
                     session.batches.clear()
                     self._copied(batch, reading, launches)

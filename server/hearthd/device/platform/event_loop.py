@@ -35,7 +35,7 @@ class Loop:
         self._tasks: deque[Task] = deque()
         self._woken = False
         self._stopping = False
-        self._thread: int | None = None
+        self._thread_id: int | None = None
         self.on_poll: Callable[[], float | None] = lambda: None
         """Called in each iteration. Returns the seconds that the loop may sleep; None: until an event."""
         self.on_nap: Callable[[], bool | None] = lambda: False
@@ -59,7 +59,7 @@ class Loop:
     @property
     def inside(self) -> bool:
         """True if the caller runs on the loop's thread."""
-        return self._thread == threading.get_ident()
+        return self._thread_id == threading.get_ident()
 
     def post(self, task: Task) -> None:
         """Runs `task` on the loop's thread, after the tasks posted before. May be called on any thread."""
@@ -95,7 +95,7 @@ class Loop:
 
         An exception in a task ends the loop and is raised, so posted tasks must catch their errors.
         """
-        self._thread = threading.get_ident()
+        self._thread_id = threading.get_ident()
         try:
             while not self._stopping:
                 sleep = self.on_poll()
@@ -107,7 +107,7 @@ class Loop:
                     self.linger()
                 self.turn(0.0 if self._tasks else sleep)
         finally:
-            self._thread = None
+            self._thread_id = None
 
     def linger(self) -> None:
         """Starts the spin-wait after work was done, because the next request may arrive soon. Loop's thread only."""

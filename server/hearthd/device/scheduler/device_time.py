@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from hearth_proto.frames import Kind
-from hearthd.device.outbox import Outbox
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.platform.telemetry import Telemetry
 
@@ -37,6 +36,14 @@ class DeviceTimePayer(Protocol):
         ...
 
 
+class FrameSink(Protocol):
+    """Sends frames to the front: `hearthd.device.outbox.Outbox`."""
+
+    def put(self, kind: int, payload: bytes) -> None:
+        """Queues a frame of the kind `Kind(kind)`; does not block."""
+        ...
+
+
 P = TypeVar("P", bound=DeviceTimePayer)
 
 
@@ -45,7 +52,7 @@ class DeviceTimeMeter(Generic[P]):
 
     def __init__(
         self,
-        outbox: Outbox,
+        outbox: FrameSink,
         telemetry: Telemetry,
         charge: Callable[[P, float], None] = lambda payer, seconds: None,
         clock: Callable[[], float] = time.perf_counter,

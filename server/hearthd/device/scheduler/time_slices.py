@@ -183,9 +183,9 @@ class TimeSlices:
     def _give_all(self) -> None:
         holder = self._fair.turn()
         for backlog in tuple(self._wanting):  # sessions with few commands are served first
-            if backlog.open is not None or backlog is holder:
+            if backlog is holder:
                 continue
-            if backlog.sparse or backlog.copies:
+            if backlog.open is None and (backlog.sparse or backlog.copies):
                 self._open_without_turn(backlog)
             if backlog.open is None and backlog.late:
                 self._open_extra_slice(backlog)

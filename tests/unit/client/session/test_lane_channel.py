@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hearth
-from hearth.session import lane_channel
+from hearth.session import lane_channel, send_queue
 from hearth.session.attachment import Attachment
 from hearth.session.collective_order import WORTH
 from hearth.session.lane_channel import GATHER
@@ -34,6 +34,7 @@ from tests.support.client import waits
 from tests.support.client.fake_daemon import FakeDaemon, Response
 from tests.support.client.internals import connection_of, handle_of
 from tests.support.client.lane_daemon import LaneDaemon, serving
+from tests.support.compiled import skip_if_compiled
 from tests.support.timing import LATE
 
 wait_for = partial(waits.wait_for, seconds=5.0)
@@ -376,6 +377,7 @@ def test_a_wait_that_is_interrupted(daemon: LaneDaemon, gpu: hearth.Device) -> N
 def test_sending_that_is_interrupted_loses_nothing(
     daemon: LaneDaemon, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    skip_if_compiled(send_queue)
     gpu.synchronize()
     work = attachment(gpu)
     assert wait_for(lambda: work.session.idle), "what is alone is sent by who submits it"

@@ -332,9 +332,9 @@ def test_a_profile_begins_with_the_read(rig: Passing) -> None:
 def test_read_during_a_pending_collective_takes_queued_path(rig: Passing, monkeypatch: pytest.MonkeyPatch) -> None:
     """The read may have to report the collective's failure."""
     client, device, given = rig.lane(), rig.process.device, []
-    reads = rig.process.executor.inline_path.reads
-    give = reads.give
-    monkeypatch.setattr(reads, "give", lambda *what: given.append(give(*what)) or given[-1])
+    inline_path = rig.process.executor.inline_path
+    give = inline_path.submit_read
+    monkeypatch.setattr(inline_path, "submit_read", lambda *what: given.append(give(*what)) or given[-1])
     client.batch(read(1))
     assert value(client) == 0
     monkeypatch.setitem(device.tracks.pending_outcomes.open, object(), None)

@@ -14,10 +14,14 @@ import pytest
 from hearth_proto.frames import Frame, FrameReader, Kind, encode
 from hearth_proto.launches import Place, Record, pack, pack_layout
 from hearth_proto.v1 import commands_pb2 as c
+from hearthd.device import outbox as outbox_module
 from hearthd.device.cpu.server import CpuServer
 from hearthd.device.process.device_process import DeviceProcess
 from hearthd.device.process.idle_policy import MAX_DEFERRED
+from hearthd.device.scheduler import fair_share
+from hearthd.device.streams import stream_pool
 from hearthd.shared.device_spec import DeviceSpec
+from tests.support.compiled import skip_if_compiled
 from tests.support.device.rig import Rig
 
 CODE = b'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'
@@ -161,6 +165,7 @@ def test_continuous_waits_do_not_block_periodic_work(rig: Rig[Polled]) -> None:
 def test_an_answer_goes_out_before_the_rest_is_done(rig: Rig[Polled]) -> None:
     """The answer of completed work is sent directly after the poll that notices its completion, before
     `FairShare.settle`."""
+    skip_if_compiled(stream_pool, fair_share, outbox_module)
     order: list[str] = []
     tracks, sharing, outbox = rig.process.device.tracks, rig.process.executor.sharing, rig.process.outbox
     poll, settle, answer = tracks.poll, sharing.settle, outbox.answer

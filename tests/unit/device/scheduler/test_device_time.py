@@ -29,7 +29,7 @@ class Rig:
         self.reports = 0
         self.charged: dict[str, float] = {}
         self.telemetry = Telemetry()
-        self.meter: DeviceTimeMeter[Session] = DeviceTimeMeter(self, self.telemetry, self.charge, lambda: self.now)  # type: ignore[arg-type]
+        self.meter: DeviceTimeMeter[Session] = DeviceTimeMeter(self, self.telemetry, self.charge, lambda: self.now)
 
     def put(self, kind: int, payload: bytes) -> None:
         assert kind == Kind.METER

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, cast
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +12,7 @@ from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.holdings import Holdings, Keepers, Summary, Uses
 from hearthd.device.session.module import ModuleEntry
 from hearthd.device.session.session import DeviceSession
+from hearthd.device.streams.track import PooledStream
 
 
 class Keeper:
@@ -46,7 +47,8 @@ def uses(draw: st.DrawFn) -> Uses:
 @given(st.lists(uses(), max_size=6), st.lists(st.tuples(st.integers(0, 5), uses()), max_size=6))
 def test_held_objects_are_the_used_ones(first: list[Uses], changes: list[tuple[int, Uses]]) -> None:
     memory, modules = Keeper(), Keeper()
-    holdings = Holdings(cast(DeviceSession, None), Keepers(memory, modules))
+    stream: Any = object()
+    holdings = Holdings(DeviceSession(1, {}, lambda priority: PooledStream(0, stream, 0)), Keepers(memory, modules))
     now = list(first)
     for each in first:
         holdings.add(each)
@@ -57,7 +59,7 @@ def test_held_objects_are_the_used_ones(first: list[Uses], changes: list[tuple[i
     assert +memory.held == Counter(buffer for each in now for buffer in (*each.written, *each.read))
     assert +modules.held == Counter(module for each in now for module in each.modules)
     summary, afresh = holdings.summary, Summary(now)
-    for name in Summary.__slots__:
+    for name in ("needed", "prints", "read", "reads", "renewed", "writes", "written"):
         assert getattr(summary, name) == getattr(afresh, name)
     holdings.release()
     holdings.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from hearthd.device.session.replay_cache import ReplayCache
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.session.stream_table import StreamTable
 from hearthd.device.streams.stream_errors import StreamFailure
+from hearthd.device.streams.track import PooledStream
 from hearthd.shared.device_spec import DeviceSpec
 from tests.support.device.rig import Rig
 
@@ -94,32 +94,25 @@ changes = st.lists(
 
 @given(changes)
 def test_stream_table_agrees_with_a_scan_of_all_streams(program: list[Change]) -> None:
-    tracks: list[Any] = [Track(index) for index in range(3)]
+    stream: Any = object()
+    tracks = [PooledStream(index, stream, 0) for index in range(3)]
     table = StreamTable(ReplayCache())
     for what, handle, number in program:
-        stream = table.get(handle)
-        if what == "put" and stream is None:
+        entry = table.get(handle)
+        if what == "put" and entry is None:
             table.put(handle, LogicalStream(handle, tracks[number]))
-        elif stream is None:
+        elif entry is None:
             continue
         elif what == "pop":
             table.pop(handle)
         elif what in ("join", "leave"):
-            stream.collectives = (tracks[number],) if what == "join" else ()
+            entry.collectives = (tracks[number],) if what == "join" else ()
         elif what == "fail":
-            stream.failed(StreamFailure("fill", handle, 1, 1, Refusal(Reason.INTERNAL, "no")))
+            entry.failed(StreamFailure("fill", handle, 1, 1, Refusal(Reason.INTERNAL, "no")))
         else:
-            stream.errors.take()
+            entry.errors.take()
         live = list(table.items.values())
         assert {each.index for each in table.tracks} == {each.track.index for each in live}
         assert len(table.tracks) == len({each.track.index for each in live})
         assert set(table.collectives) == {track for each in live for track in each.collectives}
         assert {each for each in live if each.errors or each.collectives} <= set(table.marked)
-
-
-class Track(SimpleNamespace):
-    def __init__(self, index: int) -> None:
-        super().__init__(index=index)
-
-    def __hash__(self) -> int:
-        return hash(self.index)

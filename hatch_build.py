@@ -1,0 +1,155 @@
+"""Build hook of the wheel: compiles the modules that `pyproject.toml` lists, with mypyc.
+
+`tool.hatch.build.targets.wheel.hooks.custom.compiled` maps each package to its compiled modules. The modules of a
+package share one library, which is loaded when the first of them is imported. The sources stay in the wheel, so that
+tracebacks show lines; Python prefers a compiled module to its source.
+
+The wheel is pure if `HEARTH_PURE=1` is set or if the machine has no C compiler. An editable installation is always
+pure.
+
+    python hatch_build.py FOLDER    # copies the packages into FOLDER, and adds the compiled modules: `make compiled`
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface as Hook
+
+COMPILERS = ["mypy==2.4.1", "setuptools>=68"]
+"""Requirements of a compiled build. mypyc is part of mypy."""
+
+SOURCES = {"hearth": "client", "hearthd": "server", "hearth_proto": "proto"}
+"""Folder of each package."""
+
+TYPES = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--explicit-package-bases"]
+"""Options of mypy. `make lint` checks the types strictly; here they only have to be found."""
+
+
+def compiler() -> str | None:
+    """Returns the C compiler with which this interpreter builds extensions; None without it or without its headers."""
+    command = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return shutil.which(command) if headers.exists() else None
+
+
+def compile_modules(root: Path, modules: dict[str, list[str]]) -> Path:
+    """Compiles `modules`, by package; files whose C code has not changed are kept from an earlier build.
+
+    Returns the folder with the extension modules, in which each has its path in the wheel.
+    """
+    build = Path("build", f"mypyc-{sysconfig.get_config_var('SOABI')}")
+    # Both variables are read when mypy and setuptools are imported.
+    os.environ["MYPYPATH"] = os.pathsep.join(str(root / folder) for folder in SOURCES.values())
+    os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "local")
+    import setuptools
+    from mypyc.build import mypycify
+
+    groups = [([source(package, module) for module in listed], package) for package, listed in modules.items()]
+    before = Path.cwd()
+    os.chdir(root)
+    try:
+        extensions = mypycify(
+            [*TYPES, f"--cache-dir={build / 'types'}", *(file for files, _ in groups for file in files)],
+            opt_level="2",
+            debug_level="0",
+            multi_file=True,
+            separate=groups,
+            target_dir=str(build / "c"),
+        )
+        for extension in extensions:
+            extension.extra_compile_args.append(
+                "-fcommon"
+            )  # each file of a package declares the tables of other packages
+        command: Any = setuptools.Distribution({"ext_modules": extensions}).get_command_obj("build_ext")
+        command.build_lib, command.build_temp = str(build / "lib"), str(build / "objects")
+        command.ensure_finalized()
+        command.build_extensions = partial(build_extensions, command)
+        command.run()
+    finally:
+        os.chdir(before)
+    outputs = {root / output for output in command.get_outputs()}
+    for file in (root / build / "lib").rglob("*.*"):
+        if file not in outputs:  # of a module that is no longer in the list
+            file.unlink()
+    return root / build / "lib"
+
+
+def build_extensions(command: Any) -> None:
+    """Runs the C compiler for all changed files, a process for each core, and then the linker."""
+    compile_all = command.compiler.compile
+
+    def compile_changed(sources: list[str], *, output_dir: str, depends: list[str], **options: Any) -> list[str]:
+        objects: list[str] = command.compiler.object_filenames(sources, output_dir=output_dir)
+        changed = [
+            file for file, target in zip(sources, objects, strict=True) if outdated(Path(target), [file, *depends])
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda file: compile_all([file], output_dir=output_dir, **options), changed))
+        return objects
+
+    command.compiler.compile = compile_changed
+    type(command).build_extensions(command)
+
+
+def outdated(target: Path, files: list[str]) -> bool:
+    """Returns True if a file is newer than `target`, or if `target` does not exist."""
+    return not target.exists() or any(Path(file).stat().st_mtime > target.stat().st_mtime for file in files)
+
+
+def source(package: str, module: str) -> str:
+    """Returns the source of a module of `package`, relative to the root."""
+    return f"{SOURCES[package]}/{package}/{module.replace('.', '/')}.py"
+
+
+class Build(Hook):  # type: ignore[misc, valid-type]
+    """Adds the compiled modules to a wheel."""
+
+    def dependencies(self) -> list[str]:
+        """Returns what the build needs besides hatchling: nothing for an editable installation and for a pure wheel."""
+        editable = "get_requires_for_build_editable" in sys.argv  # how build front ends call the backend
+        return [] if editable or pure() else COMPILERS
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compiles the modules; `version` is "editable" for an editable installation."""
+        if version == "editable" or pure():
+            return
+        root = Path(self.root)
+        libraries = compile_modules(root, self.config["compiled"])
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        for file in sorted(libraries.rglob(f"*{sysconfig.get_config_var('EXT_SUFFIX')}")):
+            build_data["force_include"][str(file)] = str(file.relative_to(libraries))
+
+
+def pure() -> bool:
+    """Returns True if the wheel is built without compiled modules."""
+    if os.environ.get("HEARTH_PURE", "0") not in ("", "0"):
+        return True
+    if compiler() is None:
+        print("hearth: no C compiler or no Python.h: the wheel is pure", file=sys.stderr)
+        return True
+    return False
+
+
+def main() -> None:
+    """Copies the packages and their compiled modules into the folder that the command line names."""
+    root, target = Path(__file__).resolve().parent, Path(sys.argv[1])
+    hooks = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
+    libraries = compile_modules(root, hooks["custom"]["compiled"])
+    shutil.rmtree(target, ignore_errors=True)
+    for package, folder in SOURCES.items():
+        shutil.copytree(root / folder / package, target / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(libraries, target, dirs_exist_ok=True)
+
+
+if __name__ == "__main__":
+    main()
