@@ -4,10 +4,11 @@
 #   make test-quick   the unit tests but for the slow ones, and a smoke of the daemon: a minute or so
 #   make test-oldest  the same with the oldest packages that pyproject.toml allows, in .venv-oldest; make smoke-oldest: a
 #                part of it
-#   make lock    writes locks/, the exact packages that all of this installs; make audit looks for advisories
+#   make lock    writes locks/, the exact packages that all of this installs; make audit looks for advisories;
+#                make sbom writes their bills of materials (CycloneDX) into build/sbom
 #   make tools   installs what some tests drive: Chromium and systemd's tools, on Debian and its kin (as root), and
 #                Kubernetes' schemas
-#   make docs    the reference of the client, from its docstrings, into build/reference
+#   make docs    the site of the documentation, with the reference from the docstrings, into build/docs
 #   make bench   measures, with its baselines, into tests/bench/results/
 
 PYTHON ?= python3
@@ -49,13 +50,13 @@ LOWER := $(patsubst %,tests/%.py,unit/front/admission/test_admission unit/front/
   unit/front/http/test_server unit/front/test_opentelemetry unit/front/auth/test_tls unit/front/gpu/test_health \
   unit/client/cli/test_output daemon/tenants/test_admission daemon/cli/test_status daemon/operations/test_first_process)
 
-.PHONY: demo test test-quick test-oldest smoke-oldest tools docs lint lock audit typecheck proto proto-check bench clean serve
+.PHONY: demo test test-quick test-oldest smoke-oldest tools docs lint lock audit sbom typecheck proto proto-check bench clean serve
 
 demo: $(VENV)/.server
 	$(BIN)/hearthd demo
 
 # mypy runs beside the tests. In a fresh clone all tests are compiled first, once, and not by each of the processes.
-test: $(VENV)/.dev $(VENV)-proto/.tools
+test: $(VENV)/.docs $(VENV)-proto/.tools
 	$(BIN)/ruff check client server proto tests docs deploy
 	$(BIN)/ruff format --check -q client server proto tests docs deploy
 	$(BIN)/python locks/check.py
@@ -96,7 +97,18 @@ lock: $(VENV)-tools/.tools
 
 # Asks the index for advisories, over the internet.
 audit: $(VENV)-tools/.tools
-	$(VENV)-tools/bin/pip-audit --disable-pip --require-hashes -r locks/server.txt -r locks/dev.txt
+	$(VENV)-tools/bin/pip-audit --disable-pip --require-hashes -r locks/server.txt -r locks/dev.txt -r locks/docs.txt
+
+# Against the schema, which takes ten seconds for each.
+SBOM_FLAGS ?= --validate
+
+# The tool warns that requirements files have no graph of dependencies.
+sbom: $(VENV)-tools/.tools
+	@mkdir -p build/sbom
+	@for extra in cpu cuda12 cuda13; do cat locks/server.txt locks/$$extra.txt \
+	  | PYTHONWARNINGS=ignore $(VENV)-tools/bin/cyclonedx-py requirements --pyproject pyproject.toml \
+	    --output-reproducible $(SBOM_FLAGS) -o build/sbom/$$extra.cdx.json - || exit 1; done
+	@ls build/sbom/*
 
 serve: $(VENV)/.server
 	$(BIN)/hearthd serve
@@ -104,8 +116,9 @@ serve: $(VENV)/.server
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.bench
 
-docs: $(VENV)/.dev
-	$(BIN)/python docs/reference.py build/reference
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q -f docs/site/mkdocs.yml
+	@echo "open build/docs/index.html"
 
 # The generator lives in a separate environment: see proto/generate.py.
 proto: $(VENV)-proto/.tools
@@ -125,6 +138,10 @@ $(VENV)/.dev: pyproject.toml locks/server.txt locks/dev.txt | $(VENV)/bin/python
 	$(call install,server dev $(MACHINE),$(VENV),--require-hashes,dev$(COMPILER_EXTRA)$(CUDA_EXTRA))
 	@touch $@ $(VENV)/.server
 
+$(VENV)/.docs: $(VENV)/.dev locks/docs.txt
+	$(call install,server dev docs $(MACHINE),$(VENV),--require-hashes,dev$(comma)docs)
+	@touch $@
+
 $(VENV)-oldest/.dev: pyproject.toml locks/oldest.txt
 	@$(PYTHON) -m venv $(VENV)-oldest
 	$(call install,oldest $(if $(COMPILER_EXTRA),cpu),$(VENV)-oldest,,dev$(COMPILER_EXTRA))
@@ -138,7 +155,8 @@ $(VENV)-proto/.tools: Makefile
 
 $(VENV)-tools/.tools: Makefile
 	@$(PYTHON) -m venv $(VENV)-tools
-	@$(VENV)-tools/bin/pip install -q --disable-pip-version-check uv pip-audit >$(VENV)-tools/pip.log 2>&1 \
+	@$(VENV)-tools/bin/pip install -q --disable-pip-version-check uv pip-audit cyclonedx-bom==7.5.0 \
+	  >$(VENV)-tools/pip.log 2>&1 \
 	  || { cat $(VENV)-tools/pip.log >&2; exit 1; }
 	@touch $@
 

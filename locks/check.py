@@ -1,7 +1,7 @@
 """Compares the lock files with the ranges of `pyproject.toml`, without the network: `make lint` runs it.
 
 Each requirement of the project has a locked version that its range allows, each locked package has hashes, no package
-is locked twice, and `oldest.txt` has the lower end of each range that the running program depends on.
+has two versions, and `oldest.txt` has the lower end of each range that the running program depends on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from packaging.version import Version
 
 HERE = Path(__file__).resolve().parent
 FILES = {
-    "server": ("server",), "dev": ("server", "dev"), "cpu": ("server", "cpu"),
+    "server": ("server",), "dev": ("server", "dev"), "docs": ("server", "dev", "docs"), "cpu": ("server", "cpu"),
     "cuda12": ("server", "cuda12"), "cuda13": ("server", "cuda13"),
 }  # fmt: skip
 """Extras, and the lock files that hold their requirements together."""
@@ -58,7 +58,9 @@ def problems(project: dict[str, object], folder: Path = HERE) -> list[str]:
     for file, (versions, bare) in tables.items():
         said += [f"{file}.txt: {name} has no hash" for name in bare]
         if file != "server":
-            said += [f"{file}.txt: {name} is in server.txt as well" for name in versions.keys() & tables["server"][0]]
+            server = tables["server"][0]
+            differ = [name for name in versions.keys() & server.keys() if versions[name] != server[name]]
+            said += [f"{file}.txt: {name} has another version than in server.txt" for name in differ]
     for extra, files in FILES.items():
         together = {name: versions for file in files for name, versions in tables[file][0].items()}
         for each in requirements(project, extra):

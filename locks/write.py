@@ -1,7 +1,8 @@
 """Writes the lock files beside it with `uv pip compile`: `python locks/write.py [path of uv]`; `make lock` runs it.
 
-`server.txt` is whole; the others hold what comes on top of it, so that no package has two versions. Markers in them
-cover each Python from 3.11 on and each platform.
+`server.txt` is whole; the others hold what comes on top of it (`docs.txt`: on top of `dev.txt`). No package has two
+versions; one whose markers are wider than below is repeated. Markers in them cover each Python from 3.11 on and each
+platform.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent / "pyproject.toml"
-ON_TOP = {"dev": "dev", "cpu": "cpu", "cuda12": "cuda12", "cuda13": "cuda13"}
-"""Lock files, and the extras of the project that they are for."""
+ON_TOP = ("dev", "docs", "cpu", "cuda12", "cuda13")
+"""Extras of the project, each with a lock file of that name."""
 PINNED = re.compile(r"^([a-z0-9._-]+)==", re.IGNORECASE)
 
 
@@ -40,13 +41,15 @@ def blocks(text: str) -> dict[str, str]:
 def main(uv: str = "uv") -> None:
     with tempfile.TemporaryDirectory() as folder:
         everything = Path(folder) / "all.txt"
-        everything.write_text(compiled(uv, "--extra", "dev", "--extra", "cpu", hashes=False))
+        everything.write_text(compiled(uv, "--extra", "dev", "--extra", "docs", "--extra", "cpu", hashes=False))
         together = ("--constraint", str(everything))
         server = blocks(compiled(uv, "--extra", "server", *together))
         (HERE / "server.txt").write_text("".join(server.values()))
-        for file, extra in ON_TOP.items():
-            whole = blocks(compiled(uv, "--extra", extra, *together))
-            (HERE / f"{file}.txt").write_text("".join(text for name, text in whole.items() if name not in server))
+        below = {"docs": server | blocks(compiled(uv, "--extra", "dev", *together))}
+        for extra in ON_TOP:
+            whole = blocks(compiled(uv, "--extra", extra, *together)).items()
+            new = [text for name, text in whole if below.get(extra, server).get(name) != text]
+            (HERE / f"{extra}.txt").write_text("".join(new))
         lowest = Path(folder) / "lowest.txt"
         runtime = ("--extra", "server", "--extra", "otel", "--resolution", "lowest-direct")
         lowest.write_text(compiled(uv, *runtime, hashes=False))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
 import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tests.support.folders import ROOT
 
@@ -44,3 +48,17 @@ def test_package_without_hashes_is_reported(check: ModuleType, project: dict[str
         text = (ROOT / "locks" / f"{file}.txt").read_text()
         (tmp_path / f"{file}.txt").write_text(text + ("bare==1.0\n" if file == "dev" else ""))
     assert check.problems(project, tmp_path) == ["dev.txt: bare has no hash"]
+
+
+def test_bills_of_materials_list_each_locked_package(check: ModuleType) -> None:
+    if not (ROOT / ".venv-tools" / "bin" / "cyclonedx-py").exists():
+        pytest.skip("cyclonedx-py is not installed (`make sbom` installs it)")
+    command = ["make", "-s", "-o", ".venv-tools/.tools", "sbom", "SBOM_FLAGS=--no-validate"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    for extra in ("cpu", "cuda12", "cuda13"):
+        made = json.loads((ROOT / "build" / "sbom" / f"{extra}.cdx.json").read_text())
+        assert made["bomFormat"] == "CycloneDX" and made["metadata"]["component"]["name"] == "hearth-gpu"
+        found = {(canonicalize_name(each["name"]), Version(each["version"])) for each in made["components"]}
+        locked = [check.locked(file)[0] for file in ("server", extra)]
+        assert found == {(name, one) for table in locked for name, versions in table.items() for one in versions}
+        assert all(each["externalReferences"][0]["hashes"] for each in made["components"])

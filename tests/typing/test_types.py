@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 import zipfile
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import hearth_proto
+from tests.support import installed
 from tests.support.programs import program
 
 HERE = Path(__file__).parent
@@ -37,12 +39,18 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the wheel and the sdist."""
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert built.returncode == 0, built.stderr
-    (path,) = folder.glob("*.whl")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (path,) = built.glob("*.whl")
     return path
 
 
@@ -162,3 +170,54 @@ def test_requirements_of_the_wheel_are_met(wheel: Path) -> None:
         needed = Requirement(text)
         if needed.marker is None or needed.marker.evaluate({"extra": "server"}):
             assert needed.specifier.contains(importlib.metadata.version(needed.name), prereleases=True), text
+
+
+# ---- installation ----
+
+
+def pip(*arguments: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean(), timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def output(*command: str | Path, status: int = 0, **more: str) -> str:
+    """Runs a command without the variables of this working tree; returns what it prints."""
+    env = {name: value for name, value in clean().items() if not name.startswith("HEARTH_")}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**env, **more}, cwd="/", timeout=100, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_sdist_builds_the_same_wheel(built: Path, wheel: Path, tmp_path: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", tmp_path, sdist)
+    (rebuilt,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(rebuilt) as other:
+        assert {each.filename: each.CRC for each in other.infolist()} == {
+            each.filename: each.CRC for each in one.infolist()
+        }
+
+
+def test_wheel_installs_as_thin_client_and_as_server(wheel: Path, tmp_path: Path) -> None:
+    """Each in a fresh environment, with the dependencies of that role only; the client uses the server."""
+    thin = installed.make(tmp_path / "thin", "hearth-gpu", project=False)
+    server = installed.make(tmp_path / "server", "hearth-gpu[server]", project=False)
+    for python in (thin, server):
+        pip("--python", python, "install", "--no-deps", "--no-index", "--no-compile", wheel)
+        assert output(python.parent / "hearth", "--version").strip() == f"hearth {hearth_proto.VERSION}"
+    assert "is not installed" in output(thin.parent / "hearthd", "serve", status=1)
+    socket = tmp_path / "hearth.sock"
+    flags = ["--unix", str(socket), "--backend", "cpu", "--cpu-count", "1", "--log-level", "error"]
+    flags += ["--grpc", "", "--http", "", "--lanes", ""]
+    daemon = subprocess.Popen([server.parent / "hearthd", "serve", *flags], env=clean(), cwd="/")
+    try:
+        code = "import hearth; print(hearth.connect(timeout=60).device(0).asarray([1.0, 2.0]).get().sum())"
+        while daemon.poll() is None and not socket.exists():
+            time.sleep(0.05)
+        assert output(thin, "-c", code, HEARTH_TARGET=f"unix:{socket}") == "3.0\n"
+    finally:
+        daemon.terminate()
+        assert daemon.wait(30) == 0

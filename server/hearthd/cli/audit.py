@@ -9,9 +9,12 @@ typer reads annotations at run time, so their evaluation is not postponed in thi
 import json as json_module
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, Any, Optional
 
-_WRONG, _USAGE, _WEAK = 1, 2, 3
+from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
+
+_WEAKER = 3
+"""Exit status of `verify` if the guarantee is weaker than `--require`."""
 _TELLS = {
     "chain": "chain only: detects a changed line; a writer of the file could have rewritten it, or cut its end",
     "keyed": "keyed: detects lines that were written without the key; the end could have been cut",
@@ -23,7 +26,7 @@ def add_to(app: Any) -> None:
     """Adds the group of commands to the typer application."""
     import typer
 
-    audit = typer.Typer(no_args_is_help=True, help="Inspect the audit log.")
+    audit = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Inspect the audit log.")
     app.add_typer(audit, name="audit")
     File = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file: names the log, its key and anchor.")]
 
@@ -62,13 +65,8 @@ def add_to(app: Any) -> None:
         try:
             made = rotate(path)
         except KeyFileError as error:
-            _fail(str(error))
+            fail(str(error), USAGE_ERROR)
         print(f"{path}: key {made.id} was added; it signs from the next reload on (systemctl reload hearthd)")
-
-
-def _fail(text: str) -> NoReturn:
-    print(f"hearthd: {text}", file=sys.stderr)
-    raise SystemExit(_USAGE)
 
 
 def _settings(config: Path | None) -> Any:
@@ -80,7 +78,7 @@ def _settings(config: Path | None) -> Any:
     try:
         return load(config)[0].audit
     except ConfigError as error:
-        _fail(str(error))
+        fail(str(error), USAGE_ERROR)
 
 
 def _verify(
@@ -91,11 +89,11 @@ def _verify(
     from hearthd.front.config.audit import AuditSettings
 
     if require not in list(Guarantee):
-        _fail(f"--require {require}: use {', '.join(Guarantee)}")
+        fail(f"--require {require}: use {', '.join(Guarantee)}", USAGE_ERROR)
     settings = _settings(config)
     if not files:
         if not settings.path:
-            _fail("no log is named: give a file, or --config with audit.path")
+            fail("no log is named: give a file, or --config with audit.path", USAGE_ERROR)
         files = [Path(settings.path)]
     elif config is None and files[-1].is_absolute():
         settings = AuditSettings(path=str(files[-1]))
@@ -104,14 +102,13 @@ def _verify(
     try:
         verdict = check(_lines(files), keys, _anchors(anchors, settings), strict=explicit)
     except OSError as error:
-        _fail(f"{error.filename or files[0]}: {error.strerror or error}")
+        fail(f"{error.filename or files[0]}: {error.strerror or error}", USAGE_ERROR)
     names = ", ".join(map(str, files))
     _print(verdict, names, as_json)
     if verdict.problems:
-        raise SystemExit(_WRONG)
+        raise SystemExit(RUNTIME_ERROR)
     if not verdict.guarantee.covers(Guarantee(require)):
-        print(f"hearthd: {names}: {verdict.guarantee} is less than --require {require}", file=sys.stderr)
-        raise SystemExit(_WEAK)
+        fail(f"{names}: {verdict.guarantee} is less than --require {require}", _WEAKER)
 
 
 def _keys(path: str, explicit: bool) -> Any:
@@ -124,7 +121,7 @@ def _keys(path: str, explicit: bool) -> Any:
         return load(path)
     except KeyFileError as error:
         if explicit:
-            _fail(str(error))
+            fail(str(error), USAGE_ERROR)
         return None
 
 
@@ -181,5 +178,5 @@ def _anchors(paths: list[Path], settings: Any) -> list[Any]:
                 with path.open("rb") as file:
                     found += read(file)
         except OSError as error:
-            _fail(f"{path}: {error.strerror or error}")
+            fail(f"{path}: {error.strerror or error}", USAGE_ERROR)
     return found

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,8 +21,6 @@ AUTHORITY, CERTIFICATE, KEY = "ca.pem", "tls.pem", "tls.key"
 """Names of the files that are written."""
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 """The certificate is valid this long before now, for hosts whose clocks are behind."""
-_FAILED, _WRONG_USE = 1, 2
-"""Exit status."""
 
 
 class CannotWriteError(Exception):
@@ -147,18 +146,17 @@ def add_to(app: typer.Typer) -> None:
         directory: Annotated[Path, typer.Option(help="Where the files are written.")] = Path(),
         days: Annotated[int, typer.Option(min=1, max=3650, help="Days that the certificate is valid.")] = 365,
     ) -> None:
-        """Make a private authority and a certificate for the daemon: ca.pem for clients, tls.pem and tls.key for [tls].
+        """Make a private authority and a certificate.
 
-        The key of the authority is not kept: a new certificate has a new authority.
+        Writes ca.pem for clients, and tls.pem and tls.key for [tls] of the daemon. The key of the authority is not
+        kept: a new certificate has a new authority.
         """
         try:
             make(names, directory, days)
         except CannotWriteError as error:
-            print(f"hearthd: {error}. Fix: name another --directory", file=sys.stderr)
-            raise typer.Exit(_FAILED) from None
+            fail(f"{error}. Fix: name another --directory", RUNTIME_ERROR)
         except ValueError as error:
-            print(f"hearthd: {error}. Fix: pass names such as gpu-box.example.com or 10.1.0.17", file=sys.stderr)
-            raise typer.Exit(_WRONG_USE) from None
+            fail(f"{error}. Fix: pass names such as gpu-box.example.com or 10.1.0.17", USAGE_ERROR)
         folder = directory.absolute()
         print(f'# For the daemon:\n[tls]\ncertificate = "{folder / CERTIFICATE}"\nkey = "{folder / KEY}"')
         print(f"# For clients, which need a copy of {folder / AUTHORITY}:")

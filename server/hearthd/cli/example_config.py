@@ -5,13 +5,13 @@ They are files of `deploy/`, which the wheel contains as files of the package.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-_USAGE_ERROR = 2
+from hearthd.cli.failure import USAGE_ERROR, fail
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -40,17 +40,16 @@ def add_to(app: typer.Typer) -> None:
     def example_config(
         name: Annotated[str | None, typer.Argument(metavar="NAME", help="The example.", show_default=False)] = None,
     ) -> None:
-        """Print a commented example configuration; without NAME, list the examples."""
+        """Print a commented example configuration.
+
+        Without NAME, list the examples.
+        """
         if name is None:
             print(listed())
         elif name in EXAMPLES:
             print(deploy_file(EXAMPLES[name].path).read_text(), end="")
         else:
-            print(
-                f"hearthd: there is no example {name!r}. Fix: use one of {', '.join(EXAMPLES)}.",
-                file=sys.stderr,
-            )
-            raise typer.Exit(_USAGE_ERROR)
+            fail(f"there is no example {name!r}. Fix: use one of {', '.join(EXAMPLES)}.", USAGE_ERROR)
 
 
 def listed() -> str:

@@ -5,12 +5,12 @@ It queries `grpc.health.v1`, which requires no token, over the Unix socket, so i
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
 from hearthd.front.addresses import Address, parse_address
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hearthd.front.config.loader import Config
 
 _SERVING = "SERVING"
-_NOT_AS_ASKED = 1
-_NOTHING_TO_ASK = 2
 
 _UNREACHABLE = (
     ("No such file", "there is no such socket. Fix: start hearthd, or name its configuration with --config"),
@@ -43,18 +41,19 @@ def add_to(app: typer.Typer) -> None:
         ] = False,
         timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.01)] = 3.0,
     ) -> None:
-        """Ask the daemon of this configuration whether it is ready; exit status 1: it is not."""
+        """Ask whether the daemon is ready; exit status 1 if not.
+
+        The configuration, or --unix, names the daemon.
+        """
         from hearthd.front.config.loader import ConfigError, load
 
         try:
             config, _ = load(path, flags={("listen", "unix"): unix})
             print(check(config, service, timeout, live=live))
         except Unhealthy as error:
-            print(f"hearthd: {error}", file=sys.stderr)
-            raise typer.Exit(_NOT_AS_ASKED) from None
+            fail(str(error), RUNTIME_ERROR)
         except (NothingToAsk, ConfigError) as error:
-            print(f"hearthd: {error}", file=sys.stderr)
-            raise typer.Exit(_NOTHING_TO_ASK) from None
+            fail(str(error), USAGE_ERROR)
 
 
 class Unhealthy(Exception):

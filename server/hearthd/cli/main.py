@@ -10,16 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
 
-RUNTIME_ERROR = 1
-USAGE_ERROR = 2
+from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
 
 _hangup: Any = None
 """The `hearthd.shared.sighup.Hangup` of `hearthd serve`; None for other commands."""
-
-
-def _fail(text: str, code: int) -> NoReturn:
-    print(text, file=sys.stderr)
-    raise SystemExit(code)
 
 
 def _not_served() -> None:
@@ -36,8 +30,7 @@ def _load(path: Path | None, flags: dict[tuple[str, ...], Any]) -> tuple[Any, di
     try:
         return load(path, flags=flags)
     except ConfigError as error:
-        _not_served()
-        _fail(f"hearthd: {error}", USAGE_ERROR)
+        fail(str(error), USAGE_ERROR)
 
 
 def _serve(path: Path | None, flags: dict[tuple[str, ...], Any], instance: str = "") -> NoReturn:
@@ -62,8 +55,7 @@ def _as_instance(
     try:
         flags = {**flags, **instance.overrides(config, name, flags)}
     except ValueError as error:
-        _not_served()
-        _fail(f"hearthd: {error}", USAGE_ERROR)
+        fail(str(error), USAGE_ERROR)
     config, _ = _load(path, flags)
     print(instance.announcement(config, name), flush=True)
     return config, flags
@@ -93,7 +85,7 @@ def _check_config(path: Path | None, flags: dict[tuple[str, ...], Any], as_json:
     if error:
         if as_json:
             raise SystemExit(USAGE_ERROR)
-        _fail(f"hearthd: {error}", USAGE_ERROR)
+        fail(str(error), USAGE_ERROR)
     if not as_json:
         print("ok" + (f", {len(advice)} warning{'s' * (len(advice) > 1)}" if advice else ""))
     if strict and advice:
@@ -125,7 +117,7 @@ def _print_token(name: str, expires: str | None) -> None:
     try:
         TokenSettings.model_validate(entry)
     except ValidationError as error:
-        _fail(f"hearthd: {error.errors()[0]['msg'].removeprefix('Value error, ')}", USAGE_ERROR)
+        fail(error.errors()[0]["msg"].removeprefix("Value error, "), USAGE_ERROR)
     print("# The token, for the client (HEARTH_TOKEN); it is shown only this once and is not stored:")
     print(token)
     print("# For the daemon, an entry of `tokens` of a tenant in its configuration:")
@@ -181,7 +173,12 @@ def build_app() -> Any:
 
     from hearthd.cli import audit, certificate, example_config, health_check, service_unit
 
-    app = typer.Typer(name="hearthd", no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        name="hearthd",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help, as of `hearth`; markup takes "[tls]" for a style
+    )
     File = Annotated[Optional[Path], typer.Option("--config", "-c", help="TOML file.", show_default=False)]  # noqa: UP045
     Named = Annotated[Optional[Path], typer.Argument(metavar="FILE", help="The same as --config.", show_default=False)]  # noqa: UP045
     Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -191,7 +188,7 @@ def build_app() -> Any:
 
     def either(named: Path | None, config: Path | None) -> Path | None:
         if named is not None and config is not None and named != config:
-            _fail(f"hearthd: two files are named, {named} and {config}; name one", USAGE_ERROR)
+            fail(f"two files are named, {named} and {config}; name one", USAGE_ERROR)
         return named if named is not None else config
 
     def show_version(asked: bool) -> None:
@@ -230,13 +227,19 @@ def build_app() -> Any:
         json: Json = False,
         strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 if there are warnings.")] = False,
     ) -> None:
-        """Say whether the daemon would start with this file, environment and flags, and what may not be meant."""
+        """Check whether the daemon would start.
+
+        Reads the file, the environment and the flags, and warns about settings that may be unintended.
+        """
         _check_config(either(file, config), flags, json, strict)
 
     @app.command("print-config")
     @_with_flags
     def print_config(flags: Any, file: Named = None, config: File = None, json: Json = False) -> None:
-        """Print the configuration that would be used, and where each value comes from."""
+        """Print each setting, its value and its origin.
+
+        Reads the file, the environment and the flags, as `serve` does.
+        """
         _print_config(either(file, config), flags, json)
 
     @app.command()
@@ -273,8 +276,31 @@ def build_app() -> Any:
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    global _hangup  # noqa: PLW0603 - typer calls what needs it
+    """Runs the command line: the entry point of the console script.
+
+    Raises:
+        SystemExit: The command failed, or its exit status is not 0.
+    """
+    try:
+        _run()
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] in ("hearthd", "hearth_proto"):
+            raise
+        _not_served()
+        fail(
+            f"the Python package {missing.name!r} is not installed; the client alone does without it, the daemon does "
+            "not. Fix: install the extra hearth-gpu[server], or with GPUs [cuda12] or [cuda13]: in a clone "
+            "pip install '.[server]', from a wheel pip install 'hearth-gpu[server] @ file:///PATH/NAME.whl'",
+            RUNTIME_ERROR,
+        )
+    except SystemExit as over:
+        if over.code == USAGE_ERROR:
+            _not_served()  # an invalid flag, or an invalid configuration
+        raise
+
+
+def _run() -> None:
+    global _hangup  # noqa: PLW0603 - typer calls the function that needs it
     if sys.argv[1:2] == ["serve"] and "--help" not in sys.argv:
         from hearthd.shared import sighup
 
@@ -282,20 +308,4 @@ def main() -> None:
         from hearthd.front.supervisor import forkserver
 
         forkserver.begin(sys.argv[2:], os.environ)  # first, because its imports take as long as everything after it
-    try:
-        app = build_app()
-    except ModuleNotFoundError as missing:
-        print(
-            f"hearthd: the Python package {missing.name!r} is not installed; the client alone does without it, the "
-            "daemon does not. Fix: install the extra hearth-gpu[server], or with GPUs [cuda12] or [cuda13]: in a clone "
-            "pip install '.[server]', from a wheel pip install 'hearth-gpu[server] @ file:///PATH/NAME.whl'",
-            file=sys.stderr,
-        )
-        _not_served()
-        raise SystemExit(RUNTIME_ERROR) from None
-    try:
-        app()
-    except SystemExit as over:
-        if over.code == USAGE_ERROR:
-            _not_served()  # an invalid flag
-        raise
+    build_app()()

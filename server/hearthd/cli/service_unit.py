@@ -10,14 +10,13 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from hearthd.cli.example_config import deploy_file
+from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
 
-_FAILED = 1
-_USAGE_ERROR = 2
 _NAME = "hearthd.service"
 _SYSTEM_CONFIG = "/etc/hearth/hearth.toml"
 _USER_CONFIG = "%E/hearth/hearth.toml"
@@ -55,11 +54,11 @@ def add_to(app: typer.Typer) -> None:
     ) -> None:  # fmt: skip
         """Print or write the systemd unit of this installation. Does not start anything."""
         if only_print and path is not None:
-            _fail("--print and --path exclude each other", _USAGE_ERROR)
+            fail("--print and --path exclude each other", USAGE_ERROR)
         try:
             text = unit(program(), user=user, account=run_as, config=config)
         except Unusable as error:
-            _fail(str(error), _USAGE_ERROR)
+            fail(str(error), USAGE_ERROR)
         if path is None:
             print(text, end="")
             return
@@ -67,7 +66,7 @@ def add_to(app: typer.Typer) -> None:
         try:
             written = write(text, target)
         except OSError as error:
-            _fail(f"{target}: cannot be written: {error.strerror or error}", _FAILED)
+            fail(f"{target}: cannot be written: {error.strerror or error}", RUNTIME_ERROR)
         scope = "systemctl --user" if user else "systemctl"
         print(f"{target}: {'written' if written else 'up to date'}")
         print(f"next: {scope} daemon-reload && {scope} enable --now {target.stem}")
@@ -177,8 +176,3 @@ def _escaped(argument: str) -> str:
     if not re.search(r"""[\s"'\\;]""", argument):
         return argument
     return '"' + argument.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _fail(text: str, code: int) -> NoReturn:
-    print(f"hearthd: {text}", file=sys.stderr)
-    raise typer.Exit(code)

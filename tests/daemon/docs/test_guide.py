@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,17 @@ from tests.support.daemon.harness import BACKEND, DaemonProcess, StartDaemon, en
 from tests.support.daemon.pages import fences
 from tests.support.daemon.tenants import filled
 from tests.support.folders import ROOT
+from tests.support.installed import alone
 from tests.support.programs import program
 
 README = (ROOT / "README.md").read_text()
 GUIDE, COMMAND_LINE, DEPLOYMENT = (
     (ROOT / "docs" / f"{name}.md").read_text() for name in ("guide", "command-line", "deployment")
 )
+
+
+Run = Callable[[str, DaemonProcess], list[str]]
+"""Runs a program against a daemon, and returns the lines that it prints."""
 
 
 def section(title: str, page: str = GUIDE) -> str:
@@ -36,31 +42,37 @@ def program_of(title: str, place: int = 0, page: str = GUIDE) -> str:
     return [fence.text for fence in fences(section(title, page)) if fence.language == "python"][place]
 
 
-def run(code: str, daemon: DaemonProcess) -> list[str]:
-    """Runs a program; returns the lines that it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(HEARTH_TARGET=daemon.unix),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+@pytest.fixture
+def run(reader_python: Callable[[str], Path]) -> Run:
+    """Returns a function that runs a program, with what the guide says to install, and returns the lines printed."""
+    python = reader_python(GUIDE)
+
+    def of_program(code: str, daemon: DaemonProcess) -> list[str]:
+        done = subprocess.run(
+            [python, "-c", code],
+            env=alone(environment(HEARTH_TARGET=daemon.unix), python),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return of_program
 
 
 @pytest.mark.parametrize(
     "code", [program_of("Sixty seconds", page=README), program_of("A first program")], ids=["README", "guide"]
 )
-def test_a_first_program(daemon: DaemonProcess, code: str) -> None:
+def test_a_first_program(run: Run, daemon: DaemonProcess, code: str) -> None:
     first, profile, mean = run(code, daemon)
     assert first == "[ 0.  4.  8. 12.]"
     assert re.fullmatch(r"[1-9]\d* ns on the device", profile)
     assert mean == ("[1.5 1.5 1.5 1.5]" if BACKEND == "cpu" else mean)
 
 
-def test_more_of_a_device(daemon: DaemonProcess) -> None:
+def test_more_of_a_device(run: Run, daemon: DaemonProcess) -> None:
     code = program_of("More of a device")
     lines = run(code, daemon)
     printed = [line for line in lines if line.startswith("hello")]
@@ -69,40 +81,40 @@ def test_more_of_a_device(daemon: DaemonProcess) -> None:
     assert [line for line in lines if line not in printed] == [*shown, "['scale', 'hello'] True"]
 
 
-def test_arrays_as_numpy_has_them(daemon: DaemonProcess) -> None:
+def test_arrays_as_numpy_has_them(run: Run, daemon: DaemonProcess) -> None:
     code = program_of("Arrays as NumPy has them")
     assert run(code, daemon) == ["[10.0, 1.0, 20.0, 3.0] bfloat16", "2.5"]
 
 
-def test_without_numpy(daemon: DaemonProcess) -> None:
+def test_without_numpy(run: Run, daemon: DaemonProcess) -> None:
     assert run(program_of("Without NumPy"), daemon) == ["[10.0, 20.0, 30.0, 40.0] 40.0 16 False"]
 
 
-def test_asyncio(daemon: DaemonProcess) -> None:
+def test_asyncio(run: Run, daemon: DaemonProcess) -> None:
     assert run(program_of("asyncio"), daemon) == [
         "[array([0., 2., 4., 6.], dtype=float32), array([0., 2.], dtype=float32)]"
     ]
 
 
-def test_when_something_breaks(start_daemon: StartDaemon) -> None:
+def test_when_something_breaks(run: Run, start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     code = program_of("When something breaks")
     shown = [line.rpartition("# ")[2].partition(":")[0] for line in code.splitlines() if re.match(r" +print\(", line)]
     assert run(code, daemon) == shown
 
 
-def test_sharing_a_device(daemon: DaemonProcess) -> None:
+def test_sharing_a_device(run: Run, daemon: DaemonProcess) -> None:
     code = program_of("Sharing a device")
     shown = [line.rpartition("# ")[2] for line in code.splitlines() if re.match(r" +print\(", line)]
     assert run(code, daemon) == shown
 
 
-def test_beside_cupy_and_pytorch(daemon: DaemonProcess) -> None:
+def test_beside_cupy_and_pytorch(run: Run, daemon: DaemonProcess) -> None:
     code = program_of("Beside CuPy and PyTorch")
     assert run(code, daemon) == ["[ 0. 10. 20. 30.]"]
 
 
-def test_several_devices(lossy: DaemonProcess) -> None:
+def test_several_devices(run: Run, lossy: DaemonProcess) -> None:
     code = program_of("Several devices")
     if len(lossy.status()["devices"]) < 2:
         pytest.skip("needs two devices")
@@ -111,7 +123,7 @@ def test_several_devices(lossy: DaemonProcess) -> None:
 
 
 @on_cpu
-def test_several_daemons(start_daemon: StartDaemon) -> None:
+def test_several_daemons(run: Run, start_daemon: StartDaemon) -> None:
     first, second = start_daemon(cpu_count=1), start_daemon(cpu_count=1)
     code = program_of("Several devices", 1).replace("gpu-box-1", first.unix).replace("gpu-box-2", second.unix)
     run(f"import numpy as np, hearth\n{code}print(group.all_reduce([group.devices[0].ones(1, np.int32)]))", first)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,13 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 @on_cpu
 @pytest.mark.parametrize("path", PAGES, ids=NAMES)
-def test_a_page(path: Path, daemon: DaemonProcess, start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_a_page(
+    path: Path,
+    daemon: DaemonProcess,
+    start_daemon: StartDaemon,
+    reader_python: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
     page = path.read_text()
     asked = needs(page)
     first = daemon
@@ -28,7 +36,7 @@ def test_a_page(path: Path, daemon: DaemonProcess, start_daemon: StartDaemon, tm
     if asked.get("daemons", 1) > 1:
         more["HEARTH_SECOND"] = start_daemon(cpu_count=asked.get("devices", 2)).unix
     env = environment(HEARTH_TARGET=first.unix, HEARTH_HTTP=f"http://{first.http}", **more)
-    reader = Reader(str(path.relative_to(ROOT)), tmp_path, env)
+    reader = Reader(str(path.relative_to(ROOT)), tmp_path, env, reader_python(page))
     try:
         reader.read(page)
     finally:
@@ -82,7 +90,7 @@ def test_expected_output() -> None:
 )
 def test_a_page_that_is_wrong(page: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="page:1:"):
-        Reader("page", tmp_path, environment()).read(page)
+        Reader("page", tmp_path, environment(), Path(sys.executable)).read(page)
 
 
 def test_every_reason_is_explained() -> None:

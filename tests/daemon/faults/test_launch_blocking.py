@@ -13,7 +13,6 @@ from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.kernels import common
 
 PRINTS = """
-#include <stdio.h>
 extern "C" __global__ void put(int* x, int value) { x[threadIdx.x] = value; printf("put %d\\n", value); }
 """
 

@@ -315,14 +315,14 @@ def test_a_set_attribute_survives_a_loss(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     with daemon.connect() as node:
         gpu = node.device(0)
-        f = gpu.RawKernel('extern "C" __global__ void f(int* x) { *x += 1; }', "f")
+        module = gpu.RawModule('extern "C" __global__ void f(int* x) { *x += 1; }')
+        f = module.get_function("f")
         f.preferred_shared_memory_carveout = 40
         lose(daemon, gpu)
         x = gpu.zeros(1, np.int32)
         f(1, 1, (x,))
         assert x.item() == 1
-        f._described = None
-        assert f.preferred_shared_memory_carveout == 40
+        assert module.get_function("f").preferred_shared_memory_carveout == 40
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,9 @@ def test_impossible_geometry_is_refused_by_the_client(
 )
 def test_arguments_are_checked_against_the_kernel(gpu: hearth.Device, arguments: tuple[object], what: str) -> None:
     common(gpu, "add_one")((1,), (1,), arguments)
-    with pytest.raises(hearth.LaunchError, match=what):
+    with pytest.raises(hearth.LaunchError, match=what) as caught:
         gpu.synchronize()
+    assert caught.value.fix.startswith("pass 2 arguments, of 8 and 4 bytes"), caught.value.fix
     gpu.synchronize()
 
 
@@ -126,6 +127,7 @@ def test_all_errors_of_a_launch_are_reported_at_once(gpu: hearth.Device) -> None
     for part in ("1 argument is given", "grid.y is 70000", "block.x is 2000", "shared memory"):
         assert part in message
     assert int(caught.value.details["failures"]) >= 4
+    assert "this launch passes 1 argument, of 4 bytes; launch within these limits" in caught.value.fix
 
 
 SHARED = """

@@ -145,6 +145,13 @@ def test_print_config_takes_flags(tmp_path: Path) -> None:
     assert shown["sessions.max"]["origin"] == "HEARTH_SESSIONS_MAX" and shown["drain_timeout"]["origin"] == "default"
 
 
+def test_help_is_plain_text_with_a_whole_line_for_each_command() -> None:
+    done = hearthd("--help", env=environment(COLUMNS="80"))
+    commands = done.stdout.partition("Commands:\n")[2]
+    assert "check-config      Check whether the daemon would start." in commands and "..." not in commands
+    assert "tls.key for [tls]" in " ".join(hearthd("make-certificate", "--help", env=environment()).stdout.split())
+
+
 def test_shells_complete_its_commands() -> None:
     env = environment(_HEARTHD_COMPLETE="complete_bash", COMP_WORDS="hearthd check", COMP_CWORD="1")
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

@@ -30,6 +30,8 @@ from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 
+from tests.support.installed import alone
+
 TIMEOUT_S = 100.0
 _SHOWN = ("", "text", "json", "proto", "toml", "yaml")
 _STATUS = re.compile(r"\s+# exit status (\d+)$")
@@ -95,13 +97,14 @@ def same(expected: list[str], came: list[str]) -> bool:
 
 
 class Reader:
-    """Runs the fences of a page in `folder`."""
+    """Runs the fences of a page in `folder`, with `python` and the commands beside it; `hearthd` is the present one."""
 
-    def __init__(self, name: str, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, folder: Path, environment: Mapping[str, str], python: Path) -> None:
         self._name = name
         self._folder = folder
-        beside = Path(sys.executable).parent
-        self._environment = {**environment, "PATH": f"{beside}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+        self._python = python
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._environment = alone({**environment, "PATH": path, "PYTHONUNBUFFERED": "1"}, python)
         self._background: list[subprocess.Popen[str]] = []
 
     def read(self, page: str) -> None:
@@ -116,7 +119,7 @@ class Reader:
                 path.write_text(fence.text)
             elif fence.language == "python":
                 shown = after.text.splitlines() if after is not None and after.language == "text" else None
-                self._check(fence.line, [sys.executable, "-c", fence.text], 0, shown)
+                self._check(fence.line, [str(self._python), "-c", fence.text], 0, shown)
             elif fence.language == "console":
                 for command in commands(fence.text):
                     self._run(fence.line, command)

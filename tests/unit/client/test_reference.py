@@ -1,14 +1,10 @@
-"""Every public name has a docstring, and the reference can be generated."""
+"""Every public name has a docstring."""
 
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
-from pathlib import Path
 
 import hearth
-from tests.support.folders import ROOT
 
 
 def _members(owner: type) -> list[str]:
@@ -33,15 +29,3 @@ def test_everything_public_has_a_docstring() -> None:
             if inspect.isclass(value):
                 missing += _members(value)
     assert not missing
-
-
-def test_the_reference_is_made(tmp_path: Path) -> None:
-    """Runs in a separate process, because it changes pdoc."""
-    script = ROOT / "docs" / "reference.py"
-    subprocess.run([sys.executable, script, tmp_path], check=True, timeout=100)
-    page = (tmp_path / "hearth.html").read_text()
-    for name in hearth.__all__:
-        assert f'id="{name}"' in page, name
-    for part in ("Device.asarray", "Device.dispatch", "DeviceArray.get", "Group.all_reduce"):
-        assert f'id="{part}"' in page, part
-    assert "Uploads the inputs, runs the kernel" in page and "_connection" not in page

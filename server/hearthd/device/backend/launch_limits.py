@@ -137,14 +137,20 @@ def _kind(place: Place) -> str:
 
 
 def refuse(
-    kernel: str, wrong: list[str], grid: Dim, block: Dim, shared_mem: int, reason: Reason = Reason.LAUNCH_INVALID
+    kernel: str,
+    wrong: list[str],
+    grid: Dim,
+    block: Dim,
+    shared_mem: int,
+    reason: Reason = Reason.LAUNCH_INVALID,
+    fix: str = "",
 ) -> Refusal:
     """Returns the refusal of a launch, which lists all its errors."""
     return Refusal(
         reason,
         f"launch of {kernel} with grid {grid}, block {block}, {shared_mem} bytes of dynamic shared memory: "
         + "; ".join(wrong),
-        fix="launch within these limits; node.device(i).properties and the function's attributes hold them",
+        fix=fix or LIMITS_FIX,
         details={
             "kernel": kernel,
             "grid": grid,
@@ -153,3 +159,36 @@ def refuse(
             "failures": len(wrong),
         },
     )
+
+
+LIMITS_FIX = "launch within these limits; node.device(i).properties and the function's attributes hold them"
+
+
+def fix_of_arguments(given: Sequence[Place], real: Sequence[tuple[int, int]]) -> str:
+    """Returns the fix for arguments that do not match the kernel's parameters.
+
+    Args:
+        given: The arguments of the launch.
+        real: Offset and size in bytes of each parameter of the kernel.
+    """
+    passed = _listed([place.size for place in given])
+    needed = _listed([size for _, size in real])
+    return f"pass {needed}, as the kernel's source declares; this launch passes {passed}"
+
+
+_MOST_SIZES = 16
+"""Maximum number of sizes in a message."""
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    """Returns the number and the sizes of arguments as text: "3 arguments, of 8, 8 and 4 bytes"."""
+    if not sizes:
+        return "no arguments"
+    shown = [str(size) for size in sizes[:_MOST_SIZES]]
+    if len(sizes) > _MOST_SIZES:
+        text = f"{', '.join(shown)}, ..."
+    elif len(sizes) > 1:
+        text = f"{', '.join(shown[:-1])} and {shown[-1]}"
+    else:
+        text = shown[0]
+    return f"{len(sizes)} argument{'s' if len(sizes) > 1 else ''}, of {text} bytes"

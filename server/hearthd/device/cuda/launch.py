@@ -62,7 +62,7 @@ class CudaFunction:
             ptx_version=_attribute(cu.CU_FUNC_ATTRIBUTE_PTX_VERSION, pointer),
             binary_version=_attribute(cu.CU_FUNC_ATTRIBUTE_BINARY_VERSION, pointer),
             cache_mode_ca=_attribute(cu.CU_FUNC_ATTRIBUTE_CACHE_MODE_CA, pointer),
-            carveout=_attribute(cu.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, pointer),
+            carveout=int(cu.funcGetAttribute(cu.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, pointer)),
         )
         self.dynamic_limit = DEFAULT_SHARED - self.attributes.static_shared_bytes
         """Dynamic shared memory in bytes that a launch may use without a further opt-in."""
@@ -76,7 +76,7 @@ class CudaFunction:
             raise translate(
                 error, f"setting the preferred shared memory of {self.name} to {percent} %", Reason.LAUNCH_INVALID
             ) from error
-        self.attributes = replace(self.attributes, carveout=_attribute(kind, self.pointer))
+        self.attributes = replace(self.attributes, carveout=int(cu.funcGetAttribute(kind, self.pointer)))
 
     def allow_shared(self, size: int) -> None:
         """Opts in to `size` bytes of dynamic shared memory, which is required above 48 KiB.

@@ -225,14 +225,16 @@ class Binder:
             )
         given = unpack_layout(record.layout)
         wrong = check_arguments(function, given, record)
+        fixes = [launch_limits.fix_of_arguments(given, function.parameters)] if wrong else []
         resident: list[str] = []
         if not record.flags & LaunchFlag.UNCHECKED:
             more, resident = self._check_geometry(function, record)
             wrong += more
+            fixes += [launch_limits.LIMITS_FIX] if more or resident else []
         if wrong or resident:
             reason = Reason.LAUNCH_INVALID if wrong else Reason.RESIDENCY_EXCEEDED
             raise launch_limits.refuse(
-                entry.name, wrong + resident, record.grid, record.block, record.shared_mem, reason
+                entry.name, wrong + resident, record.grid, record.block, record.shared_mem, reason, "; ".join(fixes)
             )
         plan = LaunchPlan(function, entry.name, record, given)
         plan.weight = weigh(plan.threads, self._occupancy(function, record))

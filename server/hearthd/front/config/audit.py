@@ -33,10 +33,16 @@ def state_folder() -> Path:
 class AuditSettings(Section):
     """The audit log: one JSON object a line, chained by hashes, signed and anchored (`hearthd audit verify`)."""
 
-    path: str = ""  # "": no audit log
-    key: str = "auto"  # file of the keys that sign it; "auto": in the state directory; "": unsigned
-    anchor: str = "auto"  # "auto": a file in the state directory; or another file, "log", "syslog", "": no anchor
-    anchor_interval: Seconds = Field(default=10.0, gt=0, le=86400)  # maximum time without an anchor
+    path: str = ""
+    """File of the log; "": no audit log."""
+    key: str = "auto"
+    """File of the keys that sign the log; "auto": `audit.key` in the state directory; "": unsigned."""
+    anchor: str = "auto"
+    """Place of the signed head of the log, so that its end cannot be cut: another file, "log" (the daemon's log),
+    "syslog", or "" for none; "auto": a file in the state directory.
+    """
+    anchor_interval: Seconds = Field(default=10.0, gt=0, le=86400)
+    """Maximum time without an anchor while the log grows."""
 
     @field_validator("path", "key")
     @classmethod

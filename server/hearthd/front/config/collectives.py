@@ -20,9 +20,17 @@ class CollectiveSettings(Section):
     """Settings of collectives over devices. `listen`, `advertise` and `peers` are for groups over several daemons."""
 
     timeout: Seconds = Field(default=30.0, gt=0)
-    listen: str = "127.0.0.1:0"  # opened for the first group over daemons; "": this daemon takes part in no such groups
-    advertise: tuple[str, ...] = ()  # "host:port" at which other daemons reach this one; none: where it listens
-    peers: tuple[str, ...] = (AUTO,)  # addresses in tickets to which it may connect; "auto": see `peer_targets`
+    """Time for all ranks to present an operation."""
+    listen: str = "127.0.0.1:0"
+    """Address for other daemons, opened for the first group over daemons; "": this daemon takes part in no such
+    groups.
+    """
+    advertise: tuple[str, ...] = ()
+    """Addresses, "host:port", at which other daemons reach this one; none: `listen`."""
+    peers: tuple[str, ...] = (AUTO,)
+    """Hosts and networks to which this daemon may connect because a ticket names them, such as "gpu1:7424" or
+    "10.0.0.0/24"; "auto": loopback and private networks, depending on who may reach this daemon.
+    """
 
     @field_validator("listen")
     @classmethod

@@ -17,12 +17,16 @@ class ConnectionSettings(Section):
     limit on open files allows (`ulimit -n`, `LimitNOFILE`).
     """
 
-    max: int = Field(default=4096, ge=8)  # for each listener
-    max_strangers: int = Field(default=512, ge=2)  # for each listener; a further one displaces an older one
-    # For each address (with IPv6, each /64 network), or each user on Unix sockets.
+    max: int = Field(default=4096, ge=8)
+    """Connections of each listener."""
+    max_strangers: int = Field(default=512, ge=2)
+    """Connections of each listener that have shown no credential; a further one displaces an older one."""
     max_strangers_per_address: int = Field(default=128, ge=1)
-    handshake_timeout: Seconds = Field(default=10.0, ge=1, le=600)  # time for a stranger to show a credential
-    stranger_bytes: Bytes = Field(default=256 << 10, ge=64 << 10)  # maximum that a stranger may send over gRPC on TCP
+    """The same for each address (with IPv6, each /64 network), or for each user on Unix sockets."""
+    handshake_timeout: Seconds = Field(default=10.0, ge=1, le=600)
+    """Time for a stranger to show a credential."""
+    stranger_bytes: Bytes = Field(default=256 << 10, ge=64 << 10)
+    """Maximum that a stranger may send over gRPC on TCP."""
 
     @property
     def asked(self) -> int:
@@ -38,19 +42,25 @@ class ConnectionSettings(Section):
 class AdmissionSettings(Section):
     """Limits on requests, before and after the credential of a call is accepted."""
 
-    request_timeout: Seconds = Field(default=10.0, gt=0, le=600)  # time until a call's first message has to be complete
-    # Bytes per second; a long message has correspondingly more time.
+    request_timeout: Seconds = Field(default=10.0, gt=0, le=600)
+    """Time until a call's first message has to be complete."""
     request_rate: Bytes = Field(default=64 << 10, ge=1 << 10)
-    max_request_bytes: Bytes = Field(default=1 << 20, ge=64 << 10, le=31 << 20)  # for calls that carry no bulk data
-    max_request_fields: int = Field(default=8192, ge=256, le=1 << 20)  # in one message, including nested ones
-    max_unauthenticated_bytes: Bytes = Field(default=16 << 20, ge=1 << 20)  # held for callers without a credential
+    """Bytes per second; a long message has correspondingly more time."""
+    max_request_bytes: Bytes = Field(default=1 << 20, ge=64 << 10, le=31 << 20)
+    """Size of a message of a call that carries no bulk data."""
+    max_request_fields: int = Field(default=8192, ge=256, le=1 << 20)
+    """Fields of one message, including those of nested messages."""
+    max_unauthenticated_bytes: Bytes = Field(default=16 << 20, ge=1 << 20)
+    """Total size of messages held for callers without a credential."""
 
 
 class HealthSettings(Section):
     """Limits on the number of health watchers. They are necessary because watching needs no credential."""
 
-    watchers: int = Field(default=1024, ge=1)  # number of Health/Watch calls in total
-    watchers_per_address: int = Field(default=64, ge=1)  # calls from the Unix socket count as one address
+    watchers: int = Field(default=1024, ge=1)
+    """Health/Watch calls in total."""
+    watchers_per_address: int = Field(default=64, ge=1)
+    """Health/Watch calls of one address; all calls from the Unix socket count as one address."""
 
 
 class OverloadSettings(Section):
@@ -61,15 +71,23 @@ class OverloadSettings(Section):
     """
 
     enabled: bool = True
-    loop_lag: Seconds = Field(default=0.5, gt=0)  # delay of the event loop
+    """False: no request is refused because of overload."""
+    loop_lag: Seconds = Field(default=0.5, gt=0)
+    """Delay of the front's event loop."""
     loop_lag_critical: Seconds = Field(default=2.0, gt=0)
-    # Private memory of the front; 0: 1 GiB, or 1/8 of the host's if that is less.
+    """Critical delay."""
     memory: Bytes = Field(default=0, ge=0)
-    memory_critical: Bytes = Field(default=0, ge=0)  # 0: twice `memory`
-    group_memory: float = Field(default=0.92, gt=0, le=1)  # fraction of its control group's limit, without page cache
+    """Private memory of the front; 0: 1 GiB, or 1/8 of the host's memory if that is less."""
+    memory_critical: Bytes = Field(default=0, ge=0)
+    """Critical memory; 0: twice `memory`."""
+    group_memory: float = Field(default=0.92, gt=0, le=1)
+    """Fraction of the limit of the daemon's control group, without page cache."""
     group_memory_critical: float = Field(default=0.97, gt=0, le=1)
-    descriptors: float = Field(default=0.85, gt=0, le=1)  # fraction of the limit on open files
+    """Critical fraction."""
+    descriptors: float = Field(default=0.85, gt=0, le=1)
+    """Fraction of the limit on open files."""
     descriptors_critical: float = Field(default=0.95, gt=0, le=1)
+    """Critical fraction."""
 
     @model_validator(mode="after")
     def _ordered(self) -> OverloadSettings:

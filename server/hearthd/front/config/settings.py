@@ -21,12 +21,21 @@ class ListenSettings(Section):
     """Addresses have the form `host:port` (port 0: any free port). An empty string disables a listener."""
 
     grpc: str = "127.0.0.1:7421"
+    """gRPC over TCP."""
     http: str = "127.0.0.1:7422"
-    http_unix: str = ""  # HTTP on a Unix socket, for users of this host; "auto": hearth-http.sock beside `unix`
-    lanes: str = "127.0.0.1:7423"  # TCP port for bulk data in stripes
-    unix: str = "auto"  # gRPC on a Unix socket; "auto": see `default_unix_path`
-    # Users who may connect to `unix`; "auto": all if users are tenants.
+    """HTTP: `/healthz`, `/readyz`, `/metrics`, `/status` and the status page."""
+    http_unix: str = ""
+    """HTTP on a Unix socket, for users of this host: an absolute path; "auto": `hearth-http.sock` beside `unix`."""
+    lanes: str = "127.0.0.1:7423"
+    """TCP port for bulk data in stripes, directly to the device process."""
+    unix: str = "auto"
+    """gRPC on a Unix socket: an absolute path; "auto": `/run/hearth/hearth.sock` if that directory is writable,
+    otherwise a path below `$XDG_RUNTIME_DIR` or `~/.cache`.
+    """
     unix_access: Literal["auto", "owner", "all"] = "auto"
+    """Users who may connect to `unix` and `http_unix`: "owner", the daemon's user; "all"; "auto": all if tenants are
+    known by user or group.
+    """
 
     @field_validator("grpc", "http", "lanes")
     @classmethod
@@ -49,27 +58,45 @@ class DeviceSettings(Section):
     """The devices of this node, and their processes: start, restart, confinement, and sharing by tenants."""
 
     backend: Literal["auto", "cuda", "cpu"] = "auto"
+    """"auto": CUDA if there are GPUs and CuPy, otherwise the CPU."""
     visible: Literal["all"] | tuple[int, ...] = "all"
+    """"all", or CUDA device indices such as `[0, 2]`; clients count the visible devices from 0."""
     cpu_count: int = Field(default=2, ge=1, le=64)
-    memory_limit: Bytes = Field(default=0, ge=0)  # per device; 0: all memory of the device
-    max_streams: int = Field(default=128, ge=1, le=1024)  # per device; further streams of clients share these
+    """Number of virtual devices of the CPU backend."""
+    memory_limit: Bytes = Field(default=0, ge=0)
+    """Maximum that all sessions of one device may hold; 0: all memory of the device."""
+    max_streams: int = Field(default=128, ge=1, le=1024)
+    """CUDA streams of one device; further streams of clients share these."""
     cpu_on_network: bool = False
-    # Kernels of tenants on the CPU backend: in confined processes, or trusted.
+    """True: other hosts may reach the CPU backend, whose kernels are native code."""
     cpu_tenants: Literal["confined", "trusted"] = "confined"
-    # Confinement of GPU processes: seccomp, and protection from other processes.
+    """Kernels of tenants on the CPU backend: "confined" processes (Landlock and seccomp), or "trusted"."""
     gpu_confinement: Literal["off", "process"] = "process"
+    """Confinement of GPU processes: seccomp, and protection from other processes; "off" for debuggers and
+    profilers.
+    """
     start_timeout: Seconds = Field(default=60.0, gt=0)
+    """Time for a device process to start."""
     ping_timeout: Seconds = Field(default=10.0, gt=0)
-    linger: Seconds = Field(default=500e-6, ge=0)  # spin-wait time for the next request; 0: none
+    """A device process that does not answer for this time is killed."""
+    linger: Seconds = Field(default=500e-6, ge=0)
+    """Spin-wait time for the next request before a device process sleeps; 0: none."""
     max_restarts: int = Field(default=5, ge=0)
+    """Losses of device processes within `restart_window` after which the device is out of service."""
     restart_window: Seconds = Field(default=60.0, gt=0)
-    max_faults: int = Field(default=5, ge=0)  # of one session within restart_window; beyond, it has to be dedicated
-    isolation: Literal["tenant", "shared"] = "tenant"  # a process for each tenant, or one for all tenants
-    idle_timeout: Seconds = Field(default=60.0, ge=0)  # of a process without sessions of its tenant; 0: it never ends
-    # Memory that a GPU process uses before it allocates anything.
+    """Period over which `max_restarts` and `max_faults` count."""
+    max_faults: int = Field(default=5, ge=0)
+    """Losses that one session may cause within `restart_window`; beyond, it must have a dedicated process."""
+    isolation: Literal["tenant", "shared"] = "tenant"
+    """"tenant": a device process for each tenant; "shared": one for all tenants."""
+    idle_timeout: Seconds = Field(default=60.0, ge=0)
+    """A process without sessions of its tenant ends after this time; 0: it never ends."""
     context_memory: Bytes = Field(default=640 << 20, ge=0)
-    max_processes: int = Field(default=8, ge=1, le=256)  # for each device
-    spare: bool = False  # one more process for each device, ready for a new tenant or a loss
+    """Memory that a GPU process uses before it allocates anything."""
+    max_processes: int = Field(default=8, ge=1, le=256)
+    """Processes for each device, including dedicated ones."""
+    spare: bool = False
+    """True: one more process for each device, ready for a new tenant or to replace a lost process."""
 
     @field_validator("visible", mode="before")
     @classmethod
@@ -96,9 +123,13 @@ class SessionSettings(Section):
     """Limits of sessions, and the time (`lease`) for which a session is kept while its client is disconnected."""
 
     lease: Seconds = Field(default=30.0, gt=0)
+    """Time for which a session outlives its last connection."""
     max: int = Field(default=1024, ge=1)
-    bind: bool = False  # True: a session's token is valid only with the credential that opened the session
-    durable_bytes: Bytes = Field(default=0, ge=0)  # host memory for all durable buffers; 0: a quarter of the host's
+    """Open sessions of all clients."""
+    bind: bool = False
+    """True: a session's token is valid only with the credential that opened the session."""
+    durable_bytes: Bytes = Field(default=0, ge=0)
+    """Host memory for all durable arrays; 0: a quarter of the host's memory."""
 
 
 class LaneSettings(Section):
@@ -108,11 +139,13 @@ class LaneSettings(Section):
     """
 
     enabled: bool = True
-    path: str = "auto"  # Unix socket; "auto": the path of gRPC's with ".lane" appended
-    # Maximum size of one piece of bulk data over TCP.
+    """False: all clients use gRPC only."""
+    path: str = "auto"
+    """Unix socket: an absolute path; "auto": the path of `listen.unix` with `.lane` appended."""
     chunk_bytes: Bytes = Field(default=4 << 20, ge=64 << 10, le=16 << 20)
-    # Memory that one device process shares with clients; 0: half of the host's.
+    """Maximum size of one piece of bulk data over TCP."""
     segment_bytes: Bytes = Field(default=0, ge=0)
+    """Memory that one device process shares with clients; 0: half of the host's memory."""
 
     @field_validator("path")
     @classmethod
@@ -125,17 +158,23 @@ class LaneSettings(Section):
 class LaunchSettings(Section):
     """Time limits of kernels, and of modules that wait for kernels."""
 
-    timeout: Seconds = Field(default=0.0, ge=0)  # 0: no limit
-    load_timeout: Seconds = Field(default=60.0, ge=0)  # of a module that waits for other sessions' kernels; 0: no limit
+    timeout: Seconds = Field(default=0.0, ge=0)
+    """A kernel that runs longer ends its device process; 0: no limit."""
+    load_timeout: Seconds = Field(default=60.0, ge=0)
+    """Time that the loading of a module may wait for kernels of other sessions; 0: no limit."""
 
 
 class CacheSettings(Section):
     """Cache of compiled modules on disk."""
 
-    dir: str = "auto"  # "auto": $CACHE_DIRECTORY, $XDG_CACHE_HOME/hearth or ~/.cache/hearth; "": no cache
+    dir: str = "auto"
+    """Directory; "auto": `$CACHE_DIRECTORY`, `$XDG_CACHE_HOME/hearth` or `~/.cache/hearth`; "": no cache."""
     max_bytes: Bytes = Field(default=1 << 30, ge=0)
-    key: str = "auto"  # file with the key that authenticates entries; "auto": `key` in the cache's directory
-    shared: bool = False  # True: tenants share compiled modules
+    """Maximum size of all entries."""
+    key: str = "auto"
+    """File with the key that authenticates entries: an absolute path; "auto": `key` in the directory."""
+    shared: bool = False
+    """True: tenants share compiled modules."""
 
     @field_validator("key")
     @classmethod
@@ -148,47 +187,66 @@ class CacheSettings(Section):
 class ProfileSettings(Section):
     """Profiling aids for device processes. They cost time for every command, and are off by default."""
 
-    nvtx: bool = False  # NVTX ranges around commands (package `nvtx`, or CuPy's)
-    cupti: bool = False  # CUPTI's kernel activity in traces (package `cupti-python`)
+    nvtx: bool = False
+    """NVTX ranges around commands (package `nvtx`, or CuPy's)."""
+    cupti: bool = False
+    """CUPTI's kernel activity in traces (package `cupti-python`)."""
 
 
 class CompileSettings(Section):
     """Limits of one compile. Compiles run in separate processes."""
 
     timeout: Seconds = Field(default=120.0, gt=0)
-    memory: Bytes = Field(default=4 << 30, ge=256 << 20)  # address space beyond what the compiler needs to start
-    # Concurrent workers for each device process, and one more for each further session.
+    """Maximum time."""
+    memory: Bytes = Field(default=4 << 30, ge=256 << 20)
+    """Address space beyond what the compiler needs to start."""
     workers: int = Field(default=2, ge=1, le=64)
-    tenants: Literal["confined", "trusted"] = "confined"  # compiles of tenants: confined by Landlock, or trusted
+    """Concurrent workers for each device process, and one more for each further session."""
+    tenants: Literal["confined", "trusted"] = "confined"
+    """Compiles of tenants: "confined" by Landlock, or "trusted"."""
 
 
 class LogSettings(Section):
     """The daemon's own log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["json", "console", "auto"] = "auto"  # "auto": console on a terminal, else json
+    """Least severe level that is logged."""
+    format: Literal["json", "console", "auto"] = "auto"
+    """"auto": console on a terminal, otherwise JSON."""
 
 
 class LimitSettings(Section):
     """Maximum sizes of messages, and limits of each session. All of them but `max_handles` are announced to clients."""
 
     max_inline_bytes: Bytes = Field(default=1 << 20, ge=1 << 10, le=16 << 20)
+    """Data of one write or read inside a batch of commands."""
     max_chunk_bytes: Bytes = Field(default=1 << 20, ge=1 << 12, le=16 << 20)
+    """One message of a transfer stream."""
     max_batch_bytes: Bytes = Field(default=8 << 20, ge=1 << 12, le=31 << 20)
+    """One batch of commands."""
     max_batches_in_flight: int = Field(default=64, ge=1, le=65536)
+    """Batches that the daemon has not acknowledged."""
     max_unacked_bytes: Bytes = Field(default=32 << 20, ge=1 << 12)
+    """Bytes of batches that the daemon has not acknowledged."""
     max_code_bytes: Bytes = Field(default=16 << 20, ge=1 << 10, le=31 << 20)
-    max_handles: int = Field(default=131_072, ge=16, le=100_000_000)  # of one session in a device process
+    """Code of one module."""
+    max_handles: int = Field(default=131_072, ge=16, le=100_000_000)
+    """Buffers, streams, events, modules and other objects of one session in a device process."""
 
 
 class TlsSettings(Section):
     """TLS for gRPC over TCP, and for HTTP on addresses other than loopback. Unix sockets do not use TLS."""
 
-    certificate: str = ""  # PEM: the daemon's certificate and the intermediate certificates; "": no TLS
-    key: str = ""  # PEM; readable by its owner only
-    client_ca: str = ""  # PEM: authorities whose certificates clients have to show
+    certificate: str = ""
+    """PEM file: the daemon's certificate and the intermediate certificates; "": no TLS."""
+    key: str = ""
+    """PEM file of the certificate's key, readable by its owner only."""
+    client_ca: str = ""
+    """PEM file: authorities whose certificates clients have to show."""
     require_client_certificate: bool = False
-    crl: str = ""  # PEM or DER: revoked certificates of client_ca's authorities; "": none
+    """True if and only if `client_ca` is set."""
+    crl: str = ""
+    """PEM or DER file: revoked certificates of the authorities in `client_ca`; "": none."""
 
     @model_validator(mode="after")
     def _complete(self) -> TlsSettings:
@@ -209,38 +267,61 @@ class TlsSettings(Section):
 class AuthSettings(Section):
     """Authentication of callers; see `[[tenants]]`."""
 
-    # Failures of one peer within a minute; further ones are answered with a delay.
     max_failures: int = Field(default=10, ge=1, le=10000)
+    """Failures of one peer within a minute; further ones are answered with a delay."""
     failure_delay: Seconds = Field(default=1.0, ge=0, le=60)
-    # Lifetime of the ticket that identifies a user of the Unix socket.
+    """The delay."""
     ticket_lifetime: Seconds = Field(default=10.0, gt=0, le=600)
+    """Lifetime of the ticket that identifies a user of the Unix socket."""
 
 
 class Config(Section):
     """The complete configuration of the daemon."""
 
     listen: ListenSettings = ListenSettings()
+    """Addresses and Unix sockets."""
     devices: DeviceSettings = DeviceSettings()
+    """Devices and their processes."""
     sessions: SessionSettings = SessionSettings()
+    """Sessions of clients."""
     lanes: LaneSettings = LaneSettings()
+    """Direct connections to device processes."""
     launch: LaunchSettings = LaunchSettings()
+    """Time limits of kernels and modules."""
     collectives: CollectiveSettings = CollectiveSettings()
+    """Collectives, and groups over several daemons."""
     compile: CompileSettings = CompileSettings()
+    """Limits of one compile."""
     cache: CacheSettings = CacheSettings()
+    """Cache of compiled modules."""
     profile: ProfileSettings = ProfileSettings()
+    """Profiling aids."""
     log: LogSettings = LogSettings()
+    """The daemon's log."""
     limits: LimitSettings = LimitSettings()
+    """Limits of one session."""
     connections: ConnectionSettings = ConnectionSettings()
+    """Limits on connections."""
     admission: AdmissionSettings = AdmissionSettings()
+    """Limits on requests."""
     health: HealthSettings = HealthSettings()
+    """Limits on health watchers."""
     overload: OverloadSettings = OverloadSettings()
+    """Thresholds of overload."""
     tls: TlsSettings = TlsSettings()
+    """Certificates."""
     auth: AuthSettings = AuthSettings()
+    """Authentication of callers."""
     http: HttpSettings = HttpSettings()
+    """The HTTP listener."""
     audit: AuditSettings = AuditSettings()
+    """The audit log."""
     tenants: tuple[TenantSettings, ...] = ()
+    """Tenants, each a table `[[tenants]]`; none: every caller may do everything."""
     insecure: bool = False
+    """True: listen on addresses that other hosts reach, without TLS or without tenants."""
     drain_timeout: Seconds = Field(default=10.0, ge=0)
+    """Time that running sessions have after SIGTERM."""
 
     @field_validator("tenants", mode="before")
     @classmethod

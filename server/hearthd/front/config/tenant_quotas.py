@@ -56,14 +56,23 @@ class QuotaSettings(Section):
     """Limits of one tenant. "none" (or 0): no limit; "auto": see `resolve`."""
 
     device_bytes: Bytes = Field(default=AUTO)
+    """Memory on one device; "auto": 7/8 of the device if there are several tenants."""
     pinned_bytes: Bytes = Field(default=AUTO)
+    """Pinned host memory; "auto": a quarter of the host's memory if there are several tenants."""
     durable_bytes: Bytes = Field(default=AUTO)
+    """Host memory for durable arrays; "auto": half of `sessions.durable_bytes` if there are several tenants."""
     sessions: Count = Field(default=AUTO)
+    """Open sessions; "auto": a share of `sessions.max` by weight."""
     handles: Count = Field(default=AUTO)
+    """Objects of all sessions in a device process; "auto": 262144."""
     published: Count = Field(default=AUTO)
+    """Published names on one device; "auto": 1024."""
     queued_commands: Count = Field(default=AUTO)
+    """Commands that wait in the daemon; "auto": no limit. A limit excludes clients from lanes."""
     queued_bytes: Bytes = Field(default=AUTO)
+    """Bytes of commands that wait in the daemon; "auto": no limit."""
     gpu_seconds: Seconds = Field(default=AUTO)
+    """Device time of all devices since the daemon started; "auto": no limit."""
 
 
 @dataclass(frozen=True)

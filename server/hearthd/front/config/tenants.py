@@ -46,8 +46,11 @@ class TokenSettings(Section):
     """A bearer token, given by its hash. The configuration never contains the token itself."""
 
     hash: str
+    """"sha256:" and the token's hash in hexadecimal digits; `hearthd token` prints it."""
     name: str = Field(default="", max_length=64)
+    """Name in the audit log; empty: the first digits of the hash."""
     expires: Annotated[float | Literal["never"], BeforeValidator(_expiry)] = "never"
+    """Last day (UTC), or time, at which the token is valid; "never"."""
 
     @field_validator("hash")
     @classmethod
@@ -80,15 +83,25 @@ class TenantSettings(Section):
     """A tenant: its identities, its share of the devices, its rights and quotas. At least one identity is needed."""
 
     name: str
+    """Name in logs, metrics and the status page."""
     tokens: tuple[TokenSettings, ...] = ()
+    """Bearer tokens, each a hash or a table."""
     certificates: tuple[str, ...] = ()
+    """Subject alternative names of client certificates; the common name of a certificate without such names."""
     users: tuple[str | int, ...] = ()
+    """User names or numbers, known on the Unix socket."""
     groups: tuple[str | int, ...] = ()
+    """Group names or numbers, known on the Unix socket."""
     weight: float = Field(default=1.0, gt=0, le=1000)
+    """Share of a device's time, relative to the weights of other tenants."""
     priority: int = Field(default=0, ge=-10, le=10)
+    """Lower numbers run first."""
     devices: Literal["all"] | tuple[int, ...] = "all"
+    """"all", or ordinals as clients count them; the tenant does not see other devices."""
     rights: tuple[Right, ...] = tuple(right for right in Right if right in ORDINARY)
+    """Permitted operations; `"observe"` and `"admin"` are not among the default rights."""
     quotas: QuotaSettings = QuotaSettings()
+    """Limits, the table `[tenants.quotas]`."""
 
     @field_validator("name")
     @classmethod

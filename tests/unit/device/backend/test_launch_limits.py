@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.launches import Place
-from hearthd.device.backend.launch_limits import KernelLimits, LaunchLimits, check, check_parameters, refuse
+from hearthd.device.backend.launch_limits import (
+    KernelLimits,
+    LaunchLimits,
+    check,
+    check_parameters,
+    fix_of_arguments,
+    refuse,
+)
 
 LIMITS = LaunchLimits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 48 << 10, 227 << 10)
 KERNEL = KernelLimits(1024, 0)
@@ -70,3 +77,15 @@ def test_a_wrong_count_and_a_wrong_size_are_named() -> None:
     assert check_parameters([Place(0, 8, True)], [(0, 4)]) == [
         "argument 0 has 8 bytes (a buffer); the kernel's parameter has 4"
     ]
+
+
+def test_fix_has_numbers_and_sizes_of_parameters_and_arguments() -> None:
+    real = [(0, 8), (8, 8), (16, 4)]
+    assert fix_of_arguments([Place(0, 8, True), Place(8, 4)], real) == (
+        "pass 3 arguments, of 8, 8 and 4 bytes, as the kernel's source declares; "
+        "this launch passes 2 arguments, of 8 and 4 bytes"
+    )
+    assert fix_of_arguments([], real[:1]).startswith("pass 1 argument, of 8 bytes, ")
+    assert fix_of_arguments([], real).endswith("this launch passes no arguments")
+    assert fix_of_arguments([Place(0, 4)], []).startswith("pass no arguments, ")
+    assert "4, 4, ... bytes" in fix_of_arguments([], [(0, 4)] * 100)
