@@ -123,7 +123,7 @@ extern "C" __global__ void mixed(bool b, short s, unsigned u, long long l, float
 """
 
 
-def test_functions_know_the_kinds_of_their_parameters(server: CudaServer, pool: CompileWorkers) -> None:
+def test_loaded_functions_have_the_kinds_of_their_parameters(server: CudaServer, pool: CompileWorkers) -> None:
     image = pool.run(Source(MIXED, name_expressions=("typed<float>", "typed<unsigned char>", "plain")))
     module = server.load(image)
     assert module.function("mixed").kinds[:7] == "nnnnff?" and len(module.function("mixed").kinds) == 8

@@ -72,7 +72,7 @@ def test_graphs_and_prepared_lists_work(gpu: hearth.Device) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "0"])
-def test_the_variable_can_be_off(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_launch_blocking_can_be_disabled(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("HEARTH_LAUNCH_BLOCKING", value)
     with daemon.connect() as node:
         gpu = node.device(0)

@@ -280,7 +280,7 @@ CUPYS = {
 }  # fmt: skip
 
 
-def test_attributes_are_cupys(gpu: hearth.Device) -> None:
+def test_function_attributes_equal_those_of_cupy(gpu: hearth.Device) -> None:
     f = gpu.RawKernel('extern "C" __global__ void f(int* x) { *x += 1; }', "f")
     found = f.attributes
     assert set(found) == CUPYS and all(type(value) is int for value in found.values())
@@ -292,7 +292,7 @@ def test_attributes_are_cupys(gpu: hearth.Device) -> None:
         assert found["binary_version"] == found["ptx_version"] == 0
 
 
-def test_attributes_that_cupy_sets(gpu: hearth.Device) -> None:
+def test_settable_function_attributes(gpu: hearth.Device) -> None:
     f, x = gpu.RawKernel('extern "C" __global__ void f(int* x) { *x += 1; }', "f"), gpu.zeros(1, np.int32)
     for percent in (100, 0, 50, -1, 25):
         f.preferred_shared_memory_carveout = percent

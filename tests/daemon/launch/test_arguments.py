@@ -130,12 +130,12 @@ def test_the_sign_of_a_parameter_of_an_extern_c_kernel(gpu: hearth.Device) -> No
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_python_ints_are_no_floating_point_numbers(gpu: hearth.Device, dtype: str) -> None:
+def test_python_ints_are_refused_for_floating_point_parameters(gpu: hearth.Device, dtype: str) -> None:
     with pytest.raises(hearth.LaunchError, match=rf"argument 1 is an integer; .*np\.{dtype}\(x\)"):
         echoed(gpu, NAMES[dtype], 1, dtype)
 
 
-def test_a_python_float_is_a_double_only(gpu: hearth.Device) -> None:
+def test_python_float_is_refused_for_a_float32_parameter(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.LaunchError, match=r"has 8 bytes; .* has 4 \(pass np\.float32\(x\)\)"):
         echoed(gpu, NAMES["float32"], 1.5, "float32")
 
@@ -190,7 +190,7 @@ def test_arrays_of_one_element_are_values(gpu: hearth.Device) -> None:
     assert echoed(gpu, NAMES["float32"], np.array([[2.5]], np.float32), "float32") == 2.5
 
 
-def test_an_array_of_one_element_is_no_address(gpu: hearth.Device) -> None:
+def test_array_of_one_element_with_the_size_of_an_address_is_refused(gpu: hearth.Device) -> None:
     add, x = gpu.RawKernel(ADD, "add"), gpu.zeros(4, np.int32)
     for value in (np.array([1.5]), np.array([[7]], np.int64)):
         with pytest.raises(hearth.LaunchTypeError, match="argument 2 is a NumPy array of one element of 8 bytes"):

@@ -52,7 +52,7 @@ def test_stream_and_shared_memory(gpu: hearth.Device) -> None:
     gpu.synchronize()
 
 
-def test_no_threads_launch_nothing(gpu: hearth.Device) -> None:
+def test_forall_of_zero_threads_launches_nothing_and_negative_numbers_are_refused(gpu: hearth.Device) -> None:
     f, x = gpu.RawKernel(CODE, "count"), gpu.zeros(4, np.int32)
     f.forall(0)(x, 4)
     assert x.get().tolist() == [0] * 4
@@ -61,7 +61,7 @@ def test_no_threads_launch_nothing(gpu: hearth.Device) -> None:
             f.forall(n, block)
 
 
-def test_a_kernel_that_does_not_compile_says_so(gpu: hearth.Device) -> None:
+def test_forall_of_a_kernel_that_does_not_compile_raises_compile_error(gpu: hearth.Device) -> None:
     f = gpu.RawKernel("this is no kernel", "count")
     with pytest.raises(hearth.CompileError):
         f.forall(5)

@@ -26,7 +26,7 @@ def test_linspace(gpu: hearth.Device) -> None:
         np.testing.assert_array_equal(x.get(), expected)
 
 
-def test_what_numpy_refuses_is_refused_by_name(gpu: hearth.Device) -> None:
+def test_ranges_that_numpy_refuses_are_refused_by_name(gpu: hearth.Device) -> None:
     for start, stop, step in ((0, 1, 0), ("a", "b", 1), (0, float("inf"), 1)):
         with pytest.raises(hearth.ArgumentError, match="arange cannot compute"):
             gpu.arange(start, stop, step)

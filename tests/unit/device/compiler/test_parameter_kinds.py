@@ -69,7 +69,7 @@ def test_each_kernel_has_the_kinds_of_its_parameters() -> None:
     }
 
 
-def test_other_code_has_none() -> None:
+def test_code_other_than_ptx_has_no_parameter_kinds() -> None:
     for code in (b"", b"\x7fELF.entry k()", PTX[:20], b"\xff" * 100):
         assert parameter_kinds(code) == {}
 
@@ -102,5 +102,5 @@ def test_kinds_from_mangled_names(name: str, kinds: str) -> None:
 
 
 @given(st.text("_ZINESTKPR0123456789LDFjivfb", max_size=30))
-def test_any_name_is_read(rest: str) -> None:
+def test_any_mangled_name_is_parsed(rest: str) -> None:
     assert set(mangled_kinds("_Z1k" + rest)) <= set("iub?")
