@@ -159,7 +159,7 @@ def response(data: bytes) -> Any:
         ((tag, body),) = _fields(data)
         if tag == 0x0A and not any(each >> 3 == _DURABLE for each, _ in _fields(body)):
             attached = _known((later.device_pb2, "Attached"), body, _ATTACHED)
-            attached.durable = []
+            attached.durable, attached.resumed = [], bool(attached.resumed)
             attached.lane = offer = _known((later.device_pb2, "LaneOffer"), attached.lane, _OFFER)
             offer.path, offer.ticket = str(offer.path, "utf-8"), bytes(offer.ticket)
             return _AttachedResponse(attached)
