@@ -135,14 +135,14 @@ class PublishService:
     async def _unpublish(self, request: Any, session: Session, channel: Channel) -> Any:
         """Ends a publication. Any session of its tenant may do so, as any of them may attach the buffer."""
         name = session.tenant.name
-        check_name(request.name, "a published buffer", "name")
+        check_name(request.name, "a published buffer")
         publication = self.registry.find(name, name, request.target.device, request.name)
         self._end(publication)
         self._note("unpublish", session, publication, attached=publication.sessions)
         return device_pb2.UnpublishResponse()
 
     async def _attach(self, request: Any, session: Session, channel: Channel) -> Any:
-        check_name(request.name, "a published buffer", "name")
+        check_name(request.name, "a published buffer")
         caller = session.tenant.name
         publication = self.registry.find(caller, request.tenant or caller, request.target.device, request.name)
         attachment = self.registry.attach(publication, session.id, channel.link)

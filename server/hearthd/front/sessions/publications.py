@@ -133,7 +133,7 @@ class PublicationRegistry:
         most: int = MAX_PUBLICATIONS,
     ) -> Publication:
         """Reserves the name for a new publication. Raises NAME_IN_USE, QUOTA_EXCEEDED or INVALID_ARGUMENT."""
-        check_name(name, "a published buffer", "name")
+        check_name(name, "a published buffer")
         for grant in grants:
             check_name(grant, "a tenant", "tenants")
         if len(grants) > MAX_GRANTS:
@@ -286,7 +286,7 @@ class PublicationRegistry:
             self._publications.pop(publication.number, None)
 
 
-def check_name(name: str, what: str, field: str) -> None:
+def check_name(name: str, what: str, field: str = "name") -> None:
     """Raises INVALID_ARGUMENT for a name that is empty, too long or cannot be printed.
 
     `field`: the field of the request that holds the name.
