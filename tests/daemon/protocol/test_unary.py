@@ -30,6 +30,45 @@ def pointer(buffer: int, offset: int = 0) -> c.Argument:
     return c.Argument(pointer=c.Argument.Pointer(buffer=buffer, offset=offset))
 
 
+# ---- invalid fields ----
+
+
+def test_invalid_fields_of_a_command_are_named(raw: Raw) -> None:
+    buffer = raw.buffer(bytes(64))
+    module = load(raw)
+    function = raw.mint()
+    raw.call("GetFunction", c.GetFunction(function=function, module=module, name="saxpy"))
+
+    def fields(rpc: str, command: Any) -> tuple[str, ...]:
+        return refused(raw.call, rpc, command).fields
+
+    assert fields("SetAllocationMode", c.SetAllocationMode(mode=7)) == ("command.mode",)
+    assert fields("Allocate", c.Allocate(buffer=raw.mint(), parts=[c.Allocate.Part(buffer=1)])) == (
+        "command.buffer", "command.size", "command.parts",
+    )  # fmt: skip
+    assert fields("Fill", c.Fill(buffer=buffer, size=64, pattern=bytes(3))) == (
+        "command.pattern", "command.offset", "command.size",
+    )  # fmt: skip
+    launch = c.Launch(function=function, grid=ONE, block=c.Dim3(x=4096), arguments=[pointer(buffer)])
+    assert fields("Launch", launch) == ("command.arguments", "command.block.x", "command.block")
+    launch = c.Launch(function=function, grid=ONE, block=ONE, arguments=[c.Argument()])
+    assert fields("Launch", launch) == ("command.arguments[0]",)
+    module = c.LoadModule(module=raw.mint(), kind=c.CODE_KIND_CUDA_CPP, code=b"", options=["-o=/tmp/x"])
+    assert fields("LoadModule", module) == ("command.options",)
+    assert fields("Free", c.Free(buffers=[raw.mint()])) == (), "of a handle that is not live no field is invalid"
+
+
+def test_invalid_fields_of_a_request_are_named(raw: Raw) -> None:
+    bulk = device_pb2.OpenBulkRequest(session_token=raw.token, stripes=3000)
+    assert refused(raw.device.OpenBulk, bulk, timeout=TIMEOUT).fields == ("stripes",)
+    publish = device_pb2.PublishRequest(target=raw.target(), buffer=raw.buffer(bytes(4)), name="a\n")
+    assert refused(raw.device.Publish, publish, timeout=TIMEOUT).fields == ("name",)
+    publish.name, publish.tenants[:] = "a", [""]
+    assert refused(raw.device.Publish, publish, timeout=TIMEOUT).fields == ("tenants",)
+    group = node_pb2.CreateGroupRequest(session_token=raw.token)
+    assert refused(raw.node.CreateGroup, group, timeout=TIMEOUT).fields == ("members",)
+
+
 # ---- the node ----
 
 

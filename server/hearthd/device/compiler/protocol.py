@@ -124,7 +124,13 @@ def pack_image(image: Image) -> tuple[dict[str, Any], list[bytes]]:
 def pack_refusal(refusal: Refusal) -> dict[str, Any]:
     """Returns a refusal as the head of a message. Each text is shortened to `MAX_LOG` characters."""
     details = {key: cut(value) for key, value in refusal.details.items()}
-    return {"reason": str(refusal.reason), "message": cut(refusal.message), "fix": refusal.fix, "details": details}
+    return {
+        "reason": str(refusal.reason),
+        "message": cut(refusal.message),
+        "fix": refusal.fix,
+        "details": details,
+        "fields": list(refusal.fields),
+    }
 
 
 def unpack_image(head: dict[str, Any], parts: Sequence[bytes]) -> Image:
@@ -141,17 +147,21 @@ def unpack_image(head: dict[str, Any], parts: Sequence[bytes]) -> Image:
 
 
 def unpack_refusal(head: dict[str, Any]) -> Refusal:
-    """Decodes a refusal. The reason becomes INTERNAL unless it is one that a compile can have."""
+    """Decodes a refusal. The reason becomes INTERNAL unless it is one that a compile can have.
+
+    Only fields of `LoadModule` are kept.
+    """
     reason = Reason.INTERNAL
     if head.get("reason") in _REASONS:
         reason = Reason(head["reason"])
-    details = head.get("details")
+    details, fields = head.get("details"), head.get("fields")
     return Refusal(
         reason,
         str(head.get("message", "")),
         fix=str(head.get("fix", "")),
         details=details if isinstance(details, dict) else {},
         retry_after_s=disk.RETRY_S if reason is Reason.DISK_FULL else None,
+        fields=[each for each in _FIELDS if each in fields] if isinstance(fields, list) else (),
     )
 
 
@@ -165,6 +175,8 @@ _REASONS = frozenset(
         Reason.UNSUPPORTED,
     }
 )
+
+_FIELDS = ("code", "options", "name_expressions", "headers")
 
 
 def cut(text: str) -> str:

@@ -97,6 +97,7 @@ def _no_group(what: str, allowed: str, requested: int) -> Refusal:
         f"{what}; a group has {allowed}.",
         fix=f"Name {allowed}.",
         details={"requested": requested, "allowed": allowed},
+        fields=["members"],
     )
 
 

@@ -86,6 +86,7 @@ class GroupService:
                 "the daemon that created the group.",
                 fix="Name the node that the members have for this daemon.",
                 details={"requested": request.node, "allowed": ", ".join(map(str, nodes[1:])) or "none"},
+                fields=["node"],
             )
         self._check_devices(session, members, request.node)
         with self._sessions.keep_alive(session):

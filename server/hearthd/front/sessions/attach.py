@@ -156,4 +156,5 @@ def _not_resumable(session: Session, attach: device_pb2.Attach) -> Refusal:
         fix="Attach without `resume`; only what was attached with `resumable` can be resumed, and only until the "
         "next Attach without `resume`.",
         details={"session": session.id, "device": attach.device, "generation": attach.generation},
+        fields=["attach.resume"],
     )

@@ -146,15 +146,18 @@ class PublicationRegistry:
         """
         check_name(name, "a published buffer")
         for grant in grants:
-            check_name(grant, "a tenant")
+            check_name(grant, "a tenant", "tenants")
         if len(grants) > MAX_GRANTS:
             raise _invalid(
-                f"{len(grants)} tenants are granted a buffer; the maximum is {MAX_GRANTS}", f'grant it to "{ANYBODY}"'
+                f"{len(grants)} tenants are granted a buffer; the maximum is {MAX_GRANTS}",
+                f'grant it to "{ANYBODY}"',
+                "tenants",
             )
         if len(description) > MAX_DESCRIPTION:
             raise _invalid(
                 f"a description of {len(description)} bytes; the maximum is {MAX_DESCRIPTION}",
                 "put it in a separate buffer",
+                "description",
             )
         key = (tenant, device, name)
         before = self._names.get(key)
@@ -311,13 +314,17 @@ class PublicationRegistry:
             self._publications.pop(publication.number, None)
 
 
-def check_name(name: str, what: str) -> None:
-    """Raises INVALID_ARGUMENT for a name that is empty, too long or cannot be printed."""
+def check_name(name: str, what: str, field: str = "name") -> None:
+    """Raises INVALID_ARGUMENT for a name that is empty, too long or cannot be printed.
+
+    `field`: the field of the request that holds the name.
+    """
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
         shown = name if len(name) <= MAX_NAME else f"{name[:20]}... ({len(name)} characters)"
         raise _invalid(
             f"{shown!r} is not a valid name of {what}",
             f"use 1 to {MAX_NAME} characters, none of them a control character",
+            field,
         )
 
 
@@ -332,5 +339,5 @@ def not_published(tenant: str, device: int, name: str) -> Refusal:
     )
 
 
-def _invalid(message: str, fix: str) -> Refusal:
-    return Refusal(Reason.INVALID_ARGUMENT, message, fix=fix)
+def _invalid(message: str, fix: str, field: str) -> Refusal:
+    return Refusal(Reason.INVALID_ARGUMENT, message, fix=fix, fields=[field])

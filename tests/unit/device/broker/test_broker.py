@@ -237,3 +237,5 @@ def test_refusals_of_a_broker_keep_their_reason() -> None:
 
     for reason in (Reason.COMPILE_FAILED, Reason.COMPILE_LIMIT, Reason.NO_COMPILER, Reason.CANCELLED):
         assert _refusal(pack_refusal(Refusal(reason, "why"))).reason is reason
+    refusal = Refusal(Reason.COMPILE_FAILED, "why", fields=["size", "options", "code"])
+    assert _refusal(pack_refusal(refusal)).fields == ("code", "options"), "other fields are not those of a compile"
