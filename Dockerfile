@@ -37,7 +37,7 @@ COPY server server
 COPY deploy/hearth.toml deploy/
 COPY deploy/examples deploy/examples
 COPY deploy/systemd deploy/systemd
-RUN HEARTH_PURE=1 python -m build --wheel --outdir /wheels
+RUN python -m build --wheel --outdir /wheels
 
 # ---- what both of the next have: the base with Python and the daemon's user ----
 FROM ${BASE} AS base

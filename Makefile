@@ -135,7 +135,8 @@ test-compiled: compiled
 pure:
 	rm -rf build/compiled build/mypyc-*
 
-# Compiled wheels where the machine has a C compiler, unless HEARTH_PURE=1.
+# Compiled wheels; HEARTH_COMPILED=0 makes pure ones.
+wheels: export HEARTH_COMPILED ?= 1
 wheels:
 	@for python in $(PYTHONS); do \
 	  if $$python -c "" 2>/dev/null; then $$python -m pip wheel -q --disable-pip-version-check --no-deps -w dist . || exit 1; \

@@ -4,8 +4,7 @@
 package share one library, which is loaded when the first of them is imported. The sources stay in the wheel, so that
 tracebacks show lines; Python prefers a compiled module to its source.
 
-The wheel is pure if `HEARTH_PURE=1` is set or if the machine has no C compiler. An editable installation is always
-pure.
+A wheel is compiled if `HEARTH_COMPILED=1` is set, which needs a C compiler. An editable installation is always pure.
 
     python hatch_build.py FOLDER    # copies the packages into FOLDER, and adds the compiled modules: `make compiled`
 """
@@ -132,11 +131,10 @@ class Build(Hook):  # type: ignore[misc, valid-type]
 
 def pure() -> bool:
     """Returns True if the wheel is built without compiled modules."""
-    if os.environ.get("HEARTH_PURE", "0") not in ("", "0"):
+    if os.environ.get("HEARTH_COMPILED", "0") in ("", "0"):
         return True
     if compiler() is None:
-        print("hearth: no C compiler or no Python.h: the wheel is pure", file=sys.stderr)
-        return True
+        raise SystemExit("HEARTH_COMPILED=1: there is no C compiler or no Python.h. Fix: install them, or unset it.")
     return False
 
 
