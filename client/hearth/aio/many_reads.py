@@ -74,7 +74,7 @@ async def read_all(
         for index in range(len(reads.arrays)):
             while reads.crowded:
                 await take()
-            reads.begin(index, stream)
+            reads.begin(index, stream, on)
         for index in reads.large:
             await read(index)
         while reads.sent:

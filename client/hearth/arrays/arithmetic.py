@@ -22,6 +22,13 @@ _UNARY = {"neg": "-", "pos": "+", "abs": "abs()", "invert": "~"}
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _FIX = "use a kernel for the operation on the device (gpu.RawKernel), or operate on a copy on the host: x.get()."
 
+_INTERFACES = ("__cuda_array_interface__", "__array_interface__")
+_NUMPYS = frozenset({
+    "all", "any", "argmax", "argmin", "argsort", "clip", "conj", "cumprod", "cumsum", "diagonal", "dot", "imag", "max",
+    "mean", "min", "nonzero", "prod", "ptp", "put", "real", "repeat", "round", "searchsorted", "sort", "std", "sum",
+    "take", "trace", "var",
+})  # fmt: skip
+
 
 def refuse_operators(array_type: type[T]) -> type[T]:
     """Class decorator that adds operators which raise an error.
@@ -90,3 +97,18 @@ def _comparing(symbol: str) -> Callable[[object, object], Any]:
         return NotImplemented
 
     return compare
+
+
+def missing(array: object, name: str) -> AttributeError:
+    """Builds the error of an attribute that arrays do not have, with what to use instead.
+
+    Args:
+        array: The array.
+        name: Name of the attribute.
+    """
+    why = ""
+    if name in _INTERFACES:
+        why = "; use x.ipc(), which supports it on the daemon's host, or DLPack (from_dlpack(x))"
+    elif name in _NUMPYS:
+        why = f"; Hearth has no array operations: write a kernel, or use a copy on the host, x.get().{name}"
+    return AttributeError(f"{type(array).__name__!r} object has no attribute {name!r}{why}", name=name, obj=array)

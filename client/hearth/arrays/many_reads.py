@@ -79,12 +79,13 @@ class ManyReads:
         """True if the oldest answer has to be taken before another read is sent."""
         return len(self.sent) >= _MOST_AHEAD or self._bytes_sent >= _MOST_BYTES_AHEAD
 
-    def begin(self, index: int, stream: int) -> None:
+    def begin(self, index: int, stream: int, on: BaseStream | None) -> None:
         """Sends the read of an array, or adds the array to `large`. An empty array needs no read.
 
         Args:
             index: Index of the array.
             stream: Handle of the stream.
+            on: The stream; None: the current one.
         """
         array, data = self.arrays[index], plan.host_bytes(self.buffers[index])
         size = len(data)
@@ -94,8 +95,10 @@ class ManyReads:
         if size > AHEAD_BYTES or not plan.inline(size, attachment.session.limits):
             self.large.append(index)
             return
-        part = plan.BufferPart(stream, array._memory.handle, array._offset, array._rows)
         try:
+            array = host_copy.contiguous(array, on)
+            rows = None if array._rows is None else array._as_rows()
+            part = plan.BufferPart(stream, array._memory.handle, array._offset, rows)
             pending = router.reading(self._connection, attachment, part, data)
         except HearthError as error:  # a deferred error of the stream, or the end of the attachment
             self.failed(index, error)
@@ -164,7 +167,7 @@ class ManyReads:
             for index in range(len(self.arrays)):
                 while self.crowded:
                     self._take(deadline)
-                self.begin(index, stream)
+                self.begin(index, stream, on)
             for index in self.large:
                 self._read(index, on, deadline)
             while self.sent:
