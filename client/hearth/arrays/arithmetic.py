@@ -1,4 +1,4 @@
-"""Operators that device arrays refuse: arithmetic, comparisons, NumPy's ufuncs, pickling.
+"""Operations that device arrays refuse: arithmetic, comparisons, NumPy's ufuncs, pickling, missing attributes.
 
 Hearth is not an array library: `a + x` would need either a download of `x` that the caller did not ask for, or kernels
 that Hearth chooses. The error names an alternative. NumPy functions that accept every argument of `np.asarray`
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from hearth.errors import UnsupportedTypeError
+from hearth.errors import DtypeError, UnsupportedTypeError
 
 T = TypeVar("T")
 
@@ -97,6 +97,15 @@ def _comparing(symbol: str) -> Callable[[object, object], Any]:
         return NotImplemented
 
     return compare
+
+
+def no_array(other: object) -> DtypeError:
+    """Builds the error of a `copy_from` whose source is no device array."""
+    return DtypeError(
+        f"copy_from takes a DeviceArray, not a {type(other).__name__}.",
+        reason="INVALID_ARGUMENT",
+        fix="use x.set(a) for host arrays.",
+    )
 
 
 def missing(array: object, name: str) -> AttributeError:

@@ -15,9 +15,9 @@ from hearth import dtypes, shapes, telemetry
 from hearth import lazy_numpy as np
 from hearth.arrays import host_copy
 from hearth.arrays.allocation import allocate
-from hearth.arrays.arithmetic import missing, refusal, refuse_operators, unpicklable
+from hearth.arrays.arithmetic import missing, no_array, refusal, refuse_operators, unpicklable
 from hearth.dtypes import Element
-from hearth.errors import DtypeError, UnsupportedError
+from hearth.errors import UnsupportedError
 from hearth.session.memory import DeviceOperand, Memory
 from hearth.transport.spin_wait import UP
 from hearth_proto import layouts
@@ -73,10 +73,7 @@ class BaseArray(DeviceOperand):
         """Bytes from one element to the next along each axis; None: C order."""
         self._copies: host_copy.PinnedCopies | None = None
         self._rows: layouts.RowLayout | layouts.StrideLayout | None = None
-        """The rows of the array, relative to its start; None: the array is contiguous.
-
-        A `StrideLayout`: the elements are not rows at a constant distance.
-        """
+        """The rows of the array, relative to its start, or other strides; None: the array is contiguous."""
         if strides is not None:
             rows = layouts.rows_of(shape, strides, dtype.itemsize)
             if rows is None:
@@ -269,8 +266,7 @@ class BaseArray(DeviceOperand):
             *axes: The order, as one tuple or several ints; none: reverse order.
 
         Returns:
-            The view, which shares the array's memory. A kernel that is passed the view receives the address of its
-            first element; the strides tell where the others are.
+            The view, which shares the array's memory; a kernel receives the address of its first element.
 
         Raises:
             ArgumentError: `axes` does not name each axis once.
@@ -428,41 +424,46 @@ class BaseArray(DeviceOperand):
             LaunchError: The copy cannot be recorded in a graph.
         """
         if not isinstance(other, BaseArray):
-            raise DtypeError(
-                f"copy_from takes a DeviceArray, not a {type(other).__name__}.",
-                reason="INVALID_ARGUMENT",
-                fix="use x.set(a) for host arrays.",
-            )
+            raise no_array(other)
         from hearth.arrays.device_copy import copy_into
 
         copy_into(self, other, stream)
 
     # ---- new arrays ----
 
-    def copy(self, stream: BaseStream | None = None) -> Self:
-        """Copies the array to new, contiguous memory on the same device. Sent one way: does not block.
+    def copy(self, stream: BaseStream | None = None, *, order: str = "C") -> Self:
+        """Copies the array to new memory without gaps on the same device. Sent one way: does not block.
 
         Args:
             stream: Stream that orders the copy; None: the current one.
+            order: Order of the elements in the new memory: ``"C"``, ``"F"`` or ``"A"``; see `reshape`.
 
         Returns:
             The new array.
+
+        Raises:
+            ArgumentError: `order` is unknown.
         """
+        if order != "C":
+            from hearth.arrays import views
+
+            return views.copied(self, stream, order)
         self._usable()
         fresh: Self = allocate(self._device, self._shape, self._dtype, stream)
         fresh.copy_from(self, stream)
         return fresh
 
-    def flatten(self, stream: BaseStream | None = None) -> Self:
-        """Copies the array to new memory on the same device, with one axis, in C order. Sent one way: does not block.
+    def flatten(self, stream: BaseStream | None = None, *, order: str = "C") -> Self:
+        """Copies the array to new memory on the same device, with one axis. Sent one way: does not block.
 
         Args:
             stream: Stream that orders the copy; None: the current one.
+            order: Order of the elements: ``"C"``, ``"F"`` or ``"A"``; see `reshape`.
 
         Returns:
             The new array.
         """
-        return self.copy(stream).ravel()
+        return self.copy(stream, order=order).ravel(order)
 
     def __copy__(self) -> Self:
         return self.copy()

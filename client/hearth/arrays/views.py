@@ -14,6 +14,7 @@ from hearth.errors import ArgumentError, UnsupportedError
 from hearth_proto import layouts
 
 if TYPE_CHECKING:
+    from hearth.base_stream import BaseStream
     from hearth.dtypes import Dtype
     from hearth.interfaces import ArrayLike
 
@@ -63,14 +64,7 @@ def reshaped(array: A, shape: tuple[SupportsIndex, ...], order: str, copy: bool 
         UnsupportedError: `copy` is False, and a copy would be necessary.
     """
     fresh = shapes.reshaped(array.size, shape)
-    if order not in ("C", "F", "A"):
-        raise ArgumentError(
-            f"order={order!r} is not an order of elements.", reason="INVALID_ARGUMENT", fix='use "C", "F" or "A".'
-        )
-    if order == "A":
-        found = flags(array)
-        order = "F" if found.f_contiguous and not found.c_contiguous else "C"
-    if order == "F":
+    if _in_f_order(array, order):
         turned = reshaped(ordered(array, _reversed(array.ndim)), fresh[::-1], "C", copy)
         return ordered(turned, _reversed(len(fresh)))
     if not copy:
@@ -109,6 +103,38 @@ def squeezed(
     gone = shapes.squeezed(shape, axis)
     kept = [at for at in range(len(shape)) if at not in gone]
     return tuple(shape[at] for at in kept), None if strides is None else tuple(strides[at] for at in kept)
+
+
+def copied(array: A, stream: BaseStream | None, order: str) -> A:
+    """Copies an array to new memory without gaps; see `BaseArray.copy`.
+
+    Args:
+        array: The array.
+        stream: Stream that orders the copy; None: the current one.
+        order: ``"C"``, ``"F"`` or ``"A"``.
+
+    Returns:
+        The new array.
+
+    Raises:
+        ArgumentError: `order` is unknown.
+    """
+    if not _in_f_order(array, order):
+        return array.copy(stream)
+    turn = _reversed(array.ndim)
+    return ordered(ordered(array, turn).copy(stream), turn)
+
+
+def _in_f_order(array: ArrayLike, order: str) -> bool:
+    """Returns True if `order` asks for Fortran's order of the array's elements; raises `ArgumentError` if unknown."""
+    if order == "A":
+        found = flags(array)
+        return found.f_contiguous and not found.c_contiguous
+    if order not in ("C", "F"):
+        raise ArgumentError(
+            f"order={order!r} is not an order of elements.", reason="INVALID_ARGUMENT", fix='use "C", "F" or "A".'
+        )
+    return order == "F"
 
 
 def _reversed(axes: int) -> tuple[int, ...]:

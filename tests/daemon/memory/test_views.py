@@ -294,8 +294,17 @@ def test_reshape_and_its_relatives(gpu: hearth.Device) -> None:
     with pytest.raises(hearth.UnsupportedError, match="copy") as caught:
         x.T.reshape(30, 4, copy=False)
     assert caught.value.fix
-    with pytest.raises(hearth.ArgumentError, match="order"):
-        x.ravel("K")
+    for view, expected in ((x, host), (x.T, host.T), (x[::-1, :, ::2], host[::-1, :, ::2])):
+        for order in ("C", "F", "A"):
+            made, wanted = view.copy(order=order), expected.copy(order=order)
+            np.testing.assert_array_equal(made.get(), wanted)
+            same_layout(made, wanted)
+            flat = view.flatten(order=order)
+            np.testing.assert_array_equal(flat.get(), expected.flatten(order=order))
+            assert memory_of(made) is not memory_of(x) and memory_of(flat) is not memory_of(x)
+    for use in (lambda: x.ravel("K"), lambda: x.copy(order="K"), lambda: x.flatten(order="Z")):
+        with pytest.raises(hearth.ArgumentError, match="order"):
+            use()
     with pytest.raises(hearth.ArgumentError):
         x.moveaxis((0, 0), (1, 2))
     with pytest.raises(IndexError):
