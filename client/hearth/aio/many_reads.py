@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 from hearth import base_stream as streams
 from hearth.arrays.many_reads import ManyReads
 from hearth.errors import HearthError, TimeoutError
-from hearth.transfer import plan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,10 +59,10 @@ async def read_all(
         reads.taken(index)
 
     async def read(index: int) -> None:
-        array, buffer = cast("DeviceArray", reads.arrays[index]), reads.buffers[index]
-        callers = out is not None and out[index] is buffer
+        array = cast("DeviceArray", reads.arrays[index])
         try:
-            await array._come(array._usable(), on, plan.host_bytes(buffer), True, callers, left(), None)
+            host = await array.get(None if out is None else out[index], on, timeout=left())
+            reads.hosts[index] = reads.buffers[index] = host
         except HearthError as error:
             if isinstance(error, TimeoutError):
                 raise
