@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hearth.session.memory import Memory
     from hearth.shapes import Shape
     from hearth.types import DeviceProperties, NodeInfo
-    from hearth_proto.layouts import RowLayout
+    from hearth_proto.layouts import RowLayout, StrideLayout
 
 
 A_co = TypeVar("A_co", covariant=True)
@@ -131,7 +131,7 @@ class ArrayLike(Connected, Protocol):
     _dtype: Dtype
     _memory: Memory
     _offset: int
-    _rows: RowLayout | None
+    _rows: RowLayout | StrideLayout | None
     _shape: tuple[int, ...]
 
     @property
@@ -180,14 +180,13 @@ class ArrayLike(Connected, Protocol):
     def __len__(self) -> int: ...
 
     def reshape(self, *shape: Any) -> Self:
-        """Returns a view of another shape.
+        """Returns a view of another shape, or a copy if no view can have it.
 
         Args:
             *shape: Elements along each axis, as one tuple or several ints; one may be -1.
 
         Raises:
             ArgumentError: The shape does not have `size` elements.
-            UnsupportedError: The shape would need a copy.
         """
         ...
 
@@ -240,5 +239,9 @@ class ArrayLike(Connected, Protocol):
         ...
 
     def _as_rows(self) -> RowLayout: ...
+
+    def _view(
+        self, offset: int, shape: tuple[int, ...], dtype: Dtype, strides: tuple[int, ...] | None = ...
+    ) -> Self: ...
 
     def _usable(self) -> Attachment: ...

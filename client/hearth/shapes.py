@@ -264,6 +264,55 @@ def permutation(axes: int, given: Sequence[Any]) -> tuple[int, ...]:
     return order
 
 
+def swapped(axes: int, first: SupportsIndex, second: SupportsIndex) -> tuple[int, ...]:
+    """Determines the order of axes after two of them change places.
+
+    Args:
+        axes: Number of axes of the array.
+        first: An axis; a negative one is counted from the end.
+        second: The other axis.
+
+    Returns:
+        For each axis of the result, the axis of the array.
+
+    Raises:
+        IndexError: There is no such axis.
+    """
+    order = list(range(axes))
+    one, other = _axis(first, axes), _axis(second, axes)
+    order[one], order[other] = other, one
+    return tuple(order)
+
+
+def moved(axes: int, source: Any, destination: Any) -> tuple[int, ...]:
+    """Determines the order of axes after some of them move to other positions, as `numpy.moveaxis` does.
+
+    Args:
+        axes: Number of axes of the array.
+        source: Axis or axes to move; negative ones are counted from the end.
+        destination: New position of each of them.
+
+    Returns:
+        For each axis of the result, the axis of the array.
+
+    Raises:
+        IndexError: There is no such axis.
+        ArgumentError: `source` and `destination` differ in length, or name an axis twice.
+    """
+    since = [_axis(at, axes) for at in (source if isinstance(source, Sequence) else (source,))]
+    to = [_axis(at, axes) for at in (destination if isinstance(destination, Sequence) else (destination,))]
+    if len(since) != len(to) or len(set(since)) != len(since) or len(set(to)) != len(to):
+        raise ArgumentError(
+            f"axes {source} cannot be moved to {destination}.",
+            reason="INVALID_ARGUMENT",
+            fix="name each axis once, and a separate position for each.",
+        )
+    order = [at for at in range(axes) if at not in since]
+    for position, at in sorted(zip(to, since, strict=True)):
+        order.insert(position, at)
+    return tuple(order)
+
+
 def _axis(value: SupportsIndex, axes: int) -> int:
     at = operator.index(value)
     if not -axes <= at < axes:

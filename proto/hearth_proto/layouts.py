@@ -49,6 +49,28 @@ class RowLayout(NamedTuple):
         return f"[{self.offset}..{self.end}) in {self.rows} rows of {self.width}, {self.pitch} apart"
 
 
+class StrideLayout(NamedTuple):
+    """Elements at a constant distance along each axis, which may be negative, and which are not rows.
+
+    Only the client has such layouts: the daemon's commands take rows.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def low(self) -> int:
+        """Offset of the lowest byte relative to the first element; 0 or negative."""
+        return sum(min(0, (length - 1) * stride) for length, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def end(self) -> int:
+        """Offset after the highest byte, relative to the first element."""
+        high = sum(max(0, (length - 1) * stride) for length, stride in zip(self.shape, self.strides, strict=True))
+        return high + self.itemsize
+
+
 class Layout(NamedTuple):
     """Byte strides of an array and the memory that it takes."""
 

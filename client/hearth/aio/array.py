@@ -151,7 +151,8 @@ class DeviceArray(BaseArray):
         `callers`: `data` is memory of the caller; otherwise nothing else refers to it. Raises `TimeoutError` after
         `timeout` seconds.
         """
-        connection, part = self._connection, host_copy.part_of(self, attachment, stream)
+        connection, source = self._connection, host_copy.contiguous(self, stream)
+        part = host_copy.part_of(source, attachment, stream)
         report = progresses.reporter(progress, "download")
         if plan.inline(len(data), attachment.session.limits) and not _prefers_shared_memory(
             connection, attachment, len(data)

@@ -142,6 +142,39 @@ class Device(BaseDevice[DeviceArray, Stream]):
             launch_all(launches)
         return prepared
 
+    @telemetry.traced("hearth.get")
+    async def get(
+        self,
+        arrays: Sequence[DeviceArray],
+        stream: Stream | None = None,
+        *,
+        out: Sequence[Array | None] | None = None,
+        timeout: float | None = None,
+    ) -> list[Array]:
+        """Copies several arrays of this device to host memory with one wait; see `hearth.Device.get`.
+
+        The reads take their place in the order of the stream when the coroutine is first awaited. If the await is
+        cancelled or times out, entries of `out` may have been filled; they are not written to afterwards.
+
+        Args:
+            arrays: The arrays, in any number; views too.
+            stream: Stream that orders the reads; None: the current one.
+            out: For each array a host array of the same shape and dtype to fill, or None for a new one; None: new ones.
+            timeout: Seconds to wait at most for all arrays together; None: no limit.
+
+        Returns:
+            The host arrays, in the order of `arrays`.
+
+        Raises:
+            HearthError: The error of the first array that could not be read; its notes name each such array.
+            TimeoutError: The contents have not arrived in time.
+            ArgumentError: An array belongs to another device, or `out` does not match.
+            DtypeError: An entry of `arrays` is no device array.
+        """
+        from hearth.aio.many_reads import read_all
+
+        return await read_all(self._connection, arrays, stream, out, timeout)
+
     @telemetry.traced("hearth.publish", telemetry.of_name)
     async def publish(
         self, name: str, array: DeviceArray, tenants: Sequence[str] = (), *, replace: bool = False

@@ -1,4 +1,4 @@
-"""Operators that device arrays refuse: arithmetic, comparisons, NumPy's ufuncs, pickling.
+"""Operations that device arrays refuse: arithmetic, comparisons, NumPy's ufuncs, pickling, missing attributes.
 
 Hearth is not an array library: `a + x` would need either a download of `x` that the caller did not ask for, or kernels
 that Hearth chooses. The error names an alternative. NumPy functions that accept every argument of `np.asarray`
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from hearth.errors import UnsupportedTypeError
+from hearth.errors import DtypeError, UnsupportedTypeError
 
 T = TypeVar("T")
 
@@ -21,6 +21,13 @@ _BINARY = {
 _UNARY = {"neg": "-", "pos": "+", "abs": "abs()", "invert": "~"}
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _FIX = "use a kernel for the operation on the device (gpu.RawKernel), or operate on a copy on the host: x.get()."
+
+_INTERFACES = ("__cuda_array_interface__", "__array_interface__")
+_NUMPYS = frozenset({
+    "all", "any", "argmax", "argmin", "argsort", "clip", "conj", "cumprod", "cumsum", "diagonal", "dot", "imag", "max",
+    "mean", "min", "nonzero", "prod", "ptp", "put", "real", "repeat", "round", "searchsorted", "sort", "std", "sum",
+    "take", "trace", "var",
+})  # fmt: skip
 
 
 def refuse_operators(array_type: type[T]) -> type[T]:
@@ -90,3 +97,27 @@ def _comparing(symbol: str) -> Callable[[object, object], Any]:
         return NotImplemented
 
     return compare
+
+
+def no_array(other: object) -> DtypeError:
+    """Builds the error of a `copy_from` whose source is no device array."""
+    return DtypeError(
+        f"copy_from takes a DeviceArray, not a {type(other).__name__}.",
+        reason="INVALID_ARGUMENT",
+        fix="use x.set(a) for host arrays.",
+    )
+
+
+def missing(array: object, name: str) -> AttributeError:
+    """Builds the error of an attribute that arrays do not have, with what to use instead.
+
+    Args:
+        array: The array.
+        name: Name of the attribute.
+    """
+    why = ""
+    if name in _INTERFACES:
+        why = "; use x.ipc(), which supports it on the daemon's host, or DLPack (from_dlpack(x))"
+    elif name in _NUMPYS:
+        why = f"; Hearth has no array operations: write a kernel, or use a copy on the host, x.get().{name}"
+    return AttributeError(f"{type(array).__name__!r} object has no attribute {name!r}{why}", name=name, obj=array)

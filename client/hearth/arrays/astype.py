@@ -12,6 +12,7 @@ import numpy as np
 
 from hearth import shapes
 from hearth.errors import DtypeError, UnsupportedError
+from hearth_proto import layouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +80,8 @@ def astype(array: A, dtype: Any, on: BaseStream | None, casting: Casting, copy: 
             fix='use casting="unsafe", the default, or choose another dtype.',
         )
     array._usable()
+    if isinstance(array._rows, layouts.StrideLayout):
+        array = array.copy(on)
     fresh: A = array._device.empty(array.shape, wanted, on)
     if array.size:
         rows = array._as_rows()

@@ -1,4 +1,4 @@
-"""Abstract arrays on a device, with CuPy's and NumPy's names: contiguous memory, or rows at a constant distance.
+"""Abstract arrays on a device, with CuPy's and NumPy's names, in contiguous memory or with strides along any axes.
 
 Covers everything that `hearth.DeviceArray` and `hearth.aio.DeviceArray` have in common: state, views, and commands that
 are sent one way. Does not cover calls that wait; each of the two array classes has its own.
@@ -11,15 +11,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
-from hearth import base_stream as streams
 from hearth import dtypes, shapes, telemetry
 from hearth import lazy_numpy as np
 from hearth.arrays import host_copy
 from hearth.arrays.allocation import allocate
-from hearth.arrays.arithmetic import refusal, refuse_operators, unpicklable
-from hearth.codec import encode
+from hearth.arrays.arithmetic import missing, no_array, refusal, refuse_operators, unpicklable
 from hearth.dtypes import Element
-from hearth.errors import ArgumentError, DtypeError
+from hearth.errors import UnsupportedError
 from hearth.session.memory import DeviceOperand, Memory
 from hearth.transport.spin_wait import UP
 from hearth_proto import layouts
@@ -38,15 +36,6 @@ if TYPE_CHECKING:
     from hearth.session.connection import Connection
     from hearth.transfer.pinned_copy import PinnedCopy
     from hearth.transfer.plan import BufferPart
-
-_PATTERNS = (1, 2, 4, 8, 16)
-"""Sizes in bytes of the patterns that the daemon's fill command can repeat."""
-_INTERFACES = ("__cuda_array_interface__", "__array_interface__")
-_NUMPYS = frozenset({
-    "all", "any", "argmax", "argmin", "argsort", "clip", "conj", "cumprod", "cumsum", "diagonal", "dot", "imag", "max",
-    "mean", "min", "nonzero", "prod", "ptp", "put", "real", "repeat", "round", "searchsorted", "sort", "std", "sum",
-    "take", "trace", "var",
-})  # fmt: skip
 
 
 @refuse_operators
@@ -73,7 +62,6 @@ class BaseArray(DeviceOperand):
         dtype: Dtype,
         strides: tuple[int, ...] | None = None,
     ) -> None:
-        """Raises `UnsupportedError` if elements with these strides do not form rows at a constant distance."""
         self._device = device
         self._connection = device._connection
         self._memory = memory
@@ -84,15 +72,14 @@ class BaseArray(DeviceOperand):
         self._strides = strides
         """Bytes from one element to the next along each axis; None: C order."""
         self._copies: host_copy.PinnedCopies | None = None
-        self._rows: layouts.RowLayout | None = None
-        """The rows of the array, relative to its start; None: the array is contiguous."""
+        self._rows: layouts.RowLayout | layouts.StrideLayout | None = None
+        """The rows of the array, relative to its start, or other strides; None: the array is contiguous."""
         if strides is not None:
             rows = layouts.rows_of(shape, strides, dtype.itemsize)
             if rows is None:
-                from hearth.arrays import strided
-
-                raise strided.no_rows(shape)
-            self._rows = None if rows.dense else rows
+                self._rows = layouts.StrideLayout(shape, strides, dtype.itemsize)
+            elif not rows.dense:
+                self._rows = rows
 
     # ---- attributes ----
 
@@ -203,13 +190,12 @@ class BaseArray(DeviceOperand):
     def __getitem__(self, index: Any) -> Self:
         """Returns a view of the selected elements.
 
-        Integers, slices, `...` and None work as in NumPy, if the selected elements lie in rows at a constant distance,
-        as in contiguous memory and with one cut axis: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::2]``. A single
-        element is a view without axes: ``x[3].item()`` reads it.
+        Integers, slices, `...` and None work as in NumPy: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::-2, 1::3]``.
+        A single element is a view without axes: ``x[3].item()`` reads it.
 
         Raises:
             IndexError: The index is out of range.
-            UnsupportedError: The index has a negative step, is a mask or a list, or does not select such rows.
+            UnsupportedError: The index is a mask or a list.
         """
         if index is Ellipsis:
             return self._view(0, self._shape, self._dtype, self._strides)
@@ -218,34 +204,37 @@ class BaseArray(DeviceOperand):
         selection = strided.select(self._shape, self.strides, index)
         return self._view(selection.offset, selection.shape, self._dtype, selection.strides)
 
-    def reshape(self, *shape: SupportsIndex | tuple[SupportsIndex, ...]) -> Self:
-        """Returns a view of another shape.
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Self:
+        """Returns the array with another shape: a view where NumPy makes one, otherwise a copy on the device.
 
         Args:
             *shape: Elements along each axis, as one tuple or several ints; one may be -1.
+            order: Order in which elements are taken and placed: ``"C"``, ``"F"``, or ``"A"``, which is ``"F"`` if the
+                array is contiguous in that order only.
+            copy: True: always a copy; False: never; None: if necessary.
 
         Returns:
-            The view, which shares the array's memory.
+            The view, which shares the array's memory, or the copy.
 
         Raises:
-            ArgumentError: The shape does not have `size` elements.
-            UnsupportedError: The shape would need a copy, as NumPy would make.
+            ArgumentError: The shape does not have `size` elements, or `order` is unknown.
+            UnsupportedError: `copy` is False, and the shape needs a copy.
         """
-        axes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-        fresh = shapes.reshaped(self.size, axes)
-        if self._rows is None:
-            return self._view(0, fresh, self._dtype)
         from hearth.arrays import views
 
-        return self._view(0, fresh, self._dtype, views.reshaped(self._rows, self._dtype.itemsize, fresh))
+        axes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        return views.reshaped(self, tuple(axes), order, copy)
 
-    def ravel(self) -> Self:
-        """Returns a view with one axis.
+    def ravel(self, order: str = "C") -> Self:
+        """Returns the array with one axis: a view where NumPy makes one, otherwise a copy, as by `reshape`.
+
+        Args:
+            order: Order of the elements: ``"C"``, ``"F"`` or ``"A"``.
 
         Raises:
-            UnsupportedError: The array is not contiguous, so this would need a copy: see `flatten`.
+            ArgumentError: `order` is unknown.
         """
-        return self.reshape(self.size)
+        return self.reshape(self.size, order=order)
 
     def squeeze(self, axis: int | tuple[int, ...] | None = None) -> Self:
         """Returns a view without axes of length 1.
@@ -273,23 +262,48 @@ class BaseArray(DeviceOperand):
     def transpose(self, *axes: int | Sequence[int] | None) -> Self:
         """Returns a view with the axes in another order.
 
-        The elements must still lie in rows at a constant distance: one axis, or only axes of length 1 change places.
-
         Args:
             *axes: The order, as one tuple or several ints; none: reverse order.
 
         Returns:
-            The view, which shares the array's memory.
+            The view, which shares the array's memory; a kernel receives the address of its first element.
 
         Raises:
             ArgumentError: `axes` does not name each axis once.
             IndexError: There is no such axis.
-            UnsupportedError: The order would need a copy.
         """
         from hearth.arrays import views
 
-        shape, strides = views.transposed(self._shape, self.strides, self._dtype.itemsize, axes)
-        return self._view(0, shape, self._dtype, strides)
+        return views.ordered(self, shapes.permutation(len(self._shape), axes))
+
+    def swapaxes(self, axis1: SupportsIndex, axis2: SupportsIndex) -> Self:
+        """Returns a view in which two axes have changed places.
+
+        Args:
+            axis1: An axis; a negative one is counted from the end.
+            axis2: The other axis.
+
+        Raises:
+            IndexError: There is no such axis.
+        """
+        from hearth.arrays import views
+
+        return views.ordered(self, shapes.swapped(len(self._shape), axis1, axis2))
+
+    def moveaxis(self, source: Any, destination: Any) -> Self:
+        """Returns a view in which axes have moved to other positions, as `numpy.moveaxis` does.
+
+        Args:
+            source: Axis or axes to move.
+            destination: New position of each of them.
+
+        Raises:
+            ArgumentError: The two differ in length, or name an axis twice.
+            IndexError: There is no such axis.
+        """
+        from hearth.arrays import views
+
+        return views.ordered(self, shapes.moved(len(self._shape), source, destination))
 
     def view(self, dtype: Any) -> Self:
         """Returns a view of the same bytes as elements of another dtype.
@@ -354,18 +368,7 @@ class BaseArray(DeviceOperand):
                 return
         dtype = self.dtype
         host = a if isinstance(a, np.ndarray) else np.asarray(a, dtype)
-        if host.dtype is not dtype and host.dtype.newbyteorder("=") != dtype:
-            raise DtypeError(
-                f"an array of {dtype} cannot be set from an array of {host.dtype}.",
-                reason="INVALID_ARGUMENT",
-                fix=f"use a.astype({str(dtype)!r}).",
-            )
-        if host.shape != self._shape:
-            raise ArgumentError(
-                f"an array of shape {self._shape} cannot be set from an array of shape {host.shape}.",
-                reason="INVALID_ARGUMENT",
-                fix="slice or reshape one of them, or use np.broadcast_to(a, shape).",
-            )
+        host_copy.check_source(self, host)
         host_copy.write(self, host, stream, progress, blocking)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -377,8 +380,7 @@ class BaseArray(DeviceOperand):
             IndexError: The index is out of range.
             ArgumentError: The shape of the value does not match.
             DtypeError: The dtype of the value cannot be converted.
-            UnsupportedError: A device array would have to be repeated along inner axes, or belongs to another session;
-                or the index selects no view: see ``x[index]``.
+            UnsupportedError: A device array belongs to another session, or the index selects no view: see ``x[index]``.
         """
         from hearth.arrays.setitem import assign, assign_array
 
@@ -398,29 +400,14 @@ class BaseArray(DeviceOperand):
             ArgumentError: `value` is more than one value.
             DtypeError: `value` cannot be converted to the array's dtype.
         """
-        pattern = dtypes.pattern(value, self._dtype) if isinstance(self._dtype, Element) else None
-        if pattern is None:
-            pattern = shapes.element(value, self.dtype).tobytes()
-        if self._nbytes == 0:
-            return
-        repeated = pattern if any(pattern) else b"\0"
-        if len(repeated) not in _PATTERNS or self._offset % len(repeated):
-            host = np.full(self._shape, np.frombuffer(pattern, self.dtype)[0], self.dtype)
-            host_copy.write(self, host, stream, None)
-            return
-        attachment = self._usable()
-        rows = self._as_rows()
-        handle = streams.resolve(stream, self._connection, attachment)
-        attachment.submit(encode.fill(handle, self._memory.handle, self._offset, rows.width, repeated))
-        if rows.rows <= 1:
-            return
-        from hearth.arrays import device_copy, strided
+        from hearth.arrays.device_fill import fill
 
-        for move in strided.doublings(rows):
-            attachment.submit(device_copy.command(handle, self, self, move))
+        fill(self, value, stream)
 
     def copy_from(self, other: BaseArray, stream: BaseStream | None = None) -> None:
         """Overwrites the array with a device array of the same shape and dtype. Sent one way: does not block.
+
+        If the two arrays overlap in memory, the source is copied to new memory first.
 
         `other` may be on another device of the session: such a copy consists of a send and a receive, so the caller
         needs the right to use collectives.
@@ -432,46 +419,51 @@ class BaseArray(DeviceOperand):
 
         Raises:
             UnsupportedError: `other` belongs to another session.
-            ArgumentError: The shape or dtype differs, or the memory overlaps.
+            ArgumentError: The shape or dtype differs.
             DtypeError: `other` is not a device array.
             LaunchError: The copy cannot be recorded in a graph.
         """
         if not isinstance(other, BaseArray):
-            raise DtypeError(
-                f"copy_from takes a DeviceArray, not a {type(other).__name__}.",
-                reason="INVALID_ARGUMENT",
-                fix="use x.set(a) for host arrays.",
-            )
+            raise no_array(other)
         from hearth.arrays.device_copy import copy_into
 
         copy_into(self, other, stream)
 
     # ---- new arrays ----
 
-    def copy(self, stream: BaseStream | None = None) -> Self:
-        """Copies the array to new, contiguous memory on the same device. Sent one way: does not block.
+    def copy(self, stream: BaseStream | None = None, *, order: str = "C") -> Self:
+        """Copies the array to new memory without gaps on the same device. Sent one way: does not block.
 
         Args:
             stream: Stream that orders the copy; None: the current one.
+            order: Order of the elements in the new memory: ``"C"``, ``"F"`` or ``"A"``; see `reshape`.
 
         Returns:
             The new array.
+
+        Raises:
+            ArgumentError: `order` is unknown.
         """
+        if order != "C":
+            from hearth.arrays import views
+
+            return views.copied(self, stream, order)
         self._usable()
         fresh: Self = allocate(self._device, self._shape, self._dtype, stream)
         fresh.copy_from(self, stream)
         return fresh
 
-    def flatten(self, stream: BaseStream | None = None) -> Self:
+    def flatten(self, stream: BaseStream | None = None, *, order: str = "C") -> Self:
         """Copies the array to new memory on the same device, with one axis. Sent one way: does not block.
 
         Args:
             stream: Stream that orders the copy; None: the current one.
+            order: Order of the elements: ``"C"``, ``"F"`` or ``"A"``; see `reshape`.
 
         Returns:
             The new array.
         """
-        return self.copy(stream).ravel()
+        return self.copy(stream, order=order).ravel(order)
 
     def __copy__(self) -> Self:
         return self.copy()
@@ -554,8 +546,19 @@ class BaseArray(DeviceOperand):
         return self._connection.check(self._memory, self)
 
     def _as_rows(self) -> layouts.RowLayout:
-        """Returns the rows of the array, relative to its start; one row if the array is contiguous."""
-        return self._rows if self._rows is not None else layouts.RowLayout(0, self.nbytes)
+        """Returns the rows of the array, relative to its start; one row if the array is contiguous.
+
+        Raises `UnsupportedError` if its elements are not rows.
+        """
+        rows = self._rows
+        if isinstance(rows, layouts.StrideLayout):
+            raise UnsupportedError(
+                f"the elements of this array of shape {self._shape} with strides {self.strides} are not in rows at a "
+                "constant distance from each other.",
+                reason="UNSUPPORTED",
+                fix="use a contiguous copy: x.copy().",
+            )
+        return rows if rows is not None else layouts.RowLayout(0, self.nbytes)
 
     def _view(
         self,
@@ -591,9 +594,4 @@ class BaseArray(DeviceOperand):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            why = ""
-            if name in _INTERFACES:
-                why = "; use x.ipc(), which supports it on the daemon's host, or DLPack (from_dlpack(x))"
-            elif name in _NUMPYS:
-                why = f"; Hearth has no array operations: write a kernel, or use a copy on the host, x.get().{name}"
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}", name=name, obj=self)
+            raise missing(self, name)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hearth import base_stream as streams
-from hearth.arrays import strided
+from hearth.arrays import strided, strided_copy
 from hearth.arrays.allocation import allocate
 from hearth.errors import ArgumentError, UnsupportedError
 from hearth.session.collective_order import sorted_order, submit_in_order
@@ -24,7 +24,7 @@ A = TypeVar("A", bound="ArrayLike")
 
 
 def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
-    """Copies an array into another one; see `BaseArray.copy_from`.
+    """Copies an array into another one, through a temporary copy if they overlap; see `BaseArray.copy_from`.
 
     Args:
         to: The destination.
@@ -33,7 +33,7 @@ def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> Non
 
     Raises:
         UnsupportedError: The arrays belong to different sessions.
-        ArgumentError: The shape or dtype differs, or the memory overlaps.
+        ArgumentError: The shape or dtype differs.
     """
     if since._device._node._session is not to._device._node._session:
         raise UnsupportedError(
@@ -48,51 +48,51 @@ def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> Non
             reason="INVALID_ARGUMENT",
             fix="use reshape or view, so that shape and dtype are the same.",
         )
-    target = to._as_rows()._replace(offset=to._offset)
-    source = since._as_rows()._replace(offset=since._offset)
-    if to._memory is since._memory and layouts.overlap(target, source):
-        if target == source:
-            return
-        raise ArgumentError(
-            f"the arrays overlap in memory: bytes {source} and {target}.",
-            reason="INVALID_ARGUMENT",
-            fix="copy from y.copy().",
-        )
     attachment = to._usable()
     since._usable()
     if to.nbytes == 0:
         return
+    if to._memory is since._memory and overlap(to, since):
+        if to._offset == since._offset and to.strides == since.strides:
+            return
+        since = since.copy(stream)
     if since._connection is not to._connection:
         copy_between(to, since, stream)
         return
+    if isinstance(to._rows, layouts.StrideLayout) or isinstance(since._rows, layouts.StrideLayout):
+        strided_copy.copy(to, since, stream)
+        return
     handle = streams.resolve(stream, to._connection, attachment)
     for move in strided.moves(to._as_rows(), since._as_rows()):
-        attachment.submit(command(handle, to, since, move))
+        attachment.submit(strided_copy.command(handle, to, since, move))
 
 
-def command(stream: int, to: ArrayLike, since: ArrayLike, move: strided.StridedCopy) -> commands_pb2.Command:
-    """Builds the command that copies part of an array to another array on the same device.
+def overlap(first: ArrayLike, second: ArrayLike) -> bool:
+    """Returns True if two arrays in one buffer may have a byte in common.
+
+    Exact for rows; arrays of other strides count as overlapping if the ranges from their first to their last byte
+    overlap.
 
     Args:
-        stream: Handle of the stream.
-        to: The destination.
-        since: The source.
-        move: The rows to copy, relative to the starts of the two arrays.
-
-    Returns:
-        The command.
+        first: An array.
+        second: Another array in the same memory.
     """
-    made = commands_pb2.Command(stream=stream)
-    made.copy.destination = to._memory.handle
-    made.copy.destination_offset = to._offset + move.to
-    made.copy.source = since._memory.handle
-    made.copy.source_offset = since._offset + move.since
-    made.copy.size = move.width
-    if move.rows > 1:
-        made.copy.rows = move.rows
-        made.copy.destination_pitch = move.to_pitch
-        made.copy.source_pitch = move.since_pitch
-    return made
+    if not first.nbytes or not second.nbytes:
+        return False
+    if isinstance(first._rows, layouts.StrideLayout) or isinstance(second._rows, layouts.StrideLayout):
+        (start, end), (other_start, other_end) = _range(first), _range(second)
+        return start < other_end and other_start < end
+    return layouts.overlap(
+        first._as_rows()._replace(offset=first._offset), second._as_rows()._replace(offset=second._offset)
+    )
+
+
+def _range(array: ArrayLike) -> tuple[int, int]:
+    """Returns the offsets of the array's lowest byte and after its highest byte in the buffer."""
+    rows = array._rows
+    if isinstance(rows, layouts.StrideLayout):
+        return array._offset + rows.low, array._offset + rows.end
+    return array._offset, array._offset + array._as_rows().end
 
 
 def copy_between(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
@@ -106,8 +106,8 @@ def copy_between(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> 
     Raises:
         LaunchError: One of the streams is being recorded in a graph.
     """
-    source = since if since._as_rows().dense else since.copy()
-    target: ArrayLike = to if to._as_rows().dense else to._device.empty(to.shape, to.dtype, stream)
+    source = since if since._rows is None else since.copy()
+    target: ArrayLike = to if to._rows is None else to._device.empty(to.shape, to.dtype, stream)
     here, there = source._connection, target._connection
     order = sorted_order([here.ordinal, there.ordinal])
     dtype, count = moved(source, source.size)

@@ -7,15 +7,17 @@ Does not cover routes (inline, shared memory, stripes): see `hearth.transfer.rou
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hearth import base_stream as streams
 from hearth import lazy_numpy as np
 from hearth import progress as progresses
 from hearth import telemetry
+from hearth.arrays.allocation import allocate
 from hearth.errors import ArgumentError, DtypeError
 from hearth.transfer import plan, router
 from hearth.transport.spin_wait import DOWN, UP
+from hearth_proto.layouts import StrideLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
             shared: bool,
         ) -> PinnedCopy | None: ...
 
+
+A = TypeVar("A", bound="ArrayLike")
 
 _PAIRS = 8
 """Maximum number of host arrays that an array remembers, and of directions and streams for each of them. The memory is
@@ -140,12 +144,54 @@ def part_of(array: ArrayLike, attachment: Attachment, on: BaseStream | None) -> 
 
     Returns:
         Stream, buffer, offset and rows.
+
+    Raises:
+        UnsupportedError: The array does not consist of rows; `contiguous` makes a copy that does.
     """
     stream = streams.resolve(on, array._connection, attachment)
-    return plan.BufferPart(stream, array._memory.handle, array._offset, array._rows)
+    rows = array._rows
+    return plan.BufferPart(stream, array._memory.handle, array._offset, None if rows is None else array._as_rows())
+
+
+def contiguous(array: A, on: BaseStream | None) -> A:
+    """Returns the array itself if a transfer can read it, otherwise a contiguous copy on the device.
+
+    The copy may be dropped once the command that reads it has been sent, because frees are ordered after it.
+
+    Args:
+        array: The array.
+        on: Stream that orders the copy; None: the current one.
+    """
+    return array.copy(on) if isinstance(array._rows, StrideLayout) else array
 
 
 # ---- writes ----
+
+
+def check_source(array: ArrayLike, host: np.ndarray[Any, Any]) -> None:
+    """Checks that a host array can overwrite an array: the same shape and dtype, in any byte order.
+
+    Args:
+        array: The device array.
+        host: The host array.
+
+    Raises:
+        ArgumentError: The shapes differ.
+        DtypeError: The dtypes differ.
+    """
+    dtype = array.dtype
+    if host.dtype is not dtype and host.dtype.newbyteorder("=") != dtype:
+        raise DtypeError(
+            f"an array of {dtype} cannot be set from an array of {host.dtype}.",
+            reason="INVALID_ARGUMENT",
+            fix=f"use a.astype({str(dtype)!r}).",
+        )
+    if host.shape != array._shape:
+        raise ArgumentError(
+            f"an array of shape {array._shape} cannot be set from an array of shape {host.shape}.",
+            reason="INVALID_ARGUMENT",
+            fix="slice or reshape one of them, or use np.broadcast_to(a, shape).",
+        )
 
 
 @telemetry.traced("hearth.upload", telemetry.of_upload)
@@ -165,6 +211,11 @@ def write(
         show: The caller's ``progress`` argument.
         blocking: Blocks until pinned memory has been read.
     """
+    if isinstance(array._rows, StrideLayout):
+        fresh = allocate(array._device, array._shape, array._dtype, stream)
+        write(fresh, host, stream, show, blocking)
+        array.copy_from(fresh, stream)
+        return
     attachment = array._usable()
     given, host = host, np.ascontiguousarray(host, array.dtype)
     part = part_of(array, attachment, stream)
@@ -187,6 +238,11 @@ def write_bytes(
         show: The caller's ``progress`` argument.
         blocking: Blocks until pinned memory has been read.
     """
+    if isinstance(array._rows, StrideLayout):
+        fresh = allocate(array._device, array._shape, array._dtype, stream)
+        write_bytes(fresh, data, stream, show, blocking)
+        array.copy_from(fresh, stream)
+        return
     attachment = array._usable()
     part = part_of(array, attachment, stream)
     report = progresses.reporter(show, "upload")
@@ -252,12 +308,13 @@ def fetch(
         TimeoutError: The bytes have not arrived in time.
         HearthError: Earlier work on the stream or the array failed.
     """
-    connection, part = array._connection, part_of(array, attachment, on)
+    source = contiguous(array, on)
+    connection, part = array._connection, part_of(source, attachment, on)
     report, shared = progresses.reporter(show, "download"), not _recorded(array, on)
     copy = router.read(connection, attachment, part, data, timeout, report, blocking=blocking, shared=shared)
     if connection._deferred:  # an earlier copy may have failed meanwhile, and its answer has arrived
         connection.raise_deferred(part.stream, array._memory.handle)
-    return copy
+    return copy if source is array else None
 
 
 def repeat_read(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hearth import lazy_numpy as np
 from hearth import shapes
-from hearth.errors import ArgumentError, DtypeError, UnsupportedError
-from hearth_proto import layouts
+from hearth.arrays import device_copy
+from hearth.errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
     from hearth.interfaces import ArrayLike
@@ -71,11 +71,11 @@ def assign_array(target: ArrayLike, value: ArrayLike) -> None:
 
     Args:
         target: The view.
-        value: The array, converted and repeated along further axes in front.
+        value: The array, converted and broadcast.
 
     Raises:
         ArgumentError: The shapes do not match.
-        UnsupportedError: The array would have to be repeated along inner axes.
+        UnsupportedError: The array belongs to another session.
     """
     given = value
     while value.shape[:1] == (1,):  # leading axes of length 1 are broadcast
@@ -90,25 +90,31 @@ def assign_array(target: ArrayLike, value: ArrayLike) -> None:
             fits = False
         if not fits:
             raise _shapes_differ(given.shape, target.shape)
-        raise UnsupportedError(
-            f"a device array of shape {given.shape} cannot be broadcast to {target.shape}: device arrays "
-            "are repeated only along additional leading axes.",
-            reason="UNSUPPORTED",
-            fix="assign column by column (x[:, i] = ...), use a kernel, or copy through the host: x[...] = "
-            "value.get().",
-        )
     if value._dtype is not target._dtype and value.dtype != target.dtype:
         value = value.astype(target.dtype)
-    if value._memory is target._memory and layouts.overlap(_range(target), _range(value)):
+    if value._memory is target._memory and device_copy.overlap(target, value):
         if value.shape == target.shape and (target._offset, target.strides) == (value._offset, value.strides):
             return
         value = value.copy()
-    _spread(target, ahead, lambda block: block.copy_from(value))
+    if value.shape == target.shape[ahead:]:
+        _spread(target, ahead, lambda block: block.copy_from(value))
+    elif target.size:
+        target.copy_from(_broadcast(value, target.shape))
 
 
-def _range(array: ArrayLike) -> layouts.RowLayout:
-    rows = array._as_rows()
-    return rows._replace(offset=array._offset)
+def _broadcast(array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
+    """Returns a view that repeats an array along axes of length 1 and along further axes in front.
+
+    Args:
+        array: The array.
+        shape: The shape of the view.
+
+    Returns:
+        The view, whose stride along a repeated axis is 0.
+    """
+    pairs = zip(array.strides, array.shape, strict=True)
+    steps = tuple(0 if length == 1 else stride for stride, length in pairs)
+    return array._view(0, shape, array._dtype, (0,) * (len(shape) - len(steps)) + steps)
 
 
 def _spread(target: ArrayLike, ahead: int, write: Callable[[ArrayLike], None]) -> None:

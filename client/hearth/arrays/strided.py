@@ -1,8 +1,8 @@
-"""Views that are not contiguous: resolution of an index, and the copies that cover such a view.
+"""Views that are not contiguous: resolution of an index, reshapes, and the copy commands that cover rows.
 
-An array is either contiguous or consists of rows at a constant distance (`hearth_proto.layouts.RowLayout`), because one
-copy command can transfer such rows. All sizes are bytes, except shapes and indices; this module does not transfer or
-wait.
+An array is contiguous, or consists of rows at a constant distance (`hearth_proto.layouts.RowLayout`), which one copy
+command can transfer, or has other strides (`StrideLayout`), which `strided_copy` handles. All sizes are bytes, except
+shapes and indices; this module does not transfer or wait.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selectio
 
     Raises:
         IndexError: The index is out of range, as in NumPy.
-        UnsupportedError: The index has a negative step, or is a mask or a list of indices.
+        UnsupportedError: The index is a mask or a list of indices.
     """
     offset = 0
     lengths: list[int] = []
@@ -62,11 +62,6 @@ def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Selectio
         length, stride = shape[axis], strides[axis]
         if isinstance(part, slice):
             chosen = range(*part.indices(length))
-            if chosen.step < 0 and len(chosen) > 1:
-                raise _unsupported(
-                    f"step {chosen.step} on axis {axis} of shape {tuple(shape)}",
-                    "use a positive step, select from a copy on the host (x.get()[...]), or use a kernel.",
-                )
             offset += chosen.start * stride if chosen else 0
             lengths.append(len(chosen))
             steps.append(stride * chosen.step)
@@ -113,41 +108,48 @@ def _integer(part: Any) -> int:
 
 def _unsupported(what: str, fix: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{what} cannot be expressed as a view, whose elements are in rows at a constant distance.",
+        f"{what} cannot be expressed as a view, whose elements are at a constant distance along each axis.",
         reason="UNSUPPORTED",
         fix=fix,
     )
 
 
-def no_rows(shape: Sequence[int]) -> UnsupportedError:
-    """Builds the error of a view whose elements do not lie in rows at a constant distance."""
-    return UnsupportedError(
-        f"the elements of this view of shape {tuple(shape)} are not in rows at a constant distance from each other.",
-        reason="UNSUPPORTED",
-        fix="index one axis at a time, make a copy() in between, or use x.get()[...].",
-    )
+def reshaped_strides(
+    shape: Sequence[int], strides: Sequence[int], itemsize: int, fresh: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Computes the strides of an array that is reshaped without a copy, in C order of its elements.
 
-
-def reshaped_strides(rows: RowLayout, itemsize: int, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Computes the strides of an array that is reshaped without a copy.
+    Groups of axes with the same number of elements are matched, as in NumPy. The axes of a group must have one common
+    distance.
 
     Args:
-        rows: The rows of the array.
+        shape: Elements along each axis.
+        strides: Bytes from one element to the next along each axis.
         itemsize: Bytes of an element.
-        shape: The new shape, with the same number of elements.
+        fresh: The new shape, with the same number of elements.
 
     Returns:
         Bytes from one element to the next along each axis; None if a copy would be necessary.
     """
-    if rows.dense:
-        return contiguous(shape, itemsize).strides
-    inner, split = itemsize, len(shape)
-    while inner < rows.width and split:
-        split -= 1
-        inner *= shape[split]
-    if inner != rows.width:
-        return None
-    return contiguous(shape[:split], rows.pitch).strides + contiguous(shape[split:], itemsize).strides
+    if 0 in shape:
+        return contiguous(fresh, itemsize).strides
+    axes = [(length, stride) for length, stride in zip(shape, strides, strict=True) if length > 1]
+    made: list[int] = []  # strides of the new axes, innermost first
+    step = itemsize  # stride of a new axis of length 1 behind all others
+    left = list(fresh)
+    while axes:
+        length, step = axes.pop()
+        while axes and axes[-1][1] == length * step:
+            length *= axes.pop()[0]
+        while length > 1:
+            if not left or length % left[-1]:
+                return None
+            axis = left.pop()
+            made.append(step)
+            step *= axis
+            length //= axis
+    made += [step] * len(left)  # axes of length 1
+    return tuple(reversed(made))
 
 
 def moves(to: RowLayout, since: RowLayout) -> Iterator[StridedCopy]:

@@ -241,6 +241,12 @@ def _region(
             reason="INVALID_ARGUMENT",
             fix="move an axis without gaps to the last position.",
         )
+    if any(step < 0 for step in steps):
+        raise ArgumentError(
+            f"the strides {steps} of the array contain a negative one, which TMA does not have.",
+            reason="INVALID_ARGUMENT",
+            fix="use the array without a negative step, or x.copy().",
+        )
     return name, sizes, steps
 
 

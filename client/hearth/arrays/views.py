@@ -6,7 +6,6 @@ Pure functions of shape, strides in bytes and dtype; this module does not transf
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from hearth import shapes
@@ -15,6 +14,7 @@ from hearth.errors import ArgumentError, UnsupportedError
 from hearth_proto import layouts
 
 if TYPE_CHECKING:
+    from hearth.base_stream import BaseStream
     from hearth.dtypes import Dtype
     from hearth.interfaces import ArrayLike
 
@@ -44,32 +44,43 @@ class Flags:
 def flags(array: ArrayLike) -> Flags:
     """Returns the memory layout of an array."""
     transposed = layouts.rows_of(array.shape[::-1], array.strides[::-1], array.itemsize)
-    return Flags(array._as_rows().dense, transposed is not None and transposed.dense)
+    return Flags(array._rows is None, transposed is not None and transposed.dense)
 
 
-def reshaped(rows: layouts.RowLayout, itemsize: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Computes the strides of an array that is viewed with another shape of the same size.
+def reshaped(array: A, shape: tuple[SupportsIndex, ...], order: str, copy: bool | None) -> A:
+    """Reshapes an array; see `BaseArray.reshape`.
 
     Args:
-        rows: The rows of the array.
-        itemsize: Bytes of an element.
-        shape: The new shape.
+        array: The array.
+        shape: The new shape; one axis may be -1.
+        order: ``"C"``, ``"F"`` or ``"A"``.
+        copy: True: always a copy; False: never; None: if necessary.
 
     Returns:
-        Bytes from one element to the next along each axis.
+        A view, or a contiguous copy.
 
     Raises:
-        UnsupportedError: The shape would need a copy, as NumPy would make.
+        ArgumentError: The shape does not have the array's number of elements, or `order` is unknown.
+        UnsupportedError: `copy` is False, and a copy would be necessary.
     """
-    strides = strided.reshaped_strides(rows, itemsize, shape)
-    if strides is None:
+    fresh = shapes.reshaped(array.size, shape)
+    if _in_f_order(array, order):
+        turned = reshaped(ordered(array, _reversed(array.ndim)), fresh[::-1], "C", copy)
+        return ordered(turned, _reversed(len(fresh)))
+    if not copy:
+        if array._rows is None:
+            return array._view(0, fresh, array._dtype)
+        strides = strided.reshaped_strides(array.shape, array.strides, array.itemsize, fresh)
+        if strides is not None:
+            return array._view(0, fresh, array._dtype, strides)
+    if copy is False:
         raise UnsupportedError(
-            f"rows of {rows.width} bytes at a distance of {rows.pitch} bytes cannot be reshaped to {shape} "
-            "without a copy.",
+            f"an array of shape {array.shape} with strides {array.strides} cannot be reshaped to {fresh} without a "
+            "copy.",
             reason="UNSUPPORTED",
-            fix="use x.copy().reshape(...), which makes a contiguous copy first.",
+            fix="omit copy=False, and write the result back with x.copy_from(...) if it was changed.",
         )
-    return strides
+    return array.copy()._view(0, fresh, array._dtype)
 
 
 def squeezed(
@@ -94,34 +105,54 @@ def squeezed(
     return tuple(shape[at] for at in kept), None if strides is None else tuple(strides[at] for at in kept)
 
 
-def transposed(
-    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, axes: tuple[int | Sequence[int] | None, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Computes the shape and strides with the axes in another order.
+def copied(array: A, stream: BaseStream | None, order: str) -> A:
+    """Copies an array to new memory without gaps; see `BaseArray.copy`.
 
     Args:
-        shape: Elements along each axis.
-        strides: Strides in bytes.
-        itemsize: Bytes of an element.
-        axes: The arguments of ``x.transpose(...)``.
+        array: The array.
+        stream: Stream that orders the copy; None: the current one.
+        order: ``"C"``, ``"F"`` or ``"A"``.
 
     Returns:
-        Shape and strides of the view.
+        The new array.
 
     Raises:
-        ArgumentError: `axes` does not name each axis once.
-        UnsupportedError: The result would not lie in rows at a constant distance.
+        ArgumentError: `order` is unknown.
     """
-    order = shapes.permutation(len(shape), axes)
-    fresh, moved = tuple(shape[at] for at in order), tuple(strides[at] for at in order)
-    if layouts.rows_of(fresh, moved, itemsize) is None:
-        raise UnsupportedError(
-            f"an array of shape {shape} cannot be transposed to {fresh} without moving its elements.",
-            reason="UNSUPPORTED",
-            fix="swap the indices in the kernel that uses the array, transpose in a kernel, or on the host: "
-            "gpu.asarray(x.get().transpose(...)).",
+    if not _in_f_order(array, order):
+        return array.copy(stream)
+    turn = _reversed(array.ndim)
+    return ordered(ordered(array, turn).copy(stream), turn)
+
+
+def _in_f_order(array: ArrayLike, order: str) -> bool:
+    """Returns True if `order` asks for Fortran's order of the array's elements; raises `ArgumentError` if unknown."""
+    if order == "A":
+        found = flags(array)
+        return found.f_contiguous and not found.c_contiguous
+    if order not in ("C", "F"):
+        raise ArgumentError(
+            f"order={order!r} is not an order of elements.", reason="INVALID_ARGUMENT", fix='use "C", "F" or "A".'
         )
-    return fresh, moved
+    return order == "F"
+
+
+def _reversed(axes: int) -> tuple[int, ...]:
+    return tuple(reversed(range(axes)))
+
+
+def ordered(array: A, order: tuple[int, ...]) -> A:
+    """Returns a view with the axes in another order.
+
+    Args:
+        array: The array.
+        order: For each axis of the view, the axis of the array.
+
+    Returns:
+        The view.
+    """
+    shape, strides = array.shape, array.strides
+    return array._view(0, tuple(shape[at] for at in order), array._dtype, tuple(strides[at] for at in order))
 
 
 def reinterpreted(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class DeviceArray(BaseArray):
     """An array in a device's memory. Made by `Device.asarray`, `Device.empty`, `Device.zeros` and similar methods.
 
-    Views (slices, `reshape`, `view`) share one buffer, which is freed when neither the array nor any view of it exists
+    Views (slices, `T`, `view` etc.) share one buffer, which is freed when neither the array nor any view of it exists
     any more. A kernel receives the address of an array's first element, whatever its strides: pass `x.pitch` or
     `x.strides` as a further argument. Commands are ordered on a stream and sent one way; `get`, `np.asarray`, `item`
     and other conversions to host values block.

@@ -378,6 +378,42 @@ class Device(BaseDevice[DeviceArray, Stream]):
         how = dispatches.How(shared_mem, iterations, timeout, stream, timed, copy)
         return PendingDispatch(dispatches.job_of(self, function, grid, block, given, out, how))
 
+    # ---- contents ----
+
+    @telemetry.traced("hearth.get")
+    def get(
+        self,
+        arrays: Sequence[DeviceArray],
+        stream: Stream | None = None,
+        *,
+        out: Sequence[Array | None] | None = None,
+        timeout: float | None = None,
+    ) -> list[Array]:
+        """Copies several arrays of this device to host memory, after the earlier work on `stream` and on the arrays.
+
+        Blocks once, until the contents of all arrays have arrived: reads of small arrays (up to 64 KiB) are sent
+        together, which is several times as fast as `DeviceArray.get` for each.
+
+        Args:
+            arrays: The arrays, in any number; views too.
+            stream: Stream that orders the reads; None: the current one.
+            out: For each array a host array of the same shape and dtype to fill, or None for a new one; None: new ones.
+            timeout: Seconds to wait at most for all arrays together; None: no limit.
+
+        Returns:
+            The host arrays, in the order of `arrays`.
+
+        Raises:
+            HearthError: The error of the first array that could not be read. Its notes name each array that could not
+                be read, with its error; the other entries of `out` may have been filled.
+            TimeoutError: The contents have not arrived in time.
+            ArgumentError: An array belongs to another device, or `out` does not match.
+            DtypeError: An entry of `arrays` is no device array.
+        """
+        from hearth.arrays.many_reads import ManyReads
+
+        return ManyReads(self._connection, arrays, out).run(stream, timeout)
+
     # ---- memory ----
 
     def memory_usage(self) -> MemoryUsage:

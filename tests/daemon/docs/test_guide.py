@@ -83,7 +83,7 @@ def test_more_of_a_device(run: Run, daemon: DaemonProcess) -> None:
 
 def test_arrays_as_numpy_has_them(run: Run, daemon: DaemonProcess) -> None:
     code = program_of("Arrays as NumPy has them")
-    assert run(code, daemon) == ["[10.0, 1.0, 20.0, 3.0] bfloat16", "2.5"]
+    assert run(code, daemon) == ["[10.0, 1.0, 20.0, 3.0] bfloat16", "(4, 3) [10. 10. 10.] (4, 3)", "2.5"]
 
 
 def test_without_numpy(run: Run, daemon: DaemonProcess) -> None:

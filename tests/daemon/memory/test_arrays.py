@@ -149,7 +149,7 @@ def test_numpy_converts_device_arrays(gpu: hearth.Device) -> None:
         (lambda gpu: gpu.zeros(4).set(np.zeros(5)), hearth.ArgumentError),
         (lambda gpu: gpu.zeros(4).set(np.zeros(4, np.int32)), hearth.DtypeError),
         (lambda gpu: gpu.zeros(4).get(out=np.zeros(5)), hearth.ArgumentError),
-        (lambda gpu: gpu.zeros(4)[::-1], hearth.UnsupportedError),
+        (lambda gpu: gpu.zeros(4)[[0, 1]], hearth.UnsupportedError),
         (lambda gpu: gpu.zeros(4)[4], IndexError),
         (lambda gpu: gpu.zeros(4).reshape(3, 2), hearth.ArgumentError),
         (lambda gpu: gpu.zeros(4).copy_from(gpu.zeros(5)), hearth.ArgumentError),
@@ -163,10 +163,10 @@ def test_invalid_arguments_are_refused_by_the_client(gpu: hearth.Device, make: o
     gpu.synchronize()  # the refused calls have sent nothing
 
 
-def test_overlapping_views_are_not_copied(gpu: hearth.Device) -> None:
+def test_overlapping_views_are_copied_through_new_memory(gpu: hearth.Device) -> None:
     x = gpu.asarray(np.arange(10))
-    with pytest.raises(hearth.ArgumentError, match="overlap"):
-        x[:5].copy_from(x[3:8])
+    x[:5].copy_from(x[3:8])
+    np.testing.assert_array_equal(x.get(), [3, 4, 5, 6, 7, 5, 6, 7, 8, 9])
     x[:5].copy_from(x[5:])
     np.testing.assert_array_equal(x.get(), np.tile(np.arange(5, 10), 2))
 

@@ -104,8 +104,7 @@ def test_views_of_other_axes(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(flat.get(), host[..., 1:3].flatten())
     assert memory_of(flat) is not memory_of(x) and flat.flags.c_contiguous
     for refused, error in (
-        (lambda: x[0, :, 0].T, hearth.UnsupportedError),
-        (x[..., 1:3].ravel, hearth.UnsupportedError),
+        (lambda: x[..., 1:3].reshape(-1, copy=False), hearth.UnsupportedError),
         (lambda: x.squeeze(1), hearth.ArgumentError),
         (lambda: x.squeeze(4), IndexError),
         (lambda: x.transpose(0, 0, 1, 2), hearth.ArgumentError),
@@ -182,7 +181,7 @@ def test_invalid_assignments_are_refused(gpu: hearth.Device, daemon: DaemonProce
             (np.zeros(3), hearth.ArgumentError),
             (np.zeros((2, 3, 4)), hearth.ArgumentError),
             (gpu.zeros(3), hearth.ArgumentError),
-            (gpu.zeros((3, 1)), hearth.UnsupportedError),
+            (gpu.zeros((2, 1)), hearth.ArgumentError),
             (300, hearth.DtypeError),
             ([1, 2, 3, 300], hearth.DtypeError),
             ("a", hearth.DtypeError),

@@ -21,7 +21,7 @@ WAITS: dict[str, set[str]] = {
     },
     "Device": {
         "state", "generation", "synchronize", "flush", "memory_usage", "memory_cleanup", "prepare", "publish",
-        "unpublish", "attach", "published", "dispatch",
+        "unpublish", "attach", "published", "dispatch", "get",
     },
     "DeviceArray": {"get", "item", "tolist", "tobytes", "readinto", "ipc", "publish"},
     "RawModule": {"compile", "functions", "globals", "get_global"},

@@ -154,7 +154,7 @@ def test_views(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     np.testing.assert_array_equal(x.get(), host)
     assert len(x) == 5 and [row.shape for row in x] == [(3, 4)] * 5
     assert x[0][0][1].item() == 1
-    for bad in ([0, 1], True, np.array([True, False]), (..., slice(None, None, 3)), slice(None, None, -1)):
+    for bad in ([0, 1], True, np.array([True, False])):
         with pytest.raises(hearth.UnsupportedError):
             x[bad]
     with pytest.raises(IndexError):
@@ -171,8 +171,8 @@ def test_copies(gpu: hearth.Device) -> None:
     np.testing.assert_array_equal(y.get(), [5, 6, 7, 8, 9, 5, 6, 7, 8, 9])
     np.testing.assert_array_equal(x.get(), np.arange(10))
     x[:5].copy_from(x[:5])
-    with pytest.raises(hearth.ArgumentError, match="overlap"):
-        x[:5].copy_from(x[1:6])
+    x[:5].copy_from(x[1:6])  # through a temporary copy
+    np.testing.assert_array_equal(x.get(), [1, 2, 3, 4, 5, 5, 6, 7, 8, 9])
     assert gpu.asarray(x) is x
     assert gpu.array(x) is not x
     assert gpu.asarray(x, np.float32).dtype == np.float32
