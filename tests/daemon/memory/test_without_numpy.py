@@ -81,7 +81,7 @@ with hearth.connect(sys.argv[1], name="plain") as node:
     print(y[0, 5].item())
     for wrong in (lambda: y.readinto(bytes(4000)), lambda: y.readinto(bytearray(3)), lambda: y.readinto(3),
                   lambda: weigh((4,), (256,), (x, y, ctypes.c_void_p(3), Pair(), 1.0, True)),
-                  lambda: weigh((4,), (256,), (x, y, None, Pair(), 1.0, True)),
+                  lambda: weigh((4,), (256,), (x, y, "text", Pair(), 1.0, True)),
                   lambda: gpu.zeros(-1, "int8"), lambda: gpu.empty((1 << 62, 4), "int8"),
                   lambda: weigh((0,), (1,), ())):
         try:

@@ -42,7 +42,7 @@ def prepare(gpu: hearth.Device, **more: Any) -> None:
 def retrying(gpu: hearth.Device) -> None:
     """Makes the device's connection request stripes at each large transfer, even if few could be opened the last
     time."""
-    prepare(gpu, again=0.0)
+    prepare(gpu, retry_s=0.0)
 
 
 def connect(target: str, count: int | None = STRIPES, **options: Any) -> hearth.Node:
