@@ -207,6 +207,8 @@ def test_exported_memory_is_returned_to_the_driver(daemon: DaemonProcess) -> Non
     """Exported memory goes back to the driver once both sides have released it."""
     with daemon.connect() as node:
         gpu = node.device(0)
+        with gpu.zeros(1, np.uint8).ipc() as view:  # creates the context of this process, which takes memory itself
+            assert view.address
         gpu.memory_cleanup()
         before = gpu.memory_usage().device_free
         size = 1 << 30

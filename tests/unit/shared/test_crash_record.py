@@ -64,11 +64,11 @@ from hearthd.device.cpu.crash_keeping import CrashKeeping
 from hearthd.device.cpu.module import CpuModule
 crashes = CrashKeeping()
 module = CpuModule(pathlib.Path(sys.argv[1]).read_bytes())
-crashes.know(module.runtime)
+crashes.set_runtime(module.runtime)
 crashes.take(os.dup(int(sys.argv[2])))
 out = np.zeros(64, np.int32)
 def launch(name, value=None, grid=1, block=4, session="a-session"):
-    crashes.whose(session)
+    crashes.set_session(session)
     block_of_parameters = struct.pack("=q", out.ctypes.data if value is None else value)
     module.function(name).launch((grid, 1, 1), (block, 1, 1), 0, block_of_parameters)
 def beside(name, session):
