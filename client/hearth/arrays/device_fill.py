@@ -48,6 +48,7 @@ def fill(array: host_copy.HostCopied, value: Any, stream: BaseStream | None) -> 
         move = axes.move
         alone = move is None
         if move is None:
+            strided_copy.check_writable(array)
             rows = RowLayout(0, array.itemsize)
         else:
             start += move.to

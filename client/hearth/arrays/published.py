@@ -86,6 +86,7 @@ class Publications:
             ),
             device_pb2.PublishResponse,
         )
+        array._memory.published = True
 
     def unpublish(self, name: str) -> None:
         """Ends a publication; see `Device.unpublish`. Blocks.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hearth import base_stream as streams
 from hearth.arrays.read_only import ReadOnly
 from hearth.arrays.strided import StridedCopy
-from hearth.errors import UnsupportedError
+from hearth.errors import ArgumentError, UnsupportedError
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -176,6 +176,7 @@ def copy(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
         stream: Stream that orders the copy; None: the current one.
 
     Raises:
+        ArgumentError: The destination is read-only.
         UnsupportedError: The copy needs more than `MOST_AXES` axes.
     """
     attachment = to._usable()
@@ -188,6 +189,23 @@ def copy(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
         launch(to, since, axes, stream)
 
 
+def check_writable(to: ArrayLike) -> None:
+    """Checks that the kernel may write to an array.
+
+    Args:
+        to: The array.
+
+    Raises:
+        ArgumentError: The array is attached, or this session has published it.
+    """
+    if to._memory.read_only or to._memory.published:  # the daemon does not refuse kernels that write to such memory
+        raise ArgumentError(
+            f"{to!r} is or was published; a view of it that is not in rows at a constant distance is read-only.",
+            reason="READ_ONLY",
+            fix="write to a copy, x.copy(), or to rows of the array.",
+        )
+
+
 def launch(to: ArrayLike, since: ArrayLike, axes: CommonAxes, stream: BaseStream | None) -> None:
     """Launches the kernel that copies along `axes`.
 
@@ -198,8 +216,10 @@ def launch(to: ArrayLike, since: ArrayLike, axes: CommonAxes, stream: BaseStream
         stream: Stream of the launch; None: the current one.
 
     Raises:
+        ArgumentError: The destination is read-only.
         UnsupportedError: There are more than `MOST_AXES` axes.
     """
+    check_writable(to)
     if len(axes.axes) > MOST_AXES:
         raise UnsupportedError(
             f"an array of shape {to._shape} with strides {to.strides} cannot be copied on the device: its elements "

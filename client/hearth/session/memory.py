@@ -91,7 +91,7 @@ class Space:
 class Memory:
     """A buffer of a device, freed when its last reference is dropped."""
 
-    __slots__ = ("__weakref__", "handle", "keep", "owned", "owner", "read_only", "size", "space")
+    __slots__ = ("__weakref__", "handle", "keep", "owned", "owner", "published", "read_only", "size", "space")
 
     def __init__(self, space: Space, handle: int, size: int, *, owned: bool = True, keep: object = None) -> None:
         self.owner: Space | None = space
@@ -104,6 +104,8 @@ class Memory:
         self.keep = keep
         self.read_only = False
         """True if the buffer is attached, that is, published by another session."""
+        self.published = False
+        """True once this session has published the buffer, also after the publication has ended."""
 
     def free(self) -> None:
         """Gives the buffer back to the daemon, which first waits for the work that uses it.

@@ -330,6 +330,28 @@ def test_what_takes_no_strides_refuses_them_by_name(node: hearth.Node, gpu: hear
         assert caught.value.fix
 
 
+def test_views_of_published_arrays_are_read_only(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+    host = noise((3, 4, 5))
+    x = gpu.asarray(host)
+    x.publish("views")
+    with daemon.connect() as other:
+        attached = other.device(0).attach("views")
+        for array, device in ((x, gpu), (attached, other.device(0))):
+            np.testing.assert_array_equal(array.T[::-1].get(), host.T[::-1])
+            for view in (array.T, array[::2, ::2, ::-2], array[::-1, ::2], array[1:]):
+                for write in (
+                    lambda to: to.fill(1),
+                    lambda to: to.set(np.zeros(to.shape, to.dtype)),
+                    lambda to: to.copy_from(to.copy()),
+                    lambda to: to[::-1].copy_from(to),
+                ):
+                    with pytest.raises(hearth.HearthError, match=r"read-only|is published"):
+                        write(view)
+                        device.synchronize()
+            np.testing.assert_array_equal(array.get(), host)
+    gpu.unpublish("views")
+
+
 def test_exports_of_views(gpu: hearth.Device) -> None:
     if gpu.properties.backend != "cpu":
         pytest.skip("NumPy reads memory of the CPU backend only")
