@@ -1,6 +1,6 @@
 # Everything that Hearth needs is installed by these targets into .venv; nothing else on the machine is touched.
 #   make demo    runs the main job on this machine's devices (GPUs if there are any, else the CPU backend)
-#   make test    lint and tests
+#   make test    lint and tests, but for the long ones; make test-long: the long ones, more than half of the time
 #   make test-quick   the unit tests but for the slow ones, and a smoke of the daemon: a minute or so
 #   make test-oldest  the same with the oldest packages that pyproject.toml allows, in .venv-oldest; make smoke-oldest: a
 #                part of it
@@ -44,7 +44,7 @@ MACHINE := $(if $(COMPILER_EXTRA),cpu) $(patsubst $(comma)%,%,$(CUDA_EXTRA))
 # Of make test-quick: these files of the daemon's tests.
 SMOKE := launch/test_launch transfers/test_transfers collectives/test_collectives operations/test_first_process \
   cli/test_status kernels/test_modules
-QUICK := --quick $(patsubst %,tests/daemon/%.py,$(SMOKE)) tests/unit
+QUICK := --leave-out tests/slow.txt $(patsubst %,tests/daemon/%.py,$(SMOKE)) tests/unit
 # A file of tests at a time, in the order in which they are collected: the short ones of tests/unit come last.
 WORKERS := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 TYPED := client/hearth server/hearthd proto/hearth_proto
@@ -59,7 +59,7 @@ COMPILED := $(patsubst %,tests/unit/%,proto shared device/fast_path device/sched
 # Of make wheels.
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
-.PHONY: demo test test-quick test-oldest smoke-oldest tools docs lint lock audit sbom typecheck proto proto-check bench clean
+.PHONY: demo test test-long test-quick test-oldest smoke-oldest tools docs lint lock audit sbom typecheck proto proto-check bench clean
 .PHONY: serve compiled test-compiled pure wheels
 
 demo: $(VENV)/.server
@@ -73,8 +73,11 @@ test: $(VENV)/.docs $(VENV)-proto/.tools
 	@$(BIN)/lint-imports >$(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
 	@$(BIN)/mypy $(TYPED) >$(VENV)/mypy.log 2>&1 & types=$$!; \
 	  find tests -name '*-pytest-*.pyc' | grep -q . || $(BIN)/pytest --collect-only -qq >/dev/null; \
-	  $(BIN)/pytest $(WORKERS) $(PYTEST_ARGS); tests=$$?; \
+	  $(BIN)/pytest $(WORKERS) --leave-out tests/long.txt $(PYTEST_ARGS); tests=$$?; \
 	  wait $$types; types=$$?; cat $(VENV)/mypy.log; exit $$((tests ? tests : types))
+
+test-long: $(VENV)/.dev
+	$(BIN)/pytest $(WORKERS) --only-listed tests/long.txt $(PYTEST_ARGS)
 
 test-quick: $(VENV)/.dev
 	$(BIN)/pytest -q $(WORKERS) $(QUICK) $(PYTEST_ARGS)

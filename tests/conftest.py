@@ -121,15 +121,17 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="leaves out what tests/slow.txt lists")
+    parser.addoption("--leave-out", type=Path, metavar="FILE", help="leaves out the tests that FILE lists")
+    parser.addoption("--only-listed", type=Path, metavar="FILE", help="runs only the tests that FILE lists")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--quick"):
-        slow = set((Path(__file__).parent / "slow.txt").read_text().splitlines())
-        out = [item for item in items if item.nodeid.partition("[")[0] in slow]
-        config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if item.nodeid.partition("[")[0] not in slow]
+    for option, wanted in (("leave_out", False), ("only_listed", True)):
+        if file := config.getoption(option):
+            listed = set(file.read_text().splitlines())
+            out = [item for item in items if (item.nodeid.partition("[")[0] in listed) is not wanted]
+            config.hook.pytest_deselected(items=out)
+            items[:] = [item for item in items if (item.nodeid.partition("[")[0] in listed) is wanted]
 
 
 _LONGEST_NAME = 60

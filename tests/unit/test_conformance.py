@@ -49,6 +49,13 @@ def test_row_names_existing_tests_or_states_a_reason(item: str, test: str, backe
         assert REASON.match(test) and not backend, f"{item} has neither a test nor a reason: {test!r}"
 
 
+@pytest.mark.parametrize("file", ["slow.txt", "long.txt"])
+def test_lists_of_tests_name_existing_tests(file: str) -> None:
+    for line in (TESTS / file).read_text().splitlines():
+        path, *_, name = line.split("::")
+        assert name in functions(path.removeprefix("tests/")) or name == "runTest", line
+
+
 def test_every_section_of_the_inventories_exists() -> None:
     headings = [line[3:].split(":")[0] for line in TABLE.read_text().splitlines() if line.startswith("## ")]
     wanted = [f"CubeCL 1.{part}" for part in range(1, 13)]
