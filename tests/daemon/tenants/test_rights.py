@@ -180,6 +180,7 @@ class World:
     def __init__(self, cache: Path) -> None:
         tables = [tenant(f"only-{right}", rights=[right]) for right in RIGHTS]
         config, self.tokens = tenants("holder", tenant("nothing", rights=[]), *tables, devices={"isolation": "shared"})
+        config["sessions"] = {**config.get("sessions", {}), "lease": "600s"}  # no connection renews the holder's lease
         self.daemon = DaemonProcess(cache, config, 1)
         self._open = ExitStack()
         self._sessions: dict[str, tuple[Raw, Execute]] = {}
