@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from hearth_proto.frames import Kind
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.platform.telemetry import Telemetry
+from hearthd.device.session.permissions import FrameSink
 
 TELL_S = 1.0
 """Interval between reports to the front, in seconds, while there is device time to report."""
@@ -33,14 +34,6 @@ class DeviceTimePayer(Protocol):
     @property
     def session_id(self) -> str:
         """The id of the session, under which its device time is reported to the front."""
-        ...
-
-
-class FrameSink(Protocol):
-    """Sends frames to the front: `hearthd.device.outbox.Outbox`."""
-
-    def put(self, kind: int, payload: bytes) -> None:
-        """Queues a frame of the kind `Kind(kind)`; does not block."""
         ...
 
 
