@@ -16,7 +16,7 @@ from hearth.aio.module import Function, RawModule
 from hearth.aio.stream import Event, Stream
 from hearth.arrays import host_copy
 from hearth.arrays.allocation import allocate
-from hearth.arrays.published import pauses_within
+from hearth.arrays.published import backoff_within
 from hearth.base_device import BaseDevice
 from hearth.errors import HearthError, LaunchTypeError, UnsupportedError
 from hearth.kernels.dispatch import How, job_of
@@ -240,14 +240,14 @@ class Device(BaseDevice[DeviceArray, Stream]):
             ArgumentError: The memory does not have the size of an array of that shape and dtype, or `wait` is negative.
             BufferLostError: The device process was lost during the call.
         """
-        pauses = pauses_within(wait)
+        backoff = backoff_within(wait)
         attach = partial(self._publications.attach, self, name, tenant, shape, dtype)
         while True:
             await self._connection.until_attached()  # the generation of the array is that of the attached process
             try:
                 return await self._connection.home.call(attach, undo=lambda array: array.free())
             except HearthError as error:
-                pause = next(pauses, None) if error.reason == "NOT_PUBLISHED" else None
+                pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
                 if pause is None:
                     raise
             await asyncio.sleep(pause)

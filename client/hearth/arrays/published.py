@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hearth import shapes
 from hearth.arrays.base_array import BaseArray
 from hearth.errors import ArgumentError, BufferLostError, ConnectError, DtypeError, HearthError, UnsupportedError
 from hearth.session.memory import Memory
+from hearth.transport.backoff import Backoff
 from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 
 A = TypeVar("A")
-_FIRST_PAUSE_S = 0.02
-_LONGEST_PAUSE_S = 0.5
-"""Pauses between requests for a name that is not published yet."""
 
 
 class Publications:
@@ -125,12 +123,12 @@ class Publications:
         Raises:
             HearthError: An error that `attach` raises; `InvalidHandleError` if the name is not published in time.
         """
-        pauses = pauses_within(wait)
+        backoff = backoff_within(wait)
         while True:
             try:
                 return self.attach(device, name, tenant, given_shape, dtype)
             except HearthError as error:
-                pause = next(pauses, None) if error.reason == "NOT_PUBLISHED" else None
+                pause = backoff.pause() if error.reason == "NOT_PUBLISHED" else None
                 if pause is None:
                     raise
             time.sleep(pause)
@@ -214,8 +212,8 @@ class Publications:
         return connection.transport.call_device(method, request, response_type, connection.timeout)
 
 
-def pauses_within(wait: float) -> Iterator[float]:
-    """Returns the seconds to wait before each further attempt to attach an array, until `wait` seconds have passed.
+def backoff_within(wait: float) -> Backoff:
+    """Returns the pauses between attempts to attach an array that is not published yet.
 
     Args:
         wait: Seconds from now.
@@ -230,14 +228,7 @@ def pauses_within(wait: float) -> Iterator[float]:
         raise ArgumentError(
             f"wait is {wait} s; it must be a number from 0.", reason="INVALID_ARGUMENT", fix="pass seconds."
         )
-    return _pauses_until(time.monotonic() + wait)
-
-
-def _pauses_until(deadline: float) -> Iterator[float]:
-    pause = _FIRST_PAUSE_S
-    while (left := deadline - time.monotonic()) > 0:
-        yield min(pause, left)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
+    return Backoff(wait)
 
 
 def _seen_as(
