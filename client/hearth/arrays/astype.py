@@ -11,20 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from hearth import shapes
+from hearth.arrays.strided_copy import run_kernel
 from hearth.errors import DtypeError, UnsupportedError
 from hearth_proto import layouts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hearth.base_stream import BaseStream
-    from hearth.interfaces import ArrayLike, DeviceContext
+    from hearth.interfaces import ArrayLike
 
 A = TypeVar("A", bound="ArrayLike")
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
-
-_BLOCK = 256
-_MOST_BLOCKS = 1 << 16
 
 _SOURCE = string.Template(r"""
 $includes
@@ -86,9 +82,8 @@ def astype(array: A, dtype: Any, on: BaseStream | None, casting: Casting, copy: 
     if array.size:
         rows = array._as_rows()
         columns = array.size if rows.dense else rows.width // array.itemsize
-        blocks = min(-(-array.size // _BLOCK), _MOST_BLOCKS)
-        kernel = _kernel(array._device, source)
-        kernel((blocks,), (_BLOCK,), (array, fresh, array.size, columns, rows.pitch), stream=on)
+        args = (array, fresh, array.size, columns, rows.pitch)
+        run_kernel(array._device, source, "hearth_astype", array.size, args, on)
     return fresh
 
 
@@ -149,11 +144,3 @@ def _narrowed(value: str, since: str, to: str) -> str:
     short = since in ("float32", "complex64", *_TO_FLOAT, "bool", "int8", "uint8", "int16", "uint16")
     # converts in one step, so that the value is rounded only once
     return (_FROM_FLOAT if short else _FROM_DOUBLE)[to].format(value)
-
-
-def _kernel(device: DeviceContext[Any], source: str) -> Callable[..., None]:
-    kernels: dict[str, Callable[..., None]] = device.__dict__.setdefault("_casts", {})
-    found = kernels.get(source)
-    if found is None:
-        found = kernels[source] = device.RawKernel(source, "hearth_astype")
-    return found

@@ -235,8 +235,7 @@ def launch(to: ArrayLike, since: ArrayLike, axes: CommonAxes, stream: BaseStream
     count = math.prod(axis.length for axis in each)
     argument = _argument(count, axes.to, axes.since, each)
     read = since if since._memory is to._memory else ReadOnly(since)
-    blocks = min(-(-count // _BLOCK), _MOST_BLOCKS)
-    _kernel(to._device, unit)((blocks,), (_BLOCK,), (to, read, argument), stream=stream)
+    run_kernel(to._device, _source(unit), "hearth_strided_copy", count, (to, read, argument), stream)
 
 
 def _argument(count: int, to: int, since: int, axes: Sequence[Axis]) -> Any:
@@ -258,10 +257,30 @@ def _structure() -> Any:
     return type("_Axes", (ctypes.Structure,), {"_fields_": fields})
 
 
-def _kernel(device: DeviceContext[Any], unit: int) -> Callable[..., None]:
-    kernels: dict[int, Callable[..., None]] = device.__dict__.setdefault("_strided_copies", {})
-    found = kernels.get(unit)
-    if found is None:
-        source = _SOURCE.substitute(most=MOST_AXES, type=_TYPES[unit])
-        found = kernels[unit] = device.RawKernel(source, "hearth_strided_copy")
-    return found
+@cache
+def _source(unit: int) -> str:
+    """Returns the source of the kernel that copies `unit` bytes at once."""
+    return _SOURCE.substitute(most=MOST_AXES, type=_TYPES[unit])
+
+
+def run_kernel(
+    device: DeviceContext[Any], source: str, name: str, count: int, args: tuple[Any, ...], stream: BaseStream | None
+) -> None:
+    """Launches one of the client's own kernels, which loops over `count` elements with the stride of its grid.
+
+    The kernel is compiled at its first launch on the device.
+
+    Args:
+        device: The device.
+        source: CUDA C++ source.
+        name: Name of the kernel.
+        count: Number of elements.
+        args: Arguments of the kernel.
+        stream: Stream of the launch; None: the current one.
+    """
+    kernels: dict[str, Callable[..., None]] = device.__dict__.setdefault("_own_kernels", {})
+    kernel = kernels.get(source)
+    if kernel is None:
+        kernel = kernels[source] = device.RawKernel(source, name)
+    blocks = min(-(-count // _BLOCK), _MOST_BLOCKS)
+    kernel((blocks,), (_BLOCK,), args, stream=stream)
