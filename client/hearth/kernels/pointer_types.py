@@ -12,6 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from hearth.arrays.base_array import BaseArray
@@ -32,8 +33,7 @@ _DTYPES = {name: dtype for dtype, names in _NAMES.items() for name in names}
 """The dtype of each C++ type that is compared; ``char`` is not, because it also stands for plain bytes."""
 _COMPARED = frozenset(_NAMES) | {"uint16", "uint32", "uint64"}
 _NOISE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
-_QUALIFIERS = re.compile(r"\b(?:const|volatile|__restrict__|__restrict|restrict|std::)\b|\bstd::")
-_POINTER = re.compile(r"([A-Za-z_][\w ]*?) ?(?:\* ?(?:[A-Za-z_]\w*)?|[A-Za-z_]\w* ?\[\d*\])")
+_QUALIFIERS = frozenset({"const", "volatile", "__restrict__", "__restrict", "restrict"})
 
 
 def declared(source: str, name: str) -> tuple[str | None, ...]:
@@ -47,10 +47,16 @@ def declared(source: str, name: str) -> tuple[str | None, ...]:
         For each parameter the dtype that its pointer points to, such as ``"float32"``; None if it is no pointer or
         points to a type that is not compared. Empty if the source does not declare the kernel exactly once.
     """
-    text = _NOISE.sub(" ", source)
+    text = _without_noise(source)
     kernel = re.compile(rf"__global__\b[^;{{}}]*?\b{re.escape(name)}\s*\(")
     found = {_parameters(text, match.end()) for match in kernel.finditer(text)}
     return tuple(map(_pointee, found.pop())) if len(found) == 1 else ()
+
+
+@lru_cache(maxsize=1)  # the functions of a module have the same source
+def _without_noise(source: str) -> str:
+    """Returns the source without comments and string literals."""
+    return _NOISE.sub(" ", source)
 
 
 class PointerTypes:
@@ -113,6 +119,13 @@ def _parameters(text: str, begin: int) -> tuple[str, ...]:
 
 def _pointee(parameter: str) -> str | None:
     """Returns the dtype that a parameter points to; None if it is no pointer or the type is not compared."""
-    words = " ".join(_QUALIFIERS.sub(" ", parameter.partition("=")[0]).replace("*", " * ").split())
-    match = _POINTER.fullmatch(words)
-    return _DTYPES.get(match[1]) if match else None
+    declaration = parameter.partition("=")[0].replace("std::", " ")
+    for mark in "*[":
+        declaration = declaration.replace(mark, f" {mark} ")
+    words = [word for word in declaration.split() if word not in _QUALIFIERS]
+    if words.count("*") == 1 and "[" not in words:  # the name may be missing
+        at = words.index("*")
+        return _DTYPES.get(" ".join(words[:at])) if len(words) <= at + 2 else None
+    if words.count("[") == 1 and "*" not in words:
+        return _DTYPES.get(" ".join(words[: words.index("[") - 1]))
+    return None
