@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from hearth import base_stream as streams
 from hearth.arrays.many_reads import ManyReads
-from hearth.errors import HearthError, TimeoutError
+from hearth.errors import HearthError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,47 +35,20 @@ async def read_all(
         HearthError: The error of the first array that could not be read.
     """
     await connection.opened()
-    reads = ManyReads(connection, arrays, out)
-    if not reads.arrays:
-        return []
-    connection.raise_deferred()
-    loop = asyncio.get_running_loop()
-    deadline = None if timeout is None else loop.time() + timeout
-
-    def left() -> float | None:
-        return None if deadline is None else max(0.0, deadline - loop.time())
-
-    async def take() -> None:
-        index, pending = reads.sent[0]
-        try:
-            await connection.home.asked(pending, left())
-        except HearthError as error:
-            if isinstance(error, TimeoutError):  # it concerns all arrays
-                raise
-            reads.failed(index, error)
-        reads.sent.popleft()
-        reads.taken(index)
-
-    async def read(index: int) -> None:
-        array = cast("DeviceArray", reads.arrays[index])
-        try:
-            host = await array.get(None if out is None else out[index], on, timeout=left())
-            reads.hosts[index] = reads.buffers[index] = host
-        except HearthError as error:
-            if isinstance(error, TimeoutError):
-                raise
-            reads.failed(index, error)
-
-    stream = streams.resolve(on, connection, reads.arrays[0]._usable())
+    reads = ManyReads(connection, arrays, out, timeout)
+    if reads.arrays:
+        connection.raise_deferred()
     try:
-        for index in range(len(reads.arrays)):
-            while reads.crowded:
-                await take()
-            reads.begin(index, stream, on)
-        for index in reads.large:
-            await read(index)
-        while reads.sent:
-            await take()
+        for index, pending in reads.steps(on):
+            try:
+                if pending is not None:
+                    await connection.home.asked(pending, reads.left)
+                else:
+                    array = cast("DeviceArray", reads.arrays[index])
+                    host = await array.get(None if out is None else out[index], on, timeout=reads.left)
+                    reads.hosts[index] = reads.buffers[index] = host
+            except HearthError as error:
+                reads.failed(index, error)
     except BaseException:  # a timeout or a cancelled await
         reads.abandon()
         raise

@@ -1,16 +1,16 @@
 """Reads of several arrays of one device that are sent together, so that the caller waits once.
 
-Covers the checks of the arrays, the reads that are sent ahead and the errors of single arrays. Does not cover the wait:
-threads wait in `ManyReads.run`, an event loop in `hearth.aio.many_reads`. A read of at most `AHEAD_BYTES` travels in
-its answer and is sent ahead of the wait; a larger array takes the route of a single `get`, whose duration its bytes
-determine.
+Covers the checks of the arrays, the reads that are sent ahead and the errors of single arrays. Does not cover the wait
+for each answer: threads wait in `read_all`, an event loop in `hearth.aio.many_reads`. A read of at most `AHEAD_BYTES`
+travels in its answer and is sent ahead of the wait; a larger array takes the route of a single `get`, whose duration
+its bytes determine.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hearth import base_stream as streams
@@ -38,13 +38,14 @@ _MOST_BYTES_AHEAD = 8 << 20
 class ManyReads:
     """The reads of one `Device.get` call, in the order of its arrays."""
 
-    def __init__(self, connection: Connection, arrays: Any, out: Any) -> None:
+    def __init__(self, connection: Connection, arrays: Any, out: Any, timeout: float | None) -> None:
         """Checks the arrays and makes the host arrays. Nothing is sent.
 
         Args:
             connection: Connection to the device of the arrays.
             arrays: Arrays of that device.
             out: For each array a host array to fill, or None for a new one; None: new ones.
+            timeout: Seconds to wait at most for all arrays together; None: no limit.
 
         Raises:
             ArgumentError: `arrays` is one array, an array belongs to another device, or `out` does not match.
@@ -52,6 +53,7 @@ class ManyReads:
             HearthError: An array cannot be used, because it was freed or lost.
         """
         self._connection = connection
+        self._deadline = None if timeout is None else time.monotonic() + timeout
         self.arrays = _checked(connection, arrays)
         outs = _outs(out, len(self.arrays))
         self.hosts: list[np.ndarray[Any, Any]] = []
@@ -67,67 +69,82 @@ class ManyReads:
                 raise
             self.hosts.append(result)
             self.buffers.append(buffer)
-        self.large: list[int] = []
-        """Indices of the arrays that are read one at a time."""
-        self.sent: deque[tuple[int, PendingResult[None]]] = deque()
+        self._sent: deque[tuple[int, PendingResult[None]]] = deque()
         """Reads that were sent and whose answers have not been taken, oldest first, with the index of the array."""
         self._bytes_sent = 0
         self._failed: list[tuple[int, HearthError]] = []
 
     @property
-    def crowded(self) -> bool:
-        """True if the oldest answer has to be taken before another read is sent."""
-        return len(self.sent) >= _MOST_AHEAD or self._bytes_sent >= _MOST_BYTES_AHEAD
+    def left(self) -> float | None:
+        """Seconds until the deadline, at least 0; None: there is none."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def begin(self, index: int, stream: int, on: BaseStream | None) -> None:
-        """Sends the read of an array, or adds the array to `large`. An empty array needs no read.
+    def steps(self, on: BaseStream | None) -> Iterator[tuple[int, PendingResult[None] | None]]:
+        """Sends the reads, and generates what the caller has to wait for, one step after the other.
 
         Args:
-            index: Index of the array.
-            stream: Handle of the stream.
-            on: The stream; None: the current one.
+            on: Stream that orders the reads; None: the current one.
+
+        Returns:
+            For each step the index of an array, and the pending answer to its read; None: the caller reads the array.
         """
+        if not self.arrays:
+            return
+        stream = streams.resolve(on, self._connection, self.arrays[0]._usable())
+        large: list[int] = []
+        for index in range(len(self.arrays)):
+            while len(self._sent) >= _MOST_AHEAD or self._bytes_sent >= _MOST_BYTES_AHEAD:
+                yield self._sent[0]
+                self._taken()
+            if not self._sent_ahead(index, stream, on):
+                large.append(index)
+        for index in large:
+            yield index, None
+        while self._sent:
+            yield self._sent[0]
+            self._taken()
+
+    def _sent_ahead(self, index: int, stream: int, on: BaseStream | None) -> bool:
+        """Sends the read of an array. Returns False, without sending it, if the array is too large for that."""
         array, data = self.arrays[index], plan.host_bytes(self.buffers[index])
         size = len(data)
         if size == 0:
-            return
+            return True
         attachment = array._usable()
         if size > AHEAD_BYTES or not plan.inline(size, attachment.session.limits):
-            self.large.append(index)
-            return
+            return False
         try:
             array = host_copy.contiguous(array, on)
             rows = None if array._rows is None else array._as_rows()
             part = plan.BufferPart(stream, array._memory.handle, array._offset, rows)
             pending = router.reading(self._connection, attachment, part, data)
         except HearthError as error:  # a deferred error of the stream, or the end of the attachment
-            self.failed(index, error)
-            return
+            self._failed.append((index, error))
+            return True
         self._bytes_sent += size
-        self.sent.append((index, pending))
+        self._sent.append((index, pending))
+        return True
 
-    def taken(self, index: int) -> None:
-        """Records that the answer of a read that was sent has been taken.
-
-        Args:
-            index: Index of the array.
-        """
+    def _taken(self) -> None:
+        index, _ = self._sent.popleft()
         self._bytes_sent -= self.buffers[index].nbytes
 
     def failed(self, index: int, error: HearthError) -> None:
-        """Records that an array could not be read.
+        """Records that an array could not be read. Raises a `TimeoutError`, which concerns all arrays.
 
         Args:
             index: Index of the array.
             error: The error.
         """
+        if isinstance(error, TimeoutError):
+            raise error
         self._failed.append((index, error))
 
     def abandon(self) -> None:
         """Abandons the reads whose answers have not been taken; their host arrays stay unchanged."""
-        for _, pending in self.sent:
+        for _, pending in self._sent:
             pending.reply.abandon()
-        self.sent.clear()
+        self._sent.clear()
 
     def results(self) -> list[np.ndarray[Any, Any]]:
         """Returns the host arrays, or raises the first error with a note for each array that could not be read."""
@@ -143,67 +160,47 @@ class ManyReads:
                 host[...] = buffer
         return self.hosts
 
-    def run(self, on: BaseStream | None, timeout: float | None) -> list[np.ndarray[Any, Any]]:
-        """Reads all arrays, and blocks until their contents have arrived.
 
-        Args:
-            on: Stream that orders the reads; None: the current one.
-            timeout: Seconds to wait at most for all arrays together; None: no limit.
+def read_all(
+    connection: Connection, arrays: Any, on: BaseStream | None, out: Any, timeout: float | None
+) -> list[np.ndarray[Any, Any]]:
+    """Reads several arrays, and blocks until their contents have arrived; see `Device.get`.
 
-        Returns:
-            The host arrays.
+    Args:
+        connection: Connection to the device of the arrays.
+        arrays: Arrays of that device.
+        on: Stream that orders the reads; None: the current one.
+        out: For each array a host array to fill, or None for a new one; None: new ones.
+        timeout: Seconds to wait at most for all arrays together; None: no limit.
 
-        Raises:
-            TimeoutError: The contents have not arrived in time.
-            HearthError: The error of the first array that could not be read.
-        """
-        if not self.arrays:
-            return []
-        connection = self._connection
+    Returns:
+        The host arrays.
+
+    Raises:
+        TimeoutError: The contents have not arrived in time.
+        HearthError: The error of the first array that could not be read.
+    """
+    reads = ManyReads(connection, arrays, out, timeout)
+    if reads.arrays:
         connection.raise_deferred(NO_STREAM)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        stream = streams.resolve(on, connection, self.arrays[0]._usable())
-        try:
-            for index in range(len(self.arrays)):
-                while self.crowded:
-                    self._take(deadline)
-                self.begin(index, stream, on)
-            for index in self.large:
-                self._read(index, on, deadline)
-            while self.sent:
-                self._take(deadline)
-        except BaseException:  # a timeout or KeyboardInterrupt
-            self.abandon()
-            raise
-        return self.results()
-
-    def _take(self, deadline: float | None) -> None:
-        index, pending = self.sent[0]
-        try:
-            pending.wait(_left(deadline))
-        except HearthError as error:
-            if isinstance(error, TimeoutError):  # it concerns all arrays
-                raise
-            self.failed(index, error)
-        self.sent.popleft()
-        self.taken(index)
-
-    def _read(self, index: int, on: BaseStream | None, deadline: float | None) -> None:
-        array, buffer = self.arrays[index], self.buffers[index]
-        try:
-            host_copy.read(array, array._usable(), on, buffer, _left(deadline), None, True)
-        except HearthError as error:
-            if isinstance(error, TimeoutError):  # it concerns all arrays
-                raise
-            self.failed(index, error)
+    try:
+        for index, pending in reads.steps(on):
+            try:
+                if pending is not None:
+                    pending.wait(reads.left)
+                else:
+                    array, buffer = reads.arrays[index], reads.buffers[index]
+                    host_copy.read(array, array._usable(), on, buffer, reads.left, None, True)
+            except HearthError as error:
+                reads.failed(index, error)
+    except BaseException:  # a timeout or KeyboardInterrupt
+        reads.abandon()
+        raise
+    return reads.results()
 
 
 def _named(index: int, array: BaseArray) -> str:
     return f"arrays[{index}], {array!r},"
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _checked(connection: Connection, arrays: Any) -> list[BaseArray]:

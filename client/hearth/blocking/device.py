@@ -410,9 +410,9 @@ class Device(BaseDevice[DeviceArray, Stream]):
             ArgumentError: An array belongs to another device, or `out` does not match.
             DtypeError: An entry of `arrays` is no device array.
         """
-        from hearth.arrays.many_reads import ManyReads
+        from hearth.arrays.many_reads import read_all
 
-        return ManyReads(self._connection, arrays, out).run(stream, timeout)
+        return read_all(self._connection, arrays, stream, out, timeout)
 
     # ---- memory ----
 
