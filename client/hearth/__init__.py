@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hearth.errors import ArgumentError as ArgumentError
     from hearth.errors import AuthenticationError as AuthenticationError
     from hearth.errors import BufferLostError as BufferLostError
+    from hearth.errors import CancelledError as CancelledError
     from hearth.errors import ClosedError as ClosedError
     from hearth.errors import CommunicatorError as CommunicatorError
     from hearth.errors import CompileError as CompileError
@@ -107,6 +108,7 @@ _HOMES = {
         "ArgumentError",
         "AuthenticationError",
         "BufferLostError",
+        "CancelledError",
         "ClosedError",
         "CommunicatorError",
         "CompileError",
@@ -144,6 +146,7 @@ __all__ = [
     "ArgumentError",
     "AuthenticationError",
     "BufferLostError",
+    "CancelledError",
     "ClosedError",
     "CommunicatorError",
     "CompileError",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from hearth.session.attachment import Attachment
+    from hearth.session.cancelling import Cancelling
     from hearth.session.connection import Connection
     from hearth.session.reply import PendingResult, Reply
 
@@ -227,6 +228,15 @@ class BaseStream:
         reply = attachment.ask(self._sync[1], reports=True)
         reply.signalled_result = DONE
         return reply
+
+    def _cancelling(self) -> Cancelling | None:
+        """Queues the cancelling of the stream's commands; returns None if there is nothing to cancel."""
+        from hearth.session.cancelling import Cancelling
+
+        attachment = self._connection.current
+        if attachment is None or not attachment.alive or not (self._default or attachment is self._attachment):
+            return None
+        return Cancelling(attachment, commands_pb2.Cancel(), self._handle)
 
     def _record(self, event: BaseEvent) -> None:
         attachment = self._connection.attachment()

@@ -190,6 +190,10 @@ class TimeoutError(HearthError, builtins.TimeoutError):
     """A deadline that the caller set has passed; the work itself continues."""
 
 
+class CancelledError(HearthError):
+    """The command was cancelled before the device began it; see `Device.cancel`. It has had no effect."""
+
+
 class ClosedError(HearthError):
     """The node is closed, or it was opened in the parent process before a fork."""
 
@@ -246,6 +250,7 @@ _BY_REASON: Mapping[str, type[HearthError]] = {
     "INVALID_ARGUMENT": ArgumentError,
     "OUT_OF_BOUNDS": ArgumentError,
     "READ_ONLY": ArgumentError,
+    "CANCELLED": CancelledError,
 }
 
 

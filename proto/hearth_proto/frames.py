@@ -66,6 +66,10 @@ class Kind(enum.IntEnum):
     CHANGE = 21
     SLOTS = 22  # to the device process; id: bit n: the data in slot n (`Flag.SLOT`) was read, the slot is free
 
+    # to the device process; channel; payload: a Command with `Cancel`, which takes effect now, and until that command
+    # is executed. Without payload: ends all such effects
+    DROP = 23
+
     # to the front
     READY = 32  # payload: DeviceProperties
     RESPONSE = 33  # channel; payload: an ExecuteResponse; id, if not 0: an acknowledgement as by an ACK before it

@@ -92,6 +92,7 @@ COMMANDS: Mapping[str, tuple[Right, ...]] = {
     "end_trace": _PROFILE,
     "set_durable": _ALLOCATE,
     "checkpoint": _ALLOCATE,
+    "cancel": _NONE,
 }
 """Rights that each command needs, all of them, by the command's field in `Command`."""
 
@@ -100,6 +101,7 @@ CALLS: Mapping[str, tuple[Right, ...]] = {
     "Upload": (Right.WRITE,),
     "Download": (Right.READ,),
     "AttachmentStatus": _NONE,
+    "Cancel": _NONE,
     "TransferStatus": _NONE,
     "OpenBulk": _NONE,  # its data is requested by commands; a tenant that may neither write nor read gets none
     "Publish": (Right.PUBLISH,),

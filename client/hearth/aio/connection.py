@@ -24,6 +24,7 @@ from hearth.session.timing import TIMING, Timing
 from hearth.transport.backoff import AttachBackoff
 
 if TYPE_CHECKING:
+    from hearth.session.cancelling import Cancelling
     from hearth.session.kernel_output import KernelOutput
     from hearth.session.send_queue import Limits
     from hearth.transport.base import Transport
@@ -262,6 +263,18 @@ class LoopConnection(Connection):
         while self.uploading > self.uploads_soft or not self._has_room():  # noqa: ASYNC110 - there is no notification of room
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(0)  # lets other tasks run even if the calling task only submits work
+
+    async def cancelled(self, cancelling: Cancelling) -> int:
+        """Puts a queued Cancel command into effect, and returns the number of commands that were dropped.
+
+        Args:
+            cancelling: The command.
+
+        Raises:
+            UnsupportedError: The daemon is of an earlier version.
+        """
+        await self.home.call(cancelling.put_into_effect)
+        return await self.home.asked(cancelling.dropped)
 
     def _has_room(self) -> bool:
         attachment = self._attachment

@@ -98,6 +98,24 @@ class Device(BaseDevice[DeviceArray, Stream]):
         await connection.home.answer(self._synchronizing(), timeout)
         connection.raise_deferred()
 
+    @telemetry.traced("hearth.cancel")
+    async def cancel(self) -> int:
+        """Cancels this session's commands that the device has not begun, as `Stream.cancel` does on each stream.
+
+        Returns when the device has answered, before its work under way is done. After a Ctrl-C during a wait, it drops
+        the rest of the program's work.
+
+        Returns:
+            Number of commands and launches that were cancelled.
+
+        Raises:
+            UnsupportedError: The daemon is of an earlier version.
+        """
+        from hearth.session.cancelling import all_work
+
+        cancelling = all_work(self._connection.current)
+        return 0 if cancelling is None else await self._connection.cancelled(cancelling)
+
     @telemetry.traced("hearth.flush")
     async def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
         """Returns when everything submitted before has been handed to the device. Does not wait for the work itself.

@@ -59,6 +59,19 @@ class PendingDispatch(BasePendingDispatch):
         await self._settled(timeout)
         return self._finish(0)
 
+    async def cancel(self) -> bool:
+        """Cancels the dispatch if the device has not begun it. Returns when the device has answered.
+
+        Returns:
+            True if the dispatch is cancelled, so that `result` raises `CancelledError`. False if it has ended or has
+            begun; it then completes.
+
+        Raises:
+            UnsupportedError: The daemon is of an earlier version.
+        """
+        cancelling = self._cancelling()
+        return cancelling is not None and await cast("LoopConnection", self._job.connection).cancelled(cancelling) > 0
+
     async def _settled(self, timeout: float | None) -> None:
         """Returns when the dispatch has ended. Raises `TimeoutError` after `timeout` seconds."""
         self._home.check()

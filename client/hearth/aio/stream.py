@@ -40,6 +40,24 @@ class Stream(BaseStream):
         await connection.home.answer(self._synchronizing(), timeout)
         connection.raise_deferred()
 
+    async def cancel(self) -> int:
+        """Cancels the stream's commands that the device has not begun: launches, copies, fills and dispatches.
+
+        Returns when the device has answered, before its work under way is done.
+
+        The work under way completes, and the arrays keep the contents that it gives them. Streams and arrays remain
+        usable. Cancelled commands fail with `CancelledError`: those that return a result raise it there, all others at
+        the next `synchronize`.
+
+        Returns:
+            Number of commands and launches that were cancelled.
+
+        Raises:
+            UnsupportedError: The daemon is of an earlier version.
+        """
+        cancelling = self._cancelling()
+        return 0 if cancelling is None else await self._connection.cancelled(cancelling)
+
     def record(self, event: Event | None = None) -> Event:
         """Records an event after the work submitted so far. Does not wait.
 

@@ -214,6 +214,27 @@ class Device(BaseDevice[DeviceArray, Stream]):
         if self._connection._deferred:  # errors that arrived during the wait; `_synchronizing` raised earlier ones
             self._connection.raise_deferred()
 
+    @telemetry.traced("hearth.cancel")
+    def cancel(self) -> int:
+        """Cancels this session's commands that the device has not begun, as `Stream.cancel` does on each stream.
+
+        Blocks for one request to the device, not for its work. After a Ctrl-C during a wait, it drops the rest of the
+        program's work.
+
+        Returns:
+            Number of commands and launches that were cancelled.
+
+        Raises:
+            UnsupportedError: The daemon is of an earlier version.
+        """
+        from hearth.session.cancelling import all_work
+
+        cancelling = all_work(self._connection.current)
+        if cancelling is None:
+            return 0
+        cancelling.put_into_effect()
+        return cancelling.dropped.wait()
+
     @telemetry.traced("hearth.flush")
     def flush(self, stream: Stream | None = None, timeout: float | None = None) -> None:
         """Blocks until everything submitted before has been handed to the device. Does not wait for the work itself.

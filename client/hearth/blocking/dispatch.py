@@ -43,3 +43,19 @@ class PendingDispatch(BasePendingDispatch):
             TimeoutError: The dispatch is still pending; it continues.
         """
         return self._finish(timeout)
+
+    def cancel(self) -> bool:
+        """Cancels the dispatch if the device has not begun it. Blocks for one request to the device.
+
+        Returns:
+            True if the dispatch is cancelled, so that `result` raises `CancelledError`. False if it has ended or has
+            begun; it then completes.
+
+        Raises:
+            UnsupportedError: The daemon is of an earlier version.
+        """
+        cancelling = self._cancelling()
+        if cancelling is None:
+            return False
+        cancelling.put_into_effect()
+        return cancelling.dropped.wait() > 0

@@ -29,6 +29,27 @@ class Stream(BaseStream):
         self._synchronizing().wait(timeout)
         self._connection.raise_deferred(self._handle)  # answers to everything sent earlier have arrived before this one
 
+    def cancel(self) -> int:
+        """Cancels the stream's commands that the device has not begun: launches, copies, fills and dispatches.
+
+        Blocks for one request to the device, not for its work.
+
+        The work under way completes, and the arrays keep the contents that it gives them. Streams and arrays remain
+        usable. Cancelled commands fail with `CancelledError`: those that return a result raise it there, all others at
+        the next `synchronize`.
+
+        Returns:
+            Number of commands and launches that were cancelled.
+
+        Raises:
+            UnsupportedError: The daemon is of an earlier version.
+        """
+        cancelling = self._cancelling()
+        if cancelling is None:
+            return 0
+        cancelling.put_into_effect()
+        return cancelling.dropped.wait()
+
     def record(self, event: Event | None = None) -> Event:
         """Records an event after the work submitted so far. Does not block.
 

@@ -19,12 +19,13 @@ import numpy as np
 from hearth.errors import ArgumentError, HearthError, TimeoutError
 from hearth.kernels.dispatch_transfers import DispatchBytes
 from hearth.transfer import plan
+from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.session.attachment import Attachment
+    from hearth.session.cancelling import Cancelling
     from hearth.session.connection import Connection
     from hearth.session.reply import Reply
-    from hearth_proto.v1 import commands_pb2
 
 State = Literal["pending", "done", "failed"]
 
@@ -251,6 +252,15 @@ class BasePendingDispatch(ABC):
     def done(self) -> bool:
         """Returns True once the dispatch has ended, with or without an error. Does not block."""
         return self.state != "pending"
+
+    def _cancelling(self) -> Cancelling | None:
+        """Queues the cancelling of the dispatch; returns None if it has been answered."""
+        from hearth.session.cancelling import Cancelling
+
+        job = self._job
+        if job.answered or not job.attachment.alive:
+            return None
+        return Cancelling(job.attachment, commands_pb2.Cancel(of_request=job.reply.request))
 
     @property
     def timing(self) -> DispatchTiming:

@@ -300,18 +300,27 @@ class Attachment:
         if self._freed:
             self.queue_frees()
 
-    def submit_with_reply(self, command: commands_pb2.Command, reply: ReplyLike, *, one_way: bool) -> None:
-        """Queues a command whose `reply` no thread has to wait for. Blocks while the queue is full.
+    def ask_in_order(self, command: commands_pb2.Command) -> Reply:
+        """Queues a command, even if the queue is full, and returns its reply.
 
         Args:
-            command: Command without a request number.
-            reply: Receives the answer in the receiving thread.
-            one_way: True if the command counts as lost one-way work when the attachment ends before the answer.
+            command: Command, which receives its request number here: the numbers have the order of the commands.
         """
-        self.submit_serialized(command.SerializeToString(), reply, one_way=one_way)
+        reply = Reply(waiting=self.waiters)
+        try:
+            with self._lock:
+                if self.session.error is not None:
+                    raise self.session.error.again()
+                command.request = reply.request = next(self._requests_minted)
+                self.session.add(command.SerializeToString(), command.request, reply)
+                self._wake_sender()
+            return reply
+        except BaseException:  # KeyboardInterrupt: the answer is not taken
+            reply.abandon()
+            raise
 
     def submit_serialized(self, command: bytes, reply: ReplyLike, *, one_way: bool) -> None:
-        """Queues a serialized command without a request number, like `submit_with_reply`.
+        """Queues a serialized command whose `reply` no thread has to wait for. Blocks while the queue is full.
 
         Args:
             command: Serialized command without a request number.

@@ -132,6 +132,11 @@ class Connection(ABC):
         return self._attach()
 
     @property
+    def current(self) -> Attachment | None:
+        """The last attachment, which may have ended; None before the first use."""
+        return self._attachment
+
+    @property
     def draining(self) -> bool:
         """True once the daemon has announced, on the current Execute stream, that it will stop."""
         attachment = self._attachment

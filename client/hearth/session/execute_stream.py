@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from hearth.errors import ConnectError, DeviceLostError, HearthError, broken
 from hearth.session.timing import TIMING, Timing
 from hearth.transport.backoff import Backoff, may_go_on
-from hearth_proto.later import device_pb2
+from hearth_proto.later import commands_pb2, device_pb2
 
 if TYPE_CHECKING:
     from hearth.session.lane_channel import LaneChannel
@@ -164,6 +164,17 @@ class ExecuteStream:
             "AttachmentStatus", request, device_pb2.AttachmentStatusResponse, _STATUS_S
         )
         return answer
+
+    def put_into_effect(self, command: commands_pb2.Command) -> None:
+        """Makes a queued Cancel command take effect at once. Raises `HearthError`.
+
+        Args:
+            command: The command, with its request number.
+        """
+        request = device_pb2.CancelRequest(
+            session_token=self._token, device=self._device, generation=self._driver.session.generation, command=command
+        )
+        self._transport.call_device("Cancel", request, commands_pb2.Done, _STATUS_S)
 
     def _attach(self) -> Responses:
         """Opens a stream. Raises `HearthError`."""

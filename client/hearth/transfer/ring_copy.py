@@ -137,7 +137,7 @@ class _Transfer(ABC):
     def _send(self, slot: Slot, command: commands_pb2.Command, ending: CompletionHandler, one_way: bool) -> None:
         slot.sent = True
         try:
-            self._shared.attachment.submit_with_reply(command, ending, one_way=one_way)
+            self._shared.attachment.submit_serialized(command.SerializeToString(), ending, one_way=one_way)
         except HearthError:  # the command was not queued
             slot.sent = False
             raise

@@ -126,6 +126,18 @@ class AttachmentStatusResponse(_message.Message):
     responses: int
     def __init__(self, known: bool = ..., lane: bool = ..., last_seq: _Optional[int] = ..., responses: _Optional[int] = ...) -> None: ...
 
+class CancelRequest(_message.Message):
+    __slots__ = ("session_token", "device", "generation", "command")
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    session_token: str
+    device: int
+    generation: int
+    command: _commands_pb2.Command
+    def __init__(self, session_token: _Optional[str] = ..., device: _Optional[int] = ..., generation: _Optional[int] = ..., command: _Optional[_Union[_commands_pb2.Command, _Mapping]] = ...) -> None: ...
+
 class OpenBulkRequest(_message.Message):
     __slots__ = ("session_token", "device", "generation", "stripes")
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]

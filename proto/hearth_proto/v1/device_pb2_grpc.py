@@ -45,6 +45,11 @@ class DeviceServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.AttachmentStatusRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_device__pb2.AttachmentStatusResponse.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/hearth.v1.DeviceService/Cancel',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.CancelRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
         self.Upload = channel.stream_unary(
                 '/hearth.v1.DeviceService/Upload',
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.UploadRequest.SerializeToString,
@@ -321,6 +326,15 @@ class DeviceServiceServicer(object):
     def AttachmentStatus(self, request, context):
         """Returns the progress of a resumable attachment, for a client that has received nothing for a while. The daemon
         resends messages that the client lacks when it attaches again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Makes a Cancel command of the attachment take effect before its batch is executed. From this call on, the commands
+        that it covers are dropped, until the command itself, with the same request number, is executed in its batch. Send
+        the command in a batch first. No effect if it has been executed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -665,6 +679,11 @@ def add_DeviceServiceServicer_to_server(servicer, server):
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.AttachmentStatusRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_device__pb2.AttachmentStatusResponse.SerializeToString,
             ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.CancelRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
             'Upload': grpc.stream_unary_rpc_method_handler(
                     servicer.Upload,
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.UploadRequest.FromString,
@@ -980,6 +999,33 @@ class DeviceService(object):
             '/hearth.v1.DeviceService/AttachmentStatus',
             hearth__proto_dot_v1_dot_device__pb2.AttachmentStatusRequest.SerializeToString,
             hearth__proto_dot_v1_dot_device__pb2.AttachmentStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/Cancel',
+            hearth__proto_dot_v1_dot_device__pb2.CancelRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
             options,
             channel_credentials,
             insecure,

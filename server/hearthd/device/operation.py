@@ -12,6 +12,7 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2, status_pb2
 from hearthd.device.backend.server import DeviceFault
 from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.cancellations import Cancellation
 from hearthd.device.session.session import BatchEntry, DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.stream_errors import StreamFailure, poisoned, skipped
@@ -68,6 +69,7 @@ class Origin:
 
     __slots__ = (
         "batch",
+        "begun",
         "call",
         "capture",
         "index",
@@ -99,6 +101,8 @@ class Origin:
         self.name = name
         self.over = False
         """True once the command has failed or was skipped, and that failure has been answered or recorded."""
+        self.begun = False
+        """True once a part of a command that has to wait was submitted to the device."""
         self.batch = batch
         self.seq = batch.seq if batch is not None else 0
         self.index = index
@@ -201,7 +205,6 @@ class Operation:
         "after",
         "announcement",
         "barrier",
-        "begun",
         "finished",
         "needs",
         "on_failure",
@@ -232,8 +235,6 @@ class Operation:
         self.needs = needs
         self.spoils = spoils
         self.barrier = barrier
-        self.begun = False
-        """True once a part of the operation has been submitted to the device."""
         self.finished = False
         self.since = 0
         """Time at which the operation began to wait, in nanoseconds (`time.perf_counter_ns`); 0 if it ran on
@@ -268,7 +269,11 @@ class Operation:
                 self._release(because.cause.refusal)
                 self.origin.skip(because, self.spoils)
                 return self._finish()
-            if not (self._run() if not self.origin.call else self._try()):
+            track = self.origin.stream.track
+            given = track.returned - track.budget  # `track.given`, but for a constant
+            if not self._run():
+                if track.returned - track.budget != given:
+                    self.origin.begun = True
                 return False
             if because is not None:
                 # The operation was announced, so it had to run because its peers depend on it. Its own result is
@@ -283,17 +288,6 @@ class Operation:
         except Exception as error:
             self._fail(internal_error(self.origin.name, error))
         return self._finish()
-
-    def _try(self) -> bool:
-        """Runs a single call and records whether it submitted any work.
-
-        A call that has submitted none can still be cancelled.
-        """
-        track = self.origin.stream.track
-        given = track.given
-        done = self._run()
-        self.begun = self.begun or track.given != given
-        return done
 
     def _missing(self) -> StreamFailure | None:
         """Returns the failure that made an input of the operation invalid; None if all inputs are valid."""
@@ -312,6 +306,28 @@ class Operation:
     def call(self) -> int:
         """Number of the single call that the operation answers; 0 if the operation belongs to a batch."""
         return self.origin.call
+
+    @property
+    def name(self) -> str:
+        """The kind of the command, with the name of its kernel, as in messages."""
+        return self.origin.name
+
+    @property
+    def begun(self) -> bool:
+        """True once a part of the operation has been submitted to the device. Such an operation is not cancelled."""
+        return self.origin.begun
+
+    def droppable(self, cancellation: Cancellation) -> bool:
+        """True if the cancellation covers the operation, and no part of it has been executed.
+
+        A command that a graph records is not dropped, because it is not executed.
+        """
+        origin = self.origin
+        return (
+            not (self.finished or origin.begun)
+            and origin.capture is None
+            and cancellation.covers(origin.name.partition(" ")[0], origin.stream.handle, origin.request)
+        )
 
     @property
     def announced(self) -> bool:
@@ -376,8 +392,34 @@ def internal_error(name: str, error: Exception) -> Refusal:
 
 
 def submit(operation: Operation) -> None:
-    """Runs the operation now, or defers it until the objects that it waits for are available."""
-    if operation.origin.batch is not None:
-        operation.origin.batch.left += 1
-    if not operation.origin.session.deferred.submit(operation):
+    """Runs the operation now, or defers it until the objects that it waits for are available.
+
+    An operation that a cancellation covers fails instead.
+    """
+    origin = operation.origin
+    session = origin.session
+    if origin.batch is not None:
+        origin.batch.left += 1
+    if session.dropping and _drop(operation):
+        return
+    if not session.deferred.submit(operation):
         operation.since = time.perf_counter_ns()
+
+
+def _drop(operation: Operation) -> bool:
+    """Fails the operation if a cancellation of its session covers it; returns True in that case."""
+    origin = operation.origin
+    kind = origin.name.partition(" ")[0]
+    cancellation = origin.session.cancellations.find(kind, origin.stream.handle, origin.request)
+    if cancellation is None or origin.capture is not None:
+        return False
+    cancellation.dropped += 1
+    operation.abandon(cancelled(origin.name))
+    return True
+
+
+def cancelled(name: str) -> Refusal:
+    """Returns the refusal of a command that its client cancelled before it began."""
+    return Refusal(
+        Reason.CANCELLED, f"{name} was cancelled before it began", fix="submit it again if it is still needed"
+    )

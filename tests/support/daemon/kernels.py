@@ -78,6 +78,11 @@ class Gate:
         self._gate.set(np.ones(1, np.int32), stream=self._side)
         self._side.synchronize()
 
+    def close(self) -> None:
+        """Makes later calls of `hold` wait for the next `open`; no held kernel may be running."""
+        self._gate.set(np.zeros(1, np.int32), stream=self._side)
+        self._side.synchronize()
+
 
 @contextlib.contextmanager
 def gated(gpu: hearth.Device) -> Iterator[Gate]:

@@ -140,6 +140,7 @@ class InlinePath:
             or session.trace is not None
             or session.permissions is not None
             or session.snapshots
+            or session.dropping
             or self._executor.held_up
             or self._device.output.suspects
         ):

@@ -128,6 +128,28 @@ class LaunchCommands:
             replay_cache.report(found, count)
         return count + found, at
 
+    def drop_records(
+        self, session: DeviceSession, data: bytes, batch: BatchEntry, index: int, at: int, most: int
+    ) -> tuple[int, int]:
+        """Drops records of one `launches` field from byte `at` on, up to the first that no cancellation covers.
+
+        Drops at most `most` records. Returns their number, and the byte offset of the next record.
+        """
+        size, count = len(data), 0
+        while count < most and size - at >= HEADER.size:
+            head = HEADER.unpack_from(data, at)
+            length = head[0]
+            if length < HEADER.size or length & 7 or length > size - at:
+                break  # `run_records` reports it
+            stream = session.streams.get(head[4])
+            covered = session.cancellations.find("launch", head[4], 0)
+            if covered is None or (stream is not None and stream.capture is not None):
+                break
+            self._submit(session, data[at : at + length], batch=batch, index=index + count)
+            at += length
+            count += 1
+        return count, at
+
     def relaunch(self, session: DeviceSession, record: bytes) -> bool:
         """Runs the single launch in `record` from the replay cache; no command of the session may be waiting.
 

@@ -15,6 +15,7 @@ from hearthd.device.graphs.commands import GraphCommands
 from hearthd.device.graphs.prepared import PreparedCommands
 from hearthd.device.ipc.publish import Publishing
 from hearthd.device.launch.binder import Binder
+from hearthd.device.launch.cancel_commands import CancelCommands
 from hearthd.device.launch.commands import LaunchCommands, asked_for_launches
 from hearthd.device.launch.module_commands import ModuleCommands
 from hearthd.device.launch.occupancy import OccupancyCommands
@@ -64,6 +65,7 @@ class CommandRegistry:
         self._profiles = ProfileCommands(device)
         self.traces = TraceCommands(device, post, marks, activity)
         waits = StreamCommands(device, self._profiles)
+        self.cancels = CancelCommands(device)
         keepers = Keepers(self.memory, self._modules)
         self.snapshots = SnapshotCommands(device, self.memory, replies, post)
         self.publishing = Publishing(device, self.memory.reservations, session_of)
@@ -118,6 +120,7 @@ class CommandRegistry:
             "destroy_tensor_map": self._tensor_maps.destroy,
             "set_durable": self.snapshots.set_durable,
             "checkpoint": self.snapshots.checkpoint,
+            "cancel": self.cancels.cancel,
         }
         """Handlers by name of the command's field."""
         self.at_once = Temporaries(device, self.memory, replies).handlers

@@ -63,6 +63,7 @@ class Executor:
             Kind.CREDIT: self.transfers.downloads.credit,
             Kind.ABORT: self.transfers.aborted,
             Kind.CANCEL: self._cancel,
+            Kind.DROP: self._drop,
             Kind.SNAPSHOT: self.snapshots.answered,
             Kind.CHANGE: lambda session, frame: session.change(json.loads(frame.payload)),
         }
@@ -282,6 +283,11 @@ class Executor:
                 self._device.telemetry.cancelled += 1
                 self._kicked.add(session.channel)
                 return
+
+    def _drop(self, session: DeviceSession, frame: Frame) -> None:
+        """Puts a Cancel command into effect before its batch is executed."""
+        self.registry.cancels.ahead(session, frame)
+        self.sharing.commands_cancelled(session)
 
     def command(
         self,

@@ -106,7 +106,7 @@ class Arrivals:
                 continue
             kind = command.WhichOneof("kind") or ""
             runs, work = at_once.get(kind, _NOBODY)
-            if runs is not None and backlog.left > 0 and backlog.room >= work and not answered:
+            if runs is not None and backlog.left > 0 and backlog.room >= work and not answered and not session.dropping:
                 if runs(session, command, entry, index):
                     backlog.left -= 1
                     backlog.room -= work
@@ -116,7 +116,10 @@ class Arrivals:
                 continue  # the field is empty
             if not answered or place not in answered:
                 need = NEEDS.get(kind, NOTHING)
-                while backlog.left <= 0 or not backlog.may(need) or (need and self._full(backlog, command)):
+                while backlog.left <= 0 or (
+                    (not backlog.may(need) or (need and self._full(backlog, command)))
+                    and not (session.dropping and _dropped(backlog, command, kind))
+                ):
                     yield from _pause(backlog, place)
                 self._commands.command(session, command, kind, batch=entry, index=index)
                 backlog.left -= 1 + HEAVY.get(kind, 0)
@@ -135,16 +138,20 @@ class Arrivals:
         self, backlog: Backlog, records: bytes, entry: BatchEntry, index: int, place: int
     ) -> Generator[None, None, int]:
         """Runs packed launches and returns their number."""
-        telemetry = self._device.telemetry
+        telemetry, session = self._device.telemetry, backlog.session
         at = count = 0
         while at < len(records):
+            if session.dropping and backlog.left > 0:
+                dropped, at = self._launches.drop_records(session, records, entry, index + count, at, backlog.left)
+                count += dropped
+                backlog.left -= dropped
+                if dropped:
+                    continue
             if backlog.left <= 0 or not backlog.may(LAUNCH):
                 yield from _pause(backlog, place)
                 continue
-            most = min(2 * backlog.left, backlog.room)
-            launches, at = self._launches.run_records(
-                backlog.session, records, entry, index + count, at, most, backlog.stops
-            )
+            most = 1 if session.dropping else min(2 * backlog.left, backlog.room)
+            launches, at = self._launches.run_records(session, records, entry, index + count, at, most, backlog.stops)
             telemetry.count("launch", launches)
             count += launches
             backlog.left -= launches
@@ -194,10 +201,12 @@ class Arrivals:
             self._commands.result(backlog.session, frame.id, commands_pb2.Result(error=refusal.to_status()))
             return
         kind = command.WhichOneof("kind") or ""
-        need = NEEDS.get(kind, NOTHING)
-        while backlog.left <= 0 or not backlog.may(need):
+        need, session = NEEDS.get(kind, NOTHING), backlog.session
+        while backlog.left <= 0 or (
+            not backlog.may(need) and not (session.dropping and _dropped(backlog, command, kind))
+        ):
             yield
-        self._commands.command(backlog.session, command, kind, call=frame.id)
+        self._commands.command(session, command, kind, call=frame.id)
         backlog.left -= 1
         if need:
             backlog.room -= 1
@@ -264,6 +273,15 @@ class Arrivals:
         response = device_pb2.ExecuteResponse(event=event)
         self._device.outbox.put(Kind.RESPONSE, response.SerializeToString(), channel=session.channel)
         self._device.outbox.refused(session.channel, why)
+
+
+def _dropped(backlog: Backlog, command: commands_pb2.Command, kind: str) -> bool:
+    """True if a cancellation covers the next command, so that it need not wait for room or a time slice."""
+    if backlog.session.cancellations.find(kind, command.stream, command.request) is None:
+        return False
+    backlog.need = NOTHING
+    backlog.standstill.stream = None
+    return True
 
 
 def _pause(backlog: Backlog, place: int) -> Iterator[None]:

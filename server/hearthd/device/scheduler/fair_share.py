@@ -28,7 +28,7 @@ from hearth_proto.v1 import commands_pb2
 from hearthd.device.context import DeviceContext
 from hearthd.device.platform.spin_policy import at_most
 from hearthd.device.scheduler.arrivals import Arrivals
-from hearthd.device.scheduler.backlog import Backlog
+from hearthd.device.scheduler.backlog import NOTHING, Backlog
 from hearthd.device.scheduler.process_turns import ProcessTurns
 from hearthd.device.scheduler.standstill import PATIENCE_S as STANDSTILL_S
 from hearthd.device.scheduler.time_slices import TimeSlices
@@ -139,6 +139,15 @@ class FairShare:
         backlog = self.backlogs[session.channel]
         self.slicing.mark_changed(backlog)
         return backlog.withdraw(call)
+
+    def commands_cancelled(self, session: DeviceSession) -> None:
+        """Continues a session whose next commands may have been cancelled: they need neither room nor a time slice."""
+        backlog = self.backlogs[session.channel]
+        if backlog.waiting:
+            backlog.standstill.stream = None
+            backlog.need = NOTHING
+            self.slicing.mark_changed(backlog)
+            self._more = True
 
     def gone(self, session: DeviceSession) -> None:
         """Removes a closed session whose work on the device is done."""

@@ -12,6 +12,7 @@ from hearthd.device.flows.segment import CompletionSignals
 from hearthd.device.flows.transfer import DownloadFlow, FinishedTransfers, UploadFlow
 from hearthd.device.session import permissions
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
+from hearthd.device.session.cancellations import Cancellation, Cancellations
 from hearthd.device.session.deferred import Deferrable, Deferred
 from hearthd.device.session.handle_limit import HandleLimits
 from hearthd.device.session.handle_table import HandleTable
@@ -53,7 +54,15 @@ class KnownLaunch:
 class SubmittedCommand(Deferrable, Protocol):
     """A command that has been submitted; see `hearthd.device.operation`."""
 
-    begun: bool
+    @property
+    def begun(self) -> bool:
+        """True once a part of the command has been submitted to the device."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The kind of the command, with the name of its kernel, as in messages."""
+        ...
 
     @property
     def announced(self) -> bool:
@@ -63,6 +72,10 @@ class SubmittedCommand(Deferrable, Protocol):
     @property
     def call(self) -> int:
         """Number of the single call that the command answers; 0 for a command of a batch."""
+        ...
+
+    def droppable(self, cancellation: Cancellation) -> bool:
+        """True if the cancellation covers the command, and no part of the command has been executed."""
         ...
 
     def abandon(self, refusal: Refusal) -> None:
@@ -100,6 +113,9 @@ class DeviceSession:
     signals: CompletionSignals | None = None
     """The memory for completion signals of the session; None if the session has requested none."""
 
+    dropping = False
+    """True while a cancellation is in effect. All commands then take the queued path."""
+
     permissions: Permissions | None = None
     """Rights of the session; None: every command is allowed."""
 
@@ -128,6 +144,7 @@ class DeviceSession:
         self.downloads: dict[int, DownloadFlow] = {}
         self.over = FinishedTransfers()
         self.deferred: Deferred[SubmittedCommand] = Deferred()
+        self.cancellations = Cancellations()
         self.batches: deque[BatchEntry] = deque()
         self.last_seq = 0
         self.late_allocations = 0

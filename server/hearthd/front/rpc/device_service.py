@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from hearth_proto import rights
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.rights import Right
-from hearth_proto.v1 import device_pb2, node_pb2
+from hearth_proto.v1 import commands_pb2, device_pb2, node_pb2
 from hearthd.front import errors
 from hearthd.front.admission.gate import AdmissionGate, GatedService
 from hearthd.front.errors import Context
@@ -130,6 +130,11 @@ class DeviceService:
         handlers["AttachmentStatus"] = grpc.unary_unary_rpc_method_handler(
             self._guard("AttachmentStatus", self._attachment_status),
             request_deserializer=decoder(device_pb2.AttachmentStatusRequest),
+            response_serializer=unary.serialize,
+        )
+        handlers["Cancel"] = grpc.unary_unary_rpc_method_handler(
+            self._guard("Cancel", self._cancel),
+            request_deserializer=decoder(device_pb2.CancelRequest),
             response_serializer=unary.serialize,
         )
         handlers["TransferStatus"] = grpc.unary_unary_rpc_method_handler(
@@ -278,6 +283,23 @@ class DeviceService:
         if channel is None or channel.link.generation != request.generation:
             return device_pb2.AttachmentStatusResponse()
         return channel.status()
+
+    async def _cancel(self, request: device_pb2.CancelRequest, context: Context) -> commands_pb2.Done:
+        session = self._sessions.find(request.session_token)
+        device = self._supervisor.find(request.device, session.tenant)
+        command = request.command
+        if command.WhichOneof("kind") != "cancel" or not command.request:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"The command to put into effect is {command.WhichOneof('kind') or 'empty'} with request number "
+                f"{command.request}; it has to be a Cancel with a request number.",
+                fix="Send the Cancel in a batch of Execute, and the same command in this call.",
+                fields=["command.cancel", "command.request"],
+            )
+        channel = session.channels.get(device.ordinal)
+        if channel is not None and channel.link.generation == request.generation:
+            channel.cancel(command)
+        return commands_pb2.Done()
 
     # ---- transfers ----
 

@@ -90,6 +90,7 @@ async def begin(session: Session, ordinal: int, channel: Channel, resumable: boo
         ended.replies = None
     channel.replies = window.replies() if resumable else None
     channel.batches.queue = session.queue
+    channel.end_cancels()
 
 
 def _check_open(session: Session) -> None:

@@ -93,6 +93,8 @@ class Channel:
         self.durable: list[int] = []
         """Handles of buffers from lost generations that have been restored."""
         self.transfers = TransferTable(link, number)
+        self._cancels = False
+        """True once a Cancel command was sent ahead of its batch since the attachment began."""
         self.calls = 0
         self.loss: Refusal | None = None
         self.loss_reported = False
@@ -112,6 +114,17 @@ class Channel:
         """Sends a batch of the client to the device process. The caller has checked the window; see `batches`."""
         self.batches.give(len(payload))
         self.link.send(Kind.BATCH, payload, channel=self.number)
+
+    def cancel(self, command: commands_pb2.Command) -> None:
+        """Makes a Cancel command take effect in the device process before its batch is executed."""
+        self._cancels = True
+        self.link.send(Kind.DROP, command.SerializeToString(), channel=self.number)
+
+    def end_cancels(self) -> None:
+        """Ends the effect of Cancel commands whose batches will not arrive, because another attachment begins."""
+        if self._cancels:
+            self._cancels = False
+            self.link.send(Kind.DROP, channel=self.number)
 
     def on_ack(self, seq: int, over_lane: bool = False) -> None:
         """Notes that the batches up to `seq` have been executed.

@@ -59,7 +59,7 @@ class Device:
     def lost(self, error: HearthError) -> bool:
         return error.reason == "INVALID_HANDLE" and not self.alive
 
-    def submit_with_reply(self, command: commands_pb2.Command, reply: Any, *, one_way: bool) -> None:
+    def submit_serialized(self, command: bytes, reply: Any, *, one_way: bool) -> None:
         if self.session.error is not None:
             raise self.session.error.again()
         self._queue.put((command, reply))

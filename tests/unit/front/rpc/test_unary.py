@@ -18,6 +18,7 @@ from tests.support.front.fixture import ended, front, refused, run, until
 def test_the_table_covers_the_service() -> None:
     service = device_pb2.DESCRIPTOR.services_by_name["DeviceService"]
     streams = {"Execute", "Upload", "Download", "AttachmentStatus", "TransferStatus", "Write", "Read", "OpenBulk"}
+    streams.add("Cancel")
     published = {"Publish", "Unpublish", "AttachBuffer", "ListPublished", "ExportIpc", "ReleaseIpc"}
     assert {call.rpc for call in CALLS} | streams | published == {method.name for method in service.methods}
     fields = commands_pb2.Command.DESCRIPTOR.fields_by_name

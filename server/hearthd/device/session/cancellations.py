@@ -1,0 +1,86 @@
+"""Cancellations of a session: which of its commands are dropped instead of being executed. Pure.
+
+A cancellation is in effect from the arrival of a DROP frame, which overtakes the session's batches, until the Cancel
+command with the same number is executed in its batch. So it covers exactly the commands that the client sent before
+that command, however many of them have arrived. Cancel commands are numbered in their order in the batches.
+"""
+
+from __future__ import annotations
+
+DROPPED = frozenset(
+    {"launches", "launch", "launch_graph", "launch_prepared", "dispatch", "write", "read", "copy", "fill"}
+)
+"""Kinds of commands that a cancellation drops. Commands on handles run, so that the client's objects stay valid; events
+and syncs run, because they describe the work that was not dropped; collectives run, because their peers depend on
+them."""
+
+MOST = 64
+"""Largest number of cancellations in effect. A further one has no effect before its command is executed."""
+
+
+class Cancellation:
+    """A cancellation in effect."""
+
+    __slots__ = ("all_streams", "dropped", "of_request", "stream")
+
+    def __init__(self, stream: int, all_streams: bool, of_request: int) -> None:
+        self.stream = stream
+        """Handle of the stream whose commands are dropped, unless the next two attributes say otherwise."""
+        self.all_streams = all_streams
+        self.of_request = of_request
+        """Request number of the only command that is dropped; 0: all commands of the stream or streams."""
+        self.dropped = 0
+        """Number of commands and launches that were dropped."""
+
+    def covers(self, kind: str, stream: int, request: int) -> bool:
+        """True if a command of this kind, on the stream with this handle, is to be dropped."""
+        if kind not in DROPPED:
+            return False
+        if self.of_request:
+            return request == self.of_request
+        return self.all_streams or stream == self.stream
+
+
+class Cancellations:
+    """The cancellations of one session."""
+
+    def __init__(self) -> None:
+        self._active: dict[int, Cancellation] = {}
+        self._last = 0
+        """Number of the last Cancel command that was executed."""
+
+    def __bool__(self) -> bool:
+        return bool(self._active)
+
+    def begin(self, number: int, cancellation: Cancellation) -> bool:
+        """Puts a cancellation into effect.
+
+        Returns False, without effect, if its command has been executed, if it is in effect already, or if too many are.
+        """
+        if number <= self._last or number in self._active or len(self._active) >= MOST:
+            return False
+        self._active[number] = cancellation
+        return True
+
+    def end(self, number: int) -> Cancellation | None:
+        """Ends the cancellation whose command is executed, and all with lower numbers.
+
+        Returns the cancellation; None if it was not in effect.
+        """
+        self._last = max(self._last, number)
+        ended = self._active.pop(number, None)
+        for lower in [each for each in self._active if each < number]:
+            del self._active[lower]
+        return ended
+
+    def clear(self) -> None:
+        """Ends all cancellations, because their commands will not arrive; the next attachment numbers them anew."""
+        self._active.clear()
+        self._last = 0
+
+    def find(self, kind: str, stream: int, request: int) -> Cancellation | None:
+        """Returns the first cancellation that covers a command; None if there is none."""
+        for each in self._active.values():
+            if each.covers(kind, stream, request):
+                return each
+        return None

@@ -1,0 +1,199 @@
+"""Cancelling: commands that have not begun are dropped, each exactly, and the session continues."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hearth
+from tests.support.daemon.harness import DaemonProcess
+from tests.support.daemon.kernels import common, gated
+
+BEHIND = 2000
+"""Launches behind a kernel that does not end: more than the daemon submits to one stream of the device."""
+
+
+@pytest.fixture(params=["lane", "stream"])
+def gpu(daemon: DaemonProcess, request: pytest.FixtureRequest) -> Iterator[hearth.Device]:
+    with daemon.connect(lanes=request.param == "lane") as node:
+        yield node.device(0)
+
+
+def add(gpu: hearth.Device) -> hearth.Function:
+    """Returns a kernel that adds one to an integer, loaded, so that its launches need not wait for an idle device."""
+    kernel = common(gpu, "add_one")
+    kernel((1,), (1,), (gpu.zeros(1, np.int32), np.int32(1)))
+    gpu.synchronize()
+    return kernel
+
+
+def dropped_by(gpu: hearth.Device) -> int:
+    """Waits for the device; returns the number of commands that were reported as cancelled."""
+    try:
+        gpu.synchronize(timeout=60)
+    except hearth.CancelledError as error:
+        assert error.reason == "CANCELLED"
+        assert {failure.reason for failure in error.failures} == {"CANCELLED"}
+        return len(error.failures) + sum(failure.merged for failure in error.failures)
+    return 0
+
+
+def test_launches_that_have_not_begun_are_dropped(gpu: hearth.Device) -> None:
+    kernel, x = add(gpu), gpu.zeros(1, np.int32)
+    with gated(gpu) as gate:
+        gate.hold(x)
+        for _ in range(BEHIND):
+            kernel((1,), (1,), (x, np.int32(1)))
+        dropped = gpu.cancel()  # the device is busy, and cancelling does not wait for it
+        assert 0 < dropped < BEHIND
+        gate.open()
+        assert dropped_by(gpu) == dropped
+        assert x.get()[0] == 1 + BEHIND - dropped
+    kernel((1,), (1,), (x, np.int32(1)))
+    assert x.get()[0] == 2 + BEHIND - dropped
+    assert gpu.cancel() == 0
+
+
+def test_cancelling_without_work_has_no_effect(daemon: DaemonProcess) -> None:
+    with daemon.connect() as node:
+        gpu = node.device(0)
+        stream = gpu.stream()
+        assert gpu.cancel() == stream.cancel() == gpu.default_stream.cancel() == 0
+        x = gpu.zeros(1, np.int32)
+        gpu.synchronize()
+        assert gpu.cancel() == 0
+        assert x.get()[0] == 0
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rounds=st.lists(st.tuples(st.integers(0, 1500), st.booleans(), st.booleans()), min_size=1, max_size=4))
+def test_each_launch_runs_or_is_cancelled(gpu: hearth.Device, rounds: list[tuple[int, bool, bool]]) -> None:
+    kernel, x, expected = add(gpu), gpu.zeros(1, np.int32), 0
+    with gated(gpu) as gate:
+        for launches, waits, one_stream in rounds:
+            if waits:
+                gate.hold(x)
+            for _ in range(launches):
+                kernel((1,), (1,), (x, np.int32(1)))
+            dropped = gpu.default_stream.cancel() if one_stream else gpu.cancel()
+            gate.open()
+            assert dropped_by(gpu) == dropped <= launches + waits
+            expected += launches + waits - dropped
+            assert x.get()[0] == expected
+            gate.close()
+
+
+def test_cancel_of_a_stream_leaves_other_streams(gpu: hearth.Device) -> None:
+    kernel, one, two = add(gpu), gpu.stream(), gpu.stream()
+    x, y = gpu.zeros(1, np.int32), gpu.zeros(1, np.int32)
+    gpu.synchronize()
+    with gated(gpu) as gate:
+        gate.hold(x, stream=one)
+        gate.hold(y, stream=two)
+        for _ in range(BEHIND):
+            kernel((1,), (1,), (x, np.int32(1)), stream=one)
+            kernel((1,), (1,), (y, np.int32(1)), stream=two)
+        dropped = one.cancel()
+        assert 0 < dropped < BEHIND
+        gate.open()
+        two.synchronize()
+        with pytest.raises(hearth.CancelledError):
+            one.synchronize()
+    assert (x.get()[0], y.get()[0]) == (1 + BEHIND - dropped, 1 + BEHIND)
+
+
+def test_commands_on_handles_run_although_work_is_cancelled(gpu: hearth.Device) -> None:
+    kernel, x = add(gpu), gpu.zeros(1, np.int32)
+    with gated(gpu) as gate:
+        gate.hold(x)
+        for _ in range(BEHIND):
+            kernel((1,), (1,), (x, np.int32(1)))
+        stream, event, y = gpu.stream(), gpu.event(), gpu.empty(4, np.int32)
+        other = gpu.RawModule(code='extern "C" __global__ void two(int* x) { *x = 2; }').get_function("two")
+        stream.record(event)
+        y.fill(3)
+        assert gpu.cancel()
+        gate.open()
+        assert dropped_by(gpu)
+        event.synchronize()
+    other((1,), (1,), (y,), stream=stream)
+    stream.synchronize()
+    assert y.get()[0] == 2
+
+
+def test_results_of_cancelled_commands_are_cancelled(gpu: hearth.Device) -> None:
+    kernel, x = add(gpu), gpu.zeros(1, np.int32)
+    outcome: list[object] = []
+
+    def read() -> None:
+        try:
+            outcome.append(x.get())
+        except hearth.HearthError as error:
+            outcome.append(error)
+
+    with gated(gpu) as gate:
+        gate.hold(x)
+        for _ in range(BEHIND):
+            kernel((1,), (1,), (x, np.int32(1)))
+        pending = gpu.dispatch_async(kernel, (1,), (1,), (hearth.InOut(np.zeros(1, np.int32)), np.int32(1)))
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert pending.cancel()
+        assert not pending.cancel()
+        with pytest.raises(hearth.CancelledError, match="dispatch add_one was cancelled before it began"):
+            pending.result()
+        assert pending.state == "failed"
+        while not outcome:
+            gpu.cancel()
+        assert isinstance(outcome[0], hearth.CancelledError)
+        gate.open()
+        dropped_by(gpu)
+        reader.join()
+
+
+def test_a_dispatch_that_has_begun_completes(gpu: hearth.Device) -> None:
+    kernel = add(gpu)
+    pending = gpu.dispatch_async(kernel, (1,), (1,), (hearth.InOut(np.zeros(1, np.int32)), np.int32(1)))
+    pending.result()
+    assert not pending.cancel()
+    assert pending.result()[0][0] == 1
+
+
+def test_a_large_dispatch_is_cancelled_with_its_transfers(gpu: hearth.Device) -> None:
+    kernel, x = add(gpu), gpu.zeros(1, np.int32)
+    with gated(gpu) as gate:
+        gate.hold(x)
+        for _ in range(BEHIND):
+            kernel((1,), (1,), (x, np.int32(1)))
+        n = 1 << 21
+        pending = gpu.dispatch_async(kernel, (n // 256,), (256,), (hearth.InOut(np.zeros(n, np.int32)), np.int32(n)))
+        assert pending.cancel()
+        with pytest.raises(hearth.CancelledError):
+            pending.result()
+        gate.open()
+        gpu.synchronize()
+    assert x.get()[0] == 1 + BEHIND
+
+
+def test_other_sessions_are_not_cancelled(gpu: hearth.Device, daemon: DaemonProcess) -> None:
+    kernel, x = add(gpu), gpu.zeros(1, np.int32)
+    with daemon.connect() as node, gated(gpu) as gate:
+        other = node.device(0)
+        y, theirs = other.zeros(1, np.int32), add(other)
+        theirs((1,), (1,), (y, np.int32(1)))
+        other.synchronize()
+        gate.hold(x)
+        for _ in range(BEHIND):
+            kernel((1,), (1,), (x, np.int32(1)))
+            theirs((1,), (1,), (y, np.int32(1)))
+        dropped = gpu.cancel()
+        assert dropped
+        assert y.get()[0] == 1 + BEHIND
+        gate.open()
+        assert dropped_by(gpu) == dropped
+        assert x.get()[0] == 1 + BEHIND - dropped
