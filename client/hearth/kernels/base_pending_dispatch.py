@@ -18,6 +18,7 @@ import numpy as np
 
 from hearth.errors import ArgumentError, HearthError, TimeoutError
 from hearth.kernels.dispatch_transfers import DispatchBytes
+from hearth.session.reply import offer_cancel
 from hearth.transfer import plan
 from hearth_proto.later import commands_pb2
 
@@ -292,7 +293,11 @@ class BasePendingDispatch(ABC):
         job = self._job
         if self._carrier is not None:
             started = time.monotonic()
-            self._carrier.join(timeout)
+            try:
+                self._carrier.join(timeout)
+            except BaseException as error:
+                offer_cancel(error)
+                raise
             if self._carrier.is_alive():
                 raise TimeoutError(
                     f"the dispatch did not complete within {time.monotonic() - started:.3g} s; it continues.",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
 
 T = TypeVar("T")
+
+_OFFER = "The work that was submitted continues. gpu.cancel() drops the part that the device has not begun."
 Expected: TypeAlias = "tuple[bytes, commands_pb2.Result]"
 """A `Result` without its request number, both serialized and as the object to return: an answer equal to the serialized
 form is not decoded."""
@@ -187,8 +189,9 @@ class Reply:
             waiting = self._waiting
             try:
                 answered = self._wait(timeout) if waiting is None else waiting.wait_for(self, timeout)
-            except BaseException:  # KeyboardInterrupt: no thread takes the answer
+            except BaseException as error:  # KeyboardInterrupt: no thread takes the answer
                 self.abandon()
+                offer_cancel(error)
                 raise
             if not answered:
                 raise self.given_up(timeout)
@@ -314,6 +317,16 @@ class PendingResult(Generic[T]):
             timeout: Longest wait in seconds; None: without a limit.
         """
         return self._read(self.reply.wait(timeout))
+
+
+def offer_cancel(error: BaseException) -> None:
+    """Adds a note to a Ctrl-C that interrupted a wait: the work continues, and can be cancelled.
+
+    Args:
+        error: Exception that ended the wait; any other than `KeyboardInterrupt` gets no note.
+    """
+    if isinstance(error, KeyboardInterrupt) and _OFFER not in getattr(error, "__notes__", ()):
+        error.add_note(_OFFER)
 
 
 def wait_for_all(replies: Sequence[Reply], timeout: float | None = None) -> None:

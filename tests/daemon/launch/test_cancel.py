@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hearth
+from tests.support.daemon.cutter import Cutter
 from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.kernels import common, gated
 
@@ -197,3 +200,80 @@ def test_other_sessions_are_not_cancelled(gpu: hearth.Device, daemon: DaemonProc
         gate.open()
         assert dropped_by(gpu) == dropped
         assert x.get()[0] == 1 + BEHIND - dropped
+
+
+def test_a_keyboard_interrupt_leaves_the_session_and_offers_to_cancel(gpu: hearth.Device) -> None:
+    kernel, x, y = add(gpu), gpu.zeros(1, np.int32), gpu.full(4, 7, np.int32)
+    with gated(gpu) as gate:
+        gate.hold(x)
+        for _ in range(BEHIND):
+            kernel((1,), (1,), (x, np.int32(1)))
+        main = threading.main_thread().ident
+        assert main is not None
+        timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            gpu.synchronize()
+        timer.join()
+        assert any("gpu.cancel()" in note for note in caught.value.__notes__)
+        dropped = gpu.cancel()
+        assert dropped
+        gate.open()
+        with pytest.raises(hearth.CancelledError):  # the error of the interrupted wait
+            gpu.synchronize()
+    assert x.get()[0] == 1 + BEHIND - dropped
+    assert (y.get() == 7).all()
+    kernel((1,), (4,), (y, np.int32(4)))
+    assert (y.get() == 8).all()
+
+
+def test_graphs_and_copies_are_cancelled_as_a_whole(gpu: hearth.Device) -> None:
+    kernel, x, y, z = add(gpu), *(gpu.zeros(1, np.int32) for _ in range(3))
+    with gpu.graph() as graph:
+        kernel((1,), (1,), (y, np.int32(1)))
+        kernel((1,), (1,), (z, np.int32(1)))
+    graph.launch()
+    gpu.synchronize()
+    with gated(gpu) as gate:
+        gate.hold(x)
+        for _ in range(BEHIND):
+            graph.launch()
+            x.copy_from(z)
+        dropped = gpu.cancel()
+        assert 0 < dropped <= 2 * BEHIND
+        gate.open()
+        dropped_by(gpu)
+    assert y.get()[0] == z.get()[0]
+
+
+def test_work_that_a_graph_records_is_not_cancelled(gpu: hearth.Device) -> None:
+    kernel, x = add(gpu), gpu.zeros(1, np.int32)
+    gpu.synchronize()
+    with gpu.graph() as graph:
+        kernel((1,), (1,), (x, np.int32(1)))
+        assert gpu.cancel() == 0
+        kernel((1,), (1,), (x, np.int32(1)))
+    graph.launch()
+    assert x.get()[0] == 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_launch_runs_or_is_cancelled_although_connections_are_cut(daemon: DaemonProcess, seed: int) -> None:
+    drawn = random.Random(seed)
+    with Cutter(daemon.unix) as cutter, hearth.connect(cutter.address) as node:
+        gpu = node.device(0)
+        kernel, x, expected = add(gpu), gpu.zeros(1, np.int32), 0
+        gpu.synchronize()
+        for _ in range(12):
+            launches = drawn.randrange(3000)
+            for _ in range(launches):
+                kernel((1,), (1,), (x, np.int32(1)))
+            timer = threading.Timer(drawn.random() / 100, cutter.cut)
+            timer.start()
+            try:
+                gpu.cancel()
+            except hearth.HearthError as error:  # the call that makes it take effect at once was cut
+                assert error.broken or isinstance(error, hearth.TimeoutError), error
+            timer.join()
+            expected += launches - dropped_by(gpu)
+            assert x.get()[0] == expected

@@ -1,0 +1,64 @@
+"""Cancelling of commands by asynchronous clients; see `tests/daemon/launch/test_cancel.py`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import hearth
+from hearth import aio
+from tests.support.daemon.aio_ways import WAYS, connect
+from tests.support.daemon.harness import DaemonProcess
+from tests.support.daemon.kernels import COMMON
+from tests.support.daemon.loops import Gate, run
+
+BEHIND = 2000
+
+
+async def add_of(gpu: aio.Device) -> aio.Function:
+    add = gpu.RawModule(code=COMMON).get_function("add_one")
+    add((1,), (1,), (gpu.zeros(1, np.int32), np.int32(1)))
+    await gpu.synchronize()
+    return add
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_launches_that_have_not_begun_are_dropped(daemon: DaemonProcess, way: str) -> None:
+    async def scenario() -> None:
+        async with connect(daemon, way) as node:
+            gpu = node.device(0)
+            add, x = await add_of(gpu), gpu.zeros(1, np.int32)
+            gate = await Gate(gpu).made()
+            gate.hold(x)
+            for _ in range(BEHIND):
+                add((1,), (1,), (x, np.int32(1)))
+            pending = gpu.dispatch_async(add, (1,), (1,), (hearth.InOut(np.zeros(1, np.int32)), np.int32(1)))
+            waiting = asyncio.ensure_future(gpu.synchronize())
+            assert await pending.cancel()
+            with pytest.raises(hearth.CancelledError):
+                await pending.result()
+            assert not await pending.cancel()
+            one = await gpu.default_stream.cancel()
+            dropped = one + await gpu.cancel()
+            assert dropped
+            await gate.open()
+            with pytest.raises(hearth.CancelledError) as caught:
+                await waiting
+            failures = caught.value.failures
+            assert dropped == len(failures) + sum(failure.merged for failure in failures)
+            assert (await x.get())[0] == 1 + BEHIND - dropped
+
+    run(scenario)
+
+
+def test_cancelling_without_work_has_no_effect(daemon: DaemonProcess) -> None:
+    async def scenario() -> None:
+        async with connect(daemon) as node:
+            gpu = node.device(0)
+            assert await gpu.cancel() == await gpu.stream().cancel() == 0
+            gpu.zeros(1, np.int32)
+            assert await gpu.cancel() in (0, 1)  # the fill of `x`, unless it has begun
+
+    run(scenario)
