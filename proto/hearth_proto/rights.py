@@ -101,7 +101,6 @@ CALLS: Mapping[str, tuple[Right, ...]] = {
     "Upload": (Right.WRITE,),
     "Download": (Right.READ,),
     "AttachmentStatus": _NONE,
-    "Cancel": _NONE,
     "TransferStatus": _NONE,
     "OpenBulk": _NONE,  # its data is requested by commands; a tenant that may neither write nor read gets none
     "Publish": (Right.PUBLISH,),

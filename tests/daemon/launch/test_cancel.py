@@ -277,3 +277,20 @@ def test_each_launch_runs_or_is_cancelled_although_connections_are_cut(daemon: D
             timer.join()
             expected += launches - dropped_by(gpu)
             assert x.get()[0] == expected
+
+
+def test_a_command_that_has_begun_is_not_cancelled(gpu: hearth.Device) -> None:
+    kernel, x, y = add(gpu), gpu.zeros(1, np.int32), gpu.zeros(1, np.int32)
+    with gpu.graph() as graph:
+        kernel((1,), (1,), (y, np.int32(1)))
+    graph.launch()
+    gpu.synchronize()
+    with gated(gpu) as gate:
+        gate.hold(x)
+        graph.launch(BEHIND)  # one command, of which the device accepts a part
+        other = gpu.stream()
+        assert gpu.zeros(1, np.int32, other).get(stream=other)[0] == 0  # the daemon has executed what precedes it
+        assert gpu.cancel() == 0
+        gate.open()
+        gpu.synchronize()
+    assert y.get()[0] == 1 + BEHIND
