@@ -48,7 +48,7 @@ QUICK := --leave-out tests/slow.txt $(patsubst %,tests/daemon/%.py,$(SMOKE)) tes
 # A file of tests at a time, in the order in which they are collected: the short ones of tests/unit come last.
 WORKERS := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 TYPED := client/hearth server/hearthd proto/hearth_proto
-# Of make smoke-oldest: what the versions of gRPC, aiohttp, pydantic, typer, prometheus-client and cryptography decide.
+# Of make smoke-oldest: what the versions of gRPC, aiohttp, pydantic, prometheus-client and cryptography decide.
 LOWER := $(patsubst %,tests/%.py,unit/front/admission/test_admission unit/front/config/test_loader \
   unit/front/http/test_server unit/front/test_opentelemetry unit/front/auth/test_tls unit/front/gpu/test_health \
   unit/client/cli/test_output daemon/tenants/test_admission daemon/cli/test_status daemon/operations/test_first_process)

@@ -139,7 +139,7 @@ class LaunchCall(NamedTuple):
     block: Any
     shared_mem: int = 0
     mode: str = "checked"
-    cooperative: bool = False
+    cooperative: bool | str = False
     cluster: Any = None
     iterations: int = 1
 

@@ -67,9 +67,10 @@ class LaunchFlag(enum.IntFlag):
     UNCHECKED = 2  # grid, block and arguments are not checked
     COOPERATIVE = 4
     EXTENDED = 8  # an extension follows the header
+    FIT = 64  # the daemon reduces a one-dimensional cooperative grid to the blocks that can be resident at once
 
 
-KNOWN_FLAGS = LaunchFlag.VALIDATE | LaunchFlag.UNCHECKED | LaunchFlag.COOPERATIVE | LaunchFlag.EXTENDED
+KNOWN_FLAGS = LaunchFlag.VALIDATE | LaunchFlag.UNCHECKED | LaunchFlag.COOPERATIVE | LaunchFlag.EXTENDED | LaunchFlag.FIT
 
 
 class RecordError(ValueError):

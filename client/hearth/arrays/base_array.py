@@ -409,8 +409,8 @@ class BaseArray(DeviceOperand):
 
         If the two arrays overlap in memory, the source is copied to new memory first.
 
-        `other` may be on another device of the session: such a copy consists of a send and a receive, so the caller
-        needs the right to use collectives.
+        `other` may be on another device of the session. Such a copy needs the same right as one within a device,
+        `allocate`.
 
         Args:
             other: The source.

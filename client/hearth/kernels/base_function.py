@@ -13,13 +13,14 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hearth import base_stream as streams
 from hearth.base_stream import current_streams
 from hearth.codec import encode
 from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
+from hearth.kernels.fit_warning import FitWarnings
 from hearth.kernels.pointer_types import PointerTypes
 from hearth.session.memory import DeviceOperand
 from hearth.shapes import cdiv
@@ -107,6 +108,7 @@ class BaseFunction:
         self._blocks: dict[int, int] = {}
         """Block sizes of the highest occupancy, by dynamic shared memory in bytes."""
         self._pointers: PointerTypes | None = None
+        self._fits: FitWarnings | None = None
         self._bind(self._connection.attachment())
 
     def __call__(
@@ -119,7 +121,7 @@ class BaseFunction:
         stream: BaseStream | None = None,
         timeout: float | None = None,
         mode: str = "checked",
-        cooperative: bool = False,
+        cooperative: bool | Literal["fit"] = False,
         cluster: Any = None,
         iterations: int = 1,
         **unknown: Never,
@@ -139,7 +141,9 @@ class BaseFunction:
                 reports writes to them (slow, copies each array); or ``"unchecked"``, which leaves the check of the
                 geometry to the driver.
             cooperative: Makes the whole grid resident at once, so that the grid can synchronize. Always True for a
-                kernel of a module with `enable_cooperative_groups`.
+                kernel of a module with `enable_cooperative_groups`. ``"fit"`` launches at most as many blocks as can be
+                resident: a larger grid with one block along y and z is reduced, and the next call that waits for the
+                device gives a `RuntimeWarning` that names the line of the launch; any other grid is refused.
             cluster: Blocks of a cluster along each axis, as `grid`; None: no clusters.
             iterations: Number of launches in a row.
             **unknown: No other keyword is accepted.
@@ -149,7 +153,8 @@ class BaseFunction:
                 flush.
             LaunchTypeError: `args` is no tuple or list, an argument has a type that no kernel takes, or a keyword is
                 unknown.
-            ArgumentError: `timeout` or `mode` is invalid, or `stream` belongs to another device or session.
+            ArgumentError: `timeout`, `mode` or `cooperative` is invalid, or `stream` belongs to another device or
+                session.
         """
         if unknown:
             from hearth.keywords import unknown_keyword
@@ -174,7 +179,7 @@ class BaseFunction:
                     attachment.launch(head + tail)
                     return
         if self._module._cooperative:
-            cooperative = True
+            cooperative = cooperative or True
         record = self._pack(
             attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
         )
@@ -197,7 +202,7 @@ class BaseFunction:
         stream: BaseStream | None = None,
         timeout: float | None = None,
         mode: str = "checked",
-        cooperative: bool = False,
+        cooperative: bool | str = False,
         cluster: Any = None,
         iterations: int = 1,
     ) -> bytes:
@@ -242,6 +247,7 @@ class BaseFunction:
                 connection.limits.converts_integers,
             )  # fmt: skip
             self._check_pointers(args)
+            self._check_fit(cooperative, grid, block, shared_mem, cluster)
             if key and arguments.fixed(key[9:]):
                 if len(heads) >= _CACHE_LIMIT:
                     heads.clear()
@@ -286,6 +292,14 @@ class BaseFunction:
         if self._pointers is None:
             self._pointers = PointerTypes(self._module._source, self.name)
         self._pointers.check(args)
+
+    def _check_fit(self, cooperative: bool | str, grid: Any, block: Any, shared_mem: int, cluster: Any) -> None:
+        """Arranges for a warning if the daemon will reduce the grid, at the first launch of each geometry."""
+        if cooperative != launch_config.FIT or cluster is not None or isinstance(grid, DeviceOperand):
+            return
+        if self._fits is None:
+            self._fits = FitWarnings(self)
+        self._fits.check(grid, block, shared_mem)
 
     def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:
         for index in signature.pointers:

@@ -11,6 +11,8 @@ from hearth.session.memory import DeviceOperand
 from hearth_proto.launches import Extension, LaunchFlag
 
 MODES = {"checked": 0, "unchecked": int(LaunchFlag.UNCHECKED), "validate": int(LaunchFlag.VALIDATE)}
+FIT = "fit"
+"""Value of `cooperative` for a grid that the daemon may reduce."""
 SHARED_MAX = 2**32 - 1
 ITERATIONS_MAX = 2**32 - 1
 
@@ -24,7 +26,7 @@ def head(
     shared_mem: int,
     timeout: float | None,
     mode: str,
-    cooperative: bool,
+    cooperative: bool | str,
     cluster: Any,
     iterations: int,
     converts_integers: bool = True,
@@ -40,7 +42,7 @@ def head(
         shared_mem: Dynamic shared memory in bytes.
         timeout: Time limit in seconds; None: none.
         mode: ``"checked"``, ``"unchecked"`` or ``"validate"``.
-        cooperative: Makes the whole grid resident at once.
+        cooperative: Makes the whole grid resident at once; ``"fit"`` lets the daemon reduce the grid for that.
         cluster: Blocks of a cluster along each axis; None: no clusters.
         iterations: Number of launches in a row.
         converts_integers: The daemon converts integers to the types of the kernel's parameters.
@@ -49,7 +51,7 @@ def head(
         The head, and the signature that packs the arguments.
 
     Raises:
-        ArgumentError: `mode` or `timeout` is invalid.
+        ArgumentError: `mode`, `timeout` or `cooperative` is invalid.
         LaunchError: Another keyword is out of range.
         LaunchTypeError: An argument or a dimension has a wrong type.
     """
@@ -61,6 +63,14 @@ def head(
         )
     check_shared_mem(shared_mem)
     flags = MODES[mode] | (LaunchFlag.COOPERATIVE if cooperative else 0)
+    if isinstance(cooperative, str):
+        if cooperative != FIT:
+            raise ArgumentError(
+                f"cooperative is {cooperative!r}, which is not a kind of cooperative launch.",
+                reason="INVALID_ARGUMENT",
+                fix=f"use True, False or {FIT!r}.",
+            )
+        flags |= LaunchFlag.FIT
     extension = _extension(grid, cluster, iterations)
     dims = (0, 0, 0) if isinstance(grid, DeviceOperand) else arguments.dimensions("grid", grid)
     signature = arguments.signature(args)

@@ -1,4 +1,4 @@
-"""Output of `printf` in kernels: kept by the receiving thread, written by the next thread that waits.
+"""Output of `printf` in kernels, and warnings: kept by the receiving thread, written by the next thread that waits.
 
 The daemon sends the output before the answer of the sync or read that waited for the kernel. The receiving thread only
 keeps it, so that a slow terminal or callback never delays the connection. The thread that waits for an answer writes
@@ -27,7 +27,7 @@ class KernelOutput:
         self._most = most
         self.callback: Callback | None = None
         """Receives the text instead of ``sys.stdout``; None: the text goes to ``sys.stdout``."""
-        self._kept: deque[str] = deque()
+        self._kept: deque[str | Callable[[], None]] = deque()
         self._size = 0
         self._lost = 0
 
@@ -40,12 +40,21 @@ class KernelOutput:
         self._kept.append(text)
         self._size += len(text)
         while self._size > self._most and len(self._kept) > 1:
-            gone = len(self._kept.popleft())
-            self._size -= gone
-            self._lost += gone
+            oldest = self._kept.popleft()
+            if isinstance(oldest, str):
+                self._size -= len(oldest)
+                self._lost += len(oldest)
+
+    def call_later(self, warn: Callable[[], None]) -> None:
+        """Queues a call for `deliver`, behind the text that is queued. Never blocks, never raises.
+
+        Args:
+            warn: Gives a warning; its exceptions are raised by the call that waits for the device.
+        """
+        self._kept.append(warn)
 
     def deliver(self) -> None:
-        """Writes all queued text to the callback or to ``sys.stdout``. May block.
+        """Writes all queued text to the callback or to ``sys.stdout``, and makes the queued calls. May block.
 
         If text was discarded, a note of the number of its characters precedes the text.
         """
@@ -54,6 +63,9 @@ class KernelOutput:
                 text = self._kept.popleft()
             except IndexError:  # another thread took the text first
                 return
+            if not isinstance(text, str):
+                text()
+                continue
             self._size -= len(text)
             lost, self._lost = self._lost, 0
             if lost:

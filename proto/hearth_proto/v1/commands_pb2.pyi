@@ -469,7 +469,7 @@ class Argument(_message.Message):
     def __init__(self, pointer: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., raw: _Optional[bytes] = ..., float32: _Optional[float] = ..., float64: _Optional[float] = ..., int32: _Optional[int] = ..., int64: _Optional[int] = ..., uint32: _Optional[int] = ..., uint64: _Optional[int] = ..., boolean: bool = ..., tensor_map: _Optional[int] = ...) -> None: ...
 
 class Launch(_message.Message):
-    __slots__ = ("function", "grid", "block", "shared_mem", "arguments", "timeout_ns", "mode", "cooperative", "cluster", "iterations", "dynamic_grid")
+    __slots__ = ("function", "grid", "block", "shared_mem", "arguments", "timeout_ns", "mode", "cooperative", "cluster", "iterations", "dynamic_grid", "fit")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -481,6 +481,7 @@ class Launch(_message.Message):
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     DYNAMIC_GRID_FIELD_NUMBER: _ClassVar[int]
+    FIT_FIELD_NUMBER: _ClassVar[int]
     function: int
     grid: Dim3
     block: Dim3
@@ -492,7 +493,8 @@ class Launch(_message.Message):
     cluster: Dim3
     iterations: int
     dynamic_grid: Argument.Pointer
-    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., arguments: _Optional[_Iterable[_Union[Argument, _Mapping]]] = ..., timeout_ns: _Optional[int] = ..., mode: _Optional[_Union[LaunchMode, str]] = ..., cooperative: bool = ..., cluster: _Optional[_Union[Dim3, _Mapping]] = ..., iterations: _Optional[int] = ..., dynamic_grid: _Optional[_Union[Argument.Pointer, _Mapping]] = ...) -> None: ...
+    fit: bool
+    def __init__(self, function: _Optional[int] = ..., grid: _Optional[_Union[Dim3, _Mapping]] = ..., block: _Optional[_Union[Dim3, _Mapping]] = ..., shared_mem: _Optional[int] = ..., arguments: _Optional[_Iterable[_Union[Argument, _Mapping]]] = ..., timeout_ns: _Optional[int] = ..., mode: _Optional[_Union[LaunchMode, str]] = ..., cooperative: bool = ..., cluster: _Optional[_Union[Dim3, _Mapping]] = ..., iterations: _Optional[int] = ..., dynamic_grid: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., fit: bool = ...) -> None: ...
 
 class Occupancy(_message.Message):
     __slots__ = ("function", "block", "shared_mem", "cluster")

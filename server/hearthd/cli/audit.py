@@ -2,16 +2,19 @@
 
 Exit status of `verify`: 0 if no problem was found, 1 if something is wrong with the log, 2 if a file cannot be used, 3
 if the log is intact and the guarantee is weaker than `--require`.
-
-typer reads annotations at run time, so their evaluation is not postponed in this file.
 """
 
-import json as json_module
+from __future__ import annotations
+
+import argparse
+import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Any
 
+from hearthd.cli import flags
 from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
+from hearthd.cli.parser import Parser, add_command, add_json
 
 _WEAKER = 3
 """Exit status of `verify` if the guarantee is weaker than `--require`."""
@@ -22,51 +25,73 @@ _TELLS = {
 }
 
 
-def add_to(app: Any) -> None:
-    """Adds the group of commands to the typer application."""
-    import typer
+def add_to(commands: Any) -> None:
+    """Adds the group of commands and their arguments."""
+    audit: Parser = commands.add_parser("audit", help="inspect the audit log", description="Inspects the audit log.")
+    parts = audit.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    names_config = "TOML file that names the log, its key and anchor"
 
-    audit = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Inspect the audit log.")
-    app.add_typer(audit, name="audit")
-    File = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file: names the log, its key and anchor.")]
+    verify = add_command(
+        parts,
+        "verify",
+        "check that no line of an audit log was changed, removed or made up",
+        "Checks that no line of an audit log was changed, removed or made up, and says what that check can show.",
+        statuses={
+            0: "no problem was found",
+            1: "something is wrong with the log",
+            2: "usage error, or a file cannot be used",
+            _WEAKER: "the log is intact, and the guarantee is weaker than --require",
+        },
+        examples=(
+            "hearthd audit verify --config /etc/hearth/hearth.toml --require keyed",
+            "journalctl -u hearthd -o cat | hearthd audit verify audit.log --anchor -",
+        ),
+    )
+    verify.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="the log, preceded by its rotated files, oldest first"
+    )
+    verify.add_argument(
+        "--key", type=Path, metavar="FILE", help="key file; default: the daemon's usual key file, if it can be read"
+    )
+    verify.add_argument(
+        "--anchor",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="file that contains anchors: audit.anchor, a journal or a log; - for standard input; can be repeated",
+    )
+    verify.add_argument(
+        "--require",
+        default="chain",
+        metavar="GUARANTEE",
+        help=f"chain, keyed or anchored: exit with status {_WEAKER} if the guarantee is less (%(default)s)",
+    )
+    flags.add_config(verify, names_config)
+    add_json(verify)
+    verify.set_defaults(run=run_verify)
 
-    @audit.command("verify")
-    def verify(
-        files: Annotated[
-            Optional[list[Path]],  # noqa: UP045
-            typer.Argument(help="The log, preceded by its rotated files, oldest first.", show_default=False),
-        ] = None,
-        key: Annotated[
-            Optional[Path],  # noqa: UP045
-            typer.Option(help="The key file. Default: the daemon's usual key file, if it can be read."),
-        ] = None,
-        anchor: Annotated[
-            Optional[list[Path]],  # noqa: UP045
-            typer.Option(help="A file that contains anchors: audit.anchor, a journal or a log; - for standard input."),
-        ] = None,
-        require: Annotated[
-            str, typer.Option(help="chain, keyed or anchored: exit with status 3 if the guarantee is less.")
-        ] = "chain",
-        config: File = None,
-        json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    ) -> None:
-        """Check that no line of an audit log was changed, removed or made up, and say what that check can show."""
-        _verify(files or [], key, anchor or [], require, config, json)
+    rotate = add_command(
+        parts,
+        "rotate-key",
+        "add a key, which signs from the daemon's next reload on",
+        "Adds a key, which signs from the daemon's next reload on. Older keys stay, to verify what they signed.",
+    )
+    rotate.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the key file")
+    flags.add_config(rotate, names_config)
+    rotate.set_defaults(run=run_rotate_key)
 
-    @audit.command("rotate-key")
-    def rotate_key(
-        file: Annotated[Optional[Path], typer.Argument(help="The key file.", show_default=False)] = None,  # noqa: UP045
-        config: File = None,
-    ) -> None:
-        """Add a key, which signs from the daemon's next reload on; older ones stay, to verify what they signed."""
-        from hearthd.front.audit.keys import KeyFileError, rotate
 
-        path = str(file) if file is not None else _settings(config).key_path
-        try:
-            made = rotate(path)
-        except KeyFileError as error:
-            fail(str(error), USAGE_ERROR)
-        print(f"{path}: key {made.id} was added; it signs from the next reload on (systemctl reload hearthd)")
+def run_rotate_key(arguments: argparse.Namespace) -> int:
+    """Adds a key to the key file. Raises `SystemExit` if the file cannot be used."""
+    from hearthd.front.audit.keys import KeyFileError, rotate
+
+    path = str(arguments.file) if arguments.file is not None else _settings(arguments.config).key_path
+    try:
+        made = rotate(path)
+    except KeyFileError as error:
+        fail(str(error), USAGE_ERROR)
+    print(f"{path}: key {made.id} was added; it signs from the next reload on (systemctl reload hearthd)")
+    return 0
 
 
 def _settings(config: Path | None) -> Any:
@@ -81,13 +106,16 @@ def _settings(config: Path | None) -> Any:
         fail(str(error), USAGE_ERROR)
 
 
-def _verify(
-    files: list[Path], key: Path | None, anchors: list[Path], require: str, config: Path | None, as_json: bool
-) -> None:
+def run_verify(arguments: argparse.Namespace) -> int:
+    """Verifies the log, prints the result, and returns the exit status, or raises it as `SystemExit`."""
     from hearthd.front.audit.verify import Guarantee
     from hearthd.front.audit.verify import verify as check
     from hearthd.front.config.audit import AuditSettings
 
+    files: list[Path] = arguments.files
+    key: Path | None = arguments.key
+    config: Path | None = arguments.config
+    require: str = arguments.require
     if require not in list(Guarantee):
         fail(f"--require {require}: use {', '.join(Guarantee)}", USAGE_ERROR)
     settings = _settings(config)
@@ -100,15 +128,16 @@ def _verify(
     explicit = key is not None or config is not None
     keys = _keys(str(key or settings.key_path), explicit)
     try:
-        verdict = check(_lines(files), keys, _anchors(anchors, settings), strict=explicit)
+        verdict = check(_lines(files), keys, _anchors(arguments.anchor or [], settings), strict=explicit)
     except OSError as error:
         fail(f"{error.filename or files[0]}: {error.strerror or error}", USAGE_ERROR)
     names = ", ".join(map(str, files))
-    _print(verdict, names, as_json)
+    _print(verdict, names, arguments.json)
     if verdict.problems:
-        raise SystemExit(RUNTIME_ERROR)
+        return RUNTIME_ERROR
     if not verdict.guarantee.covers(Guarantee(require)):
         fail(f"{names}: {verdict.guarantee} is less than --require {require}", _WEAKER)
+    return 0
 
 
 def _keys(path: str, explicit: bool) -> Any:
@@ -131,7 +160,7 @@ def _print(verdict: Any, names: str, as_json: bool) -> None:
     if as_json:
         shown = {name: getattr(verdict, name) for name in ("lines", "entries", "head", "begins", "problems", "missing")}
         shown |= {"signed": verdict.signed, "unknown_keys": verdict.unknown_keys, "anchored": verdict.anchored}
-        print(json_module.dumps({"ok": not verdict.problems, "guarantee": verdict.guarantee, **shown}, indent=2))
+        print(json.dumps({"ok": not verdict.problems, "guarantee": verdict.guarantee, **shown}, indent=2))
         return
     for problem in verdict.problems:
         print(f"hearthd: {names}: {problem}", file=sys.stderr)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
+from hearthd.cli.parser import add_command
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -21,10 +21,58 @@ AUTHORITY, CERTIFICATE, KEY = "ca.pem", "tls.pem", "tls.key"
 """Names of the files that are written."""
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 """The certificate is valid this long before now, for hosts whose clocks are behind."""
+_MOST_DAYS = 3650
 
 
 class CannotWriteError(Exception):
     """A file exists already, or its directory cannot be written."""
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command and its arguments."""
+    parser = add_command(
+        commands,
+        "make-certificate",
+        "make a private authority and a certificate",
+        f"Makes a private authority and a certificate. Writes {AUTHORITY} for clients, and {CERTIFICATE} and {KEY} for "
+        "[tls] of the daemon. The key of the authority is not kept: a new certificate has a new authority.",
+        statuses={1: "a file exists already, or cannot be written"},
+        examples=("hearthd make-certificate gpu-box.example.com 10.1.0.17 --directory /etc/hearth",),
+    )
+    parser.add_argument("names", nargs="+", metavar="NAME", help="host names and IP addresses of the daemon")
+    parser.add_argument(
+        "--directory", type=Path, default=Path(), metavar="DIR", help="where the files are written (%(default)s)"
+    )
+    parser.add_argument(
+        "--days", type=_days, default=365, metavar="N", help="days that the certificate is valid (%(default)d)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Makes the certificate, and prints the settings of daemon and clients. Raises `SystemExit` if it cannot."""
+    names: list[str] = arguments.names
+    try:
+        make(names, arguments.directory, arguments.days)
+    except CannotWriteError as error:
+        fail(f"{error}. Fix: name another --directory", RUNTIME_ERROR)
+    except ValueError as error:
+        fail(f"{error}. Fix: pass names such as gpu-box.example.com or 10.1.0.17", USAGE_ERROR)
+    folder = arguments.directory.absolute()
+    print(f'# For the daemon:\n[tls]\ncertificate = "{folder / CERTIFICATE}"\nkey = "{folder / KEY}"')
+    print(f"# For clients, which need a copy of {folder / AUTHORITY}:")
+    print(f"#   HEARTH_CA={AUTHORITY} HEARTH_TARGET=https://{names[0]}:7421")
+    return 0
+
+
+def _days(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= _MOST_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days from 1 to {_MOST_DAYS}")
+    return value
 
 
 def make(names: Sequence[str], folder: Path, days: int) -> None:
@@ -133,31 +181,3 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the command `hearthd make-certificate`."""
-
-    @app.command("make-certificate")
-    def make_certificate(
-        names: Annotated[
-            list[str], typer.Argument(metavar="NAME...", help="Host names and IP addresses of the daemon.")
-        ],
-        directory: Annotated[Path, typer.Option(help="Where the files are written.")] = Path(),
-        days: Annotated[int, typer.Option(min=1, max=3650, help="Days that the certificate is valid.")] = 365,
-    ) -> None:
-        """Make a private authority and a certificate.
-
-        Writes ca.pem for clients, and tls.pem and tls.key for [tls] of the daemon. The key of the authority is not
-        kept: a new certificate has a new authority.
-        """
-        try:
-            make(names, directory, days)
-        except CannotWriteError as error:
-            fail(f"{error}. Fix: name another --directory", RUNTIME_ERROR)
-        except ValueError as error:
-            fail(f"{error}. Fix: pass names such as gpu-box.example.com or 10.1.0.17", USAGE_ERROR)
-        folder = directory.absolute()
-        print(f'# For the daemon:\n[tls]\ncertificate = "{folder / CERTIFICATE}"\nkey = "{folder / KEY}"')
-        print(f"# For clients, which need a copy of {folder / AUTHORITY}:")
-        print(f"#   HEARTH_CA={AUTHORITY} HEARTH_TARGET=https://{names[0]}:7421")

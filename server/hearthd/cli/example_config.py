@@ -5,12 +5,12 @@ They are files of `deploy/`, which the wheel contains as files of the package.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import Annotated, NamedTuple
-
-import typer
+from typing import Any, NamedTuple
 
 from hearthd.cli.failure import USAGE_ERROR, fail
+from hearthd.cli.parser import add_command
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -33,23 +33,29 @@ EXAMPLES = {
 """The examples by name."""
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command `hearthd example-config` to the typer application."""
+def add_to(commands: Any) -> None:
+    """Adds the command and its arguments."""
+    parser = add_command(
+        commands,
+        "example-config",
+        "print a commented example configuration",
+        "Prints a commented example configuration. Without NAME, lists the examples.",
+        examples=("hearthd example-config one-user > hearth.toml",),
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help=f"the example: {', '.join(EXAMPLES)}")
+    parser.set_defaults(run=run)
 
-    @app.command("example-config")
-    def example_config(
-        name: Annotated[str | None, typer.Argument(metavar="NAME", help="The example.", show_default=False)] = None,
-    ) -> None:
-        """Print a commented example configuration.
 
-        Without NAME, list the examples.
-        """
-        if name is None:
-            print(listed())
-        elif name in EXAMPLES:
-            print(deploy_file(EXAMPLES[name].path).read_text(), end="")
-        else:
-            fail(f"there is no example {name!r}. Fix: use one of {', '.join(EXAMPLES)}.", USAGE_ERROR)
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the example, or the list. Raises `SystemExit` if there is no such example."""
+    name: str | None = arguments.name
+    if name is None:
+        print(listed())
+    elif name in EXAMPLES:
+        print(deploy_file(EXAMPLES[name].path).read_text(), end="")
+    else:
+        fail(f"there is no example {name!r}. Fix: use one of {', '.join(EXAMPLES)}.", USAGE_ERROR)
+    return 0
 
 
 def listed() -> str:

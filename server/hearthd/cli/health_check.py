@@ -5,20 +5,23 @@ It queries `grpc.health.v1`, which requires no token, over the Unix socket, so i
 
 from __future__ import annotations
 
+import argparse
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
-
+from hearthd.cli import flags
 from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
-from hearthd.front.addresses import Address, parse_address
+from hearthd.cli.parser import add_command
 
 if TYPE_CHECKING:
     import grpc
 
+    from hearthd.front.addresses import Address
     from hearthd.front.config.loader import Config
 
 _SERVING = "SERVING"
+_SHORTEST_S = 0.01
 
 _UNREACHABLE = (
     ("No such file", "there is no such socket. Fix: start hearthd, or name its configuration with --config"),
@@ -28,32 +31,56 @@ _UNREACHABLE = (
 """What gRPC says of an address that cannot be reached, and what is said of it here."""
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command `hearthd health` to the typer application."""
+def add_to(commands: Any) -> None:
+    """Adds the command and its arguments."""
+    parser = add_command(
+        commands,
+        "health",
+        "ask whether the daemon is ready; exit status 1 if not",
+        "Asks the daemon of a configuration, or of the socket --unix, whether it is ready. Needs no token.",
+        statuses={0: "the daemon is ready", 1: "it is not ready, or does not answer"},
+        examples=("hearthd health", "hearthd health --live --timeout 1", "hearthd health --service device/0"),
+    )
+    flags.add_config(parser)
+    parser.add_argument("--unix", metavar="PATH", help="path of the daemon's Unix socket")
+    parser.add_argument(
+        "--service", default="", metavar="NAME", help='service to check, such as "device/0"; default: "", the node'
+    )
+    parser.add_argument(
+        "--live", action="store_true", help="check liveness: any answer succeeds; default: check readiness"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=3.0,
+        metavar="SECONDS",
+        help="seconds to wait for the answer (%(default)g)",
+    )
+    parser.set_defaults(run=run)
 
-    @app.command()
-    def health(
-        path: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file.", show_default=False)] = None,
-        unix: Annotated[str | None, typer.Option(help="Path of the daemon's Unix socket.", show_default=False)] = None,
-        service: Annotated[str, typer.Option(help='Service to check: the node (""), or e.g. "device/0".')] = "",
-        live: Annotated[
-            bool, typer.Option("--live", help="Check liveness: any answer succeeds. Default: check readiness.")
-        ] = False,
-        timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.01)] = 3.0,
-    ) -> None:
-        """Ask whether the daemon is ready; exit status 1 if not.
 
-        The configuration, or --unix, names the daemon.
-        """
-        from hearthd.front.config.loader import ConfigError, load
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the answer. Raises `SystemExit` if the daemon is not ready, or cannot be asked."""
+    from hearthd.front.config.loader import ConfigError, load
 
-        try:
-            config, _ = load(path, flags={("listen", "unix"): unix})
-            print(check(config, service, timeout, live=live))
-        except Unhealthy as error:
-            fail(str(error), RUNTIME_ERROR)
-        except (NothingToAsk, ConfigError) as error:
-            fail(str(error), USAGE_ERROR)
+    try:
+        config, _ = load(arguments.config, flags={("listen", "unix"): arguments.unix})
+        print(check(config, arguments.service, arguments.timeout, live=arguments.live))
+    except Unhealthy as error:
+        fail(str(error), RUNTIME_ERROR)
+    except (NothingToAsk, ConfigError) as error:
+        fail(str(error), USAGE_ERROR)
+    return 0
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= _SHORTEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least {_SHORTEST_S:g}")
+    return value
 
 
 class Unhealthy(Exception):
@@ -92,6 +119,8 @@ def check(config: Config, service: str, timeout: float, *, live: bool) -> str:
 def _channel(config: Config) -> tuple[grpc.Channel, str]:
     import grpc
 
+    from hearthd.front.addresses import parse_address
+
     # Uses neither a proxy of the environment nor a connection of another check.
     options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
     if config.unix_path:
@@ -124,7 +153,7 @@ def _reached(address: Address) -> Address:
     """
     if not address.wildcard:
         return address
-    return Address("::1" if ":" in address.host else "127.0.0.1", address.port)
+    return address._replace(host="::1" if ":" in address.host else "127.0.0.1")
 
 
 def _name(pem: bytes) -> str:

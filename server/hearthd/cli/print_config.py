@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hearthd.front.config.loader import Config, settings
+from hearthd.cli import flags
+from hearthd.cli.parser import add_command, add_json
+
+if TYPE_CHECKING:
+    from hearthd.front.config.loader import Config
 
 DEFAULT = "default"
 Origins = Mapping[tuple[str, ...], str]
 
 
+def add_to(commands: Any) -> None:
+    """Adds the command and its arguments."""
+    parser = add_command(
+        commands,
+        "print-config",
+        "print each setting, its value and its origin",
+        "Prints each setting, its value and its origin. Reads the file, the environment and the options, as `serve` "
+        "does. The output is TOML that can be used as a configuration.",
+        examples=("hearthd print-config hearth.toml", "HEARTH_SESSIONS_LEASE=10s hearthd print-config --json"),
+    )
+    flags.add_file(parser)
+    add_json(parser)
+    flags.add_settings(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the configuration. Raises `SystemExit` if it cannot be used."""
+    config, origins = flags.load(flags.file(arguments), flags.settings(arguments))
+    text = as_json(config, origins) if arguments.json else as_toml(config, origins)
+    print(text, end="\n" if arguments.json else "")
+    return 0
+
+
 def as_toml(config: Config, origins: Origins) -> str:
     """Returns TOML that can be read again; the origin of each value is in a comment after it."""
+    from hearthd.front.config.loader import settings
+
     lines: list[str] = []
     values = config.model_dump(mode="json")
     section = ""
@@ -35,6 +66,8 @@ def as_toml(config: Config, origins: Origins) -> str:
 
 def as_json(config: Config, origins: Origins) -> str:
     """Returns a JSON list with an object for each setting: setting, value, origin, path behind "auto"."""
+    from hearthd.front.config.loader import settings
+
     values = config.model_dump(mode="json")
     listed: list[dict[str, Any]] = []
     for where in settings():

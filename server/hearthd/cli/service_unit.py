@@ -6,16 +6,16 @@ account and configuration file. Does not run `systemctl`.
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Any
 
 from hearthd.cli.example_config import deploy_file
 from hearthd.cli.failure import RUNTIME_ERROR, USAGE_ERROR, fail
+from hearthd.cli.parser import add_command
 
 _NAME = "hearthd.service"
 _SYSTEM_CONFIG = "/etc/hearth/hearth.toml"
@@ -32,44 +32,55 @@ class Unusable(Exception):
     """The unit would not start. The exception's text is one line with the fix."""
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command `hearthd install-service` to the typer application."""
+def add_to(commands: Any) -> None:
+    """Adds the command and its arguments."""
+    parser = add_command(
+        commands,
+        "install-service",
+        "print or write the systemd unit of this installation",
+        "Prints or writes the systemd unit of this installation. Does not start anything.",
+        statuses={1: "the file cannot be written"},
+        examples=(
+            "hearthd install-service --path /etc/systemd/system",
+            "hearthd install-service --user --path ~/.config/systemd/user/hearthd.service",
+        ),
+    )
+    parser.add_argument("--path", type=Path, help="write the unit to this file, or into this directory")
+    parser.add_argument("--print", dest="only_print", action="store_true", help="print the unit: the default")
+    parser.add_argument("--user", action="store_true", help="the unit of one user, without root")
+    parser.add_argument(
+        "--run-as", default="hearth", metavar="ACCOUNT", help="account of the daemon; not with --user (%(default)s)"
+    )
+    parser.add_argument(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help=f"the daemon's TOML file; default: {_SYSTEM_CONFIG}, or that of the user",
+    )
+    parser.set_defaults(run=run)
 
-    @app.command("install-service")
-    def install_service(
-        path: Annotated[
-            Path | None,
-            typer.Option(help="Write the unit to this file, or into this directory.", show_default=False),
-        ] = None,
-        only_print: Annotated[bool, typer.Option("--print", help="Print the unit: the default.")] = False,
-        user: Annotated[bool, typer.Option("--user", help="The unit of one user, without root.")] = False,
-        run_as: Annotated[str, typer.Option(help="Account of the daemon; not with --user.")] = "hearth",
-        config: Annotated[
-            str | None,
-            typer.Option(
-                "--config", "-c", help=f"The daemon's TOML file; else {_SYSTEM_CONFIG}, or that of the user.",
-                show_default=False,
-            ),
-        ] = None,
-    ) -> None:  # fmt: skip
-        """Print or write the systemd unit of this installation. Does not start anything."""
-        if only_print and path is not None:
-            fail("--print and --path exclude each other", USAGE_ERROR)
-        try:
-            text = unit(program(), user=user, account=run_as, config=config)
-        except Unusable as error:
-            fail(str(error), USAGE_ERROR)
-        if path is None:
-            print(text, end="")
-            return
-        target = path / _NAME if path.is_dir() else path
-        try:
-            written = write(text, target)
-        except OSError as error:
-            fail(f"{target}: cannot be written: {error.strerror or error}", RUNTIME_ERROR)
-        scope = "systemctl --user" if user else "systemctl"
-        print(f"{target}: {'written' if written else 'up to date'}")
-        print(f"next: {scope} daemon-reload && {scope} enable --now {target.stem}")
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints or writes the unit. Raises `SystemExit` if it would not start, or cannot be written."""
+    path: Path | None = arguments.path
+    if arguments.only_print and path is not None:
+        fail("--print and --path exclude each other", USAGE_ERROR)
+    try:
+        text = unit(program(), user=arguments.user, account=arguments.run_as, config=arguments.config)
+    except Unusable as error:
+        fail(str(error), USAGE_ERROR)
+    if path is None:
+        print(text, end="")
+        return 0
+    target = path / _NAME if path.is_dir() else path
+    try:
+        written = write(text, target)
+    except OSError as error:
+        fail(f"{target}: cannot be written: {error.strerror or error}", RUNTIME_ERROR)
+    scope = "systemctl --user" if arguments.user else "systemctl"
+    print(f"{target}: {'written' if written else 'up to date'}")
+    print(f"next: {scope} daemon-reload && {scope} enable --now {target.stem}")
+    return 0
 
 
 def program() -> list[str]:

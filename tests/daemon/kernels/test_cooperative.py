@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 import hearth
+import hearth.aio
 from tests.support.daemon.harness import BACKEND, DaemonProcess, on_cpu, wait_until
 from tests.support.daemon.kernels import saxpy_works
 
@@ -122,6 +124,64 @@ def test_the_largest_grid_runs_and_one_block_more_is_refused_with_the_numbers(
     assert f"{gpu.properties.multiprocessor_count} multiprocessors" in caught.value.message
     meet((limit,), (threads,), (out,), shared, cooperative=True)
     gpu.synchronize()
+
+
+@pytest.mark.parametrize("mode", ["checked", "unchecked"])
+def test_fit_launches_fewer_blocks_and_warns_at_the_line_of_the_launch(
+    gpu: hearth.Device, kernel: Kernel, mode: str
+) -> None:
+    meet = kernel("meet")
+    limit = meet.occupancy(64, 256).max_cooperative_blocks
+    out = gpu.zeros(limit + 5, np.int32)
+    with pytest.warns(RuntimeWarning, match=rf"launch of meet: .* from {limit + 5} to {limit} blocks") as told:
+        for _ in range(3):
+            meet((limit + 5,), (64,), (out,), 256, cooperative="fit", mode=mode)
+        np.testing.assert_array_equal(out.get(), [*range(1, limit + 1), *[0] * 5])
+    assert [each.filename for each in told] == [__file__]
+    with pytest.warns(RuntimeWarning, match=f"from {limit + 2} to"), gpu.graph() as graph:
+        meet([limit + 2], (64,), (out,), 256, cooperative="fit")
+    out.fill(0)
+    graph.launch()
+    np.testing.assert_array_equal(out.get(), [*range(1, limit + 1), *[0] * 5])
+
+
+def test_fit_keeps_a_grid_that_is_resident(
+    gpu: hearth.Device, kernel: Kernel, recwarn: pytest.WarningsRecorder
+) -> None:
+    out = gpu.zeros(2, np.int32)
+    kernel("meet")((2,), (64,), (out,), 256, cooperative="fit")
+    assert out.get().tolist() == [1, 2] and not recwarn.list
+    module = gpu.RawModule(code=CODE, enable_cooperative_groups=True)
+    limit = module.get_function("meet").occupancy(64, 256).max_cooperative_blocks
+    with pytest.raises(hearth.LaunchError, match="cannot be resident"):
+        module.get_function("meet")((limit + 1,), (64,), (gpu.zeros(limit + 1, np.int32),), 256)
+        gpu.synchronize()
+
+
+def test_fit_refuses_what_it_does_not_reduce(gpu: hearth.Device, kernel: Kernel) -> None:
+    meet = kernel("meet")
+    limit = meet.occupancy(64, 256).max_cooperative_blocks
+    out = gpu.zeros(2, np.int32)
+    meet((limit, 2), (64,), (out,), 256, cooperative="fit")
+    with pytest.raises(hearth.LaunchError) as caught:
+        gpu.synchronize()
+    assert caught.value.reason == "RESIDENCY_EXCEEDED" and not out.get().any()
+    with pytest.raises(hearth.ArgumentError, match="cooperative is 'fits'"):
+        meet((2,), (64,), (out,), 256, cooperative="fits")  # type: ignore[arg-type]
+
+
+def test_fit_of_the_asyncio_client(daemon: DaemonProcess) -> None:
+    async def run() -> None:
+        async with await hearth.aio.connect(daemon.unix) as node:
+            gpu = node.device(0)
+            meet = gpu.RawModule(code=CODE).get_function("meet")
+            limit = (await meet.occupancy(64, 256)).max_cooperative_blocks
+            out = gpu.zeros(limit + 1, np.int32)
+            with pytest.warns(RuntimeWarning, match=f"from {limit + 1} to {limit} blocks"):
+                meet((limit + 1,), (64,), (out,), 256, cooperative="fit")
+                assert (await out.get()).tolist() == [*range(1, limit + 1), 0]
+
+    asyncio.run(run())
 
 
 def test_driver_refuses_an_unchecked_launch(gpu: hearth.Device, kernel: Kernel) -> None:

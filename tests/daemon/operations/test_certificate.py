@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hearth
-from hearthd.cli.main import FLAGS
+from hearthd.cli.flags import FLAGS
 from hearthd.front.config.loader import load
 from tests.support.daemon.harness import StartDaemon, environment, on_cpu
 
@@ -58,4 +58,4 @@ def test_the_help_of_flags_has_their_defaults() -> None:
         for part in path:
             value = getattr(value, part)
         shown = "--secure" if value is False else value
-        assert text.endswith(f" Default: {shown}."), (name, text, value)
+        assert text.endswith(f"; default: {shown}"), (name, text, value)

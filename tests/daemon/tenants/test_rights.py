@@ -440,3 +440,37 @@ def test_devices_of_other_tenants_are_reported_as_absent(start_daemon: StartDaem
         texts = {str(answer).replace("Device 0 ", "Device 77 ") for answer in answers}
         assert len(texts) == 1 and answers[0].reason == Reason.DEVICE_NOT_FOUND, texts
         assert answers[0].details["allowed"] == "1"
+
+
+def test_copies_between_devices_need_the_right_of_a_copy_and_collectives_their_own(start_daemon: StartDaemon) -> None:
+    config, tokens = tenants(tenant("copier", rights=["allocate", "read", "write"]), tenant("reader", rights=["read"]))
+    daemon = start_daemon(cpu_count=2, **config)
+    needs_devices(daemon, 2)
+    first, second = daemon.ordinals()[:2]
+    with daemon.connect(token=tokens["copier"]) as node:
+        here, there = node.device(first), node.device(second)
+        x = here.asarray([[1, 2, 3], [4, 5, 6]])
+        y = there.zeros((2, 3), x.dtype)
+        y.copy_from(x)
+        x[:, 0] = y[:, 2]
+        assert there.asarray(x).get().tolist() == [[3, 2, 3], [6, 5, 6]] and y.get().tolist() == [[1, 2, 3], [4, 5, 6]]
+        hearth.Group([here, there]).all_reduce([x, y])
+        with pytest.raises(hearth.AuthenticationError, match="collective"):
+            here.synchronize()
+        with pytest.raises(hearth.AuthenticationError, match="collective"):
+            there.synchronize()
+    kind, operation = c.COLLECTIVE_KIND_SEND, c.CollectiveOperation
+    send = operation(kind=kind, source=1, count=1, dtype="uint8", peer=1)
+    one = c.Collective(devices=[first, second], sequence=1, operations=[send])
+    told = {}
+    with Raw(daemon.unix, tokens["reader"]) as raw, raw.execute() as stream:
+        for name, asked in {
+            "copy": one,
+            "two": c.Collective(devices=[first, second], sequence=1, operations=[send, send]),
+            "group": c.Collective(group=bytes(16), sequence=1, operations=[send]),
+            "all": c.Collective(devices=[first, second], sequence=1, operations=[operation(source=1, destination=1)]),
+        }.items():
+            told[name] = reasons.from_status(stream.ask(c.Command(collective=asked)).error)
+    assert {name: each.details["right"] for name, each in told.items()} == {
+        "copy": "allocate", "two": "collective", "group": "collective", "all": "collective",
+    }  # fmt: skip

@@ -10,7 +10,6 @@ This process has one thread; gRPC, uvloop and multiprocessing are imported but n
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import gc
@@ -31,16 +30,15 @@ from typing import Any
 from hearth_proto import polling
 
 MODULES = (
-    "hearthd.cli.main", "hearthd.shared.sighup", "hearthd.front.supervisor.forkserver", "inspect", "typer",
-    "hearthd.cli.audit", "hearthd.cli.health_check", "hearthd.front.config.loader", "hearthd.shared.log",
-    "pydantic.type_adapter", "hearthd.front.daemon.main", "uvloop", "hearthd.front.opentelemetry",
+    "hearthd.cli.main", "hearthd.shared.sighup", "hearthd.front.supervisor.forkserver", "inspect",
+    "hearthd.cli.serve", "hearthd.cli.audit", "hearthd.cli.health_check", "hearthd.front.config.loader",
+    "hearthd.shared.log", "pydantic.type_adapter", "hearthd.front.daemon.main", "uvloop",
+    "hearthd.front.opentelemetry",
     "hearthd.front.daemon.daemon", "hearthd.front.http.server", "hearthd.front.sockets",
     "hearthd.front.daemon.orphans", "multiprocessing.popen_forkserver",
 )  # fmt: skip
 """Modules that `hearthd serve` imports."""
 
-OF_SOME_VERSIONS = ("typer._adapters",)
-"""Modules that exist only in some of the supported versions of the packages."""
 PRELOADED = ("hearthd.device.process.main", "hearthd.device.cpu.server", "hearthd.device.cpu.collective.shared_segment")
 """Modules that the daemon's own forkserver imports, except the module whose import makes the process inaccessible to
 other processes."""
@@ -57,9 +55,6 @@ def main(asking: socket.socket) -> None:
     polling.import_grpc(polling.LISTENER)
     for module in (*MODULES, *PRELOADED):
         importlib.import_module(module)
-    for module in OF_SOME_VERSIONS:
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(module)
     assert _alone(), "a fork would lose a thread"
     gc.collect()
     gc.freeze()

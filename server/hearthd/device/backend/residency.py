@@ -38,6 +38,16 @@ def thread_bound(limits: LaunchLimits, threads: int) -> int:
     return blocks * limits.multiprocessors
 
 
+def fitted(limits: LaunchLimits, grid: Dim, block: Dim, occupancy: int) -> Dim:
+    """Returns the largest grid of at most `grid` that can be resident as a whole.
+
+    Only a grid with one block along y and z is reduced, as in CuPy. `occupancy` is the number of blocks of the loaded
+    function that fit one multiprocessor. If no block fits, the grid is returned unchanged.
+    """
+    bound = min(thread_bound(limits, product(block)), occupancy * limits.multiprocessors)
+    return (min(grid[0], bound), 1, 1) if bound > 0 and grid[1:] == (1, 1) else grid
+
+
 def check_cooperative(limits: LaunchLimits, grid: Dim, block: Dim, occupancy: int | None) -> list[str]:
     """Returns the reasons why the grid cannot be resident as a whole.
 

@@ -228,6 +228,8 @@ class Binder:
         wrong = check_arguments(function, given, record)
         fixes = [launch_limits.fix_of_arguments(given, function.parameters)] if wrong else []
         resident: list[str] = []
+        if not wrong and record.flags & LaunchFlag.FIT:
+            record = self._fitted(function, record)
         if not record.flags & LaunchFlag.UNCHECKED:
             more, resident = self._check_geometry(function, record)
             wrong += more
@@ -255,6 +257,24 @@ class Binder:
         except Refusal:
             return None
         return blocks * threads * FULL // limit if limit > 0 else None
+
+    def _fitted(self, function: Function, record: Record) -> Record:
+        """Returns the record with a cooperative grid that can be resident; unchanged if its block is invalid.
+
+        A launch with clusters is not changed: its grid must stay a multiple of the cluster.
+        """
+        attributes = attributes_of(record)
+        if attributes is None or not attributes.cooperative or attributes.cluster is not None:
+            return record
+        limits = self._device.limits
+        threads = residency.product(record.block)
+        if not 0 < threads <= limits.max_threads_per_block or record.shared_mem > limits.shared_mem_per_block_optin:
+            return record
+        try:
+            blocks = self._device.server.blocks_per_multiprocessor(function, threads, record.shared_mem)
+        except Refusal:
+            return record
+        return record._replace(grid=residency.fitted(limits, record.grid, record.block, blocks))
 
     def _check_geometry(self, function: Function, record: Record) -> tuple[list[str], list[str]]:
         """Returns the faults of the geometry, and the reasons why the grid cannot be resident."""

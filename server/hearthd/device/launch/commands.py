@@ -355,7 +355,8 @@ def _flags(command: commands_pb2.Launch) -> int:
             details={"mode": command.mode},
             fields=["mode"],
         )
-    return MODES[command.mode] | (LaunchFlag.COOPERATIVE if command.cooperative else 0)
+    cooperative = LaunchFlag.COOPERATIVE if command.cooperative else 0
+    return MODES[command.mode] | cooperative | (LaunchFlag.FIT if command.fit else 0)
 
 
 def _extension(command: commands_pb2.Launch) -> Extension | None:

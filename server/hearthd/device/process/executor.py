@@ -319,7 +319,7 @@ class Executor:
         )
         try:
             if session.permissions is not None:
-                permissions.check(device.outbox, session, kind)
+                permissions.check(device.outbox, session, permissions.kind_of(kind, command))
             if stream is None:
                 origin.capture = None
                 raise session.streams.unknown(command.stream)

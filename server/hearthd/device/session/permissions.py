@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from hearth_proto import rights
 from hearth_proto.frames import Kind
+from hearth_proto.v1 import commands_pb2
 
 
 class Permissions:
@@ -41,6 +42,22 @@ class FrameSink(Protocol):
     def put(self, kind: int, payload: bytes = b"", *, channel: int = 0) -> None:
         """Queues a frame of `kind` for the front; `channel` is the session's."""
         ...
+
+
+_COPIES = (commands_pb2.COLLECTIVE_KIND_SEND, commands_pb2.COLLECTIVE_KIND_RECV)
+
+
+def kind_of(kind: str, command: commands_pb2.Command) -> str:
+    """Returns the kind of command whose rights a command needs: its own kind, or "copy" for a copy between devices.
+
+    A copy between two devices of one session is a `Collective` of these devices with one operation, a send on one
+    device and a receive on the other. It needs the rights of a copy within a device.
+    """
+    if kind != "collective":
+        return kind
+    asked = command.collective
+    copies = not asked.group and len(asked.devices) == 2 and len(asked.operations) == 1
+    return "copy" if copies and asked.operations[0].kind in _COPIES else kind
 
 
 def check(out: FrameSink, session: PermissionHolder, kind: str) -> None:

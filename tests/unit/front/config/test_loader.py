@@ -214,7 +214,7 @@ def test_entry_points_import_few_modules() -> None:
         "import sys, hearthd.cli.main, hearthd.__main__; "
         "print([m for m in sys.modules if m.split('.')[0] in %r or m == %r])"
     )
-    heavy = ["grpc", "typer", "aiohttp", "pydantic", "structlog", "uvloop", "google"]
+    heavy = ["grpc", "argparse", "aiohttp", "pydantic", "structlog", "uvloop", "google"]
     path = ":".join(str(ROOT / part) for part in ("proto", "server"))
     out = subprocess.run(
         [sys.executable, "-c", code % (heavy, "hearthd.front")], capture_output=True, text=True, check=True,
