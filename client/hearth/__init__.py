@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from hearth.errors import TimeoutError as TimeoutError
     from hearth.errors import TransferError as TransferError
     from hearth.errors import UnavailableError as UnavailableError
+    from hearth.errors import UnsupportedAttributeError as UnsupportedAttributeError
     from hearth.errors import UnsupportedError as UnsupportedError
     from hearth.errors import UnsupportedTypeError as UnsupportedTypeError
     from hearth.failure import Failure as Failure
@@ -125,6 +126,7 @@ _HOMES = {
         "TimeoutError",
         "TransferError",
         "UnavailableError",
+        "UnsupportedAttributeError",
         "UnsupportedError",
         "UnsupportedTypeError",
     ),
@@ -196,6 +198,7 @@ __all__ = [
     "TraceEvent",
     "TransferError",
     "UnavailableError",
+    "UnsupportedAttributeError",
     "UnsupportedError",
     "UnsupportedTypeError",
     "__version__",
