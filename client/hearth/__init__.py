@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from hearth.blocking.stream import Stream as Stream
     from hearth.blocking.stream import get_elapsed_time as get_elapsed_time
     from hearth.collectives.flight_recorder import FlightRecord as FlightRecord
+    from hearth.collectives.reduction import premul_sum as premul_sum
     from hearth.endpoint.retry import retrying as retrying
     from hearth.errors import ArgumentError as ArgumentError
     from hearth.errors import AuthenticationError as AuthenticationError
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from hearth.errors import TimeoutError as TimeoutError
     from hearth.errors import TransferError as TransferError
     from hearth.errors import UnavailableError as UnavailableError
+    from hearth.errors import UnsupportedAttributeError as UnsupportedAttributeError
     from hearth.errors import UnsupportedError as UnsupportedError
     from hearth.errors import UnsupportedTypeError as UnsupportedTypeError
     from hearth.failure import Failure as Failure
@@ -103,6 +105,7 @@ _HOMES = {
     "blocking.profile": ("Profile", "Trace"),
     "blocking.stream": ("Event", "Stream", "get_elapsed_time"),
     "collectives.flight_recorder": ("FlightRecord",),
+    "collectives.reduction": ("premul_sum",),
     "endpoint.retry": ("retrying",),
     "errors": (
         "ArgumentError",
@@ -125,6 +128,7 @@ _HOMES = {
         "TimeoutError",
         "TransferError",
         "UnavailableError",
+        "UnsupportedAttributeError",
         "UnsupportedError",
         "UnsupportedTypeError",
     ),
@@ -197,6 +201,7 @@ __all__ = [
     "TraceEvent",
     "TransferError",
     "UnavailableError",
+    "UnsupportedAttributeError",
     "UnsupportedError",
     "UnsupportedTypeError",
     "__version__",
@@ -206,6 +211,7 @@ __all__ = [
     "empty_like_pinned",
     "empty_pinned",
     "get_elapsed_time",
+    "premul_sum",
     "read_only",
     "retrying",
     "show_progress",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hearth.codec.decode import DONE
 from hearth.codec.encode import SYNC
+from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, InvalidHandleError, LaunchError
 from hearth_proto.later import commands_pb2
 
@@ -171,8 +172,10 @@ class LaunchRecorder(Protocol):
         """
 
 
-class BaseStream:
+class BaseStream(CupyNames):
     """Abstract sequence of commands that run in order; see `Device.stream`."""
+
+    _cupy = "Stream"
 
     _recorder: LaunchRecorder | None = None
     """Receives the launches of the stream instead of the device; None: launches run."""
@@ -299,8 +302,10 @@ class BaseStream:
             attachment.space.deferred_frees.add("stream", self._handle)
 
 
-class BaseEvent:
+class BaseEvent(CupyNames):
     """Abstract event: a point in the order of a stream's work. Recorded by `Stream.record` and `record`."""
+
+    _cupy = "Event"
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -159,6 +159,10 @@ class UnsupportedTypeError(UnsupportedError, TypeError):
     """An operation of NumPy arrays that device arrays do not support: arithmetic, comparisons, pickling."""
 
 
+class UnsupportedAttributeError(UnsupportedError, AttributeError):
+    """A name of CuPy that Hearth does not have; `fix` says what to use instead."""
+
+
 class UnavailableError(HearthError):
     """The daemon or the device does not accept work: it is draining, overloaded, or fenced after too many faults."""
 

@@ -15,7 +15,11 @@ OPS = {
     "min": commands_pb2.REDUCE_OP_MIN,
     "max": commands_pb2.REDUCE_OP_MAX,
     "prod": commands_pb2.REDUCE_OP_PROD,
+    "premul_sum": commands_pb2.REDUCE_OP_PREMUL_SUM,
 }
+
+PREMUL_SUM = "premul_sum"
+"""The reduction that multiplies each rank's elements by a factor before they are added, as ncclRedOpCreatePreMulSum."""
 
 ITEM_SIZES = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,

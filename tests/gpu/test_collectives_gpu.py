@@ -18,6 +18,7 @@ import pytest
 
 import hearth
 from tests.daemon.collectives import test_conformance as conformance
+from tests.daemon.collectives import test_reductions as reductions
 from tests.support.collectives.ranks import several
 from tests.support.collectives.values import up, values
 from tests.support.daemon.harness import DaemonProcess, environment, on_gpu
@@ -38,6 +39,10 @@ test_all_gather = conformance.test_all_gather
 test_all_to_all = conformance.test_all_to_all
 test_gather = conformance.test_gather
 test_scatter = conformance.test_scatter
+test_complex_numbers_are_added = reductions.test_complex_numbers_are_added
+test_elements_are_multiplied_before_they_are_added = reductions.test_elements_are_multiplied_before_they_are_added
+test_factors_of_a_batch = reductions.test_factors_of_a_batch
+test_invalid_factors_are_refused_by_the_client = reductions.test_invalid_factors_are_refused_by_the_client
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +111,8 @@ def test_sums_are_rounded_as_by_nccl(group: hearth.Group, direct: list[Mapping[s
 
 @pytest.mark.parametrize("dtype", ["int16", "uint16"])
 def test_dtypes_that_nccl_cannot_reduce_are_refused_by_name(group: hearth.Group, dtype: str) -> None:
-    """Operations that only move the dtype work. Dtypes that no backend reduces (bool, complex numbers) are refused by
-    the client."""
+    """Operations that only move the dtype work. Dtypes that no backend reduces (bool) are refused by the
+    client."""
     for reduce in (group.all_reduce, group.reduce_scatter, group.reduce):
         reduce([gpu.zeros(8, dtype) for gpu in group.devices])
         for gpu in group.devices:

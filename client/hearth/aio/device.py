@@ -18,6 +18,7 @@ from hearth.arrays import host_copy
 from hearth.arrays.allocation import allocate
 from hearth.arrays.published import backoff_within
 from hearth.base_device import BaseDevice
+from hearth.cupy_names import CupyNames, refusal
 from hearth.errors import HearthError, LaunchTypeError, UnsupportedError
 from hearth.kernels.dispatch import How, job_of
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from hearth.types import DeviceInfo, MemoryUsage
 
 
-class Device(BaseDevice[DeviceArray, Stream]):
+class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     """The asyncio counterpart of `hearth.Device`.
 
     Arrays, modules, streams and launches are made by plain calls, as in `hearth.Device`, but these never wait; calls
@@ -442,16 +443,17 @@ class Device(BaseDevice[DeviceArray, Stream]):
             **cupys,
         )
 
-    def stream(self, priority: int = 0) -> Stream:
+    def stream(self, priority: int | None = None, *, non_blocking: bool = True) -> Stream:
         """Makes a stream. A ``with`` block makes it the current stream of the task.
 
         Args:
-            priority: CUDA stream priority: lower numbers are more urgent; 0 is the default.
+            priority: CUDA stream priority: lower numbers are more urgent; None: 0.
+            non_blocking: CuPy's keyword, without effect: no stream waits for the default stream.
 
         Returns:
             The new stream.
         """
-        return Stream(self._connection, priority)
+        return Stream(self._connection, priority or 0)
 
     def RawKernel(self, code: str | bytes, name: str, options: Iterable[str] = (), **keywords: Any) -> Function:
         """Loads one kernel as a separate module. Does not wait for the compile.
@@ -474,12 +476,22 @@ class Device(BaseDevice[DeviceArray, Stream]):
         check_order(code, name)
         return self.RawModule(code, options=options, **keywords).get_function(name)
 
-    def event(self) -> Event:
+    def event(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> Event:
         """Makes an event, to be recorded by `Stream.record`.
+
+        Args:
+            block: CuPy's keyword, without effect.
+            disable_timing: CuPy's keyword, without effect: every event has a time.
+            interprocess: CuPy's keyword: must be False, because events belong to one session.
 
         Returns:
             The new event.
+
+        Raises:
+            UnsupportedAttributeError: `interprocess` is True.
         """
+        if interprocess:
+            raise refusal("cuda.Event(interprocess=True)")
         return Event(self._connection)
 
     def graph(self) -> Graph:

@@ -10,6 +10,7 @@ from hearth import shapes, telemetry
 from hearth.base_device import BaseDevice
 from hearth.blocking.array import DeviceArray
 from hearth.blocking.stream import Event, Stream
+from hearth.cupy_names import CupyNames, refusal
 from hearth.errors import LaunchTypeError
 from hearth.kernels import dispatch as dispatches
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from hearth.types import MemoryUsage
 
 
-class Device(BaseDevice[DeviceArray, Stream]):
+class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     """A device of a node: makes arrays, modules and streams.
 
     Returned by `Node.device` and `Node.devices`; keeps its node open.
@@ -136,16 +137,17 @@ class Device(BaseDevice[DeviceArray, Stream]):
 
     # ---- streams ----
 
-    def stream(self, priority: int = 0) -> Stream:
+    def stream(self, priority: int | None = None, *, non_blocking: bool = True) -> Stream:
         """Makes a stream. A ``with`` block makes it the current stream of the thread.
 
         Args:
-            priority: CUDA stream priority: lower numbers are more urgent; 0 is the default.
+            priority: CUDA stream priority: lower numbers are more urgent; None: 0.
+            non_blocking: CuPy's keyword, without effect: no stream waits for the default stream.
 
         Returns:
             The new stream.
         """
-        return Stream(self._connection, priority)
+        return Stream(self._connection, priority or 0)
 
     def graph(self) -> Graph:
         """Makes a graph, which records launches, copies and fills: ``with gpu.graph() as g:``.
@@ -190,12 +192,22 @@ class Device(BaseDevice[DeviceArray, Stream]):
             launch_all(launches)
         return prepared
 
-    def event(self) -> Event:
+    def event(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> Event:
         """Makes an event, to be recorded by `Stream.record`.
+
+        Args:
+            block: CuPy's keyword, without effect.
+            disable_timing: CuPy's keyword, without effect: every event has a time.
+            interprocess: CuPy's keyword: must be False, because events belong to one session.
 
         Returns:
             The new event.
+
+        Raises:
+            UnsupportedAttributeError: `interprocess` is True.
         """
+        if interprocess:
+            raise refusal("cuda.Event(interprocess=True)")
         return Event(self._connection)
 
     @telemetry.traced("hearth.synchronize")

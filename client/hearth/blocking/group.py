@@ -37,10 +37,10 @@ class Group(BaseGroup[Device, DeviceArray]):
     applies to `outs`, which may be the same arrays if the operation's documentation says so. Operations return the
     arrays that they write. `timeout`, in seconds above 0, limits the time until all ranks have arrived and finished;
     None: the daemon's default; a batch has one `timeout` for all its operations. Reductions support NCCL's dtypes
-    (integers, float16 to float64, and of ml_dtypes bfloat16 and the float8 types that the device has), other operations
-    every dtype. All operations raise `ArgumentError` or `DtypeError` if shapes, dtypes, ranks or devices do not match,
-    `LaunchError` if a stream is being recorded in a graph, and `ClosedError` after the group is closed; in these cases
-    no command is sent.
+    (integers, float16 to float64, and of ml_dtypes bfloat16 and the float8 types that the device has), and sums also
+    complex numbers; other operations support every dtype. All operations raise `ArgumentError` or `DtypeError` if
+    shapes, dtypes, ranks or devices do not match, `LaunchError` if a stream is being recorded in a graph, and
+    `ClosedError` after the group is closed; in these cases no command is sent.
 
     Args:
         devices: Devices of one or several sessions, in rank order.

@@ -26,11 +26,10 @@ from hearth.collectives.operands import (
     check_out,
     check_rank,
     nanoseconds,
-    reducible,
-    reduction,
     split,
 )
 from hearth.collectives.part import RankPart, among_all, by_rank, from_root, to_root
+from hearth.collectives.reduction import PremulSum, Reduction, reduction
 from hearth.collectives.rendezvous import describe
 from hearth.errors import ArgumentError, ClosedError
 from hearth.session.collective_order import RankOrder, in_order, sorted_order
@@ -59,10 +58,10 @@ class BaseGroup(Generic[D, A]):
     applies to `outs`, which may be the same arrays if the operation's documentation says so. Operations return the
     arrays that they write. `timeout`, in seconds above 0, limits the time until all ranks have arrived and finished;
     None: the daemon's default; a batch has one `timeout` for all its operations. Reductions support NCCL's dtypes
-    (integers, float16 to float64, and of ml_dtypes bfloat16 and the float8 types that the device has), other operations
-    every dtype. All operations raise `ArgumentError` or `DtypeError` if shapes, dtypes, ranks or devices do not match,
-    `LaunchError` if a stream is being recorded in a graph, and `ClosedError` after the group is closed; in these cases
-    no command is sent.
+    (integers, float16 to float64, and of ml_dtypes bfloat16 and the float8 types that the device has), and sums also
+    complex numbers; other operations support every dtype. All operations raise `ArgumentError` or `DtypeError` if
+    shapes, dtypes, ranks or devices do not match, `LaunchError` if a stream is being recorded in a graph, and
+    `ClosedError` after the group is closed; in these cases no command is sent.
     """
 
     def __init__(self, devices: Sequence[D], *, timeout: float | None = None) -> None:
@@ -73,6 +72,7 @@ class BaseGroup(Generic[D, A]):
         self._closed = False
         self._connections = {rank: device._connection for rank, device in enumerate(self.devices)}
         self._sessions = [device._node._session for device in self.devices]
+        self._premultiplies = all(session.limits.premultiplies for session in self._sessions)
         ordinals = [device.ordinal for device in self.devices]
         self._ordinals = ordinals
         self._formations = Formations(self._sessions, ordinals, self._timeout)
@@ -111,7 +111,7 @@ class BaseGroup(Generic[D, A]):
     def all_reduce(
         self,
         arrays: Sequence[A],
-        op: str = "sum",
+        op: str | PremulSum = "sum",
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
@@ -119,7 +119,7 @@ class BaseGroup(Generic[D, A]):
 
         Args:
             arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
-            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"prod"`` or `hearth.premul_sum`.
             outs: Arrays for the results, which may be `arrays`; None: in place.
             timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
@@ -132,11 +132,10 @@ class BaseGroup(Generic[D, A]):
             ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
-        number = reduction(op)
         sources = self._operands.arrays(arrays, written=outs is None)
-        dtype, size = reducible(sources[0]), sources[0].size
+        by, size = self._reduction(op, sources, sources[0].size)
         targets = sources if outs is None else self._operands.outs(outs, sources[0].shape, sources[0])
-        parts = among_all(commands_pb2.COLLECTIVE_KIND_ALL_REDUCE, sources, targets, size, dtype, number)
+        parts = among_all(commands_pb2.COLLECTIVE_KIND_ALL_REDUCE, sources, targets, size, by.dtype, by)
         self._run(parts, size, timeout_ns)
         return targets
 
@@ -144,7 +143,7 @@ class BaseGroup(Generic[D, A]):
         self,
         arrays: Sequence[A],
         root: int = 0,
-        op: str = "sum",
+        op: str | PremulSum = "sum",
         out: A | None = None,
         timeout: float | None = None,
     ) -> A:
@@ -153,7 +152,7 @@ class BaseGroup(Generic[D, A]):
         Args:
             arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
             root: Rank that receives the result.
-            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"prod"`` or `hearth.premul_sum`.
             out: Array for the result, which may be the root's array in `arrays`; None: a new one.
             timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
@@ -167,11 +166,10 @@ class BaseGroup(Generic[D, A]):
         """
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
-        number = reduction(op)
         sources = self._operands.arrays(arrays)
-        dtype, size = reducible(sources[0]), sources[0].size
+        by, size = self._reduction(op, sources, sources[0].size)
         target = self._operands.out("out", out, root, sources[0].shape, sources[0])
-        parts = to_root(commands_pb2.COLLECTIVE_KIND_REDUCE, sources, target, root, size, dtype, number)
+        parts = to_root(commands_pb2.COLLECTIVE_KIND_REDUCE, sources, target, root, size, by.dtype, by)
         self._run(parts, size, timeout_ns)
         return target
 
@@ -247,7 +245,7 @@ class BaseGroup(Generic[D, A]):
     def reduce_scatter(
         self,
         arrays: Sequence[A],
-        op: str = "sum",
+        op: str | PremulSum = "sum",
         outs: Sequence[A] | None = None,
         timeout: float | None = None,
     ) -> list[A]:
@@ -258,7 +256,7 @@ class BaseGroup(Generic[D, A]):
 
         Args:
             arrays: One array for each device, in the group's order, all contiguous and of one shape and dtype.
-            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"prod"`` or `hearth.premul_sum`.
             outs: Arrays for the shares; None: new ones.
             timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
@@ -271,12 +269,11 @@ class BaseGroup(Generic[D, A]):
             ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
-        number = reduction(op)
         sources = self._operands.arrays(arrays)
         shape = split("arrays[0]", sources[0], len(self.devices))
-        dtype, size = reducible(sources[0]), math.prod(shape)
+        by, size = self._reduction(op, sources, math.prod(shape))
         targets = self._operands.outs(outs, shape, sources[0])
-        parts = among_all(commands_pb2.COLLECTIVE_KIND_REDUCE_SCATTER, sources, targets, size, dtype, number)
+        parts = among_all(commands_pb2.COLLECTIVE_KIND_REDUCE_SCATTER, sources, targets, size, by.dtype, by)
         self._run(parts, size, timeout_ns, ordered=True)
         return targets
 
@@ -540,6 +537,11 @@ class BaseGroup(Generic[D, A]):
                 fix="pass it to the batch: with group.batch(timeout=...).",
             )
         return nanoseconds(timeout)
+
+    def _reduction(self, op: str | PremulSum, arrays: Sequence[A], size: int) -> tuple[Reduction, int]:
+        """Returns the reduction of the arrays, and NCCL's count for `size` elements."""
+        by = reduction(op, arrays[0], len(self.devices), self._premultiplies)
+        return by, size * by.parts
 
     def _run(self, presented: Iterable[RankPart], size: int, timeout_ns: int, ordered: bool = False) -> None:
         if not size:

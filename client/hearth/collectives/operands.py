@@ -10,11 +10,8 @@ import numpy as np
 
 from hearth.arrays.allocation import allocate
 from hearth.arrays.base_array import BaseArray
-from hearth.arrays.device_copy import name_of
 from hearth.arrays.read_only import ReadOnly
 from hearth.errors import ArgumentError, DtypeError
-from hearth_proto.collectives import NUMBERS, OPS
-from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.base_device import BaseDevice
@@ -138,16 +135,6 @@ class Operands(Generic[A]):
         found = list(arrays)
         check_number(what, len(found), len(self._devices))
         return found
-
-
-def reduction(op: str) -> commands_pb2.ReduceOp:
-    """Returns the wire value of a reduction. Raises `ArgumentError` for an unknown name."""
-    number = OPS.get(op) if isinstance(op, str) else None
-    if number is None:
-        raise ArgumentError(
-            f"op is {op!r}, which is not a reduction.", reason="INVALID_ARGUMENT", fix=f"use one of {', '.join(OPS)}."
-        )
-    return number
 
 
 def nanoseconds(timeout: float | None) -> int:
@@ -334,17 +321,3 @@ def split(what: str, array: BaseArray, ranks: int) -> tuple[int, ...]:
             details={"shape": str(array.shape), "ranks": str(ranks)},
         )
     return (array.shape[0] // ranks, *array.shape[1:])
-
-
-def reducible(array: BaseArray) -> str:
-    """Returns the name of an array's dtype. Raises `DtypeError` if the dtype cannot be reduced."""
-    name = name_of(array.dtype)
-    if name not in NUMBERS:
-        raise DtypeError(
-            f"{array.dtype} cannot be reduced.",
-            reason="UNSUPPORTED",
-            fix=f"use one of {', '.join(NUMBERS)}; complex numbers can be added as pairs of floats: "
-            "x.view(np.float32).",
-            details={"dtype": name},
-        )
-    return name

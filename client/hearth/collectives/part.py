@@ -9,6 +9,7 @@ from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
     from hearth.arrays.base_array import BaseArray
+    from hearth.collectives.reduction import Reduction
     from hearth.session.collective_order import RankOrder
 
 
@@ -25,6 +26,8 @@ class RankPart(NamedTuple):
     op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED
     root: int | None = None
     peer: int | None = None
+    factor: bytes = b""
+    """Factor of a premultiplied sum: one element of `dtype`."""
 
     @property
     def arrays(self) -> tuple[BaseArray, ...]:
@@ -44,6 +47,8 @@ class RankPart(NamedTuple):
         if self.destination is not None:
             to.destination, to.destination_offset = self.destination._memory.handle, self.destination._offset
         to.count, to.dtype, to.op = self.elements, self.dtype, self.op
+        if self.factor:
+            to.factor = self.factor
         if self.root is not None:
             to.root = order.rank(self.root)
         if self.peer is not None:
@@ -56,7 +61,7 @@ def among_all(
     destinations: Sequence[BaseArray],
     elements: int,
     dtype: str,
-    op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
+    by: Reduction | None = None,
 ) -> list[RankPart]:
     """Makes the parts of an operation in which every rank sends and receives.
 
@@ -66,13 +71,16 @@ def among_all(
         destinations: Array to write for each rank, in the group's order.
         elements: NCCL's count.
         dtype: Name of the elements' type.
-        op: The reduction, if there is one.
+        by: The reduction, if there is one.
 
     Returns:
         One part for each rank.
     """
     pairs = zip(sources, destinations, strict=True)
-    return [RankPart(rank, kind, source, target, elements, dtype, op) for rank, (source, target) in enumerate(pairs)]
+    return [
+        RankPart(rank, kind, source, target, elements, dtype, _op(by), factor=_factor(by, rank))
+        for rank, (source, target) in enumerate(pairs)
+    ]
 
 
 def to_root(
@@ -82,7 +90,7 @@ def to_root(
     root: int,
     elements: int,
     dtype: str,
-    op: commands_pb2.ReduceOp = commands_pb2.REDUCE_OP_UNSPECIFIED,
+    by: Reduction | None = None,
 ) -> list[RankPart]:
     """Makes the parts of an operation in which every rank sends, and only the root receives.
 
@@ -93,15 +101,26 @@ def to_root(
         root: The receiving rank.
         elements: NCCL's count.
         dtype: Name of the elements' type.
-        op: The reduction, if there is one.
+        by: The reduction, if there is one.
 
     Returns:
         One part for each rank.
     """
     return [
-        RankPart(rank, kind, source, destination if rank == root else None, elements, dtype, op, root)
+        RankPart(
+            rank, kind, source, destination if rank == root else None, elements, dtype, _op(by), root,
+            factor=_factor(by, rank),
+        )
         for rank, source in enumerate(sources)
-    ]
+    ]  # fmt: skip
+
+
+def _op(by: Reduction | None) -> commands_pb2.ReduceOp:
+    return commands_pb2.REDUCE_OP_UNSPECIFIED if by is None else by.op
+
+
+def _factor(by: Reduction | None, rank: int) -> bytes:
+    return by.factors[rank] if by is not None and by.factors else b""
 
 
 def from_root(

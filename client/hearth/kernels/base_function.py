@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from hearth import base_stream as streams
 from hearth.base_stream import current_streams
 from hearth.codec import encode
+from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
 from hearth.kernels.fit_warning import FitWarnings
@@ -90,8 +91,10 @@ class _Bound(NamedTuple):
     heads: dict[object, tuple[bytes, arguments.Signature]]
 
 
-class BaseFunction:
+class BaseFunction(CupyNames):
     """Abstract kernel: its launches, and the requests whose answers the subclass waits for."""
+
+    _cupy = "RawKernel"
 
     def __init__(self, module: Module, name: str) -> None:
         self._module = module

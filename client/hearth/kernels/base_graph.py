@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
+from hearth.cupy_names import CupyNames
 from hearth.errors import HearthError, LaunchError
 from hearth.kernels import launch_config
 from hearth.kernels.graph_program import Program, count
@@ -91,9 +92,10 @@ class GraphNode:
         return f"<hearth.GraphNode {self.index}: {' '.join(filter(None, (self.kind, self.kernel)))}>"
 
 
-class BaseGraph(Program):
+class BaseGraph(CupyNames, Program):
     """Abstract graph: its nodes and launches, and the requests that begin and end its recording."""
 
+    _cupy = "Graph"
     _kind: Kind = "graph"
     _what = "the graph"
 

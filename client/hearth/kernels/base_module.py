@@ -19,6 +19,7 @@ from hearth import shapes
 from hearth.arrays.base_array import BaseArray
 from hearth.codec import encode
 from hearth.codec.encode import encodable
+from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, DtypeError, HearthError, UnsupportedError, UnsupportedTypeError
 from hearth.kernels.base_function import BaseFunction
 from hearth.session.memory import Memory
@@ -43,8 +44,10 @@ G = TypeVar("G", bound=BaseArray)
 """The class of the module's variables."""
 
 
-class BaseModule(Generic[F, G]):
+class BaseModule(CupyNames, Generic[F, G]):
     """Abstract code of one or more kernels, and the requests whose answers the subclass waits for."""
+
+    _cupy = "RawModule"
 
     _function_type: Callable[[Any, str], F]
     _global_type: Callable[..., G]

@@ -36,6 +36,7 @@ class ReduceOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REDUCE_OP_MIN: _ClassVar[ReduceOp]
     REDUCE_OP_MAX: _ClassVar[ReduceOp]
     REDUCE_OP_PROD: _ClassVar[ReduceOp]
+    REDUCE_OP_PREMUL_SUM: _ClassVar[ReduceOp]
 
 class CollectiveKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -68,6 +69,7 @@ REDUCE_OP_MEAN: ReduceOp
 REDUCE_OP_MIN: ReduceOp
 REDUCE_OP_MAX: ReduceOp
 REDUCE_OP_PROD: ReduceOp
+REDUCE_OP_PREMUL_SUM: ReduceOp
 COLLECTIVE_KIND_UNSPECIFIED: CollectiveKind
 COLLECTIVE_KIND_ALL_REDUCE: CollectiveKind
 COLLECTIVE_KIND_REDUCE: CollectiveKind
@@ -760,7 +762,7 @@ class Collective(_message.Message):
     def __init__(self, devices: _Optional[_Iterable[int]] = ..., group: _Optional[bytes] = ..., sequence: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[CollectiveOperation, _Mapping]]] = ..., timeout_ns: _Optional[int] = ...) -> None: ...
 
 class CollectiveOperation(_message.Message):
-    __slots__ = ("kind", "source", "source_offset", "destination", "destination_offset", "count", "dtype", "op", "root", "peer")
+    __slots__ = ("kind", "source", "source_offset", "destination", "destination_offset", "count", "dtype", "op", "root", "peer", "factor")
     KIND_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -771,6 +773,7 @@ class CollectiveOperation(_message.Message):
     OP_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
     kind: CollectiveKind
     source: int
     source_offset: int
@@ -781,7 +784,8 @@ class CollectiveOperation(_message.Message):
     op: ReduceOp
     root: int
     peer: int
-    def __init__(self, kind: _Optional[_Union[CollectiveKind, str]] = ..., source: _Optional[int] = ..., source_offset: _Optional[int] = ..., destination: _Optional[int] = ..., destination_offset: _Optional[int] = ..., count: _Optional[int] = ..., dtype: _Optional[str] = ..., op: _Optional[_Union[ReduceOp, str]] = ..., root: _Optional[int] = ..., peer: _Optional[int] = ...) -> None: ...
+    factor: bytes
+    def __init__(self, kind: _Optional[_Union[CollectiveKind, str]] = ..., source: _Optional[int] = ..., source_offset: _Optional[int] = ..., destination: _Optional[int] = ..., destination_offset: _Optional[int] = ..., count: _Optional[int] = ..., dtype: _Optional[str] = ..., op: _Optional[_Union[ReduceOp, str]] = ..., root: _Optional[int] = ..., peer: _Optional[int] = ..., factor: _Optional[bytes] = ...) -> None: ...
 
 class SyncCollective(_message.Message):
     __slots__ = ()

@@ -148,9 +148,9 @@ def test_mismatched_arrays_are_refused_by_the_client(pair: list[hearth.Device]) 
 
 
 def test_a_type_that_cannot_be_reduced_is_named(pair: list[hearth.Device]) -> None:
-    arrays = [device.zeros(4, np.complex64) for device in pair]
-    with pytest.raises(hearth.DtypeError, match="complex64") as caught:
+    arrays = [device.zeros(4, np.bool_) for device in pair]
+    with pytest.raises(hearth.DtypeError, match="bool") as caught:
         hearth.Group(pair).all_reduce(arrays)
-    assert "float32" in caught.value.fix
+    assert "x.view(np.uint8)" in caught.value.fix
     for device in pair:
         device.synchronize()

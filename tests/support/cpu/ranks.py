@@ -168,6 +168,11 @@ def random_data(generator: np.random.Generator, count: int, name: str) -> Array:
     return generator.uniform(-3, 3, count).astype(dtype)
 
 
+def factor(rank: int, dtype: np.dtype[Any]) -> Array:
+    """Returns the factor by which a rank multiplies in a premultiplied sum."""
+    return np.array((3, 1, 5, 2)[rank % 4]).astype(dtype)
+
+
 def reduced(inputs: Sequence[Array], op: str) -> Array:
     """Reduces in rank order, computed in float32 or float64, or in integers that wrap; rounded once at the end."""
     dtype = inputs[0].dtype
@@ -176,6 +181,8 @@ def reduced(inputs: Sequence[Array], op: str) -> Array:
     else:
         wide = np.float64 if dtype == np.float64 else np.float32
     with np.errstate(all="ignore"):
+        if op == "premul_sum":  # each product is rounded
+            inputs = [(x.astype(wide) * factor(r, dtype).astype(wide)).astype(dtype) for r, x in enumerate(inputs)]
         total = inputs[0].astype(wide)
         for each in inputs[1:]:
             other = each.astype(wide)

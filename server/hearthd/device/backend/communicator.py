@@ -27,9 +27,11 @@ class CollectiveExchange:
     dtype: str = "uint8"
     """Type of the elements. For operations that do not reduce: `uint8`, with `count` in bytes."""
     op: str = ""
-    """`sum`, `mean`, `min`, `max`, `prod`; empty for an operation that does not reduce."""
+    """`sum`, `mean`, `min`, `max`, `prod`, `premul_sum`; empty for an operation that does not reduce."""
     root: int = 0
     peer: int = 0
+    factor: bytes = b""
+    """One element of `dtype`, by which `premul_sum` multiplies this rank's elements; empty for other reductions."""
 
 
 class RankCommunicator(Protocol):

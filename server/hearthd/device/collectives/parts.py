@@ -38,6 +38,8 @@ class CollectivePart:
     source: BufferRange | None
     """Range of the source; None: this rank sends no data."""
     destination: BufferRange | None
+    factor: bytes = b""
+    """Factor of `premul_sum`, which may differ between ranks."""
 
     @property
     def signature(self) -> dict[str, Any]:
@@ -121,7 +123,9 @@ class CollectivePart:
         if not self.count:
             return None
         if self.op:
-            return CollectiveExchange(self.kind, since, to, self.count, self.dtype, self.op, self.root, self.peer)
+            return CollectiveExchange(
+                self.kind, since, to, self.count, self.dtype, self.op, self.root, self.peer, self.factor
+            )
         size = self.count * ITEM_SIZES[self.dtype]
         return CollectiveExchange(self.kind, since, to, size, "uint8", "", self.root, self.peer)
 

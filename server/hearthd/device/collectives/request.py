@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hearth_proto.collectives import ITEM_SIZES, KINDS, NUMBERS, OPS, PEERED, SHAPES
+from hearth_proto.collectives import ITEM_SIZES, KINDS, NUMBERS, OPS, PEERED, PREMUL_SUM, SHAPES
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.collectives.parts import BufferRange, CollectivePart
@@ -106,6 +106,7 @@ def _part(
             shape.destination,
             at_root or not shape.destination_at_root,
         ),
+        operation.factor if shape.reduces else b"",
     )
 
 
@@ -124,6 +125,14 @@ def _reduction(kind: str, operation: commands_pb2.CollectiveOperation, check: Ch
             f"{kind} of {operation.dtype!r}: this dtype cannot be reduced",
             fix="reduce numbers: view booleans as uint8, complex numbers as twice as many of their parts",
             details={"dtype": operation.dtype},
+        )
+    expected = NUMBERS[operation.dtype] if op == PREMUL_SUM else 0
+    if len(operation.factor) != expected:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"{kind} of {operation.dtype} with {op} and a factor of {len(operation.factor)} bytes",
+            fix=f"a factor of {expected} bytes: premul_sum takes one element of the dtype, other reductions take none",
+            details={"requested": len(operation.factor), "allowed": expected},
         )
     check(kind, operation.dtype, op)
     return op

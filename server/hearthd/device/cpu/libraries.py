@@ -12,7 +12,7 @@ import platform
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu.toolchain import EXCHANGE, RUNTIME, find_toolchain
@@ -31,7 +31,7 @@ STORED = {
 """The dtypes that can be reduced, with their C++ types."""
 
 DTYPES = tuple(STORED)
-OPS = ("sum", "mean", "min", "max", "prod")
+OPS = ("sum", "mean", "min", "max", "prod", "premul_sum")
 """Reductions. `KINDS`, `DTYPES` and `OPS` have the order of exchange/segment.h and exchange/reduce.h."""
 
 _REDUCE = "reduce.cpp"
@@ -81,13 +81,23 @@ def _exchange(maker: LibraryMaker) -> Path:
     return maker.library("exchange", EXCHANGE, sources, "-O1")
 
 
-def reduction(dtype: str, toolchain: LibraryMaker | None = None) -> int:
-    """Returns the address of the function that combines numbers of the dtype (reduce.h's `Reduce`).
+class Arithmetic(NamedTuple):
+    """Addresses of the functions that compute with numbers of one dtype."""
 
-    The function is compiled if necessary.
-    """
+    reduce: int
+    """reduce.h's `Reduce`, which combines the numbers of several ranks."""
+    scale: int
+    """reduce.h's `Scale`, which multiplies numbers by a factor."""
+
+
+def reduction(dtype: str, toolchain: LibraryMaker | None = None) -> Arithmetic:
+    """Returns the functions for numbers of the dtype, which are compiled if necessary."""
     library = _load(_reduction(dtype, toolchain or find_toolchain()))
-    address = ctypes.cast(library.hearth_reduce, ctypes.c_void_p).value
+    return Arithmetic(_address(library.hearth_reduce), _address(library.hearth_scale))
+
+
+def _address(function: object) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
     assert address is not None
     return address
 

@@ -7,8 +7,8 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import cupy
@@ -18,11 +18,23 @@ from cupy_backends.cuda.api import runtime
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cuda.errors import NOT_READY, CudaError, raise_status, translate
-from hearthd.device.cuda.nccl_operations import BYTES, Call, calls, check, named, reducible
+from hearthd.device.cuda.nccl_operations import (
+    BYTES,
+    DTYPES,
+    Call,
+    Operator,
+    calls,
+    check,
+    named,
+    operators,
+    reducible,
+)
 from hearthd.device.cuda.streams import Stream
 
 _UNHANDLED_CUDA_ERROR = 1
 _IN_PROGRESS = 7
+_HOST_IMMEDIATE = 1
+"""ncclScalarHostImmediate: NCCL reads the factor from host memory before the call that makes the operator returns."""
 _CLOSE_SECONDS = 5.0
 
 _CONNECT_SECONDS = 60.0
@@ -84,15 +96,41 @@ class NcclCommunicator:
         failure = self._failure
         if failure:
             raise self._refusal(named(operations), failure)
-        # All calls are prepared first: an error in between would leave the peers with an incomplete group.
-        made = calls(operations, self._rank, self._ranks, self._scratch)
         try:
-            issue(self._communicator, made, stream.pointer)
+            with self._operators(operators(operations)) as made_operators:
+                # All calls are prepared first: an error in between would leave the peers with an incomplete group.
+                made = calls(operations, self._rank, self._ranks, self._scratch, made_operators)
+                issue(self._communicator, made, stream.pointer)
         except _FAILURES as error:
             if _status(error) == _UNHANDLED_CUDA_ERROR:
                 _raise_fault(stream.pointer, named(operations))
             self._failure = self._failure or _why(error)
             raise self._refusal(named(operations), _why(error)) from error
+
+    @contextmanager
+    def _operators(self, wanted: set[Operator]) -> Iterator[Mapping[Operator, int]]:
+        """Makes NCCL operators for premultiplied sums, and destroys them at the end of the block.
+
+        NCCL allows that as soon as the calls that use them have returned, while the operations run. Raises CuPy's
+        exception if NCCL refuses an operator.
+        """
+        made: dict[Operator, int] = {}
+        if not wanted:
+            yield made
+            return
+        create, destroy = _operator_functions()
+        communicator = self._communicator.comm
+        try:
+            for dtype, factor in sorted(wanted):
+                number = ctypes.c_int()
+                status = create(ctypes.byref(number), factor, DTYPES[dtype], _HOST_IMMEDIATE, communicator)
+                if status:
+                    raise nccl.NcclError(status)
+                made[dtype, factor] = number.value
+            yield made
+        finally:
+            for each in made.values():
+                destroy(each, communicator)
 
     def failed(self) -> str:
         with self._lock:  # so that `abort` does not free the communicator during the query
@@ -339,3 +377,17 @@ def _revoke_function() -> Callable[[int, int], int] | None:
         return status
 
     return revoke
+
+
+@functools.cache
+def _operator_functions() -> tuple[Callable[..., int], Callable[..., int]]:
+    """Returns ncclRedOpCreatePreMulSum and ncclRedOpDestroy of the library that CuPy has loaded.
+
+    CuPy does not bind them. Every NCCL from 2.11 on has them.
+    """
+    library = ctypes.CDLL("libnccl.so.2", os.RTLD_NOLOAD | os.RTLD_NOW)
+    create, destroy = library.ncclRedOpCreatePreMulSum, library.ncclRedOpDestroy
+    integer, pointer = ctypes.c_int, ctypes.c_void_p
+    create.argtypes = (ctypes.POINTER(integer), ctypes.c_char_p, integer, integer, pointer)
+    destroy.argtypes = (integer, pointer)
+    return create, destroy

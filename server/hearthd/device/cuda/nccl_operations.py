@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from hearth_proto.collectives import PEERED, REDUCING
+from hearth_proto.collectives import PEERED, PREMUL_SUM, REDUCING, SHAPES
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
 
@@ -14,6 +14,8 @@ DTYPES = {
     "bfloat16": 9, "float8_e4m3fn": 10, "float8_e5m2": 11,
 }  # fmt: skip
 OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
+REDUCTIONS = (*OPS, PREMUL_SUM)
+"""Names of the reductions; the number of `premul_sum` is that of an operator made for its dtype and factor."""
 BYTES = DTYPES["uint8"]
 
 FP8_VERSION = 22400
@@ -23,6 +25,9 @@ FP8_CAPABILITY = (9, 0)
 
 Call = tuple[str, tuple[int, ...]]
 """A method of CuPy's NcclCommunicator and its arguments, except the last one, which is the stream."""
+
+Operator = tuple[str, bytes]
+"""Dtype and factor of a premultiplied sum."""
 
 
 def reducible(version: int, capability: tuple[int, int]) -> tuple[str, ...]:
@@ -36,8 +41,8 @@ def check(kind: str, dtype: str, op: str, allowed: Sequence[str]) -> None:
 
     Operations that do not reduce move bytes and accept any dtype.
     """
-    if kind not in _CALLS:
-        raise _unsupported(f"NCCL has no {kind or 'unnamed operation'}", kind, tuple(_CALLS), "use one of these")
+    if kind not in SHAPES:
+        raise _unsupported(f"NCCL has no {kind or 'unnamed operation'}", kind, tuple(SHAPES), "use one of these")
     if kind not in REDUCING:
         return
     if dtype not in allowed:
@@ -45,24 +50,41 @@ def check(kind: str, dtype: str, op: str, allowed: Sequence[str]) -> None:
         if dtype in DTYPES:
             why += " here (it takes NCCL 2.24 and a device of compute capability 9.0)"
         raise _unsupported(why, dtype, allowed, "convert to one of these before the collective")
-    if op not in OPS:
-        raise _unsupported(f"NCCL has no reduction {op!r}", op, tuple(OPS), "use one of these")
+    if op not in REDUCTIONS:
+        raise _unsupported(f"NCCL has no reduction {op!r}", op, REDUCTIONS, "use one of these")
 
 
-def calls(operations: Sequence[CollectiveExchange], rank: int, ranks: int, scratch: int) -> list[Call]:
+def operators(operations: Sequence[CollectiveExchange]) -> set[Operator]:
+    """Returns the premultiplied sums among the operations, for which NCCL operators have to be made."""
+    return {(each.dtype, each.factor) for each in operations if each.op == PREMUL_SUM}
+
+
+def calls(
+    operations: Sequence[CollectiveExchange],
+    rank: int,
+    ranks: int,
+    scratch: int,
+    made_operators: Mapping[Operator, int],
+) -> list[Call]:
     """Returns the calls of `rank` for all of `operations`, in an order that matches that of the other ranks.
 
     Several calls must be made between ncclGroupStart and ncclGroupEnd. NCCL pairs the sends and receives of two ranks
     in the order of their calls. All ranks have the same order of operations, except for sends and receives, which may
     be anywhere among them. Their calls therefore come first, so that none is paired with a part of an all_to_all, a
-    gather or a scatter. `scratch`: address of four bytes whose contents are never read.
+    gather or a scatter. `scratch`: address of four bytes whose contents are never read. `made_operators`: number of
+    the NCCL operator for each of `operators(operations)`.
     """
     made: list[Call] = []
     for each in operations:
         if each.kind in PEERED:
             made += _CALLS[each.kind](each, rank, ranks, scratch)
     for each in operations:
-        if each.kind not in PEERED:
+        if each.kind in REDUCING:
+            op = made_operators[each.dtype, each.factor] if each.op == PREMUL_SUM else OPS[each.op]
+            root = (each.root,) if each.kind == "reduce" else ()
+            arguments = (each.source, each.destination, each.count, DTYPES[each.dtype], op, *root)
+            made.append((_REDUCTION_CALLS[each.kind], arguments))
+        elif each.kind not in PEERED:
             made += _CALLS[each.kind](each, rank, ranks, scratch)
     return made
 
@@ -72,18 +94,6 @@ def named(operations: Sequence[CollectiveExchange]) -> str:
     if len(operations) == 1:
         return operations[0].kind
     return f"a batch of {len(operations)} ({', '.join(sorted({each.kind for each in operations}))})"
-
-
-def _all_reduce(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
-    yield "allReduce", (it.source, it.destination, it.count, DTYPES[it.dtype], OPS[it.op])
-
-
-def _reduce(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
-    yield "reduce", (it.source, it.destination, it.count, DTYPES[it.dtype], OPS[it.op], it.root)
-
-
-def _reduce_scatter(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
-    yield "reduceScatter", (it.source, it.destination, it.count, DTYPES[it.dtype], OPS[it.op])
 
 
 def _broadcast(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Iterator[Call]:
@@ -138,12 +148,10 @@ def _barrier(it: CollectiveExchange, rank: int, ranks: int, scratch: int) -> Ite
     yield "allReduce", (scratch, scratch, 1, DTYPES["int32"], OPS["sum"])
 
 
+_REDUCTION_CALLS = {"all_reduce": "allReduce", "reduce": "reduce", "reduce_scatter": "reduceScatter"}
 _CALLS: dict[str, Callable[[CollectiveExchange, int, int, int], Iterator[Call]]] = {
-    "all_reduce": _all_reduce,
-    "reduce": _reduce,
     "broadcast": _broadcast,
     "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "gather": _gather,
     "scatter": _scatter,

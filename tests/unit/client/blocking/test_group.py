@@ -359,7 +359,8 @@ def test_mismatched_arguments_are_refused(daemon: GroupDaemon, node: hearth.Node
             ("strides", lambda: group.all_gather([x[:, :1], y[:, :1]])),
             ("op is 'xor'", lambda: group.all_reduce([x, y], op="xor")),
             (r"op is \['sum'\]", lambda: group.reduce([x, y], op=["sum"])),  # type: ignore[arg-type]
-            ("complex64", lambda: group.all_reduce([x.view(np.complex64), y.view(np.complex64)])),
+            ("complex64", lambda: group.all_reduce([x.view(np.complex64), y.view(np.complex64)], op="max")),
+            ("premul_sum", lambda: group.all_reduce([x, y], op="premul_sum")),
             ("bool", lambda: group.reduce([x.view(np.bool_), y.view(np.bool_)])),
             (r"\|S4", lambda: group.reduce_scatter([text[0][:2], text[1][:2]])),
             ("root is 2", lambda: group.reduce([x, y], root=2)),
@@ -407,6 +408,20 @@ def test_mismatched_arguments_are_refused(daemon: GroupDaemon, node: hearth.Node
             assert caught.value.fix, words
     assert sent(daemon, node) == []
     assert not group.closed
+
+
+def test_complex_numbers_are_sent_as_their_parts(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
+    turned.all_reduce(ones(turned, 5, np.complex128), op="mean")
+    for part in sent(daemon, node):
+        (operation,) = part.operations
+        assert (operation.dtype, operation.count, operation.op) == ("float64", 10, c.REDUCE_OP_MEAN)
+
+
+def test_daemon_without_premultiplied_sums(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:
+    with pytest.raises(hearth.UnsupportedError, match=r"hearth.premul_sum\(2\)") as caught:
+        turned.all_reduce(ones(turned), op=hearth.premul_sum(2))
+    assert "update the daemon" in caught.value.fix
+    assert sent(daemon, node) == []
 
 
 def test_in_place_operations_as_in_nccl(daemon: GroupDaemon, node: hearth.Node, turned: hearth.Group) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
-from hearthd.device.cuda.nccl_operations import BYTES, DTYPES, OPS, Call, calls, check, named, reducible
+from hearthd.device.cuda.nccl_operations import BYTES, DTYPES, OPS, Call, calls, check, named, operators, reducible
 
 KINDS = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier",
@@ -189,7 +189,7 @@ class Program:
         self._expected.append((receiver, destination, data))
 
     def run(self) -> None:
-        self.nccl.group([calls(own, rank, self.ranks, SCRATCH) for rank, own in enumerate(self.operations)])
+        self.nccl.group([calls(own, rank, self.ranks, SCRATCH, {}) for rank, own in enumerate(self.operations)])
         for rank, address, data in self._expected:
             np.testing.assert_array_equal(self.nccl.read(rank, address, data.size), data)
 
@@ -238,9 +238,27 @@ def test_a_message_does_not_meet_a_part_of_another_operation() -> None:
 
 
 def test_empty_operations_make_no_calls() -> None:
-    assert calls([], 0, 2, SCRATCH) == []
+    assert calls([], 0, 2, SCRATCH, {}) == []
     in_place = CollectiveExchange("gather", START, START, 8, root=0)
-    assert calls([in_place], 0, 1, SCRATCH) == []
+    assert calls([in_place], 0, 1, SCRATCH, {}) == []
+
+
+def test_premultiplied_sums_use_the_operator_of_their_dtype_and_factor() -> None:
+    one, two = np.float32(1).tobytes(), np.float32(2).tobytes()
+    wanted = [("all_reduce", "float32", two), ("reduce", "float32", one), ("reduce_scatter", "int32", one)]
+    operations = [
+        CollectiveExchange(kind, START, START, 7, dtype, "premul_sum", root=1, factor=factor)
+        for kind, dtype, factor in wanted
+    ]
+    operations.append(CollectiveExchange("all_reduce", START, START, 7, "float32", "sum"))
+    assert operators(operations) == {("float32", one), ("float32", two), ("int32", one)}
+    made = calls(operations, 0, 2, SCRATCH, {("float32", one): 5, ("float32", two): 6, ("int32", one): 7})
+    assert made == [
+        ("allReduce", (START, START, 7, DTYPES["float32"], 6)),
+        ("reduce", (START, START, 7, DTYPES["float32"], 5, 1)),
+        ("reduceScatter", (START, START, 7, DTYPES["int32"], 7)),
+        ("allReduce", (START, START, 7, DTYPES["float32"], OPS["sum"])),
+    ]
 
 
 def test_numbers_are_those_of_nccl_h() -> None:

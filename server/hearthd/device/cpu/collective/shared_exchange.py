@@ -8,7 +8,7 @@ import mmap
 import threading
 from collections.abc import Iterable, Sequence
 
-from hearth_proto.collectives import NUMBERS, PEERED, REDUCING, ROOTED
+from hearth_proto.collectives import NUMBERS, PEERED, PREMUL_SUM, REDUCING, ROOTED
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu import libraries
@@ -28,6 +28,8 @@ class _Operation(ctypes.Structure):
         ("destination", ctypes.c_uint64),
         ("count", ctypes.c_uint64),
         ("reduce", ctypes.c_uint64),
+        ("scale", ctypes.c_uint64),
+        ("factor", ctypes.c_uint64),
         ("kind", ctypes.c_uint32),
         ("dtype", ctypes.c_uint32),
         ("op", ctypes.c_uint32),
@@ -66,7 +68,7 @@ class SharedExchange:
         self.rank = rank
         self.ranks = ranks
         self._toolchain = toolchain
-        self._reductions: dict[str, int] = {}
+        self._reductions: dict[str, libraries.Arithmetic] = {}
         self._code = shared_segment.library(toolchain)
         self._memory = memory
         self._view: ctypes.c_char | None = ctypes.c_char.from_buffer(memory)
@@ -101,6 +103,7 @@ class SharedExchange:
                 each.kind not in _KIND
                 or size < 0
                 or reduction is None
+                or len(each.factor) != (size if each.kind in REDUCING and each.op == PREMUL_SUM else 0)
                 or not (0 <= rank < self.ranks and 0 <= total < _LIMIT)
             ):
                 raise Refusal(
@@ -159,7 +162,8 @@ class SharedExchange:
                     dtype = operation.dtype
                     if dtype not in self._reductions:
                         self._reductions[dtype] = libraries.reduction(dtype, self._toolchain)
-                    entry.reduce = self._reductions[dtype]
+                    entry.reduce = self._reductions[dtype].reduce
+                    entry.scale = self._reductions[dtype].scale if operation.op == PREMUL_SUM else 0
         except BaseException:
             self.abort()  # the other ranks must not wait for this rank now
             raise
@@ -231,7 +235,9 @@ def _operation(each: CollectiveExchange) -> _Operation:
         each.source,
         each.destination,
         each.count,
-        0,  # set just before the operation runs
+        0,  # this and the next one are set just before the operation runs
+        0,
+        int.from_bytes(each.factor, "little"),
         _KIND[kind],
         _DTYPE[each.dtype],
         _OP[each.op] if kind in REDUCING else 0,

@@ -14,6 +14,11 @@ namespace {
 
 Reduce reduction(const Operation &o) { return reinterpret_cast<Reduce>(o.reduce); }
 
+// Of a premultiplied sum: elements that are in this rank's slot, before the ranks meet.
+void premultiply(const Operation &o, void *elements, size_t n) {
+    if (o.scale != 0) reinterpret_cast<Scale>(o.scale)(elements, n, &o.factor);
+}
+
 class Call {
 public:
     Call(Segment &s, unsigned rank, const Operation *operations, unsigned count, int64_t timeout_ns, Report &report)
@@ -101,7 +106,10 @@ Status Call::collective(const Operation &o) {
         memcpy(s_.slot(set, rank_), source + at * size, n * size);
     };
     const auto put_blocks = [&](unsigned set, uint64_t at, size_t n) {
-        for (unsigned r = 0; r < ranks; ++r) memcpy(piece(set, rank_, r), source + block(r, at), n * size);
+        for (unsigned r = 0; r < ranks; ++r) {
+            memcpy(piece(set, rank_, r), source + block(r, at), n * size);
+            premultiply(o, piece(set, rank_, r), n);
+        }
     };
     const auto nothing = [](unsigned, uint64_t, size_t) { return done; };
 
@@ -163,6 +171,7 @@ Status Call::reduce_all(const Operation &o, bool wanted) {
     const size_t size = sizes[o.dtype];
     const auto put = [&](unsigned set, uint64_t at, size_t n) {
         memcpy(s_.slot(set, rank_), reinterpret_cast<const unsigned char *>(o.source) + at * size, n * size);
+        premultiply(o, s_.slot(set, rank_), n);
     };
     const auto take = [&](unsigned set, uint64_t at, size_t n) {
         // Parts in whole cache lines, so that no two ranks write to one.
@@ -183,7 +192,7 @@ Status Call::reduce_all(const Operation &o, bool wanted) {
 bool valid(const Segment &s, const Operation &o) {
     const bool combines = o.kind == all_reduce || o.kind == reduce || o.kind == reduce_scatter;
     return o.kind < kinds && o.dtype < dtypes && o.op < ops && o.root < s.ranks && o.peer < s.ranks &&
-           (o.reduce != 0) == combines;
+           (o.reduce != 0) == combines && (o.scale != 0) == (combines && o.op == premultiplied_sum);
 }
 
 }  // namespace

@@ -67,6 +67,8 @@ void reduce_as(const void *const *inputs, unsigned count, unsigned char *output,
 }
 
 using Stored = HEARTH_DTYPE;
+template <class T>
+using Computed = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 }  // namespace
 }  // namespace hearth
@@ -76,12 +78,21 @@ extern "C" void hearth_reduce(const void *const *inputs, unsigned count, void *o
     using namespace hearth;
     auto *const out = static_cast<unsigned char *>(output);
     if constexpr (!std::is_integral_v<Stored>) {
-        using Computed = std::conditional_t<std::is_same_v<Stored, double>, double, float>;
-        reduce_as<Stored, Computed>(inputs, count, out, begin, end, op);
+        reduce_as<Stored, Computed<Stored>>(inputs, count, out, begin, end, op);
     } else if (op == mean) {  // the sum in 64 bits, and cut towards zero
         using Wide = std::conditional_t<std::is_signed_v<Stored>, int64_t, uint64_t>;
         reduce_as<Stored, Wide>(inputs, count, out, begin, end, mean);
     } else {
         reduce_as<Stored, Stored>(inputs, count, out, begin, end, op);
     }
+}
+
+extern "C" void hearth_scale(void *elements, size_t n, const void *factor) {
+    using namespace hearth;
+    using A = std::conditional_t<std::is_integral_v<Stored>, Stored, Computed<Stored>>;
+    auto *const all = static_cast<Stored *>(elements);
+    Stored stored;
+    memcpy(&stored, factor, sizeof stored);
+    const A by = static_cast<A>(stored);
+    for (size_t i = 0; i < n; ++i) all[i] = static_cast<Stored>(static_cast<A>(static_cast<A>(all[i]) * by));
 }

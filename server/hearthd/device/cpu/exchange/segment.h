@@ -28,6 +28,8 @@ enum Kind : uint32_t {
 struct Operation {
     uint64_t source, destination, count;
     uint64_t reduce;  // the function that combines, of a kind that has to: see reduce.h
+    uint64_t scale;   // the function that multiplies by the factor, of a sum that is premultiplied: see reduce.h
+    uint64_t factor;  // one element of the dtype, in its first bytes
     uint32_t kind, dtype, op, root, peer;
 };
 

@@ -14,7 +14,17 @@ from hearth_proto.collectives import REDUCING, ROOTED
 from hearthd.device.backend.communicator import CollectiveExchange
 from hearthd.device.cpu.collective.shared_exchange import SharedExchange
 from hearthd.device.cpu.libraries import DTYPES, OPS
-from tests.support.cpu.ranks import Array, Ranks, address, communicator, dtype_of, expected, random_data, same
+from tests.support.cpu.ranks import (
+    Array,
+    Ranks,
+    address,
+    communicator,
+    dtype_of,
+    expected,
+    factor,
+    random_data,
+    same,
+)
 
 COLLECTIVES = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",
@@ -84,7 +94,8 @@ class Case:
             name = dtype.name
             if kind not in REDUCING:
                 count, name = block, "uint8"
-            self.operations.append(CollectiveExchange(kind, since, to, count, name, op, root))
+            by = factor(rank, dtype).tobytes() if op == "premul_sum" else b""
+            self.operations.append(CollectiveExchange(kind, since, to, count, name, op, root, factor=by))
             if wanted is not None:
                 self._results.append((into, wanted))
             elif source is not None:
