@@ -58,16 +58,22 @@ class HearthError(Exception):
         """A stable name, e.g. ``OUT_OF_MEMORY``; see `hearth_proto.reasons.Reason`."""
         self.fix = fix
         self.details = dict(details or {})
-        """Requested and allowed values, as the daemon sent them."""
+        """Requested and allowed values, as the daemon sent them.
+
+        With the environment variable HEARTH_DEBUG=1 also ``caller``: the file, line and function that submitted the
+        command that failed, e.g. ``train.py:12 in step``.
+        """
         self.failures = list(failures)
         self.retry_after = retry_after
         """Seconds after which a retry may succeed; None: a retry cannot help."""
 
     def __str__(self) -> str:
-        if not self.fix:
-            return self.message
-        end = "" if self.message[-1:] in ".!?:\n" else "."
-        return f"{self.message}{end} Fix: {self.fix}"
+        text = self.message
+        if self.fix:
+            end = "" if text[-1:] in ".!?:\n" else "."
+            text = f"{text}{end} Fix: {self.fix}"
+        caller = self.details.get("caller")
+        return f"{text}\n  Caller: {caller}" if caller else text
 
     def __reduce__(self) -> tuple[object, ...]:
         state = {key: value for key, value in self.__dict__.items() if not key.startswith("__")}

@@ -21,3 +21,6 @@ class Failure:
     message: str
     merged: int = 0
     """Number of older failures that this entry represents in addition to its own."""
+    caller: str = ""
+    """File, line and function that submitted the command, e.g. ``train.py:12 in step``; empty unless the environment
+    variable HEARTH_DEBUG is set."""

@@ -21,7 +21,7 @@ from hearth.errors import ClosedError, HearthError, broken
 from hearth.session.execute_stream import ExecuteStream
 from hearth.session.lane_channel import LaneChannel
 from hearth.session.memory import free_commands
-from hearth.session.protocol import Session
+from hearth.session.protocol import new_session
 from hearth.session.reply import Reply
 from hearth.session.timing import TIMING, Timing
 from hearth.session.waiters import Waiters
@@ -69,7 +69,7 @@ class Attachment:
         self._timing = timing
         self._turn_s = timing.turn
         self._requests_minted = requests if requests is not None else itertools.count(1)
-        self.session = Session(limits, next(self._requests_minted))
+        self.session = new_session(limits, next(self._requests_minted))
         self.queue = self.session.queue
         """Queue of outgoing commands: the queue of `session`."""
         self._before: Callable[[], None] | None = None

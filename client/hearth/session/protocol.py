@@ -10,6 +10,7 @@ and an event loop can do the same. The caller serializes all calls.
 from __future__ import annotations
 
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,23 @@ if TYPE_CHECKING:
 _LARGE = 32 << 10
 """Minimum size, in bytes, of a response that is decoded without protobuf. Protobuf copies the data that it read a
 second time, which takes longer for such responses."""
+DEBUG = "HEARTH_DEBUG"
+"""Environment variable that makes late errors name the callers of the failed commands, unless it is empty or 0."""
+
+
+def new_session(limits: Limits, first_request: int) -> Session:
+    """Returns the protocol state of a new attachment; with HEARTH_DEBUG=1, it keeps a log of callers.
+
+    Args:
+        limits: Limits that the daemon has announced.
+        first_request: Number of the attachment's first request.
+    """
+    session = Session(limits, first_request)
+    if os.environ.get(DEBUG, "") not in ("", "0"):
+        from hearth.session.callers import CallerLog
+
+        session.queue.callers = CallerLog()
+    return session
 
 
 class Session:
@@ -202,7 +220,8 @@ class Session:
     def next_with(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> tuple[int, bytes] | None:
         """Combines `add` and `next_numbered` for the usual case.
 
-        In that case, only launches are queued, they fit one batch together with `command`, and the window is open.
+        In that case, only launches are queued, they fit one batch together with `command`, the window is open, and no
+        log of callers is kept.
 
         Args:
             command: Serialized command that carries `request`.
@@ -216,7 +235,8 @@ class Session:
         queue, unacked_bytes, limits = self.queue, self._unacked_bytes, self.limits
         run, size = queue.run, queue.run_bytes
         if (
-            queue.entries or queue.closing is not None or self.resend or self.receipts.due
+            queue.entries or queue.closing is not None or queue.callers is not None
+            or self.resend or self.receipts.due
             or not self.attached or self.error is not None
             or self.next_seq - self.acked > limits.max_batches_in_flight
             or (whole := size + len(command) + 3 * batch.FRAMING) > queue.room
@@ -292,6 +312,8 @@ class Session:
         unacked = self._unacked
         if not unacked or unacked[-1] is not numbered:
             unacked.append(numbered)
+        if self.queue.callers is not None:
+            self.queue.callers.sent(numbered[0], self.queue.queued - rest.queued, rest.queued)
         self.queue.move(rest)
         self._unacked_bytes = unacked_bytes
         self.next_seq = numbered[0] + 1
@@ -501,7 +523,10 @@ class Session:
             self._settled = max(self._settled, covered)
         kind = result.WhichOneof("kind")
         if result.HasField("error"):
-            reply.set_error(from_status(result.error))
+            error = from_status(result.error)
+            if self.queue.callers is not None:
+                self.queue.callers.name_in(error, result.error, request)
+            reply.set_error(error)
         else:
             if kind == "read":
                 read: Any = result.read  # of an answer that `hearth.codec.decode` read, the data is a memoryview
@@ -525,6 +550,8 @@ class Session:
                 lost = DeviceLostError(lost.message or "the device process ended.", reason="DEVICE_LOST", fix=lost.fix)
             if event.device_lost.in_flight:
                 lost.details.setdefault("in_flight", ", ".join(event.device_lost.in_flight))
+            if self.queue.callers is not None:
+                self.queue.callers.name_lost(lost, self._settled)
             self.device_lost = True
             self.fail_later = lost
 

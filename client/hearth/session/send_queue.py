@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hearth.codec import batch
 from hearth.errors import HearthError
+
+if TYPE_CHECKING:
+    from hearth.session.callers import CallerLog
 
 BATCH_BYTES = 1 << 20
 """Size, in bytes, at which a batch is closed: large enough to justify a message, small enough to overlap with the next
@@ -75,6 +78,8 @@ class SendQueue:
         self.run_bytes = 0
         self.closing: tuple[bytes, int] | None = None
         """The run that is being added to the entries; None: no run is."""
+        self.callers: CallerLog | None = None
+        """Log of the lines that submitted the commands; None: no log is kept."""
         self.set_limits(limits)
         self._counted: _Counted | None = None
 
@@ -92,6 +97,8 @@ class SendQueue:
         if whole > self._run_limit:
             self._make_room(size)
             whole = size
+        if self.callers is not None:
+            self.callers.launch(record, self.submitted)
         self.run_bytes = whole
         self.queued_bytes += size
         self.queued += 1
@@ -112,6 +119,8 @@ class SendQueue:
         self._check_size(size)
         if self.run or self.closing is not None:
             self._close_run()
+        if self.callers is not None:
+            self.callers.command(command, self.submitted)
         self.queued_bytes += size
         self.queued += 1
         self.extra += max(worth - 1, 0)
@@ -120,7 +129,8 @@ class SendQueue:
     def count_up(self, key: object, n: int, command: Callable[[int], bytes]) -> None:
         """Queues the one-way command `command(n)`, which does something `n` times.
 
-        If the last command in the queue has the same `key`, the count of that command grows instead.
+        If the last command in the queue has the same `key`, the count of that command grows instead, unless a log of
+        callers is kept, because each call may have another caller.
 
         Args:
             key: Identifies the action; compared with ``==``.
@@ -129,6 +139,9 @@ class SendQueue:
         """
         if self.closing is not None:
             self._close_run()
+        if self.callers is not None:
+            self.callers.command(b"", self.submitted)
+            self._counted = None
         last, queue = self._counted, self.entries
         unsent = last is not None and not self.run and queue and queue[-1][0] is last.command
         if last is not None and unsent and last.key == key and last.n + n <= COUNT_MAX:

@@ -142,12 +142,9 @@ def test_a_client_that_is_killed(daemon: DaemonProcess, isolation: str) -> None:
     assert client.stdout.readline() == "ready\n"
     (session,) = daemon.status()["sessions"]
     assert session["connected"]
-    died = time.monotonic()  # the lease starts when the daemon notices this
     client.send_signal(signal.SIGKILL)
     client.wait()
-    wait_until(lambda: not any(each["connected"] for each in daemon.status()["sessions"]), "the news of its death")
-    wait_until(lambda: not daemon.status()["sessions"], "the end of its lease", LATE_S)
-    assert time.monotonic() - died >= LEASE_S
+    wait_until(lambda: not daemon.status()["sessions"], "the end of its session", LATE_S)
     wait_until(lambda: not any(held(daemon).values()), "its memory", LATE_S)
     wait_until(lambda: len(marked(daemon.mark)) <= processes + 2, "the end of its processes", LATE_S)
     client.stdin.close()

@@ -73,7 +73,7 @@ def test_a_refusal_names_the_holder_of_the_name(
 def test_a_refusal_names_the_end_of_a_name_whose_client_has_gone(daemon: DaemonProcess, gpu: hearth.Device) -> None:
     code = (
         "import os, signal, hearth\n"
-        f"gpu = hearth.connect({daemon.unix!r}, name='the owner').device(0)\n"
+        f"gpu = hearth.connect({daemon.grpc!r}, name='the owner').device(0)\n"
         "gpu.zeros(4).publish('gone')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -22,7 +22,7 @@ REQUIRED = {"grpcio": ">=1.84", "protobuf": ">=6.33.5,<8", "numpy": ">=1.26"}
 PYTHON = (3, 11)
 VARIABLES = (
     "HEARTH_TARGET", "HEARTH_TOKEN", "HEARTH_TOKEN_FILE", "HEARTH_CA", "HEARTH_CERTIFICATE", "HEARTH_KEY",
-    "HEARTH_TRACE", "HEARTH_LAUNCH_BLOCKING",
+    "HEARTH_TRACE", "HEARTH_LAUNCH_BLOCKING", "HEARTH_DEBUG",
 )  # fmt: skip
 """Environment variables that the client reads."""
 _FILES = ("HEARTH_TOKEN_FILE", "HEARTH_CA", "HEARTH_CERTIFICATE", "HEARTH_KEY")

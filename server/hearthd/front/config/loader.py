@@ -37,6 +37,7 @@ FOREIGN_VARIABLES = frozenset(
         "HEARTH_KEY",
         "HEARTH_TRACE",
         "HEARTH_LAUNCH_BLOCKING",
+        "HEARTH_DEBUG",
     }
 )
 """Variables of clients, which have the same prefix."""

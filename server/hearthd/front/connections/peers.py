@@ -1,11 +1,13 @@
 """Names of peers: how gRPC, sockets and limits name the other end of a connection.
 
-Pure, except for `peer_of` and `credentials_of`.
+Pure, except for `peer_of`, `credentials_of`, `process_of` and `pids_of`.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import os
+import resource
 import socket
 import struct
 from functools import lru_cache
@@ -13,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
+_SO_PEERPIDFD = 77  # asm-generic/socket.h, Linux 6.5; Python has no name for it
 
 
 def peer_of(connection: Any) -> str:
@@ -37,6 +40,38 @@ def credentials_of(connection: Any) -> tuple[int, int, int]:
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(packed)
     return pid, uid, gid
+
+
+def process_of(connection: Any) -> tuple[int, int] | None:
+    """Returns the pid at the other end of a Unix socket, and a pidfd of the process, which the caller has to close.
+
+    The process is the one that connected. Returns None if it has ended, if the kernel gives no pid (a process of
+    another pid namespace) or no pidfd, and if descriptors are scarce: more than half of the limit are open.
+    """
+    try:
+        pid = credentials_of(connection)[0]
+        if pid <= 0:
+            return None
+        try:
+            descriptor = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+        except OSError:  # Linux before 6.5
+            descriptor = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if descriptor > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+        os.close(descriptor)
+        return None
+    return pid, descriptor
+
+
+def pids_of(pid: int) -> tuple[int, ...]:
+    """Returns the pids that a process has in its pid namespace and in the outer ones up to this process's namespace."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - less work
+            line = next((line for line in file if line.startswith("NSpid:")), "")
+    except OSError:  # /proc is not mounted, or hides the process
+        return (pid,)
+    return tuple(map(int, line.split()[1:])) or (pid,)
 
 
 @lru_cache(maxsize=1024)

@@ -20,7 +20,9 @@ from hearth_proto.frames import Frame, FrameError, FrameReader, FrameTooLarge, K
 from hearth_proto.reasons import STATUS_DETAILS_KEY, Reason, Refusal
 from hearth_proto.v1 import status_pb2
 from hearthd.front.admission.limits import MAX_STRANGER_BYTES
+from hearthd.front.connections.peers import process_of
 from hearthd.front.sessions.attach import EOF
+from hearthd.front.sessions.client_process import ClientProcess
 
 if TYPE_CHECKING:
     from hearthd.front.admission.account import UnauthenticatedBytes
@@ -69,6 +71,8 @@ class FramedCall(asyncio.Protocol):
         """The connection's slot among those of the listener."""
         self.on_lost: Callable[[FramedCall], None] = lambda call: None
         self.transport: asyncio.Transport | None = None
+        self.pid = 0
+        """Process id of the client, as the kernel reports it. 0: unknown."""
         self.metadata: calls.Metadata = ()
         self.identify: Callable[[], calls.Metadata] | None = None
         """Returns metadata that identify the peer. Used if the call shows no credential."""
@@ -327,6 +331,13 @@ class FramedCall(asyncio.Protocol):
     def peer(self) -> str:
         """Returns gRPC's name for peers on a Unix socket, which is the same for all of them."""
         return "unix:"
+
+    def process(self) -> ClientProcess | None:
+        """Returns the client's process, to be watched; see `process_of` for the cases in which it returns None."""
+        if self.transport is None:
+            return None
+        found = process_of(self.transport.get_extra_info("socket"))
+        return ClientProcess(*found) if found is not None else None
 
     def invocation_metadata(self) -> calls.Metadata:
         """Returns the metadata of the call. The first call of this method adds those that `identify` returns."""

@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ from hearthd.front.admission.gate import AdmissionGate, GatedService, MethodGate
 from hearthd.front.admission.limits import CredentialSource
 from hearthd.front.auth.authenticator import AUTHORIZATION, SESSION, TICKET
 from hearthd.front.connections.limiter import ConnectionLimiter
-from hearthd.front.connections.peers import peer_of
+from hearthd.front.connections.peers import credentials_of, peer_of
 from hearthd.front.rpc.framed_context import CallAborted, FramedCall
+from hearthd.front.sessions.client_process import calling_process
 from hearthd.front.sockets import UnixSocket
 
 log = structlog.get_logger("hearthd.calls")
@@ -125,6 +127,8 @@ class CallServer:
             call.drop()
             return
         call.metadata = metadata
+        with suppress(OSError):
+            call.pid = credentials_of(call.transport.get_extra_info("socket"))[0]
         handler = self._find(method, call.metadata)
         if handler is None:
             self._gate.account.refused("unknown_method", call.peer(), method)
@@ -170,6 +174,7 @@ class CallServer:
 
     async def _serve(self, call: FramedCall, behaviour: Any, method: str, *, answers: bool) -> None:
         """Runs the handler of a call. With `answers` the return value of `behaviour` is sent as the response."""
+        calling_process.set(call.pid)
         try:
             answer = await behaviour(None, call)
             if answers:

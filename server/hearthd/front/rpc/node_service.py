@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,13 +18,16 @@ from hearth_proto.v1 import node_pb2
 from hearthd.front import errors
 from hearthd.front.admission.gate import AdmissionGate, GatedService
 from hearthd.front.admission.gate import caller as admitted_caller
+from hearthd.front.connections.peers import pids_of
 from hearthd.front.errors import Context
 from hearthd.front.rpc.device_service import ClientLimits
+from hearthd.front.rpc.framed_context import FramedCall
 from hearthd.front.rpc.group_info import GroupInfo
 from hearthd.front.rpc.group_service import GroupService
 from hearthd.front.rpc.node_status import NodeStatus
 from hearthd.front.rpc.server_call import CallObserver, decoder, guarded
 from hearthd.front.rpc.unary import serialize
+from hearthd.front.sessions.client_process import ClientProcess
 from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.session_table import SessionTable, negotiate
 from hearthd.front.supervisor.supervisor import Supervisor
@@ -128,6 +132,7 @@ class NodeService:
                 dedicated=dedicated,
                 launch_timeout=request.launch_timeout_ns / 1e9,
                 client_process=request.client_process,
+                watch=partial(_process, context, request.client_process),
             )
         except Refusal as refusal:
             self._refused(caller, "OpenSession", refusal)
@@ -242,6 +247,18 @@ class NodeService:
 
     def _devices(self, tenant: Tenant) -> list[node_pb2.Device]:
         return [device.describe(tenant) for device in self._supervisor.visible(tenant)]
+
+
+def _process(context: Context, declared: str) -> ClientProcess | None:
+    """Returns the process of the client of a framed call, to be watched.
+
+    `declared` is the host and pid that the client declares. None if the pid is not that of the process that has
+    connected, which is then a proxy such as sshd: its end does not mean that the client has ended.
+    """
+    pid = declared.rpartition(":")[2]
+    if not isinstance(context, FramedCall) or not pid.isdecimal() or int(pid) not in pids_of(context.pid):
+        return None
+    return context.process()
 
 
 def _dedicated(isolation: int) -> bool:

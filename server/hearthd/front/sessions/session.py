@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from hearth_proto import rights
 from hearthd.front.rates import Rates
 from hearthd.front.sessions.channel import Channel
+from hearthd.front.sessions.client_process import ClientProcess
 from hearthd.front.sessions.command_queue import CommandQueue
 from hearthd.front.tenancy.tenants import ANYBODY, EVERYONE, Caller, Tenant
 
@@ -58,6 +60,9 @@ class Session:
     """The rate of `device_ns`."""
     connections: int = 0
     """Number of Execute streams and calls under way."""
+    process: ClientProcess | None = None
+    """The process that opened the session and alone has used it. None: it is unknown, or other processes use the
+    session too."""
     closing: bool = False
     ended_by: SessionEnd | None = None
     """The cause of the session's end. None: the session is open."""
@@ -86,9 +91,17 @@ class Session:
         return SessionEnd.CREDENTIAL if self.deadline == self.until else SessionEnd.LEASE
 
     @property
+    def orphaned(self) -> bool:
+        """True if the only process that used the session has ended, and no connection is left."""
+        return self.process is not None and self.process.ended and not self.connections
+
+    @property
     def deadline(self) -> float:
         """Monotonic time at which the session expires.
 
-        A session in use expires only with the credential that opened it.
+        A session in use expires only with the credential that opened it. A session whose client's process has ended
+        has expired once its last connection is closed.
         """
+        if self.orphaned:
+            return -math.inf
         return self.until if self.connections else min(self.until, self.last_used + self.lease)

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import structlog
 
@@ -18,6 +18,7 @@ from hearth_proto import PROTOCOL_MAX, PROTOCOL_MIN
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.front import errors, opentelemetry
 from hearthd.front.audit.recorder import Audit
+from hearthd.front.sessions.client_process import ClientProcess, calling_process
 from hearthd.front.sessions.session import Session, SessionEnd
 from hearthd.front.sessions.tenant_accounts import TenantAccounts
 from hearthd.front.tenancy.tenants import ANYBODY, Caller
@@ -64,6 +65,8 @@ class SessionTable:
         """Returns the reason why new sessions are refused. Empty: they are not refused."""
         self.emptied = asyncio.Event()
         self.emptied.set()
+        self._orphaned = asyncio.Event()
+        """Set when the process of a session's client has ended, and the session has no connection."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -85,8 +88,12 @@ class SessionTable:
         dedicated: bool = False,
         launch_timeout: float = 0.0,
         client_process: str = "",
+        watch: Callable[[], ClientProcess | None] = lambda: None,
     ) -> tuple[Session, str]:
-        """Opens a session and returns it with its token. Raises `DRAINING`, `SESSION_LIMIT` or `QUOTA_EXCEEDED`."""
+        """Opens a session and returns it with its token. Raises `DRAINING`, `SESSION_LIMIT` or `QUOTA_EXCEEDED`.
+
+        `watch` returns the calling process, with whose end the session ends. None: the session ends with its lease.
+        """
         if self.draining:
             raise Refusal(
                 Reason.DRAINING,
@@ -121,6 +128,9 @@ class SessionTable:
             launch_timeout=launch_timeout,
             queue=account.queue,
         )
+        session.process = watch()
+        if session.process is not None:
+            session.process.watch(lambda: self._check_orphaned(session))
         self._sessions[session.key] = session
         self.accounts.opened(session)
         self.emptied.clear()
@@ -155,6 +165,9 @@ class SessionTable:
             self.on_credential(None)
             raise errors.session_expired()
         self.on_credential(session.caller)
+        if session.process is not None and session.process.pid != calling_process.get():
+            session.process.close()  # the session belongs to several processes, and ends with its lease
+            session.process = None
         session.last_used = now
         opentelemetry.of_session(session)
         return session
@@ -168,10 +181,21 @@ class SessionTable:
         finally:
             session.connections -= 1
             session.last_used = self._clock()
+            self._check_orphaned(session)
 
     def lease_left(self, session: Session) -> float:
         """Returns the remaining lease in seconds; the whole lease while the session is in use."""
         return session.lease if session.connections else max(0.0, session.deadline - self._clock())
+
+    def _check_orphaned(self, session: Session) -> None:
+        if session.orphaned:
+            self._orphaned.set()
+
+    async def wait_orphaned(self, seconds: float) -> None:
+        """Waits until the client's process of some session has ended, at most `seconds`."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._orphaned.wait(), seconds)
+        self._orphaned.clear()
 
     def expired(self) -> list[Session]:
         """Returns the sessions whose lease has run out, or whose credential has expired."""
@@ -204,6 +228,8 @@ class SessionTable:
         if session.closing:
             return []
         session.closing, session.ended_by = True, cause
+        if session.process is not None:
+            session.process.close()
         self._sessions.pop(session.key, None)
         self.accounts.closed(session, cause)
         self.audit.record("session_close", session, why=why, device_seconds=round(session.device_ns / 1e9, 6))
