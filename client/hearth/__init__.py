@@ -21,6 +21,7 @@ from hearth_proto import VERSION as __version__
 if TYPE_CHECKING:
     from hearth import aio as aio
     from hearth.arrays.described import PublishedArray as PublishedArray
+    from hearth.arrays.pointer import pointer as pointer
     from hearth.arrays.read_only import read_only as read_only
     from hearth.arrays.tensor_map import Im2col as Im2col
     from hearth.arrays.tensor_map import Im2colWide as Im2colWide
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "arrays.described": ("PublishedArray",),
+    "arrays.pointer": ("pointer",),
     "arrays.read_only": ("read_only",),
     "arrays.tensor_map": ("Im2col", "Im2colWide", "TensorMap"),
     "blocking.array": ("DeviceArray",),
@@ -203,6 +205,7 @@ __all__ = [
     "empty_like_pinned",
     "empty_pinned",
     "get_elapsed_time",
+    "pointer",
     "read_only",
     "retrying",
     "show_progress",

@@ -241,6 +241,10 @@ class BaseFunction:
                 bound.handle, on, grid, block, args, shared_mem, timeout, mode, cooperative, cluster, iterations,
                 connection.limits.converts_integers,
             )  # fmt: skip
+            if entry[1].pack_nested is not None:
+                from hearth.kernels import struct_pointers
+
+                struct_pointers.check_supported(connection.limits.struct_pointers)
             self._check_pointers(args)
             if key and arguments.fixed(key[9:]):
                 if len(heads) >= _CACHE_LIMIT:
@@ -288,6 +292,13 @@ class BaseFunction:
         self._pointers.check(args)
 
     def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:
+        if signature.pack_nested is not None:
+            from hearth.kernels import struct_pointers
+
+            for index, arg in enumerate(args):
+                for what, operand in struct_pointers.operands(index, arg):
+                    if operand._memory.owner is not space:
+                        self._refuse(what, operand, index)
         for index in signature.pointers:
             if args[index]._memory.owner is not space:
                 self._refuse(f"argument {index}", args[index], index)

@@ -32,6 +32,8 @@ class Limits(NamedTuple):
     max_unacked_bytes: int = 32 << 20
     converts_integers: bool = False
     """True if the daemon converts the integers of a launch to the types of the kernel's parameters."""
+    struct_pointers: bool = False
+    """True if the daemon takes device pointers in structs, and arrays of pointers."""
 
 
 class _Counted(NamedTuple):

@@ -434,7 +434,7 @@ class Dim3(_message.Message):
     def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ..., z: _Optional[int] = ...) -> None: ...
 
 class Argument(_message.Message):
-    __slots__ = ("pointer", "raw", "float32", "float64", "int32", "int64", "uint32", "uint64", "boolean", "tensor_map")
+    __slots__ = ("pointer", "raw", "float32", "float64", "int32", "int64", "uint32", "uint64", "boolean", "tensor_map", "structure")
     class Pointer(_message.Message):
         __slots__ = ("buffer", "offset", "read_only")
         BUFFER_FIELD_NUMBER: _ClassVar[int]
@@ -444,6 +444,20 @@ class Argument(_message.Message):
         offset: int
         read_only: bool
         def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., read_only: bool = ...) -> None: ...
+    class Structure(_message.Message):
+        __slots__ = ("data", "pointers")
+        class Field(_message.Message):
+            __slots__ = ("at", "pointer")
+            AT_FIELD_NUMBER: _ClassVar[int]
+            POINTER_FIELD_NUMBER: _ClassVar[int]
+            at: int
+            pointer: Argument.Pointer
+            def __init__(self, at: _Optional[int] = ..., pointer: _Optional[_Union[Argument.Pointer, _Mapping]] = ...) -> None: ...
+        DATA_FIELD_NUMBER: _ClassVar[int]
+        POINTERS_FIELD_NUMBER: _ClassVar[int]
+        data: bytes
+        pointers: _containers.RepeatedCompositeFieldContainer[Argument.Structure.Field]
+        def __init__(self, data: _Optional[bytes] = ..., pointers: _Optional[_Iterable[_Union[Argument.Structure.Field, _Mapping]]] = ...) -> None: ...
     POINTER_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
     FLOAT32_FIELD_NUMBER: _ClassVar[int]
@@ -454,6 +468,7 @@ class Argument(_message.Message):
     UINT64_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
     TENSOR_MAP_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     pointer: Argument.Pointer
     raw: bytes
     float32: float
@@ -464,7 +479,8 @@ class Argument(_message.Message):
     uint64: int
     boolean: bool
     tensor_map: int
-    def __init__(self, pointer: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., raw: _Optional[bytes] = ..., float32: _Optional[float] = ..., float64: _Optional[float] = ..., int32: _Optional[int] = ..., int64: _Optional[int] = ..., uint32: _Optional[int] = ..., uint64: _Optional[int] = ..., boolean: bool = ..., tensor_map: _Optional[int] = ...) -> None: ...
+    structure: Argument.Structure
+    def __init__(self, pointer: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., raw: _Optional[bytes] = ..., float32: _Optional[float] = ..., float64: _Optional[float] = ..., int32: _Optional[int] = ..., int64: _Optional[int] = ..., uint32: _Optional[int] = ..., uint64: _Optional[int] = ..., boolean: bool = ..., tensor_map: _Optional[int] = ..., structure: _Optional[_Union[Argument.Structure, _Mapping]] = ...) -> None: ...
 
 class Launch(_message.Message):
     __slots__ = ("function", "grid", "block", "shared_mem", "arguments", "timeout_ns", "mode", "cooperative", "cluster", "iterations", "dynamic_grid")

@@ -17,6 +17,7 @@ from hearth_proto.launches import (
     Record,
     RecordError,
     pack,
+    split_nested,
     unpack,
     unpack_layout,
 )
@@ -226,7 +227,7 @@ class Binder:
             )
         given = unpack_layout(record.layout)
         wrong = check_arguments(function, given, record)
-        fixes = [launch_limits.fix_of_arguments(given, function.parameters)] if wrong else []
+        fixes = [launch_limits.fix_of_arguments(split_nested(given)[0], function.parameters)] if wrong else []
         resident: list[str] = []
         if not record.flags & LaunchFlag.UNCHECKED:
             more, resident = self._check_geometry(function, record)
@@ -323,4 +324,6 @@ def check_arguments(function: Function, given: Sequence[Place], record: Record) 
     if sum(place.pointer for place in given) != len(record.buffers):
         return [f"{len(record.buffers)} buffers are named; the layout has another number of addresses"]
     malformed = check_layout(given, len(record.params))
-    return [malformed] if malformed else launch_limits.check_parameters(given, function.parameters, function.kinds)
+    if malformed:
+        return [malformed]
+    return launch_limits.check_parameters(split_nested(given)[0], function.parameters, function.kinds)

@@ -22,7 +22,7 @@ from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.red_zones import PATTERN, Damage, Shadow, damage, shadow
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
-from hearthd.device.session.launch_plan import Q
+from hearthd.device.session.launch_plan import Q, addresses
 
 
 class _Guarded(NamedTuple):
@@ -150,7 +150,7 @@ class Validation:
 
     def _arguments(self) -> dict[Buffer, int]:
         """Returns for each buffer the number of the first argument that points to it."""
-        numbers = [number for number, place in enumerate(unpack_layout(self._layout)) if place.pointer]
+        numbers = [number for number, _ in addresses(unpack_layout(self._layout))]
         return dict(zip(reversed(self._buffers), reversed(numbers), strict=True))
 
 

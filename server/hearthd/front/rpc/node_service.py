@@ -42,6 +42,7 @@ FEATURES = (
     "health",
     "reflection",
     "integers",
+    "struct_pointers",
 )
 
 
