@@ -306,7 +306,7 @@ def _outside(record: Record, places: Sequence[tuple[int, int]], pointers: Sequen
 def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Buffer], list[Buffer]]:
     """Returns the buffers behind the pointers, each once: first those that may be written, then those only read.
 
-    Every read-only buffer is among those that are only read.
+    Every read-only buffer is among those that are only read. The targets of an array of pointers are included.
     """
     written: dict[Buffer, None] = {}
     read: dict[Buffer, None] = {}
@@ -314,6 +314,8 @@ def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Bu
         buffer = pointer.buffer if isinstance(pointer, TensorMapEntry) else pointer
         only_read = buffer.read_only is not None or (index < len(readers) and readers[index])
         (read if only_read else written)[buffer] = None
+        for each, reached_only_read in buffer.reaches:
+            (read if reached_only_read or each.read_only is not None else written)[each] = None
     return list(written), [buffer for buffer in read if buffer not in written]
 
 
