@@ -21,7 +21,6 @@ from hearth_proto import VERSION as __version__
 if TYPE_CHECKING:
     from hearth import aio as aio
     from hearth.arrays.described import PublishedArray as PublishedArray
-    from hearth.arrays.pointer import pointer as pointer
     from hearth.arrays.read_only import read_only as read_only
     from hearth.arrays.tensor_map import Im2col as Im2col
     from hearth.arrays.tensor_map import Im2colWide as Im2colWide
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from hearth.kernels.bindings import InOut as InOut
     from hearth.kernels.bindings import Out as Out
     from hearth.kernels.by_value import Struct as Struct
+    from hearth.kernels.pointers import pointer as pointer
     from hearth.profiling.base_trace import KernelActivity as KernelActivity
     from hearth.profiling.base_trace import TraceEvent as TraceEvent
     from hearth.progress import show_progress as show_progress
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "arrays.described": ("PublishedArray",),
-    "arrays.pointer": ("pointer",),
+    "kernels.pointers": ("pointer",),
     "arrays.read_only": ("read_only",),
     "arrays.tensor_map": ("Im2col", "Im2colWide", "TensorMap"),
     "blocking.array": ("DeviceArray",),

@@ -36,7 +36,7 @@ from hearth.session.memory import DeviceOperand
 from hearth_proto import launches
 
 if TYPE_CHECKING:
-    from hearth.kernels.struct_pointers import NestedPacker
+    from hearth.kernels.pointers import NestedPacker
 
 _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q",
              ("u", 1): "B", ("u", 2): "H", ("u", 4): "I", ("u", 8): "Q"}  # fmt: skip
@@ -137,9 +137,9 @@ class Signature:
         """Packer of arguments of which some are structs with pointers; None if there are none."""
         self.pack_checked: record_packer.Packer
         if structs:
-            from hearth.kernels import struct_pointers  # imported here, because few launches pass pointers in structs
+            from hearth.kernels import pointers  # imported here, because few launches pass pointers in structs
 
-            self.pack_nested = struct_pointers.packer(self.pointers, structs, self.raw, self.pack, raw_bytes)
+            self.pack_nested = pointers.packer(self.pointers, structs, self.raw, self.pack, raw_bytes)
             self.pack_checked = self.pack_nested
         else:
             self.pack_checked = record_packer.packer(len(codes), self.pointers, self.raw, self.pack, raw_bytes)
@@ -322,9 +322,9 @@ def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
         return passed
     nested: tuple[tuple[int, bool], ...] = ()
     if arg.dtype.hasobject:
-        from hearth.kernels import struct_pointers
+        from hearth.kernels import pointers
 
-        nested = struct_pointers.of_numpy(f"argument {index}", arg).places
+        nested = pointers.of_numpy(f"argument {index}", arg).places
     return Parameter("", passed.size, passed.alignment, nested=nested)
 
 
@@ -332,9 +332,9 @@ def _nested(arg: ByValue) -> tuple[tuple[int, bool], ...]:
     """Returns the pointers of a struct, as in `Parameter`."""
     if not arg.pointers:
         return ()
-    from hearth.kernels import struct_pointers
+    from hearth.kernels import pointers
 
-    found = struct_pointers.of(arg)
+    found = pointers.of(arg)
     return () if found is None else found.places
 
 

@@ -242,9 +242,9 @@ class BaseFunction:
                 connection.limits.converts_integers,
             )  # fmt: skip
             if entry[1].pack_nested is not None:
-                from hearth.kernels import struct_pointers
+                from hearth.kernels import pointers
 
-                struct_pointers.check_supported(connection.limits.struct_pointers)
+                pointers.check_supported(connection.limits.struct_pointers)
             self._check_pointers(args)
             if key and arguments.fixed(key[9:]):
                 if len(heads) >= _CACHE_LIMIT:
@@ -293,10 +293,10 @@ class BaseFunction:
 
     def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:
         if signature.pack_nested is not None:
-            from hearth.kernels import struct_pointers
+            from hearth.kernels import pointers
 
             for index, arg in enumerate(args):
-                for what, operand in struct_pointers.operands(index, arg):
+                for what, operand in pointers.operands(index, arg):
                     if operand._memory.owner is not space:
                         self._refuse(what, operand, index)
         for index in signature.pointers:

@@ -22,7 +22,7 @@ import numpy as np
 from hearth import shapes
 from hearth.arrays.read_only import ReadOnly
 from hearth.errors import ArgumentError, DtypeError, LaunchTypeError
-from hearth.kernels import arguments, struct_pointers, unpassable
+from hearth.kernels import arguments, pointers, unpassable
 from hearth.kernels.base_pending_dispatch import Output
 from hearth.session.memory import DeviceOperand
 from hearth.transfer import plan
@@ -210,8 +210,8 @@ def _fill_structure(
     message: commands_pb2.Argument.Structure, index: int, argument: Any, function: BaseFunction, attachment: Attachment
 ) -> None:
     """Fills in the message of a struct with pointers. Raises the errors of `binding_of`."""
-    struct_pointers.check_supported(function._connection.limits.struct_pointers)
-    found = struct_pointers.of(argument)
+    pointers.check_supported(function._connection.limits.struct_pointers)
+    found = pointers.of(argument)
     assert found is not None
     message.data = found.data
     for at, operand in found.pointers:

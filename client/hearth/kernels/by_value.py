@@ -38,9 +38,9 @@ class Struct(ByValue):
                 fix="pass the value of alignof() in C.",
             )
         if self.pointers:
-            from hearth.kernels import struct_pointers
+            from hearth.kernels import pointers
 
-            struct_pointers.of_fields(bytes(self.data), self.pointers)
+            pointers.of_fields(bytes(self.data), self.pointers)
 
     def tobytes(self) -> bytes:
         """Returns the bytes of the struct, as given."""

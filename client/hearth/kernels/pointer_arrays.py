@@ -9,11 +9,10 @@ from hearth import base_stream as streams
 from hearth import lazy_numpy as np
 from hearth import shapes
 from hearth.arrays.allocation import allocate
-from hearth.arrays.pointer import pointer
 from hearth.arrays.read_only import ReadOnly
 from hearth.errors import ArgumentError, LaunchTypeError, UnsupportedError
-from hearth.kernels import struct_pointers
-from hearth.kernels.struct_pointers import POINTER_BYTES
+from hearth.kernels import pointers
+from hearth.kernels.pointers import POINTER_BYTES, pointer
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def pointer_array(device: DeviceContext[A], targets: Any, stream: BaseStream | N
         UnsupportedError: A target belongs to another device or session, or the daemon has no arrays of pointers.
     """
     connection = device._connection
-    struct_pointers.check_supported(connection.limits.struct_pointers)
+    pointers.check_supported(connection.limits.struct_pointers)
     shape, dtype, data, places = _structures(targets) if _is_structured(targets) else _listed(targets)
     limit = connection.limits.max_inline_bytes
     if len(data) > limit:
@@ -78,11 +77,11 @@ def _is_structured(targets: Any) -> bool:
 
 def _structures(targets: Any) -> tuple[tuple[int, ...], Dtype, bytes, _Places]:
     """Returns shape, dtype and bytes of an array of structures, and the offset and the target of each pointer."""
-    plain = struct_pointers.plain_dtype(targets.dtype)
+    plain = pointers.plain_dtype(targets.dtype)
     found: list[tuple[int, DeviceOperand]] = []
     parts = []
     for index, each in enumerate(np.asarray(targets).reshape(-1)):
-        one = struct_pointers.of_numpy(f"structure {index}", each)
+        one = pointers.of_numpy(f"structure {index}", each)
         found += [(index * plain.itemsize + at, target) for at, target in one.pointers]
         parts.append(one.data)
     return targets.shape, plain, b"".join(parts), found
@@ -99,7 +98,7 @@ def _listed(targets: Iterable[Any]) -> tuple[tuple[int, ...], Dtype, bytes, _Pla
     found: list[tuple[int, DeviceOperand]] = []
     for index, each in enumerate(targets):
         target = pointer(*each) if isinstance(each, tuple) and len(each) == 2 else each
-        operand = struct_pointers.checked(f"pointer {index}", target)
+        operand = pointers.checked(f"pointer {index}", target)
         if operand is not None:
             found.append((index * POINTER_BYTES, operand))
     return (len(targets),), shapes.type_of("uint64"), bytes(POINTER_BYTES * len(targets)), found

@@ -25,6 +25,7 @@ SPACE = Space(1)
 class Array(DeviceOperand):
     def __init__(self, handle: int, offset: int) -> None:
         self._memory = Memory(SPACE, handle, 0, owned=False)
+        self._connection = None
         self._offset = offset
 
 
@@ -306,8 +307,6 @@ def test_ctypes_structures_with_pointers_are_refused() -> None:
 def test_pointers_in_structs_follow_the_entry_of_their_struct() -> None:
     data = bytes(range(1, 33))
     x, y = Array(7, 24), Array(8, 0)
-    for each in (x, y):
-        each._connection = None  # type: ignore[attr-defined]
     value = hearth.Struct(data, align=16, pointers={24: y, 8: x, 16: None})
     args = (np.int8(1), value, x)
     unpacked = record(args)

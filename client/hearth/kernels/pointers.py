@@ -1,4 +1,4 @@
-"""Structs with device pointers as arguments of kernels: `Struct` with pointers, and NumPy structures with objects.
+"""Pointers to device arrays, and structs that contain them: `Struct` with pointers, and NumPy structures with objects.
 
 A field of NumPy's dtype ``object`` has the size and the alignment of a pointer in C. Where such a structure is an
 argument, its objects are device arrays, `pointer(...)`, or None and 0 for null pointers. The launch record has an entry
@@ -7,14 +7,14 @@ for each pointer, and the daemon writes the addresses: see "nested pointer" in `
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from hearth import lazy_numpy as np
-from hearth.arrays.pointer import is_address
 from hearth.arrays.read_only import ReadOnly
-from hearth.errors import LaunchTypeError, UnsupportedError
+from hearth.errors import ArgumentError, LaunchTypeError, UnsupportedError
 from hearth.session.memory import DeviceOperand
 
 if TYPE_CHECKING:
@@ -23,6 +23,91 @@ if TYPE_CHECKING:
 _OFFSET = struct.Struct("<Q")
 POINTER_BYTES = _OFFSET.size
 """Size of an address, in bytes."""
+
+
+class Pointer(DeviceOperand):
+    """The address of a byte of a device array; see `pointer`."""
+
+    __slots__ = ("_connection", "array", "offset")
+
+    def __init__(self, array: Any, offset: int) -> None:
+        self.array = array
+        self.offset = offset
+        self._memory = array._memory
+        self._offset = array._offset + offset
+        self._connection = array._connection
+
+    @property
+    def durable(self) -> bool:
+        """True if the array is restored after a loss of the device."""
+        return bool(self.array.durable)
+
+    def __repr__(self) -> str:
+        return f"pointer({self.array!r}, {self.offset})"
+
+
+def pointer(array: DeviceOperand, offset: SupportsIndex = 0) -> DeviceOperand:
+    """Returns the address of a device array, or of a byte within it.
+
+    The value stands for the pointer in a struct that is passed by value, and is a kernel argument itself. The client
+    does not know the address: the daemon writes it when the kernel is launched.
+
+    Args:
+        array: A device array, which may be marked with `read_only`, or another pointer.
+        offset: Bytes from the array's first element, from 0 to the end of the array. To count elements, use a view:
+            ``hearth.pointer(x[4:])``.
+
+    Returns:
+        The pointer, which is marked with `read_only` if `array` is.
+
+    Raises:
+        ArgumentError: `offset` is negative or beyond the end of the array (reason ``OUT_OF_BOUNDS``).
+        LaunchTypeError: `array` is not a device array, or `offset` is no integer.
+    """
+    if isinstance(array, ReadOnly):
+        return ReadOnly(pointer(array.array, offset))
+    if not is_address(array):
+        raise LaunchTypeError(
+            f"pointer takes a device array, not {array!r} ({type(array).__name__}).",
+            reason="LAUNCH_INVALID",
+            fix="upload the data with x = gpu.asarray(...), and use hearth.pointer(x).",
+        )
+    try:
+        start = operator.index(offset)
+    except TypeError:
+        raise LaunchTypeError(
+            f"the offset of a pointer is {offset!r} ({type(offset).__name__}); it must be an integer.",
+            reason="LAUNCH_INVALID",
+            fix="pass a number of bytes.",
+        ) from None
+    if isinstance(array, Pointer):
+        return pointer(array.array, array.offset + start)
+    size = _extent(array)
+    if not 0 <= start <= size:
+        raise ArgumentError(
+            f"the pointer starts at byte {start} of {array!r}, which has {size} bytes.",
+            reason="OUT_OF_BOUNDS",
+            fix=f"pass an offset in bytes from 0 to {size}; for an element use a view, e.g. hearth.pointer(x[4:]).",
+        )
+    return Pointer(array, start)
+
+
+def is_address(value: object) -> bool:
+    """Tells operands that stand for an address from tensor maps and other objects.
+
+    Args:
+        value: Any object.
+
+    Returns:
+        True for a device array, a pointer, and either of them marked with `read_only`.
+    """
+    return isinstance(value, DeviceOperand) and value._passed == DeviceOperand._passed and hasattr(value, "_connection")
+
+
+def _extent(array: Any) -> int:
+    """Returns the bytes from the first element of an array to the end of its last one."""
+    rows = array._rows
+    return int(array.nbytes if rows is None else rows.end)
 
 
 class PointerStruct(NamedTuple):
@@ -100,7 +185,17 @@ def of_numpy(what: str, value: Any) -> PointerStruct:
 
 
 def of(arg: Any) -> PointerStruct | None:
-    """Returns the struct of an argument that may contain pointers; None for any other argument."""
+    """Returns the struct of an argument that may contain pointers.
+
+    Args:
+        arg: An argument of a kernel.
+
+    Returns:
+        The struct; None for any other argument.
+
+    Raises:
+        LaunchTypeError: A pointer's target is not a device array.
+    """
     pointers = getattr(arg, "pointers", None)
     if isinstance(pointers, Mapping):
         return of_fields(bytes(arg.data), pointers) if pointers else None
@@ -140,7 +235,14 @@ def checked(what: str, value: Any) -> DeviceOperand | None:
 
 
 def plain_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns `dtype` in native byte order, with uint64 in place of objects at the same offsets."""
+    """Returns the dtype of a structure on the device.
+
+    Args:
+        dtype: Dtype whose fields of dtype ``object`` are pointers.
+
+    Returns:
+        `dtype` in native byte order, with uint64 in place of ``object`` at the same offsets.
+    """
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         inner: np.dtype[Any] = np.dtype((plain_dtype(base), shape))
@@ -177,7 +279,15 @@ def _copied(dtype: np.dtype[Any], source: Any, target: Any, at: int, name: str) 
 
 
 def operands(index: int, arg: Any) -> list[tuple[str, DeviceOperand]]:
-    """Returns the device operands of an argument, with texts for errors: itself, or the pointers of a struct."""
+    """Returns the device operands of an argument: the argument itself, or the pointers of a struct.
+
+    Args:
+        index: Number of the argument.
+        arg: The argument.
+
+    Returns:
+        For each operand its name in errors, and the operand.
+    """
     if isinstance(arg, DeviceOperand):
         return [(f"argument {index}", arg)]
     found = of(arg)
@@ -210,7 +320,7 @@ def packer(
         The packer.
     """
 
-    def packed(args: Sequence[Any], space: Space | None) -> bytes | None:
+    def _packed(args: Sequence[Any], space: Space | None) -> bytes | None:
         values: list[Any] = []
         used: list[DeviceOperand] = []
         for index, arg in enumerate(args):
@@ -226,14 +336,21 @@ def packer(
             return None
         return pack(*(operand._memory.handle for operand in used), *values)
 
-    return packed
+    return _packed
 
 
 def check_supported(supported: bool) -> None:
-    """Raises `UnsupportedError` if `supported` is False: the daemon takes no pointers in structs."""
+    """Checks that the daemon takes pointers in structs.
+
+    Args:
+        supported: `Limits.struct_pointers` of the session.
+
+    Raises:
+        UnsupportedError: The daemon is older than this feature.
+    """
     if not supported:
         raise UnsupportedError(
-            "an argument is a struct with device pointers, which this daemon does not know.",
+            "this daemon takes no device pointers in structs, and makes no arrays of pointers.",
             reason="UNSUPPORTED",
             fix="pass the arrays as separate arguments, or update the daemon to a version with the feature "
             '"struct_pointers".',
