@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from hearth.kernels.bindings import InOut as InOut
     from hearth.kernels.bindings import Out as Out
     from hearth.kernels.by_value import Struct as Struct
+    from hearth.kernels.pointers import pointer as pointer
     from hearth.profiling.base_trace import KernelActivity as KernelActivity
     from hearth.profiling.base_trace import TraceEvent as TraceEvent
     from hearth.progress import show_progress as show_progress
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "arrays.described": ("PublishedArray",),
+    "kernels.pointers": ("pointer",),
     "arrays.read_only": ("read_only",),
     "arrays.tensor_map": ("Im2col", "Im2colWide", "TensorMap"),
     "blocking.array": ("DeviceArray",),
@@ -212,6 +214,7 @@ __all__ = [
     "empty_pinned",
     "get_elapsed_time",
     "premul_sum",
+    "pointer",
     "read_only",
     "retrying",
     "show_progress",

@@ -6,7 +6,7 @@ A record is little-endian and a multiple of 8 bytes long:
 offset field                   meaning
 ====== ======================= =====================================================================================
 0      u32 length              length of the whole record, bytes
-4      u16 parameters          number of kernel parameters
+4      u16 parameters          number of kernel parameters and of nested pointers
 6      u16 pointers            number of those that are buffers
 8      u64 function            handle
 16     u64 stream              logical stream
@@ -32,6 +32,9 @@ offset field                   meaning
 
 Other streams may concurrently read a buffer that the kernel only reads. A tensor map takes 128 bytes of the block,
 which the daemon fills in.
+
+A nested pointer is an address inside a struct that is passed by value. Its entry follows that of the struct, and its 8
+bytes lie inside the struct's: `split_nested`. Null pointers have no entry; their bytes are zeros.
 
 The daemon checks each distinct layout (offsets and sizes) once against the function's parameters. It adds each buffer's
 address to the offset in its place, as a linker does with a relocation.
@@ -99,6 +102,13 @@ class Place(NamedTuple):
     read_only: bool = False
 
 
+class Nested(NamedTuple):
+    """A nested pointer: the index of the kernel parameter that contains it, and its place."""
+
+    parameter: int
+    place: Place
+
+
 class Record(NamedTuple):
     """A launch: one packed record of a batch.
 
@@ -134,6 +144,29 @@ def unpack_layout(layout: bytes) -> list[Place]:
         Place(offset & ~READ_ONLY_BIT, size & ~POINTER_BIT, bool(size & POINTER_BIT), bool(offset & READ_ONLY_BIT))
         for offset, size in PARAMETER.iter_unpack(layout)
     ]
+
+
+def split_nested(places: Sequence[Place]) -> tuple[list[Place], list[Nested]]:
+    """Separates the kernel's parameters from the nested pointers.
+
+    A pointer that starts before the end of the parameter in front of it is nested in that parameter.
+
+    Args:
+        places: All entries of a layout.
+
+    Returns:
+        The parameters, and the nested pointers, each in the order of the layout.
+    """
+    parameters: list[Place] = []
+    nested: list[Nested] = []
+    end = 0
+    for place in places:
+        if place.pointer and place.offset < end:
+            nested.append(Nested(len(parameters) - 1, place))
+        else:
+            parameters.append(place)
+            end = place.offset + place.size
+    return parameters, nested
 
 
 def padded(size: int) -> int:

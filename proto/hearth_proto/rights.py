@@ -49,6 +49,7 @@ COMMANDS: Mapping[str, tuple[Right, ...]] = {
     "allocate": _ALLOCATE,
     "free": _NONE,
     "write": (Right.WRITE,),
+    "write_pointers": (Right.WRITE,),
     "read": (Right.READ,),
     "copy": _ALLOCATE,
     "fill": _ALLOCATE,

@@ -192,6 +192,30 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             launch_all(launches)
         return prepared
 
+    def pointers(self, targets: Any, stream: Stream | None = None) -> DeviceArray:
+        """Makes an array of device addresses, which the daemon writes. Does not block.
+
+        A launch that is passed the array is ordered by its targets as if they were arguments, and the memory of the
+        targets is kept until the array is freed. The array cannot be changed, copied on the device, published or made
+        durable; after a loss of the device, make it again from arrays that were restored.
+
+        Args:
+            targets: For each pointer a device array, `hearth.pointer(x, offset)`, a pair ``(x, offset in bytes)``, or
+                None for a null pointer; or a NumPy array of structures whose fields of dtype ``object`` hold these.
+            stream: Stream of the allocation and the write; None: the current one.
+
+        Returns:
+            The array: of uint64, or of the structure's dtype with uint64 in place of ``object``.
+
+        Raises:
+            ArgumentError: There are too many pointers for one command, or an offset is beyond the end of its array.
+            LaunchTypeError: A target is not a device array.
+            UnsupportedError: A target belongs to another device or session, or the daemon has no arrays of pointers.
+        """
+        from hearth.kernels.pointer_arrays import pointer_array
+
+        return pointer_array(self, targets, stream)
+
     def event(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> Event:
         """Makes an event, to be recorded by `Stream.record`.
 

@@ -3,7 +3,7 @@
 ==================================================== ======================================= ========================
 argument                                             passed as                               alignment
 ==================================================== ======================================= ========================
-`DeviceArray`, `read_only(array)`                    pointer                                 8
+`DeviceArray`, `pointer(array)`, `read_only(array)`  pointer                                 8
 `TensorMap`, `read_only(tensor_map)`                 `const __grid_constant__ CUtensorMap`   64
 NumPy or ml_dtypes scalar, 0-d array                 the same C type                         its size; `long double`:
                                                                                              the dtype's
@@ -13,10 +13,10 @@ bool, float, complex                                 `bool`, `double`, `complex<
                                                      as in CuPy
 int                                                  the parameter's integer type            8
 None                                                 null pointer                            8
-structured scalar (`np.void`)                        struct of the dtype's bytes             the dtype's: use
-                                                                                             `np.dtype(..., align=True)`
+structured scalar (`np.void`)                        struct of the dtype's bytes; fields of  the dtype's: use
+                                                     dtype object are pointers               `np.dtype(..., align=True)`
 `bytes`                                              struct                                  8
-`Struct(data, align=n)`                              struct                                  n
+`Struct(data, align=n, pointers={at: array})`        struct                                  n
 scalar, structure or union of ctypes                 the same C type; no pointers            as in ctypes
 ==================================================== ======================================= ========================
 """
@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hearth import lazy_numpy as np
 from hearth.arrays.read_only import ReadOnly
@@ -34,6 +34,9 @@ from hearth.errors import LaunchError, LaunchTypeError
 from hearth.kernels import record_packer
 from hearth.session.memory import DeviceOperand
 from hearth_proto import launches
+
+if TYPE_CHECKING:
+    from hearth.kernels.pointers import NestedPacker
 
 _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q",
              ("u", 1): "B", ("u", 2): "H", ("u", 4): "I", ("u", 8): "Q"}  # fmt: skip
@@ -53,6 +56,7 @@ class ByValue:
 
     data: bytes
     align: int
+    pointers: Mapping[int, Any]
 
 
 class Parameter(NamedTuple):
@@ -65,6 +69,8 @@ class Parameter(NamedTuple):
     read_only: bool = False
     """True for a buffer that the kernel only reads, and for an integer that the daemon converts to the parameter's
     type."""
+    nested: tuple[tuple[int, bool], ...] = ()
+    """Offset in bytes of each pointer in a struct, and True if the kernel only reads through it."""
 
 
 _INTEGER = Parameter("q", launches.INTEGER_BYTES, 8, False, True)
@@ -83,9 +89,11 @@ class Signature:
     __slots__ = (
         "block_size",
         "exact_layout",
+        "handles",
         "layout",
         "pack",
         "pack_checked",
+        "pack_nested",
         "parameters",
         "pointers",
         "raw",
@@ -96,7 +104,7 @@ class Signature:
         offset = 0
         places: list[launches.Place] = []
         codes: list[str] = []
-        for index, (code, size, alignment, pointer, read_only) in enumerate(parameters):
+        for index, (code, size, alignment, pointer, read_only, nested) in enumerate(parameters):
             gap = -offset % alignment
             offset += gap
             if offset + size > launches.MAX_PARAMETER_BYTES:
@@ -107,6 +115,7 @@ class Signature:
                     fix="pass large structs through device memory.",
                 )
             places.append(launches.Place(offset, size, pointer, read_only))
+            places += [launches.Place(offset + at, _ADDRESS_BYTES, True, reads) for at, reads in nested]
             codes.append(f"{gap}x{code or f'{size}s'}" if gap else code or f"{size}s")
             offset += size
         self.block_size = offset
@@ -118,10 +127,22 @@ class Signature:
         """The layout for a daemon that does not convert integers."""
         self.pointers = tuple(index for index, parameter in enumerate(parameters) if parameter.pointer)
         self.raw = tuple(index for index, parameter in enumerate(parameters) if not parameter.code)
-        tail = struct.Struct(f"<{len(self.pointers)}Q{''.join(codes)}{-offset % 8}x")
+        structs = tuple(index for index, each in enumerate(parameters) if each.nested)
+        self.handles = sum(place.pointer for place in places)
+        """Number of buffers and tensor maps that the record names."""
+        tail = struct.Struct(f"<{self.handles}Q{''.join(codes)}{-offset % 8}x")
         self.pack: Callable[..., bytes] = tail.pack
         """Packs (buffer handles..., arguments...) to the part of the record that follows the layout."""
-        self.pack_checked = record_packer.packer(len(codes), self.pointers, self.raw, self.pack, raw_bytes)
+        self.pack_nested: NestedPacker | None = None
+        """Packer of arguments of which some are structs with pointers; None if there are none."""
+        self.pack_checked: record_packer.Packer
+        if structs:
+            from hearth.kernels import pointers  # imported here, because few launches pass pointers in structs
+
+            self.pack_nested = pointers.packer(self.pointers, structs, self.raw, self.pack, raw_bytes)
+            self.pack_checked = self.pack_nested
+        else:
+            self.pack_checked = record_packer.packer(len(codes), self.pointers, self.raw, self.pack, raw_bytes)
         self.size = launches.HEADER.size + len(self.layout) + tail.size
 
     def head(
@@ -161,7 +182,7 @@ class Signature:
             launches.HEADER.pack(
                 self.size + len(extended),
                 self.parameters,
-                len(self.pointers),
+                self.handles,
                 function,
                 stream,
                 *grid,
@@ -187,6 +208,10 @@ class Signature:
         Raises:
             LaunchError: A Python int does not fit in int64.
         """
+        if self.pack_nested is not None:
+            packed = self.pack_nested(args, None)
+            assert packed is not None
+            return packed
         values = list(args)
         handles = []
         for index in self.pointers:
@@ -275,7 +300,7 @@ def parameter(index: int, arg: Any) -> Parameter:
         if isinstance(arg, kind):
             return passed
     if isinstance(arg, ByValue):
-        return Parameter("", len(arg.data), arg.align)
+        return Parameter("", len(arg.data), arg.align, nested=_nested(arg))
     if isinstance(arg, bytes):
         return Parameter("", len(arg), 8)
     found = None
@@ -295,13 +320,22 @@ def _numpys(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
     passed = _scalar(arg.dtype)
     if isinstance(arg, np.generic) and not isinstance(arg, np.void):
         return passed
+    nested: tuple[tuple[int, bool], ...] = ()
     if arg.dtype.hasobject:
-        raise LaunchTypeError(
-            f"argument {index} is a struct that contains Python objects ({arg.dtype}).",
-            reason="LAUNCH_INVALID",
-            fix="use fields of a fixed size.",
-        )
-    return Parameter("", passed.size, passed.alignment)
+        from hearth.kernels import pointers
+
+        nested = pointers.of_numpy(f"argument {index}", arg).places
+    return Parameter("", passed.size, passed.alignment, nested=nested)
+
+
+def _nested(arg: ByValue) -> tuple[tuple[int, bool], ...]:
+    """Returns the pointers of a struct, as in `Parameter`."""
+    if not arg.pointers:
+        return ()
+    from hearth.kernels import pointers
+
+    found = pointers.of(arg)
+    return () if found is None else found.places
 
 
 def raw_bytes(arg: Any) -> bytes:

@@ -249,6 +249,10 @@ class BaseFunction(CupyNames):
                 bound.handle, on, grid, block, args, shared_mem, timeout, mode, cooperative, cluster, iterations,
                 connection.limits.converts_integers,
             )  # fmt: skip
+            if entry[1].pack_nested is not None:
+                from hearth.kernels import pointers
+
+                pointers.check_supported(connection.limits.struct_pointers)
             self._check_pointers(args)
             self._check_fit(cooperative, grid, block, shared_mem, cluster)
             if key and arguments.fixed(key[9:]):
@@ -305,6 +309,13 @@ class BaseFunction(CupyNames):
         self._fits.check(grid, block, shared_mem)
 
     def _check_memory(self, signature: arguments.Signature, args: Sequence[Any], space: Space) -> None:
+        if signature.pack_nested is not None:
+            from hearth.kernels import pointers
+
+            for index, arg in enumerate(args):
+                for what, operand in pointers.operands(index, arg):
+                    if operand._memory.owner is not space:
+                        self._refuse(what, operand, index)
         for index in signature.pointers:
             if args[index]._memory.owner is not space:
                 self._refuse(f"argument {index}", args[index], index)

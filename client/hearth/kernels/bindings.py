@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hearth import shapes
+from hearth.arrays.read_only import ReadOnly
 from hearth.errors import ArgumentError, DtypeError, LaunchTypeError
-from hearth.kernels import arguments, unpassable
+from hearth.kernels import arguments, pointers, unpassable
 from hearth.kernels.base_pending_dispatch import Output
 from hearth.session.memory import DeviceOperand
 from hearth.transfer import plan
@@ -198,9 +199,28 @@ def binding_of(index: int, argument: Any, function: BaseFunction, attachment: At
             value.pointer.read_only = passed.read_only
     elif passed.read_only and -(2**63) <= argument < 2**63:
         value.int64 = argument  # the daemon converts it to the parameter's type
+    elif passed.nested:
+        _fill_structure(value.structure, index, argument, function, attachment)
     else:
         value.raw = _value_bytes(index, argument, passed)
     return Binding(role=Binding.ROLE_VALUE, value=value)
+
+
+def _fill_structure(
+    message: commands_pb2.Argument.Structure, index: int, argument: Any, function: BaseFunction, attachment: Attachment
+) -> None:
+    """Fills in the message of a struct with pointers. Raises the errors of `binding_of`."""
+    pointers.check_supported(function._connection.limits.struct_pointers)
+    found = pointers.of(argument)
+    assert found is not None
+    message.data = found.data
+    for at, operand in found.pointers:
+        if operand._memory.owner is not attachment.space:
+            function._refuse(f"the pointer at byte {at} of argument {index}", operand, index)
+        field = message.pointers.add(at=at)
+        field.pointer.buffer = operand._memory.handle
+        field.pointer.offset = operand._offset
+        field.pointer.read_only = isinstance(operand, ReadOnly)
 
 
 def _value_bytes(index: int, argument: Any, passed: arguments.Parameter) -> bytes:

@@ -42,12 +42,26 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
                 "pass ctypes numbers, structures and unions in this machine's byte order; upload arrays "
                 "and the data that pointers refer to with gpu.asarray(...)."
             )
+            if _is_struct_of_pointers(arg):
+                what += ", a structure with pointers"
+                fix = (
+                    "pass hearth.Struct(bytes(x), pointers={Type.field.offset: array}) with the device array of each "
+                    "pointer; the addresses in a ctypes structure are those of this process."
+                )
         elif _is_buffer(arg):
             what, fix = f"{what}, which is in host memory", "upload it with gpu.asarray(...) and pass the result."
     return LaunchTypeError(
         f"argument {index} is {what}; it cannot be passed to a kernel.", reason="LAUNCH_INVALID", fix=fix,
         details={"argument": str(index)},
     )  # fmt: skip
+
+
+def _is_struct_of_pointers(arg: Any) -> bool:
+    import ctypes
+
+    from hearth.kernels import ctypes_values
+
+    return isinstance(arg, ctypes.Structure | ctypes.Union) and ctypes_values.has_pointers(type(arg))
 
 
 def _is_buffer(arg: Any) -> bool:

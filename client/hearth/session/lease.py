@@ -32,6 +32,8 @@ _INTEGERS = "integers"
 """Feature of a daemon that converts the integers of a launch to the types of the kernel's parameters."""
 _PREMUL_SUM = "premul_sum"
 """Feature of a daemon whose collectives have premultiplied sums."""
+_STRUCT_POINTERS = "struct_pointers"
+"""Feature of a daemon that takes device pointers in structs."""
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
@@ -54,7 +56,9 @@ class NodeSession:
         self.opened = opened
         self.timeout = timeout
         self.limits = _limits(opened.limits)._replace(
-            converts_integers=_INTEGERS in opened.features, premultiplies=_PREMUL_SUM in opened.features
+            converts_integers=_INTEGERS in opened.features,
+            premultiplies=_PREMUL_SUM in opened.features,
+            struct_pointers=_STRUCT_POINTERS in opened.features,
         )
         self.pid = os.getpid()
         self.refusal: HearthError | None = None

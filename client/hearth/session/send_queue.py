@@ -37,6 +37,8 @@ class Limits(NamedTuple):
     """True if the daemon converts the integers of a launch to the types of the kernel's parameters."""
     premultiplies: bool = False
     """True if the daemon's collectives have premultiplied sums."""
+    struct_pointers: bool = False
+    """True if the daemon takes device pointers in structs, and arrays of pointers."""
 
 
 class _Counted(NamedTuple):

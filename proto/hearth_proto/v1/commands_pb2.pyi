@@ -92,7 +92,7 @@ class Batch(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("request", "stream", "launches", "allocate", "free", "write", "read", "copy", "fill", "create_stream", "destroy_stream", "record_event", "wait_event", "query_event", "elapsed_time", "destroy_event", "load_module", "get_function", "get_global", "unload_module", "describe_module", "describe_function", "launch", "sync", "flush", "memory_usage", "memory_cleanup", "start_profile", "end_profile", "all_reduce", "sync_collective", "dispatch", "begin_capture", "end_capture", "launch_graph", "update_graph", "destroy_graph", "prepare", "launch_prepared", "destroy_prepared", "create_tensor_map", "destroy_tensor_map", "occupancy", "set_allocation_mode", "start_trace", "end_trace", "set_durable", "checkpoint", "collective", "cancel")
+    __slots__ = ("request", "stream", "launches", "allocate", "free", "write", "read", "copy", "fill", "create_stream", "destroy_stream", "record_event", "wait_event", "query_event", "elapsed_time", "destroy_event", "load_module", "get_function", "get_global", "unload_module", "describe_module", "describe_function", "launch", "sync", "flush", "memory_usage", "memory_cleanup", "start_profile", "end_profile", "all_reduce", "sync_collective", "dispatch", "begin_capture", "end_capture", "launch_graph", "update_graph", "destroy_graph", "prepare", "launch_prepared", "destroy_prepared", "create_tensor_map", "destroy_tensor_map", "occupancy", "set_allocation_mode", "start_trace", "end_trace", "set_durable", "checkpoint", "collective", "cancel", "write_pointers")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     LAUNCHES_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,7 @@ class Command(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    WRITE_POINTERS_FIELD_NUMBER: _ClassVar[int]
     request: int
     stream: int
     launches: bytes
@@ -193,7 +194,8 @@ class Command(_message.Message):
     checkpoint: Checkpoint
     collective: Collective
     cancel: Cancel
-    def __init__(self, request: _Optional[int] = ..., stream: _Optional[int] = ..., launches: _Optional[bytes] = ..., allocate: _Optional[_Union[Allocate, _Mapping]] = ..., free: _Optional[_Union[Free, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., fill: _Optional[_Union[Fill, _Mapping]] = ..., create_stream: _Optional[_Union[CreateStream, _Mapping]] = ..., destroy_stream: _Optional[_Union[DestroyStream, _Mapping]] = ..., record_event: _Optional[_Union[RecordEvent, _Mapping]] = ..., wait_event: _Optional[_Union[WaitEvent, _Mapping]] = ..., query_event: _Optional[_Union[QueryEvent, _Mapping]] = ..., elapsed_time: _Optional[_Union[ElapsedTime, _Mapping]] = ..., destroy_event: _Optional[_Union[DestroyEvent, _Mapping]] = ..., load_module: _Optional[_Union[LoadModule, _Mapping]] = ..., get_function: _Optional[_Union[GetFunction, _Mapping]] = ..., get_global: _Optional[_Union[GetGlobal, _Mapping]] = ..., unload_module: _Optional[_Union[UnloadModule, _Mapping]] = ..., describe_module: _Optional[_Union[DescribeModule, _Mapping]] = ..., describe_function: _Optional[_Union[DescribeFunction, _Mapping]] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., memory_usage: _Optional[_Union[MemoryUsage, _Mapping]] = ..., memory_cleanup: _Optional[_Union[MemoryCleanup, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., end_profile: _Optional[_Union[EndProfile, _Mapping]] = ..., all_reduce: _Optional[_Union[AllReduce, _Mapping]] = ..., sync_collective: _Optional[_Union[SyncCollective, _Mapping]] = ..., dispatch: _Optional[_Union[Dispatch, _Mapping]] = ..., begin_capture: _Optional[_Union[BeginCapture, _Mapping]] = ..., end_capture: _Optional[_Union[EndCapture, _Mapping]] = ..., launch_graph: _Optional[_Union[LaunchGraph, _Mapping]] = ..., update_graph: _Optional[_Union[UpdateGraph, _Mapping]] = ..., destroy_graph: _Optional[_Union[DestroyGraph, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., launch_prepared: _Optional[_Union[LaunchPrepared, _Mapping]] = ..., destroy_prepared: _Optional[_Union[DestroyPrepared, _Mapping]] = ..., create_tensor_map: _Optional[_Union[CreateTensorMap, _Mapping]] = ..., destroy_tensor_map: _Optional[_Union[DestroyTensorMap, _Mapping]] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ..., set_allocation_mode: _Optional[_Union[SetAllocationMode, _Mapping]] = ..., start_trace: _Optional[_Union[StartTrace, _Mapping]] = ..., end_trace: _Optional[_Union[EndTrace, _Mapping]] = ..., set_durable: _Optional[_Union[SetDurable, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., collective: _Optional[_Union[Collective, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
+    write_pointers: WritePointers
+    def __init__(self, request: _Optional[int] = ..., stream: _Optional[int] = ..., launches: _Optional[bytes] = ..., allocate: _Optional[_Union[Allocate, _Mapping]] = ..., free: _Optional[_Union[Free, _Mapping]] = ..., write: _Optional[_Union[Write, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., fill: _Optional[_Union[Fill, _Mapping]] = ..., create_stream: _Optional[_Union[CreateStream, _Mapping]] = ..., destroy_stream: _Optional[_Union[DestroyStream, _Mapping]] = ..., record_event: _Optional[_Union[RecordEvent, _Mapping]] = ..., wait_event: _Optional[_Union[WaitEvent, _Mapping]] = ..., query_event: _Optional[_Union[QueryEvent, _Mapping]] = ..., elapsed_time: _Optional[_Union[ElapsedTime, _Mapping]] = ..., destroy_event: _Optional[_Union[DestroyEvent, _Mapping]] = ..., load_module: _Optional[_Union[LoadModule, _Mapping]] = ..., get_function: _Optional[_Union[GetFunction, _Mapping]] = ..., get_global: _Optional[_Union[GetGlobal, _Mapping]] = ..., unload_module: _Optional[_Union[UnloadModule, _Mapping]] = ..., describe_module: _Optional[_Union[DescribeModule, _Mapping]] = ..., describe_function: _Optional[_Union[DescribeFunction, _Mapping]] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., memory_usage: _Optional[_Union[MemoryUsage, _Mapping]] = ..., memory_cleanup: _Optional[_Union[MemoryCleanup, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., end_profile: _Optional[_Union[EndProfile, _Mapping]] = ..., all_reduce: _Optional[_Union[AllReduce, _Mapping]] = ..., sync_collective: _Optional[_Union[SyncCollective, _Mapping]] = ..., dispatch: _Optional[_Union[Dispatch, _Mapping]] = ..., begin_capture: _Optional[_Union[BeginCapture, _Mapping]] = ..., end_capture: _Optional[_Union[EndCapture, _Mapping]] = ..., launch_graph: _Optional[_Union[LaunchGraph, _Mapping]] = ..., update_graph: _Optional[_Union[UpdateGraph, _Mapping]] = ..., destroy_graph: _Optional[_Union[DestroyGraph, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., launch_prepared: _Optional[_Union[LaunchPrepared, _Mapping]] = ..., destroy_prepared: _Optional[_Union[DestroyPrepared, _Mapping]] = ..., create_tensor_map: _Optional[_Union[CreateTensorMap, _Mapping]] = ..., destroy_tensor_map: _Optional[_Union[DestroyTensorMap, _Mapping]] = ..., occupancy: _Optional[_Union[Occupancy, _Mapping]] = ..., set_allocation_mode: _Optional[_Union[SetAllocationMode, _Mapping]] = ..., start_trace: _Optional[_Union[StartTrace, _Mapping]] = ..., end_trace: _Optional[_Union[EndTrace, _Mapping]] = ..., set_durable: _Optional[_Union[SetDurable, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., collective: _Optional[_Union[Collective, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., write_pointers: _Optional[_Union[WritePointers, _Mapping]] = ...) -> None: ...
 
 class Allocate(_message.Message):
     __slots__ = ("buffer", "size", "parts")
@@ -307,6 +309,27 @@ class Fill(_message.Message):
     size: int
     pattern: bytes
     def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., pattern: _Optional[bytes] = ...) -> None: ...
+
+class WritePointers(_message.Message):
+    __slots__ = ("buffer", "data", "pointers")
+    class Pointer(_message.Message):
+        __slots__ = ("at", "buffer", "offset", "read_only")
+        AT_FIELD_NUMBER: _ClassVar[int]
+        BUFFER_FIELD_NUMBER: _ClassVar[int]
+        OFFSET_FIELD_NUMBER: _ClassVar[int]
+        READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+        at: int
+        buffer: int
+        offset: int
+        read_only: bool
+        def __init__(self, at: _Optional[int] = ..., buffer: _Optional[int] = ..., offset: _Optional[int] = ..., read_only: bool = ...) -> None: ...
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    POINTERS_FIELD_NUMBER: _ClassVar[int]
+    buffer: int
+    data: bytes
+    pointers: _containers.RepeatedCompositeFieldContainer[WritePointers.Pointer]
+    def __init__(self, buffer: _Optional[int] = ..., data: _Optional[bytes] = ..., pointers: _Optional[_Iterable[_Union[WritePointers.Pointer, _Mapping]]] = ...) -> None: ...
 
 class MemoryUsage(_message.Message):
     __slots__ = ()
@@ -438,7 +461,7 @@ class Dim3(_message.Message):
     def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ..., z: _Optional[int] = ...) -> None: ...
 
 class Argument(_message.Message):
-    __slots__ = ("pointer", "raw", "float32", "float64", "int32", "int64", "uint32", "uint64", "boolean", "tensor_map")
+    __slots__ = ("pointer", "raw", "float32", "float64", "int32", "int64", "uint32", "uint64", "boolean", "tensor_map", "structure")
     class Pointer(_message.Message):
         __slots__ = ("buffer", "offset", "read_only")
         BUFFER_FIELD_NUMBER: _ClassVar[int]
@@ -448,6 +471,20 @@ class Argument(_message.Message):
         offset: int
         read_only: bool
         def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., read_only: bool = ...) -> None: ...
+    class Structure(_message.Message):
+        __slots__ = ("data", "pointers")
+        class Field(_message.Message):
+            __slots__ = ("at", "pointer")
+            AT_FIELD_NUMBER: _ClassVar[int]
+            POINTER_FIELD_NUMBER: _ClassVar[int]
+            at: int
+            pointer: Argument.Pointer
+            def __init__(self, at: _Optional[int] = ..., pointer: _Optional[_Union[Argument.Pointer, _Mapping]] = ...) -> None: ...
+        DATA_FIELD_NUMBER: _ClassVar[int]
+        POINTERS_FIELD_NUMBER: _ClassVar[int]
+        data: bytes
+        pointers: _containers.RepeatedCompositeFieldContainer[Argument.Structure.Field]
+        def __init__(self, data: _Optional[bytes] = ..., pointers: _Optional[_Iterable[_Union[Argument.Structure.Field, _Mapping]]] = ...) -> None: ...
     POINTER_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
     FLOAT32_FIELD_NUMBER: _ClassVar[int]
@@ -458,6 +495,7 @@ class Argument(_message.Message):
     UINT64_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
     TENSOR_MAP_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     pointer: Argument.Pointer
     raw: bytes
     float32: float
@@ -468,7 +506,8 @@ class Argument(_message.Message):
     uint64: int
     boolean: bool
     tensor_map: int
-    def __init__(self, pointer: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., raw: _Optional[bytes] = ..., float32: _Optional[float] = ..., float64: _Optional[float] = ..., int32: _Optional[int] = ..., int64: _Optional[int] = ..., uint32: _Optional[int] = ..., uint64: _Optional[int] = ..., boolean: bool = ..., tensor_map: _Optional[int] = ...) -> None: ...
+    structure: Argument.Structure
+    def __init__(self, pointer: _Optional[_Union[Argument.Pointer, _Mapping]] = ..., raw: _Optional[bytes] = ..., float32: _Optional[float] = ..., float64: _Optional[float] = ..., int32: _Optional[int] = ..., int64: _Optional[int] = ..., uint32: _Optional[int] = ..., uint64: _Optional[int] = ..., boolean: bool = ..., tensor_map: _Optional[int] = ..., structure: _Optional[_Union[Argument.Structure, _Mapping]] = ...) -> None: ...
 
 class Launch(_message.Message):
     __slots__ = ("function", "grid", "block", "shared_mem", "arguments", "timeout_ns", "mode", "cooperative", "cluster", "iterations", "dynamic_grid", "fit")

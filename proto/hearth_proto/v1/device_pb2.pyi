@@ -340,6 +340,14 @@ class FillRequest(_message.Message):
     command: _commands_pb2.Fill
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.Fill, _Mapping]] = ...) -> None: ...
 
+class WritePointersRequest(_message.Message):
+    __slots__ = ("target", "command")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    command: _commands_pb2.WritePointers
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., command: _Optional[_Union[_commands_pb2.WritePointers, _Mapping]] = ...) -> None: ...
+
 class CreateStreamRequest(_message.Message):
     __slots__ = ("target", "command")
     TARGET_FIELD_NUMBER: _ClassVar[int]

@@ -100,6 +100,11 @@ class DeviceServiceStub(object):
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.FillRequest.SerializeToString,
                 response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
                 _registered_method=True)
+        self.WritePointers = channel.unary_unary(
+                '/hearth.v1.DeviceService/WritePointers',
+                request_serializer=hearth__proto_dot_v1_dot_device__pb2.WritePointersRequest.SerializeToString,
+                response_deserializer=hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+                _registered_method=True)
         self.CreateStream = channel.unary_unary(
                 '/hearth.v1.DeviceService/CreateStream',
                 request_serializer=hearth__proto_dot_v1_dot_device__pb2.CreateStreamRequest.SerializeToString,
@@ -403,6 +408,12 @@ class DeviceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Fill(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WritePointers(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -732,6 +743,11 @@ def add_DeviceServiceServicer_to_server(servicer, server):
             'Fill': grpc.unary_unary_rpc_method_handler(
                     servicer.Fill,
                     request_deserializer=hearth__proto_dot_v1_dot_device__pb2.FillRequest.FromString,
+                    response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
+            ),
+            'WritePointers': grpc.unary_unary_rpc_method_handler(
+                    servicer.WritePointers,
+                    request_deserializer=hearth__proto_dot_v1_dot_device__pb2.WritePointersRequest.FromString,
                     response_serializer=hearth__proto_dot_v1_dot_commands__pb2.Done.SerializeToString,
             ),
             'CreateStream': grpc.unary_unary_rpc_method_handler(
@@ -1295,6 +1311,33 @@ class DeviceService(object):
             target,
             '/hearth.v1.DeviceService/Fill',
             hearth__proto_dot_v1_dot_device__pb2.FillRequest.SerializeToString,
+            hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WritePointers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hearth.v1.DeviceService/WritePointers',
+            hearth__proto_dot_v1_dot_device__pb2.WritePointersRequest.SerializeToString,
             hearth__proto_dot_v1_dot_commands__pb2.Done.FromString,
             options,
             channel_credentials,

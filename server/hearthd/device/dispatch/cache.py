@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hearth_proto.launches import Record, pack, unpack_layout
+from hearth_proto.launches import Record, pack, split_nested, unpack_layout
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.dispatch.plan import DispatchPlan
 from hearthd.device.launch.arguments import dim, pack_arguments, value_bytes
@@ -85,7 +85,7 @@ class KnownDispatches:
             tuple(place.read_only for place in places if place.pointer),
             tuple(
                 (index, place.offset, place.size)
-                for index, (argument, place) in enumerate(zip(plan.arguments, places, strict=True))
+                for index, (argument, place) in enumerate(zip(plan.arguments, split_nested(places)[0], strict=True))
                 if argument.WhichOneof("value") in ("raw", "int64")
             ),
         )

@@ -97,6 +97,8 @@ def read_bindings(
                 pointed.append(PointerTarget(index, value.pointer.buffer))
             elif value.HasField("tensor_map"):
                 pointed.append(PointerTarget(index, value.tensor_map, tensor_map=True))
+            elif value.HasField("structure"):
+                pointed += [PointerTarget(index, field.pointer.buffer) for field in value.structure.pointers]
             continue
         read_only = binding.role == Binding.ROLE_INPUT
         arguments.append(commands_pb2.Argument(pointer=commands_pb2.Argument.Pointer(read_only=read_only)))

@@ -132,6 +132,13 @@ class SnapshotCommands:
                 fix="attach it again after a loss, or make a copy of it durable",
                 details={"buffer": buffer.handle},
             )
+        if buffer.has_pointers:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"buffer {buffer.handle} contains addresses, which are not those of a later device process",
+                fix="make its targets durable, and make the array of pointers again after a loss",
+                details={"buffer": buffer.handle},
+            )
         if buffer.module is not None:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,

@@ -30,6 +30,7 @@ BESIDE = frozenset(
 REASONS = {
     "allocate": "a graph allocates no memory: allocate the memory that it uses before the recording",
     "write": "every launch would write the bytes of the time of the recording",
+    "write_pointers": "every launch would write the addresses of the time of the recording",
     "read": "no work has run yet whose result could be read",
     "sync": "no work has run yet that could be waited for",
     "flush": "no work has run yet that could be waited for",

@@ -233,7 +233,8 @@ def check_exportable(buffer: Buffer) -> None:
     elif buffer.module is not None:
         why, fix = "is a variable of a module", "copy it to an array, and export that"
     elif buffer.holders and not is_lent(buffer):
-        why = f"is used by {buffer.holders} graphs, prepared lists or tensor maps, which hold its address"
+        users = "graphs, prepared lists, tensor maps or arrays of pointers"
+        why = f"is used by {buffer.holders} {users}, which hold its address"
         fix = "export it before they are made, or destroy them first"
     else:
         return

@@ -8,7 +8,7 @@ from hearth_proto.reasons import Reason, Refusal, from_status
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.memory.shared_ownership import SharedAllocation, is_lent
 from hearthd.device.operation import Origin
-from hearthd.device.session.buffer import Buffer, ReadOnly
+from hearthd.device.session.buffer import POINTERS, Buffer, ReadOnly
 from hearthd.device.session.session import BatchEntry, DeviceSession
 
 ATTACHED = ReadOnly("is attached, and an attached published buffer is read-only", "write to a copy of it")
@@ -65,6 +65,8 @@ def check_publishable(buffer: Buffer) -> None:
     buffer.range(0, 0, "publish")
     if buffer.read_only is ATTACHED:
         why, fix = ATTACHED.why, "publish a copy of it"
+    elif buffer.read_only is POINTERS:
+        why, fix = "contains addresses, which other sessions cannot use", "publish the arrays that it points to"
     elif buffer.read_only is not None:
         why, fix = buffer.read_only.why, "unpublish it first, or publish a copy"
     elif is_lent(buffer):
@@ -72,7 +74,8 @@ def check_publishable(buffer: Buffer) -> None:
     elif buffer.module is not None:
         why, fix = "is a variable of a module", "copy it to an array, and publish that"
     elif buffer.holders:
-        why = f"is used by {buffer.holders} graphs, prepared lists or tensor maps, which may write to it"
+        users = "graphs, prepared lists, tensor maps or arrays of pointers"
+        why = f"is used by {buffer.holders} {users}, which may write to it"
         fix = "publish it before they are made, or destroy them first"
     else:
         return

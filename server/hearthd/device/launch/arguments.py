@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from hearth_proto.launches import TENSOR_MAP_BYTES, Place, pack_layout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
+from hearthd.device.session.launch_plan import Q
 
 SCALARS = {
     "float32": "<f",
@@ -39,7 +40,7 @@ def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, t
             raise Refusal(
                 Reason.LAUNCH_INVALID,
                 f"argument {index} has no value",
-                fix="set one of pointer, tensor_map, raw or a scalar",
+                fix="set one of pointer, tensor_map, raw, structure or a scalar",
                 details={"argument": index},
                 fields=[f"arguments[{index}]"],
             )
@@ -51,11 +52,19 @@ def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, t
         elif kind == "tensor_map":
             buffers.append(argument.tensor_map)
             value = bytes(TENSOR_MAP_BYTES)
+        elif kind == "structure":
+            value = argument.structure.data
         else:
             value = value_bytes(argument)
         block += bytes(-len(block) % 8)
-        layout.append(Place(len(block), len(value), kind in ("pointer", "tensor_map"), read_only))
+        start = len(block)
+        layout.append(Place(start, len(value), kind in ("pointer", "tensor_map"), read_only))
         block += value
+        for field in argument.structure.pointers if kind == "structure" else ():
+            _check_field(index, field, len(value))
+            buffers.append(field.pointer.buffer)
+            layout.append(Place(start + field.at, Q.size, True, field.pointer.read_only))
+            Q.pack_into(block, start + field.at, field.pointer.offset)
         if len(block) > 0x7FFF:
             raise Refusal(
                 Reason.LAUNCH_INVALID,
@@ -66,8 +75,20 @@ def pack_arguments(arguments: Iterable[commands_pb2.Argument]) -> tuple[bytes, t
     return pack_layout(layout), tuple(buffers), bytes(block)
 
 
+def _check_field(index: int, field: commands_pb2.Argument.Structure.Field, size: int) -> None:
+    """Raises Refusal(LAUNCH_INVALID) if a pointer does not lie inside the `size` bytes of structure `index`."""
+    if field.at + Q.size > size:
+        raise Refusal(
+            Reason.LAUNCH_INVALID,
+            f"argument {index} has a pointer at byte {field.at}; the structure has {size} bytes, an address {Q.size}",
+            fix="set `at` to the offset of a pointer in the structure",
+            details={"argument": index},
+            fields=[f"arguments[{index}].structure.pointers"],
+        )
+
+
 def value_bytes(argument: commands_pb2.Argument) -> bytes:
-    """Returns the bytes of a value, that is, of an argument that is no buffer and no tensor map."""
+    """Returns the bytes of a value, that is, of an argument that is no buffer, tensor map or structure."""
     kind = argument.WhichOneof("value")
     assert kind is not None
     return argument.raw if kind == "raw" else struct.pack(SCALARS[kind], getattr(argument, kind))

@@ -17,6 +17,7 @@ from hearth_proto.launches import (
     Record,
     RecordError,
     pack,
+    split_nested,
     unpack,
     unpack_layout,
 )
@@ -226,7 +227,7 @@ class Binder:
             )
         given = unpack_layout(record.layout)
         wrong = check_arguments(function, given, record)
-        fixes = [launch_limits.fix_of_arguments(given, function.parameters)] if wrong else []
+        fixes = [launch_limits.fix_of_arguments(split_nested(given)[0], function.parameters)] if wrong else []
         resident: list[str] = []
         if not wrong and record.flags & LaunchFlag.FIT:
             record = self._fitted(function, record)
@@ -325,7 +326,7 @@ def _outside(record: Record, places: Sequence[tuple[int, int]], pointers: Sequen
 def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Buffer], list[Buffer]]:
     """Returns the buffers behind the pointers, each once: first those that may be written, then those only read.
 
-    Every read-only buffer is among those that are only read.
+    Every read-only buffer is among those that are only read. The targets of an array of pointers are included.
     """
     written: dict[Buffer, None] = {}
     read: dict[Buffer, None] = {}
@@ -333,6 +334,8 @@ def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Bu
         buffer = pointer.buffer if isinstance(pointer, TensorMapEntry) else pointer
         only_read = buffer.read_only is not None or (index < len(readers) and readers[index])
         (read if only_read else written)[buffer] = None
+        for each, reached_only_read in buffer.reaches:
+            (read if reached_only_read or each.read_only is not None else written)[each] = None
     return list(written), [buffer for buffer in read if buffer not in written]
 
 
@@ -343,4 +346,6 @@ def check_arguments(function: Function, given: Sequence[Place], record: Record) 
     if sum(place.pointer for place in given) != len(record.buffers):
         return [f"{len(record.buffers)} buffers are named; the layout has another number of addresses"]
     malformed = check_layout(given, len(record.params))
-    return [malformed] if malformed else launch_limits.check_parameters(given, function.parameters, function.kinds)
+    if malformed:
+        return [malformed]
+    return launch_limits.check_parameters(split_nested(given)[0], function.parameters, function.kinds)

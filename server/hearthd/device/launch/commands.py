@@ -211,6 +211,8 @@ class LaunchCommands:
         tracks = device.tracks
         reads: list[Usage] = []
         if plan.readers or session.shares:
+            if session.shares and any(buffers[handle].reaches for handle in self._handles(plan, data, at)):
+                return False  # the launch is also ordered by the targets of an array of pointers
             everything = usages
             readers = plan.readers if not session.shares else self._readers(session, plan, data, at)
             usages = [usage for usage, reader in zip(everything, readers, strict=True) if not reader]
@@ -227,6 +229,12 @@ class LaunchCommands:
             session.replay_cache.remember(data[at : at + plan.length], KnownLaunch(stream, plan, params, usages, reads))
         device.telemetry.launched += plan.weight
         return True
+
+    @staticmethod
+    def _handles(plan: LaunchPlan, data: bytes, at: int) -> tuple[int, ...]:
+        """Returns the handles of the launch's buffers."""
+        handles: tuple[int, ...] = plan.handles.unpack_from(data, at + plan.handles_at)
+        return handles
 
     @staticmethod
     def _readers(session: DeviceSession, plan: LaunchPlan, data: bytes, at: int) -> Sequence[bool]:

@@ -2,7 +2,7 @@
 
 The kernel runs on the copies. Its writes inside the copies are copied back; its writes to the red zones are reported
 with the kernel and the buffer. Nothing outside the buffers is changed, as long as the kernel writes within the zones.
-Addresses that a kernel reads from memory (a buffer of pointers) are not replaced.
+Addresses that a kernel reads from memory are not replaced, and a launch with an array of pointers is refused.
 
 If the backend checks for races, a race in the kernel's shared memory fails the launch as well.
 """
@@ -22,7 +22,7 @@ from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.red_zones import PATTERN, Damage, Shadow, damage, shadow
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
-from hearthd.device.session.launch_plan import Q
+from hearthd.device.session.launch_plan import Q, addresses
 
 
 class _Guarded(NamedTuple):
@@ -54,6 +54,12 @@ class Validation:
                     Reason.UNSUPPORTED,
                     f"launch of {bound.plan.name}: a tensor map holds an address that cannot be replaced",
                     fix='launch with mode="checked"',
+                )
+            if pointer.has_pointers:
+                raise Refusal(
+                    Reason.UNSUPPORTED,
+                    f"launch of {bound.plan.name}: buffer {pointer.handle} holds addresses that cannot be replaced",
+                    fix='launch with mode="checked", or pass the arrays as arguments or in a structure',
                 )
             self._buffers.append(pointer)
 
@@ -150,7 +156,7 @@ class Validation:
 
     def _arguments(self) -> dict[Buffer, int]:
         """Returns for each buffer the number of the first argument that points to it."""
-        numbers = [number for number, place in enumerate(unpack_layout(self._layout)) if place.pointer]
+        numbers = [number for number, _ in addresses(unpack_layout(self._layout))]
         return dict(zip(reversed(self._buffers), reversed(numbers), strict=True))
 
 

@@ -14,7 +14,7 @@ from hearthd.device.memory.deferred_free import FreeQueue
 from hearthd.device.memory.reservations import Reservation, Reservations
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.resources.budget import ceiling
-from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.buffer import Buffer, Reach
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.streams.stream_pool import PooledStream
 
@@ -136,11 +136,16 @@ class MemoryCommands:
         buffer.freed = True
         if buffer.durable is not None:
             buffer.durable.end()
+        if buffer.reaches:
+            self.release_reached(session, buffer)
         if not buffer.holders:
             self._give_back(session, buffer)
 
     def hold(self, buffer: Buffer) -> None:
-        """Keeps the memory until `unhold`, even after the handle is freed. Used by graphs and prepared launches."""
+        """Keeps the memory until `unhold`, even after the handle is freed.
+
+        Used by graphs, prepared launches, tensor maps and arrays of pointers.
+        """
         buffer.holders += 1
 
     def unhold(self, session: DeviceSession, buffer: Buffer) -> None:
@@ -148,6 +153,24 @@ class MemoryCommands:
         buffer.holders -= 1
         if buffer.freed and not buffer.holders:
             self._give_back(session, buffer)
+
+    def hold_reached(self, buffer: Buffer, reached: Sequence[Reach]) -> None:
+        """Makes `buffer` an array of pointers to the buffers `reached`, whose memory is kept until `release_reached`.
+
+        The array itself is held as well, so that no free of it takes the inline path.
+        """
+        if reached:
+            buffer.reaches = tuple(reached)
+            for each in (buffer, *(reach.buffer for reach in reached)):
+                self.hold(each)
+
+    def release_reached(self, session: DeviceSession, buffer: Buffer) -> None:
+        """Ends `hold_reached`. A second call has no effect. `session` is the session that owns the buffers."""
+        reached, buffer.reaches = buffer.reaches, ()
+        if reached:
+            buffer.holders -= 1
+            for reach in reached:
+                self.unhold(session, reach.buffer)
 
     def _give_back(self, session: DeviceSession, buffer: Buffer) -> None:
         if buffer.place is not None:

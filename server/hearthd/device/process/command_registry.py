@@ -31,6 +31,7 @@ from hearthd.device.session.holdings import Keepers
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.chunk_memory import DownloadChunkMemory
 from hearthd.device.transfers.copy_commands import CopyCommands
+from hearthd.device.transfers.pointer_arrays import PointerCommands
 from hearthd.device.transfers.registered import SegmentCopies
 from hearthd.device.transfers.segments import Segments
 from hearthd.device.transfers.staged import StagedCopies
@@ -79,6 +80,7 @@ class CommandRegistry:
             "read": moves.read,
             "copy": moves.copy,
             "fill": moves.fill,
+            "write_pointers": PointerCommands(device, self.memory, moves).write,
             "memory_usage": self.memory.memory_usage,
             "memory_cleanup": self.memory.memory_cleanup,
             "set_allocation_mode": self.memory.set_allocation_mode,

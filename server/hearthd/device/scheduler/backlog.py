@@ -29,6 +29,7 @@ NEEDS = {
     "launch_prepared": LAUNCH,
     "dispatch": LAUNCH,
     "write": COPY,
+    "write_pointers": COPY,
     "read": COPY,
     "copy": COPY,
     "fill": COPY,

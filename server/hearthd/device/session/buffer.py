@@ -17,6 +17,19 @@ class ReadOnly(NamedTuple):
     fix: str
 
 
+POINTERS = ReadOnly(
+    "contains addresses, which the daemon has written", "make another array of pointers: addresses cannot be changed"
+)
+"""Reason why an array of pointers cannot be written."""
+
+
+class Reach(NamedTuple):
+    """A buffer that a kernel can reach through an array of pointers, and True if kernels only read it."""
+
+    buffer: Buffer
+    only_read: bool
+
+
 class Buffer:
     """Device memory under a handle. `usage` orders its users; `failure` is the reason why its contents are invalid."""
 
@@ -30,6 +43,7 @@ class Buffer:
         "lost",
         "module",
         "place",
+        "reaches",
         "read_only",
         "reservation",
         "size",
@@ -47,8 +61,11 @@ class Buffer:
         it; otherwise None, and the buffer has a reservation."""
         self.read_only: ReadOnly | None = None
         self.holders = 0
-        """Number of graphs and prepared launches that use the buffer; its memory is kept for them after the handle is
-        freed."""
+        """Number of graphs, prepared launches, tensor maps and arrays of pointers that use the buffer; its memory is
+        kept for them after the handle is freed."""
+        self.reaches: tuple[Reach, ...] = ()
+        """The buffers whose addresses this buffer contains, and those that they contain. Empty for a buffer that
+        `WritePointers` has not filled. Does not contain the buffer itself."""
         self.durable: Any = None
         """The `hearthd.device.durable.buffers.DurableBuffer` that keeps copies of the buffer; None if it was never
         durable."""
@@ -58,6 +75,11 @@ class Buffer:
         self.failure: StreamFailure | None = None
         self.lost: Refusal | None = None
         """Reason why the handle has no memory; None if it has."""
+
+    @property
+    def has_pointers(self) -> bool:
+        """True for an array of pointers, from the arrival of its command on if it points to other buffers."""
+        return bool(self.reaches) or self.read_only is POINTERS
 
     def range(self, offset: int, size: int, what: str) -> int:
         """Returns the address of `size` bytes at `offset`.

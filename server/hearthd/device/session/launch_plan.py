@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from hearth_proto.launches import EXTENSION, HEADER, INTEGER_BYTES, TENSOR_MAP_BYTES, LaunchFlag, Place, Record, padded
+from hearth_proto.launches import (
+    EXTENSION,
+    HEADER,
+    INTEGER_BYTES,
+    TENSOR_MAP_BYTES,
+    LaunchFlag,
+    Nested,
+    Place,
+    Record,
+    padded,
+    split_nested,
+)
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import LaunchAttributes
 from hearthd.device.backend.launch_limits import INTEGER_KINDS, converted, integer_range
@@ -54,7 +65,7 @@ class LaunchPlan:
         self.params_at = self.handles_at + 8 * pointers
         self.params_size = len(record.params)
         self.real_size = max((offset + size for offset, size in real), default=0)
-        pairs = list(zip(given, real, strict=True))
+        pairs = list(zip(split_nested(given)[0], real, strict=True))
         in_place = self.params_size == self.real_size and all(mine[:2] == theirs for mine, theirs in pairs)
         self.moves = () if in_place else tuple((mine.offset, *theirs) for mine, theirs in pairs)
         self.integers = tuple(
@@ -64,8 +75,8 @@ class LaunchPlan:
         )
         """(offset in the client's block, lowest value, highest value, argument index) of each integer that is converted
         to fewer bytes."""
-        self.pointers = tuple((theirs[0], mine.size == TENSOR_MAP_BYTES) for mine, theirs in pairs if mine.pointer)
-        """(offset in the kernel's block, True for a tensor map) of each address or tensor map."""
+        self.pointers = _patches(given, real)
+        """(offset in the kernel's block, True for a tensor map) of each address or tensor map, nested ones included."""
         self.patches = tuple(offset for offset, _ in self.pointers)
         self.addresses = addresses(given)
         self.readers = tuple(mine.read_only for mine in given if mine.pointer)
@@ -135,12 +146,36 @@ class LaunchPlan:
 
 
 def addresses(given: Sequence[Place]) -> tuple[tuple[int, int], ...]:
-    """Returns (argument index, position of its offset in the client's block) of each pointer.
+    """Returns (argument index, position of its offset in the client's block) of each pointer, nested ones included.
 
     The position is -1 for a tensor map.
     """
+    return tuple((index, place.offset if place.size == Q.size else -1) for index, place in _pointers(given))
+
+
+def _pointers(given: Sequence[Place]) -> Iterator[tuple[int, Place]]:
+    """Yields (argument index, place) of each pointer, in the order of the layout."""
+    index = -1
+    end = 0
+    for place in given:
+        if not place.pointer or place.offset >= end:  # not nested
+            index += 1
+            end = place.offset + place.size
+        if place.pointer:
+            yield index, place
+
+
+def _patches(given: Sequence[Place], real: Sequence[tuple[int, int]]) -> tuple[tuple[int, bool], ...]:
+    """Returns (offset in the kernel's block, True for a tensor map) of each pointer.
+
+    Args:
+        given: All entries of the client's layout.
+        real: Offset and size in bytes of each parameter of the kernel.
+    """
+    parameters = split_nested(given)[0]
     return tuple(
-        (index, place.offset if place.size == Q.size else -1) for index, place in enumerate(given) if place.pointer
+        (real[index][0] + place.offset - parameters[index].offset, place.size == TENSOR_MAP_BYTES)
+        for index, place in _pointers(given)
     )
 
 
@@ -167,10 +202,14 @@ def plan_key(data: bytes, record: Record) -> bytes:
 def check_layout(given: Sequence[Place], params_size: int) -> str:
     """Returns the first fault of a layout, or an empty string.
 
-    Parameters must lie inside the block and must not overlap.
+    Parameters must lie inside the block and must not overlap. A nested pointer must lie inside a value that is passed
+    as bytes, and nested pointers must not overlap.
     """
+    parameters, nested = split_nested(given)
+    if wrong := _check_nested(parameters, nested):
+        return wrong
     end = 0
-    for index, place in enumerate(given):
+    for index, place in enumerate(parameters):
         if place.offset < end:
             return f"argument {index} at offset {place.offset} overlaps the one before, which ends at {end}"
         if place.pointer and place.size not in (Q.size, TENSOR_MAP_BYTES):
@@ -183,4 +222,23 @@ def check_layout(given: Sequence[Place], params_size: int) -> str:
         end = place.offset + place.size
     if end > params_size:
         return f"the arguments end at {end}, the parameter block at {params_size}"
+    return ""
+
+
+def _check_nested(parameters: Sequence[Place], nested: Sequence[Nested]) -> str:
+    """Returns the first fault of the nested pointers, or an empty string."""
+    ends: dict[int, int] = {}
+    for index, place in nested:
+        value = parameters[index]
+        if value.pointer or converted(value):
+            kind = "a pointer" if value.pointer else "an integer"
+            return f"a pointer at offset {place.offset} overlaps argument {index}, which is {kind}"
+        if place.size != Q.size or place.offset + place.size > value.offset + value.size:
+            return (
+                f"a pointer of {place.size} bytes at offset {place.offset} does not lie inside argument {index}, which "
+                f"has {value.size} bytes from {value.offset} on; an address has {Q.size}"
+            )
+        if place.offset < ends.get(index, value.offset):
+            return f"a pointer at offset {place.offset} of argument {index} overlaps the one before"
+        ends[index] = place.offset + place.size
     return ""

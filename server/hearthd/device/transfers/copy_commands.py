@@ -12,7 +12,7 @@ from hearthd.device.backend.graph_nodes import CopyNode, FillNode
 from hearthd.device.backend.resources import HostBuffer
 from hearthd.device.context import DeviceContext
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.buffer import POINTERS, Buffer
 from hearthd.device.streams.pending_outcomes import PendingOutcome, both
 from hearthd.device.transfers.layout import Piece, check_apart, check_pitch, check_rows, pieces
 from hearthd.device.transfers.registered import SegmentCopies
@@ -59,7 +59,7 @@ class CopyCommands:
             return False
         buffer.check_writable("write")
         direct.address = locate(buffer, rows, "write")
-        if data and not self._put(origin, buffer, rows, data, direct):
+        if data and not self.put(origin, buffer, rows, data, direct):
             return False
         self._device.telemetry.upload_inline_bytes += len(data)
         if rows.size == buffer.size:
@@ -67,7 +67,11 @@ class CopyCommands:
         origin.reply()
         return True
 
-    def _put(self, origin: Origin, buffer: Buffer, rows: RowLayout, data: bytes, direct: DirectCopies) -> bool:
+    def put(self, origin: Origin, buffer: Buffer, rows: RowLayout, data: bytes, direct: DirectCopies) -> bool:
+        """Copies `data` to the rows of a buffer, through staging memory or by `direct`.
+
+        Returns False, without effect, if the copy has to wait.
+        """
         staging, size = self._device.staging, len(data)
         host = None if direct.asked else staging.find(size, origin.session)
         if host is None:
@@ -239,9 +243,16 @@ def rows_of(what: str, command: commands_pb2.Write | commands_pb2.Read, size: in
 def copy_node(command: commands_pb2.Copy, destination: Buffer, source: Buffer) -> CopyNode:
     """Returns the copy with its addresses. If the rows are dense on both sides, the copy has a single row.
 
-    Raises Refusal for ranges outside the buffers, overlapping rows, and overlapping ranges.
+    Raises Refusal for ranges outside the buffers, overlapping rows, overlapping ranges, and an array of pointers.
     """
     destination.check_writable("copy, destination")
+    if source.has_pointers:
+        raise Refusal(
+            Reason.UNSUPPORTED,
+            f"copy: buffer {source.handle} {POINTERS.why}, and launches would not be ordered by the targets of a copy",
+            fix="make another array of pointers",
+            details={"buffer": source.handle},
+        )
     width, rows = command.size, max(command.rows, 1)
     check_pitch("copy, destination", width, rows, command.destination_pitch)
     check_pitch("copy, source", width, rows, command.source_pitch)

@@ -47,6 +47,7 @@ FEATURES = (
     "reflection",
     "integers",
     "premul_sum",
+    "struct_pointers",
 )
 
 

@@ -48,6 +48,7 @@ CALLS = (
     UnaryCall("Free", "free", "done"),
     UnaryCall("Copy", "copy", "done"),
     UnaryCall("Fill", "fill", "done"),
+    UnaryCall("WritePointers", "write_pointers", "done"),
     UnaryCall("CreateStream", "create_stream", "done"),
     UnaryCall("DestroyStream", "destroy_stream", "done"),
     UnaryCall("RecordEvent", "record_event", "done"),

@@ -25,6 +25,7 @@ SPACE = Space(1)
 class Array(DeviceOperand):
     def __init__(self, handle: int, offset: int) -> None:
         self._memory = Memory(SPACE, handle, 0, owned=False)
+        self._connection = None
         self._offset = offset
 
 
@@ -282,3 +283,40 @@ def test_a_buffer_of_the_host_is_to_be_uploaded(arg: Any) -> None:
     with pytest.raises(hearth.LaunchError, match="which is in host memory") as caught:
         arguments.signature((1, arg))
     assert "gpu.asarray" in caught.value.fix
+
+
+def test_ctypes_structures_with_pointers_are_refused() -> None:
+    class Inner(ctypes.Structure):
+        _fields_ = (("name", ctypes.c_char_p * 2),)
+
+    class Outer(ctypes.Structure):
+        _fields_ = (("n", ctypes.c_int), ("inner", Inner))
+
+    class Derived(Outer):
+        _fields_ = (("m", ctypes.c_int),)
+
+    class Both(ctypes.Union):
+        _fields_ = (("n", ctypes.c_int), ("p", ctypes.POINTER(ctypes.c_int)))
+
+    for kind in (Inner, Outer, Derived, Both):
+        with pytest.raises(hearth.LaunchError, match=r"argument 1 is .* a structure with pointers") as caught:
+            arguments.signature((1, kind()))
+        assert "hearth.Struct(bytes(x), pointers={Type.field.offset: array})" in caught.value.fix
+
+
+def test_pointers_in_structs_follow_the_entry_of_their_struct() -> None:
+    data = bytes(range(1, 33))
+    x, y = Array(7, 24), Array(8, 0)
+    value = hearth.Struct(data, align=16, pointers={24: y, 8: x, 16: None})
+    args = (np.int8(1), value, x)
+    unpacked = record(args)
+    assert launches.unpack_layout(unpacked.layout) == [
+        (0, 1, False, False), (16, 32, False, False), (24, 8, True, False), (40, 8, True, False), (48, 8, True, False),
+    ]  # fmt: skip
+    assert unpacked.buffers == (7, 8, 7)
+    offsets = struct.pack("<QQQ", 24, 0, 0)
+    assert unpacked.params == b"\1".ljust(16, b"\0") + data[:8] + offsets + struct.pack("<Q", 24)
+    found = launches.split_nested(launches.unpack_layout(unpacked.layout))
+    assert [place[:2] for place in found[0]] == [(0, 1), (16, 32), (48, 8)]
+    assert [(nested.parameter, nested.place.offset) for nested in found[1]] == [(1, 24), (1, 40)]
+    assert value.tobytes() == data and value == hearth.Struct(data, 16, {8: x, 24: y, 16: None})

@@ -1,0 +1,357 @@
+"""Pointers to device arrays, and structs that contain them: `Struct` with pointers, and NumPy structures with objects.
+
+A field of NumPy's dtype ``object`` has the size and the alignment of a pointer in C. Where such a structure is an
+argument, its objects are device arrays, `pointer(...)`, or None and 0 for null pointers. The launch record has an entry
+for each pointer, and the daemon writes the addresses: see "nested pointer" in `hearth_proto.launches`.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+
+from hearth import lazy_numpy as np
+from hearth.arrays.read_only import ReadOnly
+from hearth.errors import ArgumentError, LaunchTypeError, UnsupportedError
+from hearth.session.memory import DeviceOperand
+
+if TYPE_CHECKING:
+    from hearth.session.memory import Space
+
+_OFFSET = struct.Struct("<Q")
+POINTER_BYTES = _OFFSET.size
+"""Size of an address, in bytes."""
+
+
+class Pointer(DeviceOperand):
+    """The address of a byte of a device array; see `pointer`."""
+
+    __slots__ = ("_connection", "array", "offset")
+
+    def __init__(self, array: Any, offset: int) -> None:
+        self.array = array
+        self.offset = offset
+        self._memory = array._memory
+        self._offset = array._offset + offset
+        self._connection = array._connection
+
+    @property
+    def durable(self) -> bool:
+        """True if the array is restored after a loss of the device."""
+        return bool(self.array.durable)
+
+    def __repr__(self) -> str:
+        return f"pointer({self.array!r}, {self.offset})"
+
+
+def pointer(array: DeviceOperand, offset: SupportsIndex = 0) -> DeviceOperand:
+    """Returns the address of a device array, or of a byte within it.
+
+    The value stands for the pointer in a struct that is passed by value, and is a kernel argument itself. The client
+    does not know the address: the daemon writes it when the kernel is launched.
+
+    Args:
+        array: A device array, which may be marked with `read_only`, or another pointer.
+        offset: Bytes from the array's first element, from 0 to the end of the array. To count elements, use a view:
+            ``hearth.pointer(x[4:])``.
+
+    Returns:
+        The pointer, which is marked with `read_only` if `array` is.
+
+    Raises:
+        ArgumentError: `offset` is negative or beyond the end of the array (reason ``OUT_OF_BOUNDS``).
+        LaunchTypeError: `array` is not a device array, or `offset` is no integer.
+    """
+    if isinstance(array, ReadOnly):
+        return ReadOnly(pointer(array.array, offset))
+    if not is_address(array):
+        raise LaunchTypeError(
+            f"pointer takes a device array, not {array!r} ({type(array).__name__}).",
+            reason="LAUNCH_INVALID",
+            fix="upload the data with x = gpu.asarray(...), and use hearth.pointer(x).",
+        )
+    try:
+        start = operator.index(offset)
+    except TypeError:
+        raise LaunchTypeError(
+            f"the offset of a pointer is {offset!r} ({type(offset).__name__}); it must be an integer.",
+            reason="LAUNCH_INVALID",
+            fix="pass a number of bytes.",
+        ) from None
+    if isinstance(array, Pointer):
+        return pointer(array.array, array.offset + start)
+    size = _extent(array)
+    if not 0 <= start <= size:
+        raise ArgumentError(
+            f"the pointer starts at byte {start} of {array!r}, which has {size} bytes.",
+            reason="OUT_OF_BOUNDS",
+            fix=f"pass an offset in bytes from 0 to {size}; for an element use a view, e.g. hearth.pointer(x[4:]).",
+        )
+    return Pointer(array, start)
+
+
+def is_address(value: object) -> bool:
+    """Tells operands that stand for an address from tensor maps and other objects.
+
+    Args:
+        value: Any object.
+
+    Returns:
+        True for a device array, a pointer, and either of them marked with `read_only`.
+    """
+    return isinstance(value, DeviceOperand) and value._passed == DeviceOperand._passed and hasattr(value, "_connection")
+
+
+def _extent(array: Any) -> int:
+    """Returns the bytes from the first element of an array to the end of its last one."""
+    rows = array._rows
+    return int(array.nbytes if rows is None else rows.end)
+
+
+class PointerStruct(NamedTuple):
+    """A struct by value: its bytes, with zeros in place of addresses, and its pointers by ascending offset."""
+
+    data: bytes
+    pointers: tuple[tuple[int, DeviceOperand], ...]
+
+    @property
+    def places(self) -> tuple[tuple[int, bool], ...]:
+        """Offset in bytes of each pointer, and True if the kernel only reads through it."""
+        return tuple((at, isinstance(operand, ReadOnly)) for at, operand in self.pointers)
+
+    def with_offsets(self) -> bytes:
+        """Returns the bytes of the struct, with offsets into buffers in place of addresses."""
+        block = bytearray(self.data)
+        for at, operand in self.pointers:
+            _OFFSET.pack_into(block, at, operand._offset)
+        return bytes(block)
+
+
+def of_fields(data: bytes, pointers: Mapping[int, Any]) -> PointerStruct:
+    """Checks the pointers of a `Struct`.
+
+    Args:
+        data: Bytes of the struct.
+        pointers: Target of the pointer at each offset in bytes.
+
+    Returns:
+        The struct, without its null pointers.
+
+    Raises:
+        LaunchTypeError: A target is not a device array, an offset lies outside of the struct, or two pointers overlap.
+    """
+    block = bytearray(data)
+    found = []
+    end = 0
+    for at in sorted(pointers):
+        if not isinstance(at, int) or at < end or at + POINTER_BYTES > len(block):
+            raise LaunchTypeError(
+                f"a struct of {len(block)} bytes has a pointer at byte {at!r}; a pointer has {POINTER_BYTES} bytes, "
+                "which must lie inside the struct and not in another pointer.",
+                reason="LAUNCH_INVALID",
+                fix="use the offsetof() of the pointer in C; of a ctypes structure it is Type.field.offset.",
+            )
+        block[at : at + POINTER_BYTES] = bytes(POINTER_BYTES)
+        end = at + POINTER_BYTES
+        target = checked(f"the pointer at byte {at} of a struct", pointers[at])
+        if target is not None:
+            found.append((at, target))
+    return PointerStruct(bytes(block), tuple(found))
+
+
+def of_numpy(what: str, value: Any) -> PointerStruct:
+    """Returns the struct of a NumPy structure with fields of dtype ``object``.
+
+    Args:
+        what: The value, for errors.
+        value: A structured scalar or an array of one structure.
+
+    Returns:
+        The struct.
+
+    Raises:
+        LaunchTypeError: A field of dtype ``object`` holds anything but a device array, a pointer, None or 0.
+    """
+    array = np.asarray(value).reshape(())
+    plain = np.zeros((), plain_dtype(array.dtype))
+    found = [
+        (at, target)
+        for at, name, each in _copied(array.dtype, array, plain, 0, "")
+        if (target := checked(f"{what}, field {name!r},", each)) is not None
+    ]
+    return PointerStruct(plain.tobytes(), tuple(sorted(found, key=lambda pair: pair[0])))
+
+
+def of(arg: Any) -> PointerStruct | None:
+    """Returns the struct of an argument that may contain pointers.
+
+    Args:
+        arg: An argument of a kernel.
+
+    Returns:
+        The struct; None for any other argument.
+
+    Raises:
+        LaunchTypeError: A pointer's target is not a device array.
+    """
+    pointers = getattr(arg, "pointers", None)
+    if isinstance(pointers, Mapping):
+        return of_fields(bytes(arg.data), pointers) if pointers else None
+    if np.here() and isinstance(arg, np.void | np.ndarray) and arg.dtype.hasobject and arg.dtype.names:
+        return of_numpy("a struct", arg)
+    return None
+
+
+def checked(what: str, value: Any) -> DeviceOperand | None:
+    """Checks the target of a pointer.
+
+    Args:
+        what: The pointer, for the error.
+        value: The target.
+
+    Returns:
+        The target; None for a null pointer.
+
+    Raises:
+        LaunchTypeError: The target is neither a device array nor None nor 0.
+    """
+    if value is None or (type(value) is int and not value):
+        return None
+    if is_address(value):
+        operand: DeviceOperand = value
+        return operand
+    kind = type(value).__name__
+    fix = "upload the data with x = gpu.asarray(...), and use hearth.pointer(x)."
+    if isinstance(value, int) or (np.here() and isinstance(value, np.integer)):
+        kind = "an integer, which the daemon cannot check and a new device process makes invalid"
+        fix = "use hearth.pointer(x, offset in bytes) for the address of a device array x; None is a null pointer."
+    raise LaunchTypeError(
+        f"{what} is {value!r} ({kind}); it must be a device array, a pointer or None.",
+        reason="LAUNCH_INVALID",
+        fix=fix,
+    )
+
+
+def plain_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype of a structure on the device.
+
+    Args:
+        dtype: Dtype whose fields of dtype ``object`` are pointers.
+
+    Returns:
+        `dtype` in native byte order, with uint64 in place of ``object`` at the same offsets.
+    """
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        inner: np.dtype[Any] = np.dtype((plain_dtype(base), shape))
+        return inner
+    if dtype.names is not None and dtype.fields is not None:
+        fields = [dtype.fields[name] for name in dtype.names]
+        spec: dict[str, Any] = {
+            "names": list(dtype.names),
+            "formats": [plain_dtype(field[0]) for field in fields],
+            "offsets": [field[1] for field in fields],
+            "itemsize": dtype.itemsize,
+        }
+        plain: np.dtype[Any] = np.dtype(spec)  # type: ignore[call-overload]
+        return plain
+    return np.dtype(np.uint64) if dtype.kind == "O" else dtype.newbyteorder("=")
+
+
+def _copied(dtype: np.dtype[Any], source: Any, target: Any, at: int, name: str) -> Iterator[tuple[int, str, Any]]:
+    """Copies all elements that are no objects to `target`, and yields offset, name and value of each object."""
+    if dtype.kind == "O":
+        yield at, name, source[()]
+    elif dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        for number, index in enumerate(np.ndindex(*shape)):
+            label = f"{name}[{', '.join(map(str, index))}]"
+            yield from _copied(base, source[(*index, ...)], target[(*index, ...)], at + number * base.itemsize, label)
+    elif dtype.names is not None and dtype.fields is not None:
+        for each in dtype.names:
+            field, offset = dtype.fields[each][:2]
+            label = f"{name}.{each}" if name else each
+            yield from _copied(field, source[each], target[each], at + offset, label)
+    else:
+        target[...] = source
+
+
+def operands(index: int, arg: Any) -> list[tuple[str, DeviceOperand]]:
+    """Returns the device operands of an argument: the argument itself, or the pointers of a struct.
+
+    Args:
+        index: Number of the argument.
+        arg: The argument.
+
+    Returns:
+        For each operand its name in errors, and the operand.
+    """
+    if isinstance(arg, DeviceOperand):
+        return [(f"argument {index}", arg)]
+    found = of(arg)
+    if found is None:
+        return []
+    return [(f"the pointer at byte {at} of argument {index}", operand) for at, operand in found.pointers]
+
+
+NestedPacker = Callable[[Sequence[Any], "Space | None"], bytes | None]
+"""A `record_packer.Packer` that does not check the memory of arguments if the space is None."""
+
+
+def packer(
+    pointers: Sequence[int],
+    nested: Sequence[int],
+    raw: Sequence[int],
+    pack: Callable[..., bytes],
+    raw_bytes: Callable[[Any], bytes],
+) -> NestedPacker:
+    """Builds the packer for arguments of which some are structs with pointers.
+
+    Args:
+        pointers: Positions of arguments on the device.
+        nested: Positions of structs with pointers.
+        raw: Positions of arguments that are passed as bytes, structs with pointers included.
+        pack: Packs (handle of each pointer..., offset or value of each argument...) to bytes.
+        raw_bytes: Converts an argument without pointers for which `struct` has no code.
+
+    Returns:
+        The packer.
+    """
+
+    def _packed(args: Sequence[Any], space: Space | None) -> bytes | None:
+        values: list[Any] = []
+        used: list[DeviceOperand] = []
+        for index, arg in enumerate(args):
+            if index in pointers:
+                used.append(arg)
+                values.append(arg._offset)
+            elif index in nested and (found := of(arg)) is not None:
+                used += [operand for _, operand in found.pointers]
+                values.append(found.with_offsets())
+            else:
+                values.append(raw_bytes(arg) if index in raw else arg)
+        if space is not None and any(operand._memory.owner is not space for operand in used):
+            return None
+        return pack(*(operand._memory.handle for operand in used), *values)
+
+    return _packed
+
+
+def check_supported(supported: bool) -> None:
+    """Checks that the daemon takes pointers in structs.
+
+    Args:
+        supported: `Limits.struct_pointers` of the session.
+
+    Raises:
+        UnsupportedError: The daemon is older than this feature.
+    """
+    if not supported:
+        raise UnsupportedError(
+            "this daemon takes no device pointers in structs, and makes no arrays of pointers.",
+            reason="UNSUPPORTED",
+            fix="pass the arrays as separate arguments, or update the daemon to a version with the feature "
+            '"struct_pointers".',
+        )

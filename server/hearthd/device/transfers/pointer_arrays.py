@@ -1,0 +1,136 @@
+"""Arrays of pointers: buffers with addresses of other buffers, which the daemon writes.
+
+`WritePointers` fills a whole buffer once. After that the buffer is read-only, so that its addresses remain those of its
+targets. A launch that is passed the buffer is ordered by its targets as well, also by those that it reaches through
+further arrays of pointers: see `Buffer.reaches`. The buffer holds the memory of its targets, as a graph does, until its
+own handle is freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from hearth_proto.layouts import RowLayout
+from hearth_proto.reasons import Reason, Refusal
+from hearth_proto.v1 import commands_pb2
+from hearthd.device.context import DeviceContext
+from hearthd.device.memory.commands import MemoryCommands
+from hearthd.device.operation import Operation, Origin
+from hearthd.device.session.buffer import POINTERS, Buffer, Reach
+from hearthd.device.session.launch_plan import Q
+from hearthd.device.transfers.copy_commands import CopyCommands
+from hearthd.device.transfers.staged import DirectCopies, locate
+
+WHAT = "write of pointers"
+
+
+class PointerCommands:
+    """Executes WritePointers. Device-handle thread only."""
+
+    def __init__(self, device: DeviceContext, memory: MemoryCommands, copies: CopyCommands) -> None:
+        self._device = device
+        self._memory = memory
+        self._copies = copies
+
+    def write(self, origin: Origin, command: commands_pb2.WritePointers) -> Operation:
+        """Returns the operation that fills the buffer with `data` and the addresses.
+
+        The targets are held, and order launches of the buffer, from the arrival of the command on. Raises
+        Refusal(INVALID_ARGUMENT) for a buffer or a place that cannot have pointers.
+        """
+        session = origin.session
+        buffer = session.buffers.find(command.buffer)
+        targets = [session.buffers.find(pointer.buffer) for pointer in command.pointers]
+        _check(buffer, targets, command)
+        reached: dict[Buffer, bool] = {}
+        for pointer, target in zip(command.pointers, targets, strict=True):
+            for each, only_read in (Reach(target, pointer.read_only), *target.reaches):
+                reached[each] = only_read and reached.get(each, True)
+        reached.pop(buffer, None)
+        self._memory.hold_reached(buffer, [Reach(each, only_read) for each, only_read in reached.items()])
+        session.shares = True
+        session.replay_cache.forget()  # forgets launches with the buffer that are not ordered by its targets
+        rows = RowLayout(0, len(command.data))
+        direct = DirectCopies(self._device, origin, buffer, rows)
+        operation = Operation(
+            origin,
+            partial(self._write, origin, command, buffer, targets, direct),
+            writes=(origin.stream, buffer),
+            reads=tuple(dict.fromkeys(target for target in targets if target is not buffer)),
+            spoils=(buffer,),
+        )
+        operation.on_failure = lambda _: self._memory.release_reached(session, buffer)
+        return operation
+
+    def _write(
+        self,
+        origin: Origin,
+        command: commands_pb2.WritePointers,
+        buffer: Buffer,
+        targets: Sequence[Buffer],
+        direct: DirectCopies,
+    ) -> bool:
+        if origin.stream.track.full:
+            return False
+        buffer.check_writable(WHAT)
+        rows = RowLayout(0, len(command.data))
+        direct.address = locate(buffer, rows, WHAT)
+        data = _relocated(command, targets)
+        if data and not self._copies.put(origin, buffer, rows, data, direct):
+            return False
+        self._device.telemetry.upload_inline_bytes += len(data)
+        buffer.failure = None
+        buffer.read_only = POINTERS
+        origin.reply()
+        return True
+
+
+def _check(buffer: Buffer, targets: Sequence[Buffer], command: commands_pb2.WritePointers) -> None:
+    """Raises Refusal(INVALID_ARGUMENT) if the buffer cannot be an array of pointers to the targets."""
+    why = fix = ""
+    size = len(command.data)
+    end = 0
+    if buffer.has_pointers:
+        why, fix = POINTERS.why, POINTERS.fix
+    elif buffer.durable is not None:
+        why, fix = "is durable, and addresses are not those of a later device process", "use another buffer"
+    elif buffer.module is not None:
+        why, fix = "is a variable of a module", "use a buffer that was allocated"
+    elif size != buffer.size:
+        why, fix = f"has {buffer.size} bytes, and `data` {size}", "send the contents of the whole buffer"
+    for pointer, target in zip(command.pointers, targets, strict=True):
+        if why:
+            break
+        if pointer.at < end or pointer.at + Q.size > size:
+            why = f"has {size} bytes, and a pointer at byte {pointer.at}, which overlaps its end or another pointer"
+            fix = "name the places of the pointers in ascending order"
+        elif target.module is not None:
+            why = f"would point to buffer {target.handle}, a variable of a module, which ends with its module"
+            fix = "copy the variable to an array, and use that"
+        end = pointer.at + Q.size
+    if why:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"{WHAT}: buffer {buffer.handle} {why}",
+            fix=fix,
+            details={"buffer": buffer.handle, "buffer_size": buffer.size},
+            fields=["pointers"],
+        )
+
+
+def _relocated(command: commands_pb2.WritePointers, targets: Sequence[Buffer]) -> bytes:
+    """Returns the contents of the buffer with the addresses. Raises Refusal(OUT_OF_BOUNDS) for an offset."""
+    data = bytearray(command.data)
+    for pointer, target in zip(command.pointers, targets, strict=True):
+        address = target.range(0, 0, WHAT)
+        if pointer.offset > target.size:
+            raise Refusal(
+                Reason.OUT_OF_BOUNDS,
+                f"{WHAT}: the pointer at byte {pointer.at} of buffer {command.buffer} starts at byte {pointer.offset} "
+                f"of buffer {target.handle}, which has {target.size}",
+                fix="stay within the buffer",
+                details={"buffer": target.handle, "offset": pointer.offset, "buffer_size": target.size},
+            )
+        Q.pack_into(data, pointer.at, address + pointer.offset)
+    return bytes(data)
