@@ -58,7 +58,7 @@ def fill(array: host_copy.HostCopied, value: Any, stream: BaseStream | None) -> 
         host_copy.write(array, host, stream, None)
         return
     attachment = array._usable()
-    handle = streams.resolve(stream, array._connection, attachment)
+    handle = streams.resolve_captured(stream, array._connection, attachment)
     width = array._nbytes if rows is None else rows.width
     attachment.submit(encode.fill(handle, array._memory.handle, start, width, repeated))
     if alone:

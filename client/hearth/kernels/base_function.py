@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hearth import base_stream as streams
-from hearth.base_stream import current_streams
 from hearth.codec import encode
 from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError
 from hearth.kernels import arguments, launch_config, record_packer
 from hearth.kernels.pointer_types import PointerTypes
 from hearth.session.memory import DeviceOperand
 from hearth.shapes import cdiv
+from hearth.stream_scope import current_streams
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -179,8 +179,12 @@ class BaseFunction:
             attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
         )
         target = stream
-        if target is None and current_streams.get() is not None:
-            target = streams.current(connection)
+        scope = current_streams.get()
+        if scope is not None:
+            if target is None:
+                target = scope.streams.get(id(connection))
+            if scope.captures:
+                streams.check_captured(target, connection)
         if target is None or target._recorder is None:
             attachment.launch(record)
         else:

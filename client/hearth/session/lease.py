@@ -30,6 +30,8 @@ ConnectionFactory = Callable[["Transport", str, int, Limits, float, float], Conn
 
 _INTEGERS = "integers"
 """Feature of a daemon that converts the integers of a launch to the types of the kernel's parameters."""
+_GRAPH_COMPOSITION = "graph_composition"
+"""Feature of a daemon that captures events and launches of graphs."""
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
@@ -51,7 +53,9 @@ class NodeSession:
         self.token = opened.session_token
         self.opened = opened
         self.timeout = timeout
-        self.limits = _limits(opened.limits)._replace(converts_integers=_INTEGERS in opened.features)
+        self.limits = _limits(opened.limits)._replace(
+            converts_integers=_INTEGERS in opened.features, composes_graphs=_GRAPH_COMPOSITION in opened.features
+        )
         self.pid = os.getpid()
         self.refusal: HearthError | None = None
         self.connections = {

@@ -32,6 +32,8 @@ class Limits(NamedTuple):
     max_unacked_bytes: int = 32 << 20
     converts_integers: bool = False
     """True if the daemon converts the integers of a launch to the types of the kernel's parameters."""
+    composes_graphs: bool = False
+    """True if the daemon captures events and launches of graphs: a graph may consist of several streams and graphs."""
 
 
 class _Counted(NamedTuple):

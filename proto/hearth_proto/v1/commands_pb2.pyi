@@ -945,18 +945,22 @@ class DispatchResult(_message.Message):
     def __init__(self, outputs: _Optional[_Iterable[bytes]] = ..., sizes: _Optional[_Iterable[int]] = ..., upload_ns: _Optional[int] = ..., kernel_ns: _Optional[int] = ..., download_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., enqueue_ns: _Optional[int] = ..., wait_ns: _Optional[int] = ...) -> None: ...
 
 class GraphResult(_message.Message):
-    __slots__ = ("nodes",)
+    __slots__ = ("nodes", "forked")
     NODES_FIELD_NUMBER: _ClassVar[int]
+    FORKED_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[GraphNode]
-    def __init__(self, nodes: _Optional[_Iterable[_Union[GraphNode, _Mapping]]] = ...) -> None: ...
+    forked: bool
+    def __init__(self, nodes: _Optional[_Iterable[_Union[GraphNode, _Mapping]]] = ..., forked: bool = ...) -> None: ...
 
 class GraphNode(_message.Message):
-    __slots__ = ("kind", "kernel")
+    __slots__ = ("kind", "kernel", "after")
     KIND_FIELD_NUMBER: _ClassVar[int]
     KERNEL_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     kind: str
     kernel: str
-    def __init__(self, kind: _Optional[str] = ..., kernel: _Optional[str] = ...) -> None: ...
+    after: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, kind: _Optional[str] = ..., kernel: _Optional[str] = ..., after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OccupancyResult(_message.Message):
     __slots__ = ("blocks_per_multiprocessor", "multiprocessors", "max_cooperative_blocks", "max_clusters", "suggested_block")

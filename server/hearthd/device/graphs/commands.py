@@ -12,7 +12,15 @@ from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
 from hearthd.device.backend.graph_nodes import CopyNode, KernelNode
 from hearthd.device.context import DeviceContext
-from hearthd.device.graphs.capture import Capture, GraphEntry, check_plan, check_record, kernel_node, uses_of
+from hearthd.device.graphs.capture import (
+    Capture,
+    GraphEntry,
+    check_plan,
+    check_record,
+    check_untimed,
+    kernel_node,
+    uses_of,
+)
 from hearthd.device.graphs.capture_policy import CaptureOrder
 from hearthd.device.graphs.repeat import ProgramLaunch, Rounds, check_count
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
@@ -54,14 +62,14 @@ class GraphCommands:
             CaptureOrder(stream.handle).end(command.graph)
             raise AssertionError("no capture has begun on this stream")
         entry: GraphEntry = capture.entry
-        entry.order.end(command.graph)
-        stream.capture = None
+        entry.order.end(command.graph, stream.handle)
+        streams = entry.detach()
         if command.discard:
             session.graphs.pop(command.graph)
             nothing = commands_pb2.Result(graph=commands_pb2.GraphResult())
-            return self._ending(origin, entry, stream, answer=nothing)
+            return self._ending(origin, entry, *streams, answer=nothing)
         entry.unsettled += 1
-        operation = Operation(origin, partial(self._make, origin, entry), writes=(stream, entry))
+        operation = Operation(origin, partial(self._make, origin, entry), writes=(*streams, entry))
         operation.on_failure = partial(self._not_made, entry)
         return operation
 
@@ -75,13 +83,17 @@ class GraphCommands:
                 return True
             origin.reply_error(refusal.to_status([failure.to_message() for failure in failures]))
             return True
+        orders = entry.orders
+        unjoined = orders.unjoined()
+        if unjoined:
+            raise _not_joined(entry, unjoined)
         if entry.nodes:
-            entry.graph = self._device.server.create_graph(entry.nodes)
+            entry.graph = self._device.server.create_graph(entry.nodes, orders.orders if orders.forked else None)
         entry.unsettled -= 1
-        result = commands_pb2.GraphResult()
-        for node, kernel in zip(entry.nodes, entry.kernels, strict=True):
+        result = commands_pb2.GraphResult(forked=orders.forked)
+        for node, kernel, order in zip(entry.nodes, entry.kernels, orders.orders, strict=True):
             kind = "kernel" if isinstance(node, KernelNode) else "copy" if isinstance(node, CopyNode) else "fill"
-            result.nodes.add(kind=kind, kernel=kernel)
+            result.nodes.add(kind=kind, kernel=kernel, after=order.after if orders.forked else ())
         origin.reply(commands_pb2.Result(graph=result))
         return True
 
@@ -118,11 +130,15 @@ class GraphCommands:
     def launch(self, origin: Origin, command: commands_pb2.LaunchGraph) -> Operation:
         """Returns the operation that launches the graph `count` times. Raises Refusal if the graph cannot be launched.
 
-        The time limit, of the command or else of the session, applies to each launch of the graph.
+        The time limit, of the command or else of the session, applies to each launch of the graph. In a capture, the
+        nodes become nodes of the graph that is being captured.
         """
         entry: GraphEntry = origin.session.graphs.find(command.graph)
         check_count(command.count, entry.name)
         entry.check()
+        if origin.capture is not None:
+            check_untimed(f"launch of {entry.name}", command.timeout_ns, {"child": entry.handle})
+            return ProgramLaunch(origin, entry, partial(self._record, origin, entry, command.count))
         seconds = command.timeout_ns / 1e9 or origin.session.launch_timeout
         rounds = Rounds(
             self._device,
@@ -134,6 +150,14 @@ class GraphCommands:
             limit=(lambda: (entry.name, seconds)) if seconds else None,
         )
         return ProgramLaunch(origin, entry, rounds.run)
+
+    @staticmethod
+    def _record(origin: Origin, entry: GraphEntry, count: int) -> bool:
+        """Adds the nodes of a graph to the graph that is being captured."""
+        entry.check()
+        assert origin.capture is not None
+        origin.capture.add_graph(entry, count)
+        return True
 
     def _issue(self, entry: GraphEntry, stream: LogicalStream, count: int) -> None:
         self._device.server.launch_graph(entry.graph, stream.track.stream, count)
@@ -251,6 +275,19 @@ def _not_recorded(entry: GraphEntry, failures: list[StreamFailure]) -> Refusal:
         + (f" (and {more} more could not)" if more else ""),
         fix=first.refusal.fix,
         details={**first.refusal.details, "graph": entry.handle, "cause": first.refusal.reason},
+    )
+
+
+def _not_joined(entry: GraphEntry, unjoined: list[int]) -> Refusal:
+    """Returns the refusal of a graph with streams whose work the stream that began the capture does not wait for."""
+    origin, streams = entry.order.stream, ", ".join(map(str, unjoined))
+    return Refusal(
+        Reason.CAPTURE_INVALID,
+        f"{entry.name} cannot be made: the work of stream {streams} was not joined to stream {origin}, where the "
+        "capture began",
+        fix=f"record an event on stream {unjoined[0]} behind its work, and make stream {origin} wait for the event "
+        "before the end of the capture",
+        details={"graph": entry.handle, "stream": origin, "unjoined": streams},
     )
 
 

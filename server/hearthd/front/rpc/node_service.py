@@ -42,6 +42,7 @@ FEATURES = (
     "health",
     "reflection",
     "integers",
+    "graph_composition",
 )
 
 
