@@ -320,7 +320,7 @@ class BaseStream:
     def _record(self, event: BaseEvent) -> None:
         attachment = self._connection.attachment()
         if self._capture is not None:
-            check_composition(self._connection)
+            check_composition(self._connection, "captures no events")
         handle = event._record_on(attachment, self._connection)
         event._capture = self._capture
         command = commands_pb2.Command(stream=self._handle_on(attachment))
@@ -481,18 +481,19 @@ def _outside(event: BaseEvent) -> LaunchError:
     )
 
 
-def check_composition(connection: Connection) -> None:
-    """Checks that the daemon captures events and launches of graphs.
+def check_composition(connection: Connection, lacks: str) -> None:
+    """Checks that the daemon captures events and launches of graphs, and changes copies and fills of graphs.
 
     Args:
         connection: The connection to the device.
+        lacks: What an older daemon does not do, for the message: a verb and its object.
 
     Raises:
         UnsupportedError: The daemon is older than that.
     """
     if not connection.limits.composes_graphs:
         raise UnsupportedError(
-            "this daemon captures neither events nor launches of graphs: a graph contains the work of one stream.",
+            f"the daemon is of an older version, which {lacks}.",
             reason="UNSUPPORTED",
-            fix="record all work of the graph on one stream, or update the daemon.",
+            fix="record the work of the graph again, on one stream, or update the daemon.",
         )

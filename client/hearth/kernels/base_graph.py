@@ -51,31 +51,31 @@ class GraphNode:
     def set_args(
         self, args: Sequence[Any], *, grid: Any = None, block: Any = None, shared_mem: int | None = None
     ) -> None:
-        """Replaces the arguments of a launch in the graph, and its geometry if one is given. Does not block.
+        """Replaces the arguments of a node of the graph, and the geometry of a launch if one is given. Does not block.
 
-        Launches of the graph that were submitted earlier keep their arguments, even if they are still running.
+        Launches of the graph that were submitted earlier keep their arguments, even if they are still running. The
+        daemon changes a launch in place; for a copy or a fill it makes the graph again, which takes as long as the end
+        of the recording.
 
         Args:
-            args: The kernel's arguments.
+            args: The kernel's arguments; destination and source of a copy; or array and value of a fill.
             grid: Blocks along each axis; None: as before.
             block: Threads along each axis; None: as before.
             shared_mem: Dynamic shared memory in bytes; None: as before.
 
         Raises:
-            LaunchError: The node is not a launch, or the client has found the new launch invalid. Other failures are
-                reported by the next sync, read or flush of the current stream.
+            LaunchError: The client has found the new launch invalid, or the arguments are not those of a copy or fill.
+                Other failures are reported by the next sync, read or flush of the current stream.
+            ArgumentError: The arrays of a copy or fill do not fit, or need more than one node.
             InvalidHandleError: The graph is closed, or was lost with its device process.
+            UnsupportedError: The daemon is too old to change copies and fills.
         """
         call = self._call
-        if call is None:
-            raise LaunchError(
-                f"{self!r} is not a kernel launch, so it has no arguments that can be changed.",
-                reason="INVALID_ARGUMENT",
-                fix='choose a node whose kind is "kernel".',
-                details={"node": str(self.index)},
-            )
         connection = self._graph._connection
         attachment = self._graph._usable()
+        if call is None:
+            self._set_operands(args, grid is block is shared_mem is None)
+            return
         call = call._replace(
             grid=call.grid if grid is None else grid,
             block=call.block if block is None else block,
@@ -91,6 +91,30 @@ class GraphNode:
         )  # fmt: skip
         attachment.submit(command)
         self._call = call
+
+    def _set_operands(self, args: Sequence[Any], plain: bool) -> None:
+        """Replaces the operands of a copy or fill. `plain` is False if the caller has passed a geometry."""
+        from hearth.kernels import node_operands
+
+        connection = self._graph._connection
+        if not plain:
+            raise LaunchError(
+                f"{self!r} is no launch, and has neither a grid, nor a block, nor shared memory.",
+                reason="INVALID_ARGUMENT",
+                fix="pass args only.",
+                details={"node": str(self.index)},
+            )
+        streams.check_composition(connection, "does not change copies and fills of graphs")
+        work = node_operands.command(self.kind, args, connection)
+        attachment = self._graph._usable()
+        command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment))
+        update = command.update_graph
+        update.graph, update.node = self._graph._handle, self.index
+        if self.kind == "copy":
+            update.copy.CopyFrom(work.copy)
+        else:
+            update.fill.CopyFrom(work.fill)
+        attachment.submit(command)
 
     def _describe(self) -> str:
         """Returns the label of the node in `BaseGraph.debug_dot_str`."""
@@ -218,7 +242,7 @@ class BaseGraph(Program):
             self._last = _GraphLaunch(self._handle, on, timeout)
         times = count(n)
         if target is not None and isinstance(target._recorder, CaptureRecorder):
-            streams.check_composition(self._connection)
+            streams.check_composition(self._connection, "records no launches of graphs in a graph")
             calls = [node._call for node in self._nodes if node._call is not None]
             rounds = min(times, RECORDED_MAX // max(len(calls), 1))
             target._recorder.submitted(attachment, self._last.command(times), calls * rounds)
@@ -249,18 +273,18 @@ class BaseGraph(Program):
         block: Any = None,
         shared_mem: int | None = None,
     ) -> None:
-        """Replaces the arguments of a launch in the graph: `GraphNode.set_args` by number. Does not block.
+        """Replaces the arguments of a node of the graph: `GraphNode.set_args` by number. Does not block.
 
         Args:
             node: Index of the node in `nodes`.
-            args: The kernel's arguments.
+            args: The kernel's arguments; destination and source of a copy; or array and value of a fill.
             grid: Blocks along each axis; None: as before.
             block: Threads along each axis; None: as before.
             shared_mem: Dynamic shared memory in bytes; None: as before.
 
         Raises:
             IndexError: There is no such node.
-            LaunchError: An error that `GraphNode.set_args` raises.
+            HearthError: An error that `GraphNode.set_args` raises.
         """
         self.nodes[node].set_args(args, grid=grid, block=block, shared_mem=shared_mem)
 

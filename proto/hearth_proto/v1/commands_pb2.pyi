@@ -648,14 +648,18 @@ class LaunchGraph(_message.Message):
     def __init__(self, graph: _Optional[int] = ..., count: _Optional[int] = ..., timeout_ns: _Optional[int] = ...) -> None: ...
 
 class UpdateGraph(_message.Message):
-    __slots__ = ("graph", "node", "launch")
+    __slots__ = ("graph", "node", "launch", "copy", "fill")
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    FILL_FIELD_NUMBER: _ClassVar[int]
     graph: int
     node: int
     launch: bytes
-    def __init__(self, graph: _Optional[int] = ..., node: _Optional[int] = ..., launch: _Optional[bytes] = ...) -> None: ...
+    copy: Copy
+    fill: Fill
+    def __init__(self, graph: _Optional[int] = ..., node: _Optional[int] = ..., launch: _Optional[bytes] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., fill: _Optional[_Union[Fill, _Mapping]] = ...) -> None: ...
 
 class DestroyGraph(_message.Message):
     __slots__ = ("graph",)

@@ -158,25 +158,14 @@ class Capture:
         if not node.width or not node.rows:
             return
         self._check_room(1, "the copy")
-        same = destination is source
-        whole = node.rows == 1 and node.width == destination.size
-        uses = Uses(
-            written=(destination,),
-            read=() if same else (source,),
-            modules=modules_of(destination, source),
-            needed=(source,),
-            replaced=destination if whole and not same else None,
-        )
-        self._add(node, "", uses)
+        self._add(node, "", copy_uses(destination, source, node))
 
     def add_fill(self, buffer: Buffer, node: FillNode) -> None:
         """Adds a fill; `node` has the address of the range in the buffer."""
         if not node.size:
             return
         self._check_room(1, "the fill")
-        whole = node.size == buffer.size
-        uses = Uses(written=(buffer,), modules=modules_of(buffer), replaced=buffer if whole else None)
-        self._add(node, "", uses)
+        self._add(node, "", fill_uses(buffer, node))
 
     # ---- events: fork and join ----
 
@@ -277,6 +266,25 @@ def uses_of(bound: BoundLaunch) -> Uses:
     written, read = bound.buffers[: len(bound.writes)], bound.buffers[len(bound.writes) :]
     modules = (bound.module, *modules_of(*bound.buffers))
     return Uses(tuple(written), tuple(read), modules, tuple(bound.buffers))
+
+
+def copy_uses(destination: Buffer, source: Buffer, node: CopyNode) -> Uses:
+    """Returns the buffers and modules that a copy uses; a module is used if a buffer is its global variable."""
+    same = destination is source
+    whole = node.rows == 1 and node.width == destination.size
+    return Uses(
+        written=(destination,),
+        read=() if same else (source,),
+        modules=modules_of(destination, source),
+        needed=(source,),
+        replaced=destination if whole and not same else None,
+    )
+
+
+def fill_uses(buffer: Buffer, node: FillNode) -> Uses:
+    """Returns the buffer and the module that a fill uses; a module is used if the buffer is its global variable."""
+    whole = node.size == buffer.size
+    return Uses(written=(buffer,), modules=modules_of(buffer), replaced=buffer if whole else None)
 
 
 def check_record(parsed: ResolvedRecord) -> None:
