@@ -78,9 +78,9 @@ def _no_current_stream(request: pytest.FixtureRequest) -> Iterator[None]:
     """Restores the default stream if a test has left another one current, which changes the path of later launches in
     this process. A warning names the module."""
     yield
-    base_stream = sys.modules.get("hearth.base_stream")
-    if base_stream is not None and base_stream.current_streams.get() is not None:
-        base_stream.current_streams.set(None)
+    scope = sys.modules.get("hearth.stream_scope")
+    if scope is not None and scope.current_streams.get() is not None:
+        scope.current_streams.set(None)
         warnings.warn(f"{request.node.nodeid} has left a stream current", stacklevel=1)
 
 

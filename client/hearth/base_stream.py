@@ -11,13 +11,13 @@ are sent one way. Does not cover calls that wait; each of the two clients has it
 from __future__ import annotations
 
 import threading
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hearth.codec.decode import DONE
 from hearth.codec.encode import SYNC
 from hearth.cupy_names import CupyNames
-from hearth.errors import ArgumentError, InvalidHandleError, LaunchError
+from hearth.errors import ArgumentError, InvalidHandleError, LaunchError, UnsupportedError
+from hearth.stream_scope import StreamScope, current_streams
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -30,26 +30,70 @@ if TYPE_CHECKING:
     from hearth.session.reply import PendingResult, Reply
 
 
-class _Scope(NamedTuple):
-    """Streams that a ``with`` block made current, by device; `outer` is restored when the block ends.
-
-    Immutable, so that several threads may enter a stream at the same time.
-    """
-
-    streams: dict[int, BaseStream]
-    outer: _Scope | None
-
-
-current_streams: ContextVar[_Scope | None] = ContextVar("hearth_current_streams", default=None)
-
-
 def current(connection: Connection) -> BaseStream | None:
     """Returns the current stream of this thread or task on the connection's device; None: the default stream.
 
     A ``with`` block on a stream makes the stream current.
     """
     scope = current_streams.get()
-    return None if scope is None else scope.streams.get(id(connection))
+    stream: BaseStream | None = None if scope is None else scope.streams.get(id(connection))
+    return stream
+
+
+def captured_by_thread(connection: Connection) -> StreamCapture | None:
+    """Returns the capture that this thread or task has begun on the device and not ended; None if there is none.
+
+    Args:
+        connection: The connection to the device.
+    """
+    scope = current_streams.get()
+    capture: StreamCapture | None = None if scope is None else scope.captures.get(id(connection))
+    return capture if capture is not None and capture.recording else None
+
+
+def check_captured(stream: BaseStream | None, connection: Connection) -> None:
+    """Refuses work that would run at once, although this thread or task is capturing a graph.
+
+    Args:
+        stream: Stream of the work; None: the current one.
+        connection: The connection to the device.
+
+    Raises:
+        LaunchError: The thread has begun a capture on the device, which does not contain the stream.
+    """
+    capture = captured_by_thread(connection)
+    if capture is None or capture.relaxed:
+        return
+    target = stream if stream is not None else current(connection)
+    if target is None or target._recorder is None:
+        raise LaunchError(
+            f"{'the default stream' if target is None else repr(target)} is not in the capture on {capture.origin!r}: "
+            "the work would run now instead of being recorded.",
+            reason="CAPTURE_INVALID",
+            fix="let the stream join the capture, other.wait_event(stream.record()), end the capture first, or begin "
+            'it with mode="relaxed", in which such work runs at once.',
+        )
+
+
+def resolve_captured(stream: BaseStream | None, connection: Connection, attachment: Attachment) -> int:
+    """Returns the handle of a stream for work that a graph can contain; see `resolve`.
+
+    Args:
+        stream: A stream of the connection's device; None: the current stream.
+        connection: The connection to the device.
+        attachment: The attachment on which the handle will be used.
+
+    Returns:
+        The handle; 0 is the default stream.
+
+    Raises:
+        ArgumentError: The stream belongs to another device or session.
+        LaunchError: The stream accepts only launches, or is not in the capture that this thread has begun.
+    """
+    handle = resolve(stream, connection, attachment)
+    if current_streams.get() is not None:
+        check_captured(stream, connection)
+    return handle
 
 
 def resolve(stream: BaseStream | None, connection: Connection, attachment: Attachment, *, work: bool = True) -> int:
@@ -172,6 +216,32 @@ class LaunchRecorder(Protocol):
         """
 
 
+class StreamCapture(Protocol):
+    """A capture in progress, on one stream or on several that events have joined: see `hearth.kernels.recorders`."""
+
+    relaxed: bool
+    """True if work on streams outside the capture runs at once; False: it is refused."""
+
+    @property
+    def recording(self) -> bool:
+        """True until the capture ends."""
+
+    @property
+    def origin(self) -> BaseStream | None:
+        """The stream on which the capture began; None if it no longer exists."""
+
+    def join(self, stream: BaseStream, event: BaseEvent) -> None:
+        """Lets a stream wait for an event of the capture; a stream outside the capture joins it.
+
+        Args:
+            stream: The stream.
+            event: An event that was recorded last in this capture.
+
+        Raises:
+            LaunchError: The capture has ended, or the stream cannot join it.
+        """
+
+
 class BaseStream(CupyNames):
     """Abstract sequence of commands that run in order; see `Device.stream`."""
 
@@ -179,6 +249,12 @@ class BaseStream(CupyNames):
 
     _recorder: LaunchRecorder | None = None
     """Receives the launches of the stream instead of the device; None: launches run."""
+    _capture: StreamCapture | None = None
+    """The capture that the stream is in; None: the stream is not captured."""
+    _graph: object | None = None
+    """The graph that `begin_capture` records: `hearth.kernels.base_graph.BaseGraph`; None without a capture."""
+    _before: BaseEvent | None = None
+    """The event behind the work that was submitted before the capture, which `done` queries during the capture."""
 
     def __init__(self, connection: Connection, priority: int = 0, *, default: bool = False) -> None:
         self._connection = connection
@@ -241,9 +317,25 @@ class BaseStream(CupyNames):
             return None
         return Cancelling(attachment, commands_pb2.Cancel(), self._handle)
 
+    def is_capturing(self) -> bool:
+        """Returns True while the work of the stream is captured as a graph."""
+        return self._capture is not None and self._capture.recording
+
+    def _enter_capture(self, recorder: LaunchRecorder, capture: StreamCapture) -> None:
+        """Marks the stream as captured. The command that makes the daemon capture it follows."""
+        self._before = self._probing()[0]
+        self._recorder, self._capture = recorder, capture
+
+    def _leave_capture(self) -> None:
+        """Marks the stream as not captured, because the capture has ended."""
+        self._recorder = self._capture = self._graph = self._before = self._probe = None
+
     def _record(self, event: BaseEvent) -> None:
         attachment = self._connection.attachment()
+        if self._capture is not None:
+            check_composition(self._connection, "captures no events")
         handle = event._record_on(attachment, self._connection)
+        event._capture = self._capture
         command = commands_pb2.Command(stream=self._handle_on(attachment))
         command.record_event.event = handle
         attachment.submit(command)
@@ -251,14 +343,25 @@ class BaseStream(CupyNames):
     def wait_event(self, event: BaseEvent) -> None:
         """Makes later work of this stream wait, on the device, for the event's last record. Does not block.
 
+        If the event was recorded on a stream that is being captured, this stream joins the capture: its work becomes
+        part of the graph, behind the event, until the capture ends. The stream on which the capture began has to wait
+        for an event behind that work before the end.
+
         Args:
             event: A recorded event of the same device.
 
         Raises:
             ArgumentError: The event was never recorded, or belongs to another device.
             InvalidHandleError: The event was lost with its device process.
+            LaunchError: The event was recorded in another capture or in one that has ended; or this stream is being
+                captured, and the event was recorded outside the capture.
         """
         attachment = self._connection.attachment()
+        if event._capture is not None:
+            event._recorded_on(attachment, self._connection)
+            event._capture.join(self, event)
+        elif self._capture is not None:
+            raise _outside(event)
         command = commands_pb2.Command(stream=self._handle_on(attachment))
         command.wait_event.event = event._recorded_on(attachment, self._connection)
         attachment.submit(command)
@@ -268,6 +371,8 @@ class BaseStream(CupyNames):
 
         A fresh event is to be queried twice, because even an idle stream needs a moment to complete the record itself.
         """
+        if self._before is not None:
+            return self._before, False
         attachment = self._connection.attachment()
         probe = self._probe
         if probe is not None and probe[0] == (attachment, attachment.session.queue.submitted):
@@ -281,14 +386,21 @@ class BaseStream(CupyNames):
         outer = current_streams.get()
         streams = {} if outer is None else dict(outer.streams)
         streams[id(self._connection)] = self
-        current_streams.set(_Scope(streams, outer))
+        current_streams.set(StreamScope(streams, outer, {} if outer is None else outer.captures))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         scope = current_streams.get()
-        current_streams.set(None if scope is None else scope.outer)
+        if scope is None:
+            return
+        outer = scope.outer
+        if scope.captures != ({} if outer is None else outer.captures):  # a capture began or ended inside the block
+            outer = StreamScope({}, None, {}) if outer is None else outer
+            outer = outer._replace(captures=scope.captures)
+            outer = outer if any(outer) else None
+        current_streams.set(outer)
 
     def __repr__(self) -> str:
         if self._default and self._recorder is not None:
@@ -311,6 +423,8 @@ class BaseEvent(CupyNames):
         self._connection = connection
         self._attachment: Attachment | None = None
         self._handle = 0
+        self._capture: StreamCapture | None = None
+        """The capture in which the event was recorded last; None if it was recorded outside a capture."""
 
     def record(self, stream: BaseStream | None = None) -> None:
         """Records the event after the work submitted so far to a stream: ``stream.record(event)``. Does not block.
@@ -372,3 +486,29 @@ class BaseEvent(CupyNames):
         attachment = getattr(self, "_attachment", None)
         if attachment is not None and attachment.alive and attachment.space is not None:
             attachment.space.deferred_frees.add("event", self._handle)
+
+
+def _outside(event: BaseEvent) -> LaunchError:
+    return LaunchError(
+        f"{event!r} was recorded outside the capture, which cannot wait for work that is not in the graph.",
+        reason="CAPTURE_INVALID",
+        fix="wait for the event before the capture, or record it on a stream that the capture contains.",
+    )
+
+
+def check_composition(connection: Connection, lacks: str) -> None:
+    """Checks that the daemon captures events and launches of graphs, and changes copies and fills of graphs.
+
+    Args:
+        connection: The connection to the device.
+        lacks: What an older daemon does not do, for the message: a verb and its object.
+
+    Raises:
+        UnsupportedError: The daemon is older than that.
+    """
+    if not connection.limits.composes_graphs:
+        raise UnsupportedError(
+            f"the daemon is of an older version, which {lacks}.",
+            reason="UNSUPPORTED",
+            fix="record the work of the graph again, on one stream, or update the daemon.",
+        )

@@ -14,7 +14,15 @@ import pytest
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.compiler import Source
-from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode, LaunchAttributes, replay
+from hearthd.device.backend.graph_nodes import (
+    CopyNode,
+    FillNode,
+    GraphNode,
+    KernelNode,
+    LaunchAttributes,
+    NodeOrder,
+    replay,
+)
 from hearthd.device.streams.stream_pool import WINDOW, WINDOWS
 from tests.support.gpu.settling import finish
 
@@ -241,6 +249,69 @@ def test_clusters_in_graphs(bench: Bench) -> None:
     graph = bench.server.create_graph([bench.node("clustered", struct.pack("<Q", y), 8, 32, attributes=attributes)])
     bench.launch(graph)
     assert bench.get(y, 8).tolist() == [400, 401, 402, 403] * 2
+    bench.server.destroy_graph(graph)
+
+
+DIAMOND = [NodeOrder(0, ()), NodeOrder(0, (0,)), NodeOrder(1, (0,)), NodeOrder(2, ()), NodeOrder(0, (1, 2, 3))]
+"""A node, one behind it on each of two lanes, a node on a third lane that follows nothing, and a node behind all."""
+
+
+def test_lanes_of_a_graph_are_ordered_by_events(bench: Bench) -> None:
+    """Each node follows its predecessors, also through a fill that consists of several nodes; updates reach the kernel
+    of every lane."""
+    x, a, b, c, z = (bench.array(np.full(N, value)) for value in (1, 0, 0, 0, 0))
+    long = bench.array(np.zeros(4 * N))
+    nodes: list[GraphNode] = [
+        bench.mix(x, a, 1),
+        bench.mix(a, b, 1),
+        FillNode(long, bytes(range(16)), 4 * BYTES),
+        bench.mix(x, c, 1),
+        bench.mix(b, z, 10),
+    ]
+    graph = bench.server.create_graph(nodes, DIAMOND)
+    assert not bench.get(a).any(), "making it runs nothing"
+    bench.launch(graph, 3)
+    assert (bench.get(a) == 3).all() and (bench.get(b) == 6).all() and (bench.get(c) == 3).all()
+    assert (bench.get(z) == (1 * 10 + 3) * 10 + 6).all()
+    np.testing.assert_array_equal(bench.get(long, 4 * N), np.tile(np.frombuffer(bytes(range(16)), np.uint32), N))
+    bench.server.update_graph(graph, 3, bench.mix(x, c, 100))
+    bench.server.update_graph(graph, 4, bench.mix(c, z, 0))
+    bench.launch(graph)
+    assert (bench.get(c) == 301).all() and (bench.get(b) == 10).all()
+    assert (bench.get(z) == 301).all(), "the last node follows the lane that joins nothing before"
+    bench.server.destroy_graph(graph)
+
+
+def test_lanes_run_at_the_same_time(bench: Bench) -> None:
+    """Two long kernels on two lanes take as long as one; on one lane they take twice as long."""
+    orders = [NodeOrder(0, ()), NodeOrder(1, ())]
+    forked = bench.server.create_graph([bench.spin(0.2), bench.spin(0.2)], orders)
+    chain = bench.server.create_graph([bench.spin(0.2), bench.spin(0.2)])
+    took = []
+    for graph in (chain, forked):
+        start = bench.server.record(bench.stream, timing=True)
+        bench.launch(graph)
+        end = bench.server.record(bench.stream, timing=True)
+        finish(bench.server, bench.stream, 60.0)
+        took.append(bench.server.elapsed_ns(start, end))
+        for event in (start, end):
+            bench.server.release_event(event)
+        bench.server.destroy_graph(graph)
+    assert took[1] < 0.75 * took[0], took
+
+
+def test_lanes_that_cannot_be_captured_harm_nothing(bench: Bench) -> None:
+    """The next graph with lanes is created, and uses streams that no invalid capture contains."""
+    x, y = bench.array(np.ones(N)), bench.array(np.zeros(N))
+    most = bench.server.properties.shared_mem_per_block_optin
+    bad = bench.node("shared", struct.pack("<QI", y, 1), shared=most + 4)
+    orders = [NodeOrder(0, ()), NodeOrder(1, (0,)), NodeOrder(1, (1,)), NodeOrder(0, (0, 2))]
+    for _ in range(2):
+        with pytest.raises(Refusal):
+            bench.server.create_graph([bench.mix(x, y, 1), bench.mix(x, y, 1), bad, bench.mix(x, y, 1)], orders)
+    graph = bench.server.create_graph([bench.mix(x, y, 1) for _ in orders], orders)
+    bench.launch(graph, 2)
+    assert (bench.get(y) == 8).all()
     bench.server.destroy_graph(graph)
 
 

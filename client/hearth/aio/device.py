@@ -518,17 +518,23 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             raise refusal("cuda.Event(interprocess=True)")
         return Event(self._connection)
 
-    def graph(self) -> Graph:
+    def graph(self, mode: str | int | None = None) -> Graph:
         """Makes a graph, which records launches, copies and fills: ``async with gpu.graph() as g:``.
 
         After the block, ``g.launch(n)`` runs them.
 
+        Args:
+            mode: ``"thread_local"`` (None) or ``"relaxed"``; see `hearth.Stream.begin_capture`.
+
         Returns:
             The graph, to be entered by ``async with``.
+
+        Raises:
+            ArgumentError: `mode` is unknown.
         """
         from hearth.aio.graph import Graph
 
-        return Graph(self._connection)
+        return Graph(self._connection, mode)
 
     def prepared(self) -> Prepared:
         """Makes prepared launches, which the block collects and checks: ``async with gpu.prepared() as p:``.

@@ -12,9 +12,10 @@ from hearth.kernels.graph_program import Program
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
+    from typing import Any, Self
 
     from hearth.aio.connection import LoopConnection
+    from hearth.session.reply import PendingResult
 
 
 class _Recording(AsyncWith, Program):
@@ -31,16 +32,25 @@ class _Recording(AsyncWith, Program):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ending = self._end(kind, error, trace)
+        await self._await(self._end(kind, error, trace))
+
+    async def _await(self, ending: PendingResult[Any] | None) -> None:
+        """Waits until the request that ends the recording is answered; closes the handle if that fails."""
         if ending is not None:
             with self._or_closed():
                 await self._connection.home.asked(ending)
 
 
 class Graph(_Recording, BaseGraph):
-    """The asyncio counterpart of `hearth.Graph`, recorded by ``async with gpu.graph() as g:``."""
+    """The asyncio counterpart of `hearth.Graph`, recorded by ``async with gpu.graph() as g:``.
+
+    `Stream.begin_capture` and ``await stream.end_capture()`` record a stream of the program without a block.
+    """
 
     _connection: LoopConnection
+
+    async def _finish(self) -> None:
+        await self._await(self._end_capture())
 
 
 class Prepared(_Recording, BasePrepared):

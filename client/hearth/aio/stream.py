@@ -5,13 +5,14 @@ A ``with`` block makes a stream the current one of the task, also across its awa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hearth import telemetry
 from hearth.base_stream import BaseEvent, BaseStream
 
 if TYPE_CHECKING:
     from hearth.aio.connection import LoopConnection
+    from hearth.aio.graph import Graph
 
 
 class Stream(BaseStream):
@@ -74,8 +75,46 @@ class Stream(BaseStream):
         self._record(event)
         return event
 
+    def begin_capture(self, mode: str | int | None = None) -> None:
+        """Begins to record the work of this stream as a graph; see `hearth.Stream.begin_capture`. Does not wait.
+
+        Args:
+            mode: ``"thread_local"`` (also ``"global"``, and None): launches, copies and fills of this task on streams
+                outside the capture raise an error. ``"relaxed"``: they run at once. CUDA's numbers 0 (global), 1
+                (thread-local) and 2 (relaxed) are accepted as well.
+
+        Raises:
+            LaunchError: The stream is in a capture already, or is the default stream.
+            ArgumentError: `mode` is unknown.
+        """
+        from hearth.aio.graph import Graph
+
+        graph = Graph(self._connection, mode)
+        graph._capture(self)
+        self._graph = graph
+
+    async def end_capture(self) -> Graph:
+        """Ends the recording that `begin_capture` began, and returns the graph when the daemon has made it.
+
+        Returns:
+            The graph, which `Graph.launch` runs.
+
+        Raises:
+            LaunchError: `begin_capture` was not called on this stream; or part of the work cannot be recorded, or a
+                stream that joined the capture has work that this stream does not wait for. The capture has ended in
+                the last two cases.
+        """
+        from hearth.kernels.base_graph import capture_of
+
+        graph = cast("Graph", capture_of(self))
+        await graph._finish()
+        return graph
+
     async def done(self) -> bool:
-        """Returns True if everything submitted to the stream so far is done. Reports no errors."""
+        """Returns True if everything submitted to the stream so far is done. Reports no errors.
+
+        During a capture, only the work before the capture counts.
+        """
         connection = self._connection
         await connection.opened()
         event, fresh = self._probing()
@@ -93,7 +132,10 @@ class Event(BaseEvent):
     _connection: LoopConnection
 
     async def done(self) -> bool:
-        """Returns True if the work before the record is done."""
+        """Returns True if the work before the record is done.
+
+        Raises `LaunchError` if the event was recorded in a capture, which continues.
+        """
         await self._connection.opened()
         return await self._connection.home.asked(self._querying(False))
 

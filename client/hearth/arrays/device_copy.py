@@ -62,7 +62,7 @@ def copy_into(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> Non
     if isinstance(to._rows, layouts.StrideLayout) or isinstance(since._rows, layouts.StrideLayout):
         strided_copy.copy(to, since, stream)
         return
-    handle = streams.resolve(stream, to._connection, attachment)
+    handle = streams.resolve_captured(stream, to._connection, attachment)
     for move in strided.moves(to._as_rows(), since._as_rows()):
         attachment.submit(strided_copy.command(handle, to, since, move))
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hearth.interfaces import ArrayLike
     from hearth.session.attachment import Attachment
 
-_PATTERNS = (1, 2, 4, 8, 16)
+PATTERNS = (1, 2, 4, 8, 16)
 """Sizes in bytes of the patterns that the daemon's fill command can repeat."""
 
 
@@ -33,9 +33,7 @@ def fill(array: host_copy.HostCopied, value: Any, stream: BaseStream | None) -> 
         ArgumentError: `value` is more than one value.
         DtypeError: `value` cannot be converted to the array's dtype.
     """
-    pattern = dtypes.pattern(value, array._dtype) if isinstance(array._dtype, Element) else None
-    if pattern is None:
-        pattern = shapes.element(value, array.dtype).tobytes()
+    pattern = pattern_of(array, value)
     if array._nbytes == 0:
         return
     repeated = pattern if any(pattern) else b"\0"
@@ -53,18 +51,33 @@ def fill(array: host_copy.HostCopied, value: Any, stream: BaseStream | None) -> 
         else:
             start += move.to
             rows = RowLayout(0, move.width, move.rows, move.to_pitch)
-    if len(repeated) not in _PATTERNS or start % len(repeated):
+    if len(repeated) not in PATTERNS or start % len(repeated):
         host = np.full(array._shape, np.frombuffer(pattern, array.dtype)[0], array.dtype)
         host_copy.write(array, host, stream, None)
         return
     attachment = array._usable()
-    handle = streams.resolve(stream, array._connection, attachment)
+    handle = streams.resolve_captured(stream, array._connection, attachment)
     width = array._nbytes if rows is None else rows.width
     attachment.submit(encode.fill(handle, array._memory.handle, start, width, repeated))
     if alone:
         _repeat_first(array, stream)
     elif rows is not None:
         _repeat_row(array, rows, start - array._offset, handle, attachment)
+
+
+def pattern_of(array: ArrayLike, value: Any) -> bytes:
+    """Returns the bytes of one element.
+
+    Args:
+        array: The array, whose dtype the value is converted to.
+        value: The value.
+
+    Raises:
+        ArgumentError: `value` is more than one value.
+        DtypeError: `value` cannot be converted to the array's dtype.
+    """
+    pattern = dtypes.pattern(value, array._dtype) if isinstance(array._dtype, Element) else None
+    return shapes.element(value, array.dtype).tobytes() if pattern is None else pattern
 
 
 def _repeat_first(array: ArrayLike, stream: BaseStream | None) -> None:

@@ -180,7 +180,7 @@ def copy(to: ArrayLike, since: ArrayLike, stream: BaseStream | None) -> None:
         UnsupportedError: The copy needs more than `MOST_AXES` axes.
     """
     attachment = to._usable()
-    handle = streams.resolve(stream, to._connection, attachment)  # refuses a stream that prepares launches
+    handle = streams.resolve_captured(stream, to._connection, attachment)  # refuses a stream that prepares launches
     axes = common_axes(to._shape, to.strides, since.strides, to.itemsize)
     move = axes.move
     if move is not None:

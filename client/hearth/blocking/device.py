@@ -149,17 +149,23 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """
         return Stream(self._connection, priority or 0)
 
-    def graph(self) -> Graph:
+    def graph(self, mode: str | int | None = None) -> Graph:
         """Makes a graph, which records launches, copies and fills: ``with gpu.graph() as g:``.
 
         After the block, ``g.launch(n)`` runs them.
 
+        Args:
+            mode: ``"thread_local"`` (None) or ``"relaxed"``; see `hearth.Stream.begin_capture`.
+
         Returns:
             The graph, to be entered by ``with``.
+
+        Raises:
+            ArgumentError: `mode` is unknown.
         """
         from hearth.blocking.graph import Graph
 
-        return Graph(self._connection)
+        return Graph(self._connection, mode)
 
     def prepared(self) -> Prepared:
         """Makes prepared launches, which the block collects and checks: ``with gpu.prepared() as p:``.

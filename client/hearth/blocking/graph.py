@@ -11,7 +11,9 @@ from hearth.kernels.graph_program import Program
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
+    from typing import Any, Self
+
+    from hearth.session.reply import PendingResult
 
 
 class _Recording(Program):
@@ -26,7 +28,10 @@ class _Recording(Program):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ending = self._end(kind, error, trace)
+        self._await(self._end(kind, error, trace))
+
+    def _await(self, ending: PendingResult[Any] | None) -> None:
+        """Blocks until the request that ends the recording is answered; closes the handle if that fails."""
         if ending is not None:
             with self._or_closed():
                 ending.wait()
@@ -36,8 +41,13 @@ class Graph(_Recording, BaseGraph):
     """Work that a ``with gpu.graph() as g:`` block records, and `launch` runs.
 
     The end of the block blocks until the daemon has made the graph, and raises an error if part of the work cannot be
-    recorded. An exception in the block discards the graph. Work on other streams, and of other threads, runs as usual.
+    recorded. An exception in the block discards the graph. Launches, copies and fills in the block on a stream that has
+    not joined the capture raise an error, or run at once with ``gpu.graph(mode="relaxed")``; work of other threads runs
+    as usual. `Stream.begin_capture` and `Stream.end_capture` record a stream of the program without a block.
     """
+
+    def _finish(self) -> None:
+        self._await(self._end_capture())
 
 
 class Prepared(_Recording, BasePrepared):

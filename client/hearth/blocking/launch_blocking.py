@@ -7,7 +7,8 @@ join, and `hearth.aio`, where plain calls do not wait. For debugging: nothing ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hearth.blocking.connection import BlockingAttachment
@@ -27,8 +28,10 @@ _WORK = ("fill", "copy")
 class LaunchBlockingAttachment(BlockingAttachment):
     """An attachment whose launches wait until the work of their stream is done."""
 
-    _captured: frozenset[int] = frozenset()
-    """Handles of the streams from which graphs are recorded: their work does not run."""
+    _captured: Mapping[int, int] = MappingProxyType({})
+    """Streams from which graphs are recorded, each with the stream where its capture began: their work does not run."""
+    _events: Mapping[int, int] = MappingProxyType({})
+    """Events that were recorded in a capture, each with the stream where the capture began."""
 
     def launch(self, record: bytes) -> None:
         """Queues one packed launch, and waits until it is done."""
@@ -53,13 +56,19 @@ class LaunchBlockingAttachment(BlockingAttachment):
         return reply
 
     def _follow(self, data: bytes) -> str | None:
-        """Notes the begin and the end of a recording, and returns the kind of a command."""
+        """Notes the streams and events of recordings, and returns the kind of a command."""
         command = commands_pb2.Command.FromString(data)
         kind: str | None = command.WhichOneof("kind")
+        stream = command.stream
         if kind == "begin_capture":
-            self._captured |= {command.stream}
+            self._captured = {**self._captured, stream: stream}
         elif kind == "end_capture":
-            self._captured -= {command.stream}
+            self._captured = {each: origin for each, origin in self._captured.items() if origin != stream}
+            self._events = {event: origin for event, origin in self._events.items() if origin != stream}
+        elif kind == "record_event" and stream in self._captured:
+            self._events = {**self._events, command.record_event.event: self._captured[stream]}
+        elif kind == "wait_event" and command.wait_event.event in self._events:
+            self._captured = {**self._captured, stream: self._events[command.wait_event.event]}
         return kind
 
     def _finish(self, stream: int) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 from hearth import telemetry
 from hearth.base_stream import BaseEvent, BaseStream
+
+if TYPE_CHECKING:
+    from hearth.blocking.graph import Graph
 
 
 class Stream(BaseStream):
@@ -66,9 +71,47 @@ class Stream(BaseStream):
         self._record(event)
         return event
 
+    def begin_capture(self, mode: str | int | None = None) -> None:
+        """Begins to record the work of this stream as a graph instead of running it. Does not block.
+
+        Launches, copies and fills are recorded until `end_capture`. Another stream joins the capture when it waits for
+        an event of a captured stream; this stream has to wait for an event behind its work before the end.
+
+        Args:
+            mode: ``"thread_local"`` (also ``"global"``, and None): launches, copies and fills of this thread on streams
+                outside the capture raise an error. ``"relaxed"``: they run at once. CUDA's numbers 0 (global), 1
+                (thread-local) and 2 (relaxed) are accepted as well.
+
+        Raises:
+            LaunchError: The stream is in a capture already, or is the default stream.
+            ArgumentError: `mode` is unknown.
+        """
+        from hearth.blocking.graph import Graph
+
+        graph = Graph(self._connection, mode)
+        graph._capture(self)
+        self._graph = graph
+
+    def end_capture(self) -> Graph:
+        """Ends the recording that `begin_capture` began. Blocks until the daemon has made the graph.
+
+        Returns:
+            The graph, which `Graph.launch` runs.
+
+        Raises:
+            LaunchError: `begin_capture` was not called on this stream; or part of the work cannot be recorded, or a
+                stream that joined the capture has work that this stream does not wait for. The capture has ended in
+                the last two cases.
+        """
+        from hearth.kernels.base_graph import capture_of
+
+        graph = cast("Graph", capture_of(self))
+        graph._finish()
+        return graph
+
     @property
     def done(self) -> bool:
-        """True if everything submitted to the stream so far is done.
+        """True if everything submitted to the stream so far is done; during a capture, everything before the capture.
 
         Blocks for one request to the device, or two; reports no errors.
         """
@@ -81,7 +124,10 @@ class Event(BaseEvent):
 
     @property
     def done(self) -> bool:
-        """True if the work before the record is done. Blocks for one request to the device."""
+        """True if the work before the record is done. Blocks for one request to the device.
+
+        Raises `LaunchError` if the event was recorded in a capture, which continues.
+        """
         return self._querying(False).wait()
 
     @telemetry.traced("hearth.event.synchronize")

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hearth import base_stream as streams
-from hearth.base_stream import current_streams
 from hearth.codec import encode
 from hearth.cupy_names import CupyNames
 from hearth.errors import ArgumentError, HearthError, LaunchError, LaunchTypeError
@@ -25,6 +24,7 @@ from hearth.kernels.fit_warning import FitWarnings
 from hearth.kernels.pointer_types import PointerTypes
 from hearth.session.memory import DeviceOperand
 from hearth.shapes import cdiv
+from hearth.stream_scope import current_streams
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
@@ -187,8 +187,12 @@ class BaseFunction(CupyNames):
             attachment, grid, block, args, shared_mem, stream, timeout, mode, cooperative, cluster, iterations
         )
         target = stream
-        if target is None and current_streams.get() is not None:
-            target = streams.current(connection)
+        scope = current_streams.get()
+        if scope is not None:
+            if target is None:
+                target = scope.streams.get(id(connection))
+            if scope.captures:
+                streams.check_captured(target, connection)
         if target is None or target._recorder is None:
             attachment.launch(record)
         else:

@@ -1,8 +1,9 @@
 """Abstract graphs: work that is recorded and checked once, and then run any number of times with one small command.
 
 Inside ``with gpu.graph() as g:`` a private stream is current. Launches, copies and fills on it are recorded instead of
-run; other work on it is refused. The memory and modules that a graph uses exist as long as the graph, even if the
-program has dropped the arrays and modules.
+run; other work on it is refused. `begin_capture` and `end_capture` of a stream record that stream instead, and events
+let further streams join. The memory and modules that a graph uses exist as long as the graph, even if the program has
+dropped the arrays and modules.
 
 `BaseGraph` has everything that `hearth.Graph` and `hearth.aio.Graph` have in common.
 """
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
 from hearth.cupy_names import CupyNames
-from hearth.errors import HearthError, LaunchError
+from hearth.errors import ArgumentError, HearthError, LaunchError
 from hearth.kernels import launch_config
 from hearth.kernels.graph_program import Program, count
-from hearth.kernels.recorders import CaptureRecorder
+from hearth.kernels.recorders import RECORDED_MAX, CaptureRecorder, default_stream, one_by_one
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 class GraphNode:
     """A launch, copy or fill in a graph."""
 
-    def __init__(self, graph: BaseGraph, index: int, kind: str, kernel: str, call: LaunchCall | None) -> None:
+    def __init__(
+        self, graph: BaseGraph, index: int, kind: str, kernel: str, after: Sequence[int], call: LaunchCall | None
+    ) -> None:
         self._graph = graph
         self._call = call
         self.index = index
@@ -43,35 +46,37 @@ class GraphNode:
         """``"kernel"``, ``"copy"`` or ``"fill"``."""
         self.kernel = kernel
         """The kernel's name; empty for copies and fills."""
+        self.after = tuple(after)
+        """Indices of the nodes that complete before this node starts; nodes before those are not listed."""
 
     def set_args(
         self, args: Sequence[Any], *, grid: Any = None, block: Any = None, shared_mem: int | None = None
     ) -> None:
-        """Replaces the arguments of a launch in the graph, and its geometry if one is given. Does not block.
+        """Replaces the arguments of a node of the graph, and the geometry of a launch if one is given. Does not block.
 
-        Launches of the graph that were submitted earlier keep their arguments, even if they are still running.
+        Launches of the graph that were submitted earlier keep their arguments, even if they are still running. The
+        daemon changes a launch in place; for a copy or a fill it makes the graph again, which takes as long as the end
+        of the recording.
 
         Args:
-            args: The kernel's arguments.
+            args: The kernel's arguments; destination and source of a copy; or array and value of a fill.
             grid: Blocks along each axis; None: as before.
             block: Threads along each axis; None: as before.
             shared_mem: Dynamic shared memory in bytes; None: as before.
 
         Raises:
-            LaunchError: The node is not a launch, or the client has found the new launch invalid. Other failures are
-                reported by the next sync, read or flush of the current stream.
+            LaunchError: The client has found the new launch invalid, or the arguments are not those of a copy or fill.
+                Other failures are reported by the next sync, read or flush of the current stream.
+            ArgumentError: The arrays of a copy or fill do not fit, or need more than one node.
             InvalidHandleError: The graph is closed, or was lost with its device process.
+            UnsupportedError: The daemon is too old to change copies and fills.
         """
         call = self._call
-        if call is None:
-            raise LaunchError(
-                f"{self!r} is not a kernel launch, so it has no arguments that can be changed.",
-                reason="INVALID_ARGUMENT",
-                fix='choose a node whose kind is "kernel".',
-                details={"node": str(self.index)},
-            )
         connection = self._graph._connection
         attachment = self._graph._usable()
+        if call is None:
+            self._set_operands(args, grid is block is shared_mem is None)
+            return
         call = call._replace(
             grid=call.grid if grid is None else grid,
             block=call.block if block is None else block,
@@ -88,6 +93,38 @@ class GraphNode:
         attachment.submit(command)
         self._call = call
 
+    def _set_operands(self, args: Sequence[Any], plain: bool) -> None:
+        """Replaces the operands of a copy or fill. `plain` is False if the caller has passed a geometry."""
+        from hearth.kernels import node_operands
+
+        connection = self._graph._connection
+        if not plain:
+            raise LaunchError(
+                f"{self!r} is no launch, and has neither a grid, nor a block, nor shared memory.",
+                reason="INVALID_ARGUMENT",
+                fix="pass args only.",
+                details={"node": str(self.index)},
+            )
+        streams.check_composition(connection, "does not change copies and fills of graphs")
+        work = node_operands.command(self.kind, args, connection)
+        attachment = self._graph._usable()
+        command = commands_pb2.Command(stream=streams.resolve(None, connection, attachment))
+        update = command.update_graph
+        update.graph, update.node = self._graph._handle, self.index
+        if self.kind == "copy":
+            update.copy.CopyFrom(work.copy)
+        else:
+            update.fill.CopyFrom(work.fill)
+        attachment.submit(command)
+
+    def _describe(self) -> str:
+        """Returns the label of the node in `BaseGraph.debug_dot_str`."""
+        call = self._call
+        title = " ".join(filter(None, (str(self.index), self.kind, self.kernel)))
+        if call is None:
+            return title
+        return f"{title}\ngrid {call.grid}, block {call.block}, shared memory {call.shared_mem}"
+
     def __repr__(self) -> str:
         return f"<hearth.GraphNode {self.index}: {' '.join(filter(None, (self.kind, self.kernel)))}>"
 
@@ -99,8 +136,9 @@ class BaseGraph(CupyNames, Program):
     _kind: Kind = "graph"
     _what = "the graph"
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, mode: str | int | None = None) -> None:
         super().__init__(connection)
+        self._relaxed = _relaxed(mode)
         self._nodes: tuple[GraphNode, ...] = ()
         self._captured: BaseStream | None = None
         """The stream from which the work is recorded."""
@@ -112,25 +150,43 @@ class BaseGraph(CupyNames, Program):
 
     def _begin(self) -> None:
         self._ready_to_enter()
-        connection = self._connection
-        attachment = connection.attachment()
-        stream, recorder = self._stream_type(connection), CaptureRecorder(connection)
-        stream._recorder = recorder
-        handle = connection.mint()
-        command = commands_pb2.Command(stream=stream._handle_on(attachment))
-        command.begin_capture.graph = handle
-        attachment.submit(command)
-        self._handle, self._begun, self._captured, self._recorder = handle, attachment, stream, recorder
+        stream = self._stream_type(self._connection)
+        self._capture(stream)
         stream.__enter__()
+
+    def _capture(self, stream: BaseStream) -> None:
+        """Begins to record the work of a stream. Raises LaunchError if the stream cannot be captured."""
+        connection = self._connection
+        if stream._default:
+            raise default_stream("be captured")
+        if stream.is_capturing():
+            raise LaunchError(
+                f"{stream!r} is in a capture already.", reason="CAPTURE_INVALID", fix="end that capture first."
+            )
+        attachment = connection.attachment()
+        command = commands_pb2.Command(stream=stream._handle_on(attachment))
+        recorder = CaptureRecorder(connection, stream, relaxed=self._relaxed)
+        handle = connection.mint()
+        command.begin_capture.graph = handle
+        try:
+            attachment.submit(command)
+        except BaseException:
+            recorder.end()
+            raise
+        self._handle, self._begun, self._captured, self._recorder = handle, attachment, stream, recorder
 
     def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> PendingResult[None] | None:
+        assert self._captured is not None, "left without having been entered"
+        self._captured.__exit__(kind, error, trace)
+        return self._end_capture(error)
+
+    def _end_capture(self, error: BaseException | None = None) -> PendingResult[None] | None:
+        """Ends the recording, or discards it because of an error. Returns the request as `_end`."""
         stream, recorder, attachment = self._captured, self._recorder, self._begun
-        assert stream is not None and recorder is not None and attachment is not None, (
-            "left without having been entered"
-        )
-        stream.__exit__(kind, error, trace)
+        assert stream is not None and recorder is not None and attachment is not None
+        recorder.end()
         self._captured = self._recorder = self._begun = None
         command = commands_pb2.Command(stream=stream._handle)
         command.end_capture.graph = self._handle
@@ -143,10 +199,18 @@ class BaseGraph(CupyNames, Program):
         self._space = attachment.space
 
         def read(result: commands_pb2.Result) -> None:
-            calls = (call for call in recorder.calls for _ in range(call.iterations))
+            calls = one_by_one(recorder.calls)
+            graph = result.graph
             self._nodes = tuple(
-                GraphNode(self, index, node.kind, node.kernel, next(calls, None) if node.kind == "kernel" else None)
-                for index, node in enumerate(result.graph.nodes)
+                GraphNode(
+                    self,
+                    index,
+                    node.kind,
+                    node.kernel,
+                    node.after if graph.forked else range(max(index - 1, 0), index),
+                    next(calls, None) if node.kind == "kernel" else None,
+                )
+                for index, node in enumerate(graph.nodes)
             )
 
         with self._or_closed():
@@ -159,28 +223,48 @@ class BaseGraph(CupyNames, Program):
 
         Args:
             n: Number of launches in a row, from 1.
-            stream: Stream to launch on; None: the current one.
+            stream: Stream to launch on; None: the current one. If another graph is being recorded from the stream, that
+                graph receives copies of the nodes, as they are now.
             timeout: Seconds that each launch may take, after which the device process is ended; None: the session's
-                limit.
+                limit. Not allowed while another graph is being recorded from the stream.
 
         Raises:
             ArgumentError: `n` or `timeout` is out of range, the graph has not been recorded, or `stream` belongs to
                 another device or session.
             InvalidHandleError: The graph is closed, or was lost with its device process.
-            LaunchError: The stream is being recorded.
+            LaunchError: Launches are being prepared on the stream, or the stream is not in the capture that this thread
+                has begun.
+            UnsupportedError: The daemon is too old to record launches of graphs.
         """
         attachment = self._usable()
         on = streams.resolve(stream, self._connection, attachment)
         target = self._target(stream)
-        if target is not None and target._recorder is not None:
-            raise LaunchError(
-                "a graph cannot be launched while another graph is being recorded.",
-                reason="CAPTURE_INVALID",
-                fix="launch it after the block, or record its work again in the block.",
-            )
+        streams.check_captured(target, self._connection)
         if self._last is None or self._last.on != on or self._last.timeout != timeout:
             self._last = _GraphLaunch(self._handle, on, timeout)
-        attachment.count_up(self._last, count(n), self._last.command)
+        times = count(n)
+        if target is not None and isinstance(target._recorder, CaptureRecorder):
+            streams.check_composition(self._connection, "records no launches of graphs in a graph")
+            calls = [node._call for node in self._nodes if node._call is not None]
+            rounds = min(times, RECORDED_MAX // max(len(calls), 1))
+            target._recorder.submitted(attachment, self._last.command(times), calls * rounds)
+        else:
+            attachment.count_up(self._last, times, self._last.command)
+
+    def debug_dot_str(self, flags: int = 0) -> str:
+        """Describes the nodes and their order in the DOT language of Graphviz, as CuPy's method of this name does.
+
+        Args:
+            flags: CUDA's flags for the output; accepted, without effect.
+
+        Returns:
+            The text of a ``digraph``, with one box for each node: its index, kind and kernel, and for a launch its
+            grid, block and dynamic shared memory in bytes.
+        """
+        lines = ["digraph hearth_graph {", '    node [shape="box"];']
+        lines += [f"    n{node.index} [label={_quoted(node._describe())}];" for node in self._nodes]
+        lines += [f"    n{before} -> n{node.index};" for node in self._nodes for before in node.after]
+        return "\n".join([*lines, "}", ""])
 
     def update(
         self,
@@ -191,18 +275,18 @@ class BaseGraph(CupyNames, Program):
         block: Any = None,
         shared_mem: int | None = None,
     ) -> None:
-        """Replaces the arguments of a launch in the graph: `GraphNode.set_args` by number. Does not block.
+        """Replaces the arguments of a node of the graph: `GraphNode.set_args` by number. Does not block.
 
         Args:
             node: Index of the node in `nodes`.
-            args: The kernel's arguments.
+            args: The kernel's arguments; destination and source of a copy; or array and value of a fill.
             grid: Blocks along each axis; None: as before.
             block: Threads along each axis; None: as before.
             shared_mem: Dynamic shared memory in bytes; None: as before.
 
         Raises:
             IndexError: There is no such node.
-            LaunchError: An error that `GraphNode.set_args` raises.
+            HearthError: An error that `GraphNode.set_args` raises.
         """
         self.nodes[node].set_args(args, grid=grid, block=block, shared_mem=shared_mem)
 
@@ -223,6 +307,55 @@ class BaseGraph(CupyNames, Program):
     def __repr__(self) -> str:
         state = ", being recorded" if self._recorder is not None else self._state()
         return f"<hearth.Graph of {len(self)} nodes on device {self._connection.ordinal}{state}>"
+
+
+def _quoted(text: str) -> str:
+    """Returns a text as a quoted string of the DOT language."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+MODES = {None: False, "global": False, "thread_local": False, "relaxed": True, 0: False, 1: False, 2: True}
+"""Modes of a capture, with CUDA's names and numbers: True if work on streams outside the capture runs at once."""
+
+
+def _relaxed(mode: str | int | None) -> bool:
+    relaxed = MODES.get(mode) if not isinstance(mode, bool) else None
+    if relaxed is None:
+        raise ArgumentError(
+            f"mode is {mode!r}, which is no mode of a capture.",
+            reason="INVALID_ARGUMENT",
+            fix='choose "thread_local", which refuses work on streams outside the capture, or "relaxed", in which such '
+            "work runs at once.",
+        )
+    return relaxed
+
+
+def capture_of(stream: BaseStream) -> BaseGraph:
+    """Returns the graph that is being recorded from a stream on which `begin_capture` was called.
+
+    Args:
+        stream: The stream.
+
+    Returns:
+        The graph.
+
+    Raises:
+        LaunchError: `begin_capture` was not called on this stream, or its capture has ended.
+    """
+    graph = stream._graph
+    capture = stream._capture
+    if isinstance(graph, BaseGraph) and capture is not None:
+        return graph
+    if capture is None:
+        raise LaunchError(
+            f"{stream!r} is not being captured.", reason="CAPTURE_INVALID", fix="call stream.begin_capture() first."
+        )
+    raise LaunchError(
+        f"the capture that {stream!r} is in did not begin with its begin_capture().",
+        reason="CAPTURE_INVALID",
+        fix=f"end it on {capture.origin!r}, or leave the block with gpu.graph() as g.",
+    )
 
 
 class _GraphLaunch:

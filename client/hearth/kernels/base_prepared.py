@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from hearth import base_stream as streams
 from hearth.errors import ArgumentError
 from hearth.kernels.graph_program import Program, count
-from hearth.kernels.recorders import CaptureRecorder, PreparedRecorder
+from hearth.kernels.recorders import RECORDED_MAX, CaptureRecorder, PreparedRecorder, one_by_one
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from hearth.session.connection import Connection
     from hearth.session.memory import Kind
     from hearth.session.reply import PendingResult
-
-RECORDED_MAX = 1 << 16
-"""Maximum number of rounds that are recorded in a graph. No graph holds that many launches, so the daemon refuses
-them."""
 
 
 class BasePrepared(Program):
@@ -70,7 +66,7 @@ class BasePrepared(Program):
         self._space = attachment.space
 
         def read(_: commands_pb2.Result) -> None:
-            self._calls = tuple(call for call in recorder.calls for _ in range(call.iterations))
+            self._calls = tuple(one_by_one(recorder.calls))
 
         with self._or_closed():
             return self._connection.asking(command, read, attachment)
@@ -91,6 +87,7 @@ class BasePrepared(Program):
         """
         attachment, times = self._usable(), count(n)
         target = self._target(stream)
+        streams.check_captured(target, self._connection)
         on = streams.resolve(stream, self._connection, attachment)
         if self._last is None or self._last.on != on:
             self._last = _PreparedLaunch(self._handle, on)

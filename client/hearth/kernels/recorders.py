@@ -3,29 +3,106 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from hearth import base_stream as streams
+from hearth import stream_scope
 from hearth.errors import LaunchError
 from hearth.kernels.graph_program import lost
 
 if TYPE_CHECKING:
-    from hearth.base_stream import LaunchCall
+    from hearth.base_stream import BaseEvent, BaseStream, LaunchCall
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
 
 
-class CaptureRecorder:
-    """Records the launches of a stream from which a graph is captured.
+RECORDED_MAX = 1 << 16
+"""Maximum number of rounds of a list, or of launches of a graph, that one command records in a graph. No graph holds
+that many launches, so the daemon refuses them."""
 
-    The recording ends with the attachment of that stream.
+
+def one_by_one(calls: Iterable[LaunchCall]) -> Iterator[LaunchCall]:
+    """Returns launches of one iteration each.
+
+    Args:
+        calls: Launches of any number of iterations, in order.
+    """
+    for call in calls:
+        single = call if call.iterations == 1 else call._replace(iterations=1)
+        for _ in range(call.iterations):
+            yield single
+
+
+class CaptureRecorder:
+    """Records the launches of the streams from which a graph is captured.
+
+    The recording ends with the attachment of the stream where it began.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, stream: BaseStream, *, relaxed: bool) -> None:
         self.calls: list[LaunchCall] = []
         """The launches that were sent, in order."""
+        self.relaxed = relaxed
+        """True if work on streams outside the capture runs at once; False: it is refused."""
         self._connection = connection
         self._order = threading.Lock()
+        self._origin = weakref.ref(stream)
+        self._joined: list[BaseStream] = []
+        self._ended = False
+        self._outer = streams.captured_by_thread(connection)
+        stream._enter_capture(self, self)
+        stream_scope.begin_scope(connection, self)
+
+    @property
+    def recording(self) -> bool:
+        """True until the capture ends, also because the stream where it began is dropped."""
+        return not self._ended and self._origin() is not None
+
+    @property
+    def origin(self) -> BaseStream | None:
+        """The stream on which the capture began; None if it no longer exists."""
+        return self._origin()
+
+    def join(self, stream: BaseStream, event: BaseEvent) -> None:
+        """Lets a stream wait for an event of the capture; a stream outside the capture joins it.
+
+        Args:
+            stream: The stream.
+            event: An event that was recorded last in this capture.
+
+        Raises:
+            LaunchError: The capture has ended; the stream is in another capture, or is the default stream.
+        """
+        if not self.recording:
+            raise LaunchError(
+                f"{event!r} was recorded in a capture that has ended.",
+                reason="CAPTURE_INVALID",
+                fix="record the event again.",
+            )
+        if stream._capture is self:
+            return
+        if stream.is_capturing():
+            raise LaunchError(
+                f"{stream!r} is in another capture; two captures cannot be joined.",
+                reason="CAPTURE_INVALID",
+                fix="record both parts in one capture, or launch the graphs one after the other.",
+            )
+        if stream._default:
+            raise default_stream("join a capture")
+        stream._handle_on(self._connection.attachment())
+        stream._enter_capture(self, self)
+        self._joined.append(stream)
+
+    def end(self) -> None:
+        """Takes all streams out of the capture."""
+        self._ended = True
+        for stream in (self._origin(), *self._joined):
+            if stream is not None and stream._capture is self:
+                stream._leave_capture()
+        self._joined.clear()
+        stream_scope.end_scope(self._connection, self, self._outer)
 
     def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, _args: object) -> None:
         """Sends one launch, and notes it in the order of sending.
@@ -41,7 +118,7 @@ class CaptureRecorder:
             self.calls.append(call)
 
     def submitted(self, attachment: Attachment, command: bytes, calls: Sequence[LaunchCall]) -> None:
-        """Sends the launch of a prepared list, and notes its launches.
+        """Sends the launch of a prepared list or of another graph, and notes its launches.
 
         Args:
             attachment: The attachment to use.
@@ -117,3 +194,19 @@ class PreparedRecorder:
         """
         if attachment is not self.attachment:
             raise lost("the list of launches that was being prepared", self._connection, None)
+
+
+def default_stream(what: str) -> LaunchError:
+    """Builds the error of a capture on the default stream, which CUDA does not capture either.
+
+    Args:
+        what: What the default stream cannot do, for the message.
+
+    Returns:
+        The error.
+    """
+    return LaunchError(
+        f"the default stream cannot {what}.",
+        reason="CAPTURE_INVALID",
+        fix="create a stream with gpu.stream(), or use the block with gpu.graph() as g.",
+    )

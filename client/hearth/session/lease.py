@@ -34,6 +34,8 @@ _PREMUL_SUM = "premul_sum"
 """Feature of a daemon whose collectives have premultiplied sums."""
 _STRUCT_POINTERS = "struct_pointers"
 """Feature of a daemon that takes device pointers in structs."""
+_GRAPH_COMPOSITION = "graph_composition"
+"""Feature of a daemon that captures events and launches of graphs."""
 _SETTLE_S = 5.0
 _CLOSE_S = 2.0
 _sessions: weakref.WeakSet[NodeSession] = weakref.WeakSet()
@@ -59,6 +61,7 @@ class NodeSession:
             converts_integers=_INTEGERS in opened.features,
             premultiplies=_PREMUL_SUM in opened.features,
             struct_pointers=_STRUCT_POINTERS in opened.features,
+            composes_graphs=_GRAPH_COMPOSITION in opened.features,
         )
         self.pid = os.getpid()
         self.refusal: HearthError | None = None

@@ -39,6 +39,8 @@ class Limits(NamedTuple):
     """True if the daemon's collectives have premultiplied sums."""
     struct_pointers: bool = False
     """True if the daemon takes device pointers in structs, and arrays of pointers."""
+    composes_graphs: bool = False
+    """True if the daemon captures events and launches of graphs: a graph may consist of several streams and graphs."""
 
 
 class _Counted(NamedTuple):

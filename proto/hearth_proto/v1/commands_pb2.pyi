@@ -693,14 +693,18 @@ class LaunchGraph(_message.Message):
     def __init__(self, graph: _Optional[int] = ..., count: _Optional[int] = ..., timeout_ns: _Optional[int] = ...) -> None: ...
 
 class UpdateGraph(_message.Message):
-    __slots__ = ("graph", "node", "launch")
+    __slots__ = ("graph", "node", "launch", "copy", "fill")
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    FILL_FIELD_NUMBER: _ClassVar[int]
     graph: int
     node: int
     launch: bytes
-    def __init__(self, graph: _Optional[int] = ..., node: _Optional[int] = ..., launch: _Optional[bytes] = ...) -> None: ...
+    copy: Copy
+    fill: Fill
+    def __init__(self, graph: _Optional[int] = ..., node: _Optional[int] = ..., launch: _Optional[bytes] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., fill: _Optional[_Union[Fill, _Mapping]] = ...) -> None: ...
 
 class DestroyGraph(_message.Message):
     __slots__ = ("graph",)
@@ -1008,18 +1012,22 @@ class DispatchResult(_message.Message):
     def __init__(self, outputs: _Optional[_Iterable[bytes]] = ..., sizes: _Optional[_Iterable[int]] = ..., upload_ns: _Optional[int] = ..., kernel_ns: _Optional[int] = ..., download_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., enqueue_ns: _Optional[int] = ..., wait_ns: _Optional[int] = ...) -> None: ...
 
 class GraphResult(_message.Message):
-    __slots__ = ("nodes",)
+    __slots__ = ("nodes", "forked")
     NODES_FIELD_NUMBER: _ClassVar[int]
+    FORKED_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[GraphNode]
-    def __init__(self, nodes: _Optional[_Iterable[_Union[GraphNode, _Mapping]]] = ...) -> None: ...
+    forked: bool
+    def __init__(self, nodes: _Optional[_Iterable[_Union[GraphNode, _Mapping]]] = ..., forked: bool = ...) -> None: ...
 
 class GraphNode(_message.Message):
-    __slots__ = ("kind", "kernel")
+    __slots__ = ("kind", "kernel", "after")
     KIND_FIELD_NUMBER: _ClassVar[int]
     KERNEL_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     kind: str
     kernel: str
-    def __init__(self, kind: _Optional[str] = ..., kernel: _Optional[str] = ...) -> None: ...
+    after: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, kind: _Optional[str] = ..., kernel: _Optional[str] = ..., after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OccupancyResult(_message.Message):
     __slots__ = ("blocks_per_multiprocessor", "multiprocessors", "max_cooperative_blocks", "max_clusters", "suggested_block")

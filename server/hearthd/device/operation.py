@@ -232,6 +232,8 @@ class Operation:
         self.reads = reads
         if origin.capture is not None:  # a recorded command touches no buffer now
             needs = spoils = ()
+            # The nodes are in the order of arrival, also if several streams are captured.
+            self.writes = (*writes, origin.capture.entry)
         self.needs = needs
         self.spoils = spoils
         self.barrier = barrier

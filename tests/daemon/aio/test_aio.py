@@ -107,6 +107,58 @@ def test_graphs_and_profiles(daemon: DaemonProcess) -> None:
     run(main)
 
 
+def test_captures_of_streams(daemon: DaemonProcess) -> None:
+    """A task captures its streams; another task's work runs meanwhile."""
+
+    async def main() -> None:
+        async with connect(daemon) as node:
+            gpu = node.device(0)
+            kernel = gpu.RawModule(code=COMMON).get_function("add_one")
+            x, y = gpu.zeros(256, np.int32), gpu.zeros(256, np.int32)
+            stream, side = gpu.stream(), gpu.stream()
+            kernel((1,), (256,), (x, np.int32(256)), stream=stream)
+            await stream.synchronize()
+            stream.begin_capture()
+            assert stream.is_capturing() and await stream.done()
+            kernel((1,), (256,), (x, np.int32(256)), stream=stream)
+            fork = stream.record()
+            side.wait_event(fork)
+            with side:
+                kernel((1,), (256,), (y, np.int32(256)))
+            stream.wait_event(side.record())
+            with pytest.raises(hearth.LaunchError, match="is not in the capture"):
+                x.fill(3)
+            with pytest.raises(hearth.LaunchError, match="recorded in the capture"):
+                await fork.done()
+            g = await stream.end_capture()
+            assert type(g) is aio.Graph and [node.after for node in g.nodes] == [(), (0,)]
+            assert (await x.get() == 1).all() and not (await y.get()).any()
+            g.launch(2)
+            assert (await x.get() == 3).all() and (await y.get() == 2).all()
+            with pytest.raises(hearth.LaunchError, match="is not being captured"):
+                await stream.end_capture()
+            async with gpu.graph(mode="relaxed") as outer:
+                g.launch()
+                kernel((1,), (256,), (y, np.int32(256)), stream=side)
+            assert len(outer) == 2 and (await y.get() == 3).all()
+
+            async def captures() -> aio.Graph:
+                own = gpu.stream()
+                own.begin_capture()
+                begun.set()
+                await ended.wait()
+                return await own.end_capture()
+
+            begun, ended = asyncio.Event(), asyncio.Event()
+            task = asyncio.create_task(captures())
+            await begun.wait()
+            kernel((1,), (256,), (x, np.int32(256)))
+            ended.set()
+            assert len(await task) == 0 and (await x.get() == 4).all()
+
+    run(main)
+
+
 def test_queries_of_node(daemon: DaemonProcess) -> None:
     async def main() -> None:
         node = await connect(daemon)

@@ -69,6 +69,15 @@ def test_graphs_and_prepared_lists_work(gpu: hearth.Device) -> None:
         raise RuntimeError
     f(1, 4, (x, 4))
     assert x.get().tolist() == [9] * 4
+    stream, side = gpu.stream(), gpu.stream()
+    stream.begin_capture()
+    side.wait_event(stream.record())
+    f(1, 4, (x, 4), stream=side)
+    stream.wait_event(side.record())
+    graph = stream.end_capture()
+    f(1, 4, (x, 4), stream=side)  # waits again
+    graph.launch(3, side)
+    assert x.get().tolist() == [13] * 4
 
 
 @pytest.mark.parametrize("value", ["", "0"])

@@ -103,7 +103,6 @@ REFUSED = [
     c.Command(sync=c.Sync()),
     c.Command(sync=c.Sync(all_streams=True)),
     c.Command(flush=c.Flush()),
-    c.Command(record_event=c.RecordEvent(event=EVENT)),
     c.Command(wait_event=c.WaitEvent(event=EVENT)),
     c.Command(start_profile=c.StartProfile(profile=60)),
     c.Command(end_profile=c.EndProfile(profile=61)),
@@ -111,7 +110,6 @@ REFUSED = [
     c.Command(collective=c.Collective(devices=[0], sequence=1)),
     c.Command(sync_collective=c.SyncCollective()),
     c.Command(dispatch=c.Dispatch(function=FUNCTION, **DIM)),
-    c.Command(launch_graph=c.LaunchGraph(graph=GRAPH + 1, count=1)),
     c.Command(update_graph=c.UpdateGraph(graph=GRAPH + 1, launch=b"")),
     c.Command(),
 ]
@@ -269,6 +267,62 @@ def test_transitions_follow_the_capture_order(work: Execute) -> None:
     work.batch(begin())
     work.ask(end(discard=True))
     work.batch(begin(), c.Command(stream=STREAM, launch=launch()))
+    ends_well(work)
+
+
+def test_a_stream_joins_a_capture_in_one_batch(work: Execute) -> None:
+    """The wait decides on arrival, so that later commands of the same batch are recorded; the end says which stream is
+    not joined, and only the stream where the capture began can end it."""
+    side = c.Command(stream=OTHER, launch=launch())
+    work.batch(
+        begin(),
+        c.Command(stream=STREAM, launch=launch()),
+        c.Command(stream=STREAM, record_event=c.RecordEvent(event=EVENT)),
+        c.Command(stream=OTHER, wait_event=c.WaitEvent(event=EVENT)),
+        side,
+    )
+    refusal = error(work.ask(end(stream=OTHER)))
+    assert refusal.reason == Reason.CAPTURE_INVALID and f"end it on stream {STREAM}" in refusal.fix
+    assert "sync on stream" in error(work.ask(c.Command(stream=OTHER, sync=c.Sync()))).message
+    for command in (
+        c.Command(query_event=c.QueryEvent(event=EVENT)),
+        c.Command(elapsed_time=c.ElapsedTime(start=EVENT, end=EVENT)),
+    ):
+        assert f"in the capture of graph {GRAPH}" in error(work.ask(command)).message
+    work.batch(
+        c.Command(stream=OTHER, record_event=c.RecordEvent(event=EVENT)),
+        c.Command(stream=STREAM, wait_event=c.WaitEvent(event=EVENT)),
+    )
+    result = work.ask(end())
+    assert [list(node.after) for node in result.graph.nodes] == [[], [0]] and result.graph.forked
+    assert read(work, stream=0) == [0] * N
+    assert not work.ask(run(count=2)).HasField("error")
+    assert read(work) == [4] * N
+    work.batch(begin(GRAPH + 1), c.Command(stream=STREAM, record_event=c.RecordEvent(event=EVENT)), side)
+    refusal = error(work.ask(c.Command(stream=OTHER, wait_event=c.WaitEvent(event=EVENT + 1))))
+    assert refusal.reason == Reason.INVALID_HANDLE
+    work.batch(c.Command(stream=OTHER, wait_event=c.WaitEvent(event=EVENT)), side)
+    refusal = error(work.ask(end(GRAPH + 1)))
+    assert f"the work of stream {OTHER} was not joined to stream {STREAM}" in refusal.message
+    assert refusal.details["unjoined"] == str(OTHER)
+    assert error(work.ask(c.Command(stream=OTHER, wait_event=c.WaitEvent(event=EVENT)))).reason == (
+        Reason.CAPTURE_INVALID
+    )
+    assert read(work) == [5] * N
+
+
+def test_destroying_a_stream_that_joined_keeps_the_capture(work: Execute) -> None:
+    work.batch(
+        begin(),
+        c.Command(stream=STREAM, record_event=c.RecordEvent(event=EVENT)),
+        c.Command(stream=OTHER, wait_event=c.WaitEvent(event=EVENT)),
+        c.Command(stream=OTHER, launch=launch()),
+        c.Command(stream=OTHER, record_event=c.RecordEvent(event=EVENT)),
+        c.Command(stream=STREAM, wait_event=c.WaitEvent(event=EVENT)),
+        c.Command(destroy_stream=c.DestroyStream(stream=OTHER)),
+        c.Command(destroy_event=c.DestroyEvent(event=EVENT)),
+        c.Command(create_stream=c.CreateStream(stream=OTHER)),
+    )
     ends_well(work)
 
 

@@ -59,7 +59,7 @@ def test_allocations_reads_and_waits_in_the_window_are_refused(gpu: hearth.Devic
             gpu.current_stream.synchronize()
         with pytest.raises(hearth.LaunchError, match="flush"):
             gpu.flush()
-        gpu.zeros(3, stream=gpu.default_stream).free()  # allowed on another stream
+        gpu.empty(3, stream=gpu.default_stream).free()  # allowed on another stream
         gpu.synchronize()  # a wait for all streams is allowed as well
         add_one((1,), (N,), (x, SIZE))
     graph.launch()
@@ -97,13 +97,11 @@ def test_graphs_do_not_nest(gpu: hearth.Device) -> None:
         add_one((1,), (N,), (x, SIZE))
         with pytest.raises(hearth.ArgumentError, match="already been recorded"), first:
             pass
-    with gpu.graph() as outer:
+    with gpu.graph(mode="relaxed") as outer:
         add_one((1,), (N,), (x, SIZE))
         with gpu.graph() as inner:  # a separate capture on a separate stream
             add_one((1,), (N,), (x, SIZE))
             add_one((1,), (N,), (x, SIZE))
-        with pytest.raises(hearth.LaunchError, match="while another graph is being recorded"):
-            first.launch()
         inner.launch(stream=gpu.default_stream)
     assert (len(outer), len(inner)) == (1, 2)
     assert (x.get() == 2).all()
@@ -126,7 +124,7 @@ def test_a_capture_concerns_its_stream_alone(gpu: hearth.Device, daemon: DaemonP
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        with gpu.graph() as graph:
+        with gpu.graph(mode="relaxed") as graph:
             for _ in range(20):
                 add_one((1,), (N,), (x, SIZE))
             seen = len(turns)
@@ -150,7 +148,7 @@ def test_folded_streams_share_no_capture(start_daemon: StartDaemon) -> None:
         add_one = common(gpu, "add_one")
         x, y = gpu.zeros(N, np.int32), gpu.zeros(N, np.int32)
         beside = gpu.stream()
-        with gpu.graph() as graph:
+        with gpu.graph(mode="relaxed") as graph:
             add_one((1,), (N,), (x, SIZE))
             add_one((1,), (N,), (y, SIZE), stream=beside)
             assert (y.get(stream=beside) == 1).all()

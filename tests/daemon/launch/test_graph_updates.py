@@ -79,7 +79,7 @@ def test_memory_replaced_by_an_update_is_freed_after_its_last_use(gpu: hearth.De
 @pytest.mark.parametrize(
     ("index", "grid", "arguments", "what"),
     [
-        (1, None, 4, "copy or a fill"),
+        (1, None, 4, "by a launch: that node is a fill; its nodes of that kind are 0"),
         (2, None, 4, "it has no such node"),
         (0, None, 3, "3 arguments are given; the kernel has 4 parameters"),
         (0, (1, 70_000), 4, "grid.y is 70000"),
@@ -109,8 +109,9 @@ def test_an_update_keeps_the_function(gpu: hearth.Device, monkeypatch: pytest.Mo
     with gpu.graph() as graph:
         mix((1,), (N,), (x, y, SIZE))
         y.fill(1)
-    with pytest.raises(hearth.LaunchError, match="no arguments that can be changed"):
-        graph.nodes[1].set_args(())
+    for args, keywords in (((), {}), ((y,), {}), ((1, y), {}), ((y, 1), {"grid": 2})):
+        with pytest.raises(hearth.LaunchError, match=r"\(array, value\)|is no launch"):
+            graph.nodes[1].set_args(args, **keywords)
     with gpu.graph() as other:
         saxpy((1,), (N,), (np.float32(1), x, y, SIZE))
     attachment = connection_of(gpu).attachment()
@@ -125,3 +126,75 @@ def test_an_update_keeps_the_function(gpu: hearth.Device, monkeypatch: pytest.Mo
         other.nodes[0].set_args((np.float32(1), x, y, SIZE))
     with pytest.raises(hearth.ArgumentError, match="launches mix, not saxpy"):
         gpu.synchronize()
+
+
+# ---- copies and fills ----
+
+
+def test_copies_and_fills_are_replaced(gpu: hearth.Device) -> None:
+    """Earlier launches keep their operands; the graph keeps the memory of the new ones alive, and the order stays."""
+    add_one = common(gpu, "add_one")
+    x, y, z = gpu.zeros(N, np.int32), gpu.zeros(N, np.int32), gpu.zeros((4, N), np.int32)
+    side = gpu.stream()
+    with gpu.graph() as graph:
+        main = gpu.current_stream
+        x.fill(1)
+        side.wait_event(main.record())
+        y.copy_from(x, side)
+        add_one((1,), (N,), (x, SIZE))
+        main.wait_event(side.record())
+        add_one((1,), (N,), (y, SIZE))
+    flag = gpu.zeros(1, np.int32)
+    with gated(gpu) as gate:
+        gate.hold(flag, stream=main)
+        y.fill(0, main)
+        graph.launch(stream=main)
+        kept = gpu.empty(N, np.int32, main)
+        kept.copy_from(y, main)
+        graph.nodes[0].set_args((x[: N // 2], 7))
+        graph.nodes[1].set_args((z[1:3, 8:16], x.reshape(4, 16)[:2, 4:12]))
+        graph.update(2, (x, np.int32(4)))
+        graph.launch(stream=main)
+        gate.open()
+    assert (kept.get() == 2).all()
+    half = [8] * 4 + [7] * 28 + [2] * 32
+    np.testing.assert_array_equal(x.get(), half)
+    expected = np.zeros((4, N), np.int32)
+    expected[1:3, 8:16] = 7
+    np.testing.assert_array_equal(z.get(), expected)
+    assert (y.get() == 3).all()
+    z.free()
+    graph.launch()  # the graph holds the memory
+    graph.nodes[1].set_args((y, x))
+    graph.launch()
+    np.testing.assert_array_equal(y.get(), [value + 1 for value in [7] * 32 + [2] * 32])
+    gpu.synchronize()
+
+
+def test_operands_that_do_not_fit_are_refused(gpu: hearth.Device) -> None:
+    x, y, other = gpu.zeros(N, np.int32), gpu.zeros(N, np.int32), gpu.zeros(N, np.float32)
+    with gpu.graph() as graph:
+        x.fill(1)
+        y.copy_from(x)
+    fill, copy = graph.nodes
+    for node, args, what in (
+        (copy, (y, other), "cannot be copied"),
+        (copy, (x[1:], x[:-1]), "overlap"),
+        (copy, (y.reshape(8, 8), x.reshape(8, 8).T), "not one node"),
+        (copy, (y[:0], x[:0]), "has no bytes"),
+        (fill, (x.reshape(8, 8)[:, :4], 1), "not one node"),
+        (fill, (x, [1, 2]), "value"),
+    ):
+        with pytest.raises(hearth.HearthError, match=what):
+            node.set_args(args)
+    fill.index, copy.index = 1, 2
+    fill.set_args((x, 1))
+    with pytest.raises(
+        hearth.ArgumentError, match=r"node 1 of graph \d+ cannot be updated by a fill: that node is"
+    ):
+        gpu.synchronize()
+    copy.set_args((y, x))
+    with pytest.raises(hearth.ArgumentError, match="it has no such node; its nodes of that kind are 1"):
+        gpu.synchronize()
+    graph.launch()
+    assert (y.get() == 1).all()

@@ -34,6 +34,7 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
             "max_inline_bytes": 1 << 20, "max_chunk_bytes": 1 << 16, "max_batch_bytes": 4 << 20,
             "max_batches_in_flight": 4, "max_code_bytes": 1 << 20,
         } | limits  # fmt: skip
+        self.features = ["integers"]
         self.device_count = devices
         self.lease_s = lease_s
         self.generation = 1
@@ -94,7 +95,7 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
     def OpenSession(self, request: Any, context: Any) -> node_pb2.OpenSessionResponse:
         return node_pb2.OpenSessionResponse(
             session_id="s", session_token="t", protocol=1, server_version="0", lease_ns=int(self.lease_s * 1e9),
-            limits=node_pb2.SessionLimits(**self.limits), devices=self._devices(), node="fake", features=["integers"],
+            limits=node_pb2.SessionLimits(**self.limits), devices=self._devices(), node="fake", features=self.features,
         )  # fmt: skip
 
     def RenewSession(self, request: Any, context: Any) -> node_pb2.RenewSessionResponse:

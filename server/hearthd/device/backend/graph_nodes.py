@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 Dim = tuple[int, int, int]
 
@@ -55,6 +55,15 @@ class FillNode:
 
 
 GraphNode: TypeAlias = KernelNode | CopyNode | FillNode
+
+
+class NodeOrder(NamedTuple):
+    """Position of a node in a graph that was captured from several streams."""
+
+    lane: int
+    """Number of the captured stream, from 0: the stream on which the capture began. Nodes of one lane run in order."""
+    after: tuple[int, ...]
+    """Indices of the nodes that must complete before this node, all of them smaller than the node's own index."""
 
 
 class Enqueues(Protocol):

@@ -21,7 +21,7 @@ from hearth_proto.reasons import Refusal
 from hearth_proto.v1 import node_pb2
 from hearthd.device.backend.communicator import CommunicatorFactory
 from hearthd.device.backend.compiler import Compiler, Image
-from hearthd.device.backend.graph_nodes import Dim, GraphNode, KernelNode, LaunchAttributes
+from hearthd.device.backend.graph_nodes import Dim, GraphNode, KernelNode, LaunchAttributes, NodeOrder
 from hearthd.device.backend.resources import (
     Event,
     Graph,
@@ -406,8 +406,11 @@ class ComputeServer(Protocol):
         ...
 
     # graphs
-    def create_graph(self, nodes: Sequence[GraphNode]) -> Graph:
-        """Creates a graph, instantiated and uploaded, in which each node runs after the node before it."""
+    def create_graph(self, nodes: Sequence[GraphNode], orders: Sequence[NodeOrder] | None = None) -> Graph:
+        """Creates a graph, instantiated and uploaded. `orders` has the order of each node.
+
+        If it is None, each node runs after the node before it.
+        """
         ...
 
     def launch_graph(self, graph: Graph, stream: Stream, times: int = 1) -> None:

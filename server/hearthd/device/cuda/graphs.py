@@ -1,10 +1,10 @@
 """CUDA graphs, captured from the calls that would run outside a graph.
 
 Capturing makes nodes from the same calls that run outside graphs, with the same checks, attributes and limits; there is
-no second description of a copy or a fill. One call captures the whole graph, on a stream that is used only for
-captures, so that neither another stream's work nor another call can invalidate the capture. The captured graph is kept
-together with the executable graph instantiated from it, because an update of kernel parameters refers to the node of
-the captured graph.
+no second description of a copy or a fill. One call captures the whole graph, on streams that are used only for
+captures, so that neither another stream's work nor another call can invalidate the capture: one stream for a chain, and
+one for each lane of a graph with forks, which events order. The captured graph is kept together with the executable
+graph instantiated from it, because an update of kernel parameters refers to the node of the captured graph.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.api.runtime import graphLaunch
 
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.graph_nodes import Enqueues, GraphNode, KernelNode, replay
+from hearthd.device.backend.graph_nodes import Enqueues, GraphNode, KernelNode, NodeOrder, replay
 from hearthd.device.cuda.errors import CudaError, checked, translate
-from hearthd.device.cuda.streams import CudaStreams, Stream
+from hearthd.device.cuda.streams import CudaStreams, Event, Stream
 
 
 class Graph:
@@ -29,13 +29,15 @@ class Graph:
 
     __slots__ = ("captured", "executable", "kernels", "nodes")
 
-    def __init__(self, nodes: Sequence[GraphNode], captured: int, executable: int) -> None:
+    def __init__(
+        self, nodes: Sequence[GraphNode], captured: int, executable: int, kernels: list[Any] | None = None
+    ) -> None:
         self.captured = captured
         self.executable = executable
         self.nodes = [isinstance(node, KernelNode) for node in nodes]
         """One entry for each node, in order: True if the node launches a kernel."""
-        self.kernels: list[Any] | None = None
-        """The driver's kernel nodes, in order; looked up at the first update."""
+        self.kernels = kernels
+        """The driver's kernel nodes, in order; None for a chain before its first update."""
 
 
 class CudaGraphs:
@@ -44,25 +46,29 @@ class CudaGraphs:
     def __init__(self, enqueues: Enqueues, streams: CudaStreams) -> None:
         self._enqueues = enqueues
         self._streams = streams
-        self._recorder: Stream | None = None
-        """The stream for captures; None before the first graph."""
+        self._recorders: list[Stream] = []
+        """The streams for captures, one for each lane: empty before the first graph."""
 
-    def create(self, nodes: Sequence[GraphNode]) -> Graph:
+    def create(self, nodes: Sequence[GraphNode], orders: Sequence[NodeOrder] | None = None) -> Graph:
         """Creates a graph by capturing in relaxed mode.
 
         In this mode, other threads of the process (compiles, page locks) may call CUDA at the same time.
         """
-        if self._recorder is None:
-            self._recorder = self._streams.create()
-        stream = self._recorder
+        lanes = self._lanes(1 if orders is None else 1 + max((order.lane for order in orders), default=0))
+        stream = lanes[0]
         captured = executable = 0
+        kernels: list[Any] | None = None
         try:
             runtime.streamBeginCapture(stream.pointer, runtime.streamCaptureModeRelaxed)
             try:
-                replay(self._enqueues, nodes, stream)
+                if orders is None:
+                    replay(self._enqueues, nodes, stream)
+                else:
+                    kernels = self._replay_lanes(nodes, orders, lanes)
             except BaseException:
                 with suppress(*CudaError):  # the stream ends the capture even if the capture was invalidated
                     captured = runtime.streamEndCapture(stream.pointer)
+                self._drop_lanes()
                 raise
             captured = runtime.streamEndCapture(stream.pointer)
             executable = runtime.graphInstantiate(captured)
@@ -78,7 +84,59 @@ class CudaGraphs:
                     details={"nodes": len(nodes)},
                 ) from error
             raise
-        return Graph(nodes, captured, executable)
+        return Graph(nodes, captured, executable, kernels)
+
+    def _lanes(self, count: int) -> list[Stream]:
+        """Returns `count` streams for captures, which it creates at their first use."""
+        while len(self._recorders) < count:
+            self._recorders.append(self._streams.create())
+        return self._recorders[:count]
+
+    def _drop_lanes(self) -> None:
+        """Destroys the streams that may still be part of an invalid capture, which is all but the first."""
+        lanes, self._recorders[1:] = self._recorders[1:], []
+        for lane in lanes:
+            with suppress(Refusal):
+                self._streams.destroy(lane)
+
+    def _replay_lanes(
+        self, nodes: Sequence[GraphNode], orders: Sequence[NodeOrder], lanes: Sequence[Stream]
+    ) -> list[Any]:
+        """Enqueues each node on the stream of its lane, behind the nodes of other lanes that it depends on.
+
+        Returns the driver's kernel nodes. Lane 0 is being captured; the other streams join its capture by events, and
+        lane 0 waits for all of them at the end.
+        """
+        streams = self._streams
+        followed = {
+            before for order in orders for before in order.after if orders[before].lane != order.lane
+        }  # an event is recorded behind each of these nodes
+        events: dict[int, Event] = {}
+        kernels: list[Any] = []
+        start = streams.record(lanes[0])
+        joined = {0}
+        try:
+            for index, (node, order) in enumerate(zip(nodes, orders, strict=True)):
+                stream = lanes[order.lane]
+                waits = [events[before] for before in order.after if orders[before].lane != order.lane]
+                if order.lane not in joined and not waits:
+                    waits.append(start)
+                joined.add(order.lane)
+                for event in waits:
+                    streams.wait(stream, event)
+                replay(self._enqueues, (node,), stream)
+                if isinstance(node, KernelNode):
+                    kernels.append(_last_node(stream))
+                if index in followed:
+                    events[index] = streams.record(stream)
+            for lane in joined - {0}:
+                end = streams.record(lanes[lane])
+                streams.wait(lanes[0], end)
+                streams.release_event(end)
+        finally:
+            for event in (start, *events.values()):
+                streams.release_event(event)
+        return kernels
 
     def launch(self, graph: Graph, stream: Stream, times: int = 1) -> None:
         """Enqueues launches of the graph. The driver runs each after earlier launches of the same graph."""
@@ -135,6 +193,13 @@ def _destroy(captured: int, executable: int) -> None:
     with suppress(*CudaError):
         if captured:
             runtime.graphDestroy(captured)
+
+
+def _last_node(stream: Stream) -> Any:
+    """Returns the node that a stream being captured added last, which is the only one that its next node follows."""
+    _status, _id, _graph, dependencies, *_ = checked(driver.cuStreamGetCaptureInfo(stream.pointer))
+    (node,) = cast(Sequence[Any], dependencies)
+    return node
 
 
 def _kernel_nodes(graph: Graph) -> list[Any]:

@@ -13,14 +13,15 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode
 from hearthd.device.backend.resources import Graph
 from hearthd.device.graphs.capture_policy import CaptureOrder
+from hearthd.device.graphs.node_order import NodeOrders
 from hearthd.device.graphs.repeat import NAMED, TURN, LaunchProgram
 from hearthd.device.launch.binder import BoundLaunch, ResolvedRecord
-from hearthd.device.operation import Origin
+from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import Buffer
 from hearthd.device.session.holdings import Holdings, Uses
 from hearthd.device.session.module import ModuleEntry
 from hearthd.device.session.session import DeviceSession
-from hearthd.device.session.stream import LogicalStream
+from hearthd.device.session.stream import EventEntry, LogicalStream
 from hearthd.device.streams.stream_errors import StreamErrors, StreamFailure
 from hearthd.device.streams.stream_pool import WINDOW
 
@@ -31,13 +32,16 @@ MAX_NODES = 4096
 class GraphEntry(LaunchProgram):
     """A client's graph, which is being recorded, ready, or failed."""
 
-    __slots__ = ("failures", "graph", "kernels", "nodes", "order")
+    __slots__ = ("failures", "graph", "kernels", "nodes", "order", "orders", "streams")
 
     turn = 2 * TURN  # for the driver, a command in a graph takes a third of the time of a single command
 
     def __init__(self, handle: int, holdings: Holdings, order: CaptureOrder) -> None:
         super().__init__(handle, holdings)
         self.order = order
+        self.orders = NodeOrders(order.stream)
+        self.streams: list[LogicalStream] = []
+        """Streams that are or were in the capture, in the order of their lanes; cleared at the end of the capture."""
         self.nodes: list[GraphNode] = []
         self.kernels: list[str] = []
         """Kernel name of each node; empty for copies and fills."""
@@ -64,6 +68,19 @@ class GraphEntry(LaunchProgram):
         super().check()
 
     @property
+    def recording(self) -> bool:
+        """True until the end of the capture arrives, or the capture is discarded."""
+        return self.order.graph == self.handle
+
+    def detach(self) -> list[LogicalStream]:
+        """Takes all streams out of the capture. Returns them."""
+        streams, self.streams = self.streams, []
+        for stream in streams:
+            if stream.capture is not None and stream.capture.entry is self:
+                stream.capture = None
+        return streams
+
+    @property
     def empty(self) -> bool:
         """True if the graph has no nodes."""
         return not self.nodes
@@ -83,11 +100,13 @@ class GraphEntry(LaunchProgram):
 
 
 class Capture:
-    """A recording in progress: the value of `LogicalStream.capture` until EndCapture."""
+    """A stream's part of a recording in progress: the value of `LogicalStream.capture` until EndCapture."""
 
-    def __init__(self, stream: LogicalStream, entry: GraphEntry) -> None:
+    def __init__(self, stream: LogicalStream, entry: GraphEntry, lane: int = 0) -> None:
         self._stream = stream
+        self.lane = lane
         self.entry = entry
+        entry.streams.append(stream)
 
     def admit(self, origin: Origin) -> None:
         """Decides about a command of the stream: it is recorded, executed as usual, or refused with Refusal."""
@@ -123,35 +142,99 @@ class Capture:
             for node, kernel, uses in made:
                 self._add(node, kernel, uses)
 
+    def add_graph(self, graph: GraphEntry, count: int) -> None:
+        """Adds copies of another graph's nodes, `count` times in sequence; adds all nodes or none."""
+        self._check_room(count * len(graph.nodes), f"{count} launches of {graph.name}")
+        entry = self.entry
+        for _ in range(count if graph.nodes else 0):
+            for uses in graph.holdings.uses:
+                entry.holdings.add(uses)
+            entry.nodes += graph.nodes
+            entry.kernels += graph.kernels
+            entry.orders.embed(self.lane, graph.orders)
+
     def add_copy(self, destination: Buffer, source: Buffer, node: CopyNode) -> None:
         """Adds a copy; `node` has the addresses of the ranges in the two buffers."""
         if not node.width or not node.rows:
             return
         self._check_room(1, "the copy")
-        same = destination is source
-        whole = node.rows == 1 and node.width == destination.size
-        uses = Uses(
-            written=(destination,),
-            read=() if same else (source,),
-            modules=modules_of(destination, source),
-            needed=(source,),
-            replaced=destination if whole and not same else None,
-        )
-        self._add(node, "", uses)
+        self._add(node, "", copy_uses(destination, source, node))
 
     def add_fill(self, buffer: Buffer, node: FillNode) -> None:
         """Adds a fill; `node` has the address of the range in the buffer."""
         if not node.size:
             return
         self._check_room(1, "the fill")
-        whole = node.size == buffer.size
-        uses = Uses(written=(buffer,), modules=modules_of(buffer), replaced=buffer if whole else None)
-        self._add(node, "", uses)
+        self._add(node, "", fill_uses(buffer, node))
+
+    # ---- events: fork and join ----
+
+    def record(self, origin: Origin, event: EventEntry) -> Operation:
+        """Returns the operation that makes the event a point of the graph, behind the stream's nodes so far."""
+        event.capture = self
+
+        def run() -> bool:
+            event.point = self.entry.orders.point(self.lane)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream, event))
+
+    def wait(self, origin: Origin, event: EventEntry) -> Operation:
+        """Returns the operation that orders the stream's next nodes behind the event.
+
+        A stream outside the capture that waits for one of its events joins the capture on arrival of the command.
+        Raises Refusal(CAPTURE_INVALID), without effect on the capture if the client waits for the answer, for an event
+        that is not of this capture.
+        """
+        captured: Capture | None = event.capture
+        if captured is None or not captured.entry.recording or (origin.capture or captured).entry is not captured.entry:
+            refusal = self._foreign(origin, event, captured)
+            if origin.answered:
+                origin.capture = None
+            raise refusal
+        if origin.capture is None:
+            stream, orders = origin.stream, captured.entry.orders
+            stream.capture = origin.capture = Capture(stream, captured.entry, orders.fork(stream.handle))
+        lane = origin.capture.lane
+
+        def run() -> bool:
+            captured.entry.orders.join(lane, event.point)
+            origin.reply()
+            return True
+
+        return Operation(origin, run, writes=(origin.stream,), reads=(event,))
+
+    def _foreign(self, origin: Origin, event: EventEntry, captured: Capture | None) -> Refusal:
+        """Returns the refusal of a wait for an event that the stream's capture does not contain."""
+        stream = origin.stream.handle
+        own = f" while it records graph {self.entry.handle}" if origin.capture is not None else ""
+        if captured is None:
+            why = "the event was recorded outside the capture, which cannot wait for work that is not in the graph"
+            fix = "wait for the event before the capture, or record it on a stream that the capture contains"
+        elif not captured.entry.recording:
+            why = f"the event is a point of graph {captured.entry.handle}, whose capture has ended"
+            fix = "record the event again"
+        else:
+            why = f"the event is a point of graph {captured.entry.handle}; two captures cannot be joined"
+            fix = "record both parts in one capture, or launch the graphs one after the other"
+        return Refusal(
+            Reason.CAPTURE_INVALID,
+            f"wait_event on stream {stream}{own}: {why}",
+            fix=fix,
+            details={"stream": stream, "event": event.handle, "graph": (captured or self).entry.handle},
+        )
 
     def discard(self, session: DeviceSession) -> None:
-        """Drops the recording; the stream executes its commands again."""
+        """Drops the recording; its streams execute their commands again.
+
+        A stream that joined the recording by an event only leaves it.
+        """
+        if self.lane:
+            self._stream.capture = None
+            return
         self.entry.order.abort()
-        self._stream.capture = None
+        self.entry.detach()
         session.graphs.items.pop(self.entry.handle, None)
         self.entry.holdings.release()
 
@@ -159,6 +242,7 @@ class Capture:
         self.entry.holdings.add(uses)
         self.entry.nodes.append(node)
         self.entry.kernels.append(kernel)
+        self.entry.orders.add(self.lane)
 
     def _check_room(self, more: int, what: str) -> None:
         there = len(self.entry.nodes)
@@ -182,6 +266,25 @@ def uses_of(bound: BoundLaunch) -> Uses:
     written, read = bound.buffers[: len(bound.writes)], bound.buffers[len(bound.writes) :]
     modules = (bound.module, *modules_of(*bound.buffers))
     return Uses(tuple(written), tuple(read), modules, tuple(bound.buffers))
+
+
+def copy_uses(destination: Buffer, source: Buffer, node: CopyNode) -> Uses:
+    """Returns the buffers and modules that a copy uses; a module is used if a buffer is its global variable."""
+    same = destination is source
+    whole = node.rows == 1 and node.width == destination.size
+    return Uses(
+        written=(destination,),
+        read=() if same else (source,),
+        modules=modules_of(destination, source),
+        needed=(source,),
+        replaced=destination if whole and not same else None,
+    )
+
+
+def fill_uses(buffer: Buffer, node: FillNode) -> Uses:
+    """Returns the buffer and the module that a fill uses; a module is used if the buffer is its global variable."""
+    whole = node.size == buffer.size
+    return Uses(written=(buffer,), modules=modules_of(buffer), replaced=buffer if whole else None)
 
 
 def check_record(parsed: ResolvedRecord) -> None:
@@ -211,10 +314,15 @@ def modules_of(*buffers: Buffer) -> tuple[ModuleEntry, ...]:
 def check_plan(bound: BoundLaunch) -> None:
     """Raises Refusal(CAPTURE_INVALID) for a launch with a time limit, because a graph is timed as a whole."""
     plan = bound.plan
-    if plan.timeout_ns:
+    check_untimed(f"launch of {plan.name}", plan.timeout_ns, {"kernel": plan.name})
+
+
+def check_untimed(what: str, timeout_ns: int, details: dict[str, object]) -> None:
+    """Raises Refusal(CAPTURE_INVALID) if a command that is to be recorded has a time limit."""
+    if timeout_ns:
         raise Refusal(
             Reason.CAPTURE_INVALID,
-            f"launch of {plan.name} with a time limit of {plan.timeout_ns} ns in a graph: a graph is timed as a whole",
+            f"{what} with a time limit of {timeout_ns} ns in a graph: a graph is timed as a whole",
             fix="leave it out, and give LaunchGraph a limit for each launch of the graph",
-            details={"kernel": plan.name, "timeout_ns": plan.timeout_ns},
+            details={**details, "timeout_ns": timeout_ns},
         )

@@ -1,16 +1,18 @@
 """Capture policy: the commands that a stream accepts while it records a graph, and the order of begin and end.
 
-Between BeginCapture and EndCapture, a stream's launches, fills and copies within the device are recorded. Commands
-without stream work are executed as usual. All other commands are refused without effect, so that the recording can
-still be completed.
+Between BeginCapture and EndCapture, a stream's launches, fills and copies within the device are recorded, and so are
+its events, which bring other streams into the capture and order their work. Commands without stream work are executed
+as usual. All other commands are refused without effect, so that the recording can still be completed.
 """
 
 from __future__ import annotations
 
 from hearth_proto.reasons import Reason, Refusal
 
-RECORDED = frozenset({"launches", "launch", "launch_prepared", "copy", "fill"})
-"""Kinds of commands that become nodes of the graph."""
+RECORDED = frozenset(
+    {"launches", "launch", "launch_prepared", "launch_graph", "copy", "fill", "record_event", "wait_event"}
+)
+"""Kinds of commands that become nodes of the graph, or order its nodes."""
 
 TRANSITIONS = frozenset({"begin_capture", "end_capture"})
 
@@ -36,10 +38,7 @@ REASONS = {
     "flush": "no work has run yet that could be waited for",
     "start_profile": "a profile measures running work, and recorded work does not run",
     "end_profile": "a profile measures running work, and recorded work does not run",
-    "record_event": "a graph cannot contain events",
-    "wait_event": "a graph cannot contain events",
     "dispatch": "the host takes part in it",
-    "launch_graph": "a graph holds launches, copies and fills, not other graphs",
     "set_durable": "no work has run yet whose result could be copied",
     "checkpoint": "no work has run yet whose result could be copied",
     "update_graph": "it would apply between launches that have not taken place yet",
@@ -79,14 +78,23 @@ class CaptureOrder:
             )
         self.graph = graph
 
-    def end(self, graph: int) -> None:
-        """Ends the recording of `graph`, which is then kept or discarded."""
+    def end(self, graph: int, on: int | None = None) -> None:
+        """Ends the recording of `graph`, which is then kept or discarded.
+
+        `on` is the stream that ends it; None: the stream on which it was begun.
+        """
         if not self.recording:
             raise self._refusal(f"stream {self.stream} records no graph", "begin the capture on this stream", graph)
         if graph != self.graph:
             raise self._refusal(
                 f"stream {self.stream} records graph {self.graph}, not graph {graph}",
                 "end each graph on the stream where it was begun",
+                graph,
+            )
+        if on is not None and on != self.stream:
+            raise self._refusal(
+                f"the capture of graph {graph} cannot be ended on stream {on}, which joined it by an event",
+                f"end it on stream {self.stream}, where it was begun",
                 graph,
             )
         self.graph = 0

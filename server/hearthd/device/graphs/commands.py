@@ -6,22 +6,41 @@ to that of EndCapture; see `capture`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
-from hearthd.device.backend.graph_nodes import CopyNode, KernelNode
+from hearthd.device.backend.graph_nodes import CopyNode, FillNode, GraphNode, KernelNode
+from hearthd.device.backend.resources import Graph
 from hearthd.device.context import DeviceContext
-from hearthd.device.graphs.capture import Capture, GraphEntry, check_plan, check_record, kernel_node, uses_of
+from hearthd.device.graphs.capture import (
+    Capture,
+    GraphEntry,
+    check_plan,
+    check_record,
+    check_untimed,
+    copy_uses,
+    fill_uses,
+    kernel_node,
+    uses_of,
+)
 from hearthd.device.graphs.capture_policy import CaptureOrder
 from hearthd.device.graphs.repeat import ProgramLaunch, Rounds, check_count
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.watchdog import Watchdog
 from hearthd.device.operation import Operation, Origin
-from hearthd.device.session.holdings import Holdings, Keepers
+from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.holdings import Holdings, Keepers, Uses
 from hearthd.device.session.session import DeviceSession
 from hearthd.device.session.stream import LogicalStream
 from hearthd.device.streams.stream_errors import StreamFailure
+from hearthd.device.transfers.copy_commands import check_pattern, copy_node, fill_node
+
+N = TypeVar("N", KernelNode, CopyNode, FillNode)
+_KINDS: dict[type[object], str] = {KernelNode: "launch", CopyNode: "copy", FillNode: "fill"}
+"""Names of the kinds of nodes in messages."""
 
 
 class GraphCommands:
@@ -54,14 +73,14 @@ class GraphCommands:
             CaptureOrder(stream.handle).end(command.graph)
             raise AssertionError("no capture has begun on this stream")
         entry: GraphEntry = capture.entry
-        entry.order.end(command.graph)
-        stream.capture = None
+        entry.order.end(command.graph, stream.handle)
+        streams = entry.detach()
         if command.discard:
             session.graphs.pop(command.graph)
             nothing = commands_pb2.Result(graph=commands_pb2.GraphResult())
-            return self._ending(origin, entry, stream, answer=nothing)
+            return self._ending(origin, entry, *streams, answer=nothing)
         entry.unsettled += 1
-        operation = Operation(origin, partial(self._make, origin, entry), writes=(stream, entry))
+        operation = Operation(origin, partial(self._make, origin, entry), writes=(*streams, entry))
         operation.on_failure = partial(self._not_made, entry)
         return operation
 
@@ -75,13 +94,17 @@ class GraphCommands:
                 return True
             origin.reply_error(refusal.to_status([failure.to_message() for failure in failures]))
             return True
+        orders = entry.orders
+        unjoined = orders.unjoined()
+        if unjoined:
+            raise _not_joined(entry, unjoined)
         if entry.nodes:
-            entry.graph = self._device.server.create_graph(entry.nodes)
+            entry.graph = self._create(entry, entry.nodes)
         entry.unsettled -= 1
-        result = commands_pb2.GraphResult()
-        for node, kernel in zip(entry.nodes, entry.kernels, strict=True):
+        result = commands_pb2.GraphResult(forked=orders.forked)
+        for node, kernel, order in zip(entry.nodes, entry.kernels, orders.orders, strict=True):
             kind = "kernel" if isinstance(node, KernelNode) else "copy" if isinstance(node, CopyNode) else "fill"
-            result.nodes.add(kind=kind, kernel=kernel)
+            result.nodes.add(kind=kind, kernel=kernel, after=order.after if orders.forked else ())
         origin.reply(commands_pb2.Result(graph=result))
         return True
 
@@ -118,11 +141,15 @@ class GraphCommands:
     def launch(self, origin: Origin, command: commands_pb2.LaunchGraph) -> Operation:
         """Returns the operation that launches the graph `count` times. Raises Refusal if the graph cannot be launched.
 
-        The time limit, of the command or else of the session, applies to each launch of the graph.
+        The time limit, of the command or else of the session, applies to each launch of the graph. In a capture, the
+        nodes become nodes of the graph that is being captured.
         """
         entry: GraphEntry = origin.session.graphs.find(command.graph)
         check_count(command.count, entry.name)
         entry.check()
+        if origin.capture is not None:
+            check_untimed(f"launch of {entry.name}", command.timeout_ns, {"child": entry.handle})
+            return ProgramLaunch(origin, entry, partial(self._record, origin, entry, command.count))
         seconds = command.timeout_ns / 1e9 or origin.session.launch_timeout
         rounds = Rounds(
             self._device,
@@ -135,22 +162,40 @@ class GraphCommands:
         )
         return ProgramLaunch(origin, entry, rounds.run)
 
+    @staticmethod
+    def _record(origin: Origin, entry: GraphEntry, count: int) -> bool:
+        """Adds the nodes of a graph to the graph that is being captured."""
+        entry.check()
+        assert origin.capture is not None
+        origin.capture.add_graph(entry, count)
+        return True
+
     def _issue(self, entry: GraphEntry, stream: LogicalStream, count: int) -> None:
         self._device.server.launch_graph(entry.graph, stream.track.stream, count)
         self._device.telemetry.graph_launches += count
 
     def update(self, origin: Origin, command: commands_pb2.UpdateGraph) -> Operation:
         """Updates a node, behind earlier launches of the graph; later launches use the new arguments."""
-        entry: GraphEntry = origin.session.graphs.find(command.graph)
+        session, index = origin.session, command.node
+        entry: GraphEntry = session.graphs.find(command.graph)
         entry.check()
-        parsed = self._binder.parse(origin.session, command.launch)
-        written, read = parsed.split()
-        operation = Operation(
-            origin,
-            partial(self._update, origin, entry, command.node, parsed),
-            writes=(entry,),
-            reads=(parsed.entry.module, *written, *read),
-        )
+        run: Callable[[], bool]
+        reads: tuple[Hashable, ...]
+        if command.HasField("copy"):
+            destination = session.buffers.find(command.copy.destination)
+            source = session.buffers.find(command.copy.source)
+            run = partial(self._update_copy, origin, entry, index, command.copy, destination, source)
+            reads = (destination, source)
+        elif command.HasField("fill"):
+            buffer = session.buffers.find(command.fill.buffer)
+            check_pattern(command.fill)
+            run, reads = partial(self._update_fill, origin, entry, index, command.fill, buffer), (buffer,)
+        else:
+            parsed = self._binder.parse(session, command.launch)
+            written, read = parsed.split()
+            run = partial(self._update, origin, entry, index, parsed)
+            reads = (parsed.entry.module, *written, *read)
+        operation = Operation(origin, run, writes=(entry,), reads=reads)
         entry.unsettled += 1
 
         def settled(_: Refusal | None = None) -> None:
@@ -164,16 +209,7 @@ class GraphCommands:
         if parsed.entry.module.pending:
             return False
         entry.check()
-        node = entry.nodes[index] if index < len(entry.nodes) else None
-        if not isinstance(node, KernelNode):
-            kernels = [number for number, kernel in enumerate(entry.kernels) if kernel]
-            what = "it has no such node" if node is None else "that node is a copy or a fill"
-            raise Refusal(
-                Reason.INVALID_ARGUMENT,
-                f"node {index} of {entry.name} cannot be updated: {what}; its launches are nodes {_listed(kernels)}",
-                fix="name a node that is a launch; see GraphResult",
-                details={"graph": entry.handle, "node": index, "nodes": len(entry.nodes)},
-            )
+        node = _node(entry, index, KernelNode)
         check_record(parsed)
         bound = self._binder.bind(parsed.entry, parsed.record, parsed.pointers, parsed.key)
         check_plan(bound)
@@ -184,6 +220,61 @@ class GraphCommands:
         entry.nodes[index] = changed
         origin.reply()
         return True
+
+    def _update_copy(
+        self,
+        origin: Origin,
+        entry: GraphEntry,
+        index: int,
+        command: commands_pb2.Copy,
+        destination: Buffer,
+        source: Buffer,
+    ) -> bool:
+        entry.check()
+        _node(entry, index, CopyNode)
+        node = copy_node(command, destination, source)
+        self._replace(entry, index, node, copy_uses(destination, source, node), node.width * node.rows)
+        origin.reply()
+        return True
+
+    def _update_fill(
+        self, origin: Origin, entry: GraphEntry, index: int, command: commands_pb2.Fill, buffer: Buffer
+    ) -> bool:
+        entry.check()
+        _node(entry, index, FillNode)
+        node = fill_node(command, buffer)
+        self._replace(entry, index, node, fill_uses(buffer, node), node.size)
+        origin.reply()
+        return True
+
+    def _replace(self, entry: GraphEntry, index: int, node: CopyNode | FillNode, uses: Uses, size: int) -> None:
+        """Replaces a copy or a fill of `size` bytes, by making the graph again.
+
+        The backends make several driver nodes of some fills and copies, so that the driver cannot replace them in
+        place. Launches in flight keep the previous graph.
+        """
+        if not size:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"node {index} of {entry.name} cannot be updated: the new copy or fill has no bytes",
+                fix="record the graph again without the node",
+                details={"graph": entry.handle, "node": index},
+            )
+        nodes = [*entry.nodes[:index], node, *entry.nodes[index + 1 :]]
+        previous, entry.graph = entry.graph, self._create(entry, nodes)
+        entry.holdings.replace(index, uses)
+        entry.nodes = nodes
+        self._destroy(entry, previous)
+
+    def _create(self, entry: GraphEntry, nodes: Sequence[GraphNode]) -> Graph:
+        orders = entry.orders
+        return self._device.server.create_graph(nodes, orders.orders if orders.forked else None)
+
+    def _destroy(self, entry: GraphEntry, graph: Graph) -> None:
+        """Destroys a backend's graph of the entry, behind the launches that use it."""
+        device = self._device
+        tracks = [device.tracks.all[index] for index in entry.usage.tracks()]
+        device.tracks.after_all(tracks, partial(device.server.destroy_graph, graph))
 
     def destroy(self, origin: Origin, command: commands_pb2.DestroyGraph) -> Operation:
         """Destroys the handle now; earlier launches still run."""
@@ -218,9 +309,23 @@ class GraphCommands:
         entry.kernels.clear()
         graph, entry.graph = entry.graph, None
         if graph is not None:
-            device = self._device
-            tracks = [device.tracks.all[index] for index in entry.usage.tracks()]
-            device.tracks.after_all(tracks, partial(device.server.destroy_graph, graph))
+            self._destroy(entry, graph)
+
+
+def _node(entry: GraphEntry, index: int, kind: type[N]) -> N:
+    """Returns a node of the graph. Raises Refusal(INVALID_ARGUMENT) if there is no such node of this kind."""
+    node = entry.nodes[index] if index < len(entry.nodes) else None
+    if isinstance(node, kind):
+        return node
+    wanted = [number for number, each in enumerate(entry.nodes) if isinstance(each, kind)]
+    what = "it has no such node" if node is None else f"that node is a {_KINDS[type(node)]}"
+    raise Refusal(
+        Reason.INVALID_ARGUMENT,
+        f"node {index} of {entry.name} cannot be updated by a {_KINDS[kind]}: {what}; its nodes of that kind are "
+        f"{_listed(wanted)}",
+        fix="name a node of that kind; see GraphResult",
+        details={"graph": entry.handle, "node": index, "nodes": len(entry.nodes)},
+    )
 
 
 def _check_same(entry: GraphEntry, index: int, node: KernelNode, bound: BoundLaunch) -> None:
@@ -251,6 +356,19 @@ def _not_recorded(entry: GraphEntry, failures: list[StreamFailure]) -> Refusal:
         + (f" (and {more} more could not)" if more else ""),
         fix=first.refusal.fix,
         details={**first.refusal.details, "graph": entry.handle, "cause": first.refusal.reason},
+    )
+
+
+def _not_joined(entry: GraphEntry, unjoined: list[int]) -> Refusal:
+    """Returns the refusal of a graph with streams whose work the stream that began the capture does not wait for."""
+    origin, streams = entry.order.stream, ", ".join(map(str, unjoined))
+    return Refusal(
+        Reason.CAPTURE_INVALID,
+        f"{entry.name} cannot be made: the work of stream {streams} was not joined to stream {origin}, where the "
+        "capture began",
+        fix=f"record an event on stream {unjoined[0]} behind its work, and make stream {origin} wait for the event "
+        "before the end of the capture",
+        details={"graph": entry.handle, "stream": origin, "unjoined": streams},
     )
 
 

@@ -71,6 +71,10 @@ class StreamCommands:
         if entry is None:
             entry = session.events.add(command.event, EventEntry(command.event))
         event = entry
+        if origin.capture is not None:
+            operation: Operation = origin.capture.record(origin, event)
+            return operation
+        event.capture = None
 
         def run() -> bool:
             track = origin.stream.track
@@ -87,8 +91,15 @@ class StreamCommands:
         return Operation(origin, run, writes=(origin.stream, event))
 
     def wait_event(self, origin: Origin, command: commands_pb2.WaitEvent) -> Operation:
-        """Returns the operation that makes the stream wait for the event on the device."""
+        """Returns the operation that makes the stream wait for the event on the device.
+
+        In a capture, the operation orders the nodes of the graph instead; see `hearthd.device.graphs.capture`.
+        """
         event = origin.session.events.find(command.event)
+        capture = event.capture if event.capture is not None else origin.capture
+        if capture is not None:
+            operation: Operation = capture.wait(origin, event)
+            return operation
 
         def run() -> bool:
             if origin.stream.track.budget <= 0:
@@ -104,9 +115,10 @@ class StreamCommands:
         """Returns the operation that answers `done`: True if the event is done, otherwise False.
 
         With `wait`, the answer is sent when the event is done; without, after at most `GRACE_S` seconds. An event that
-        has not been recorded counts as done.
+        has not been recorded counts as done. Raises Refusal(CAPTURE_INVALID) for an event of a capture.
         """
         event = origin.session.events.find(command.event)
+        _check_reached(event)
 
         def answer(done: bool) -> None:
             origin.reply(commands_pb2.Result(event=commands_pb2.EventResult(done=done)))
@@ -125,10 +137,13 @@ class StreamCommands:
     def elapsed_time(self, origin: Origin, command: commands_pb2.ElapsedTime) -> Operation:
         """Returns the operation that answers, when both events are done, with the nanoseconds between them.
 
-        It fails with INVALID_HANDLE if an event has not been recorded when it runs.
+        It fails with INVALID_HANDLE if an event has not been recorded when it runs. Raises Refusal(CAPTURE_INVALID) for
+        an event of a capture.
         """
         start = origin.session.events.find(command.start)
         end = origin.session.events.find(command.end)
+        for each in (start, end):
+            _check_reached(each)
         device = self._device
 
         def run() -> bool:
@@ -235,6 +250,19 @@ class StreamCommands:
     def _need_answer(origin: Origin, what: str) -> None:
         if not origin.answered:
             raise Refusal(Reason.INVALID_ARGUMENT, f"a {what} needs a request number", fix="set Command.request")
+
+
+def _check_reached(event: EventEntry) -> None:
+    """Raises Refusal(CAPTURE_INVALID) if the event is a point of a graph, which the device does not reach as such."""
+    if event.capture is not None:
+        graph = event.capture.entry.handle
+        raise Refusal(
+            Reason.CAPTURE_INVALID,
+            f"event {event.handle} was recorded in the capture of graph {graph}: it orders the nodes of the graph, and "
+            "the device does not reach it",
+            fix="record the event again outside a capture, for example behind a launch of the graph",
+            details={"event": event.handle, "graph": graph},
+        )
 
 
 def answer_with(origin: Origin, streams: Iterable[LogicalStream]) -> None:

@@ -96,6 +96,11 @@ class Holdings:
         self._summary: Summary | None = None
 
     @property
+    def uses(self) -> Sequence[Uses]:
+        """The present uses of each command of the sequence, in order."""
+        return self._uses
+
+    @property
     def summary(self) -> Summary:
         """The union of the present uses; computed again after a change."""
         if self._summary is None:

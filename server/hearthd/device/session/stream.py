@@ -22,10 +22,26 @@ class Capturing(Protocol):
         """The graph that is being recorded."""
         ...
 
+    @property
+    def lane(self) -> int:
+        """Number of the stream in the capture, from 0: the stream where the capture began."""
+        ...
+
     def admit(self, origin: Any) -> None:
         """Admits a command (`hearthd.device.operation.Origin`) on arrival.
 
         Raises Refusal if the command cannot be captured.
+        """
+        ...
+
+    def record(self, origin: Any, event: EventEntry) -> Any:
+        """Returns the operation that makes the event a point of the graph."""
+        ...
+
+    def wait(self, origin: Any, event: EventEntry) -> Any:
+        """Returns the operation that orders the stream's next nodes behind the event.
+
+        A stream outside the capture joins it. Raises Refusal if the event is not of this capture.
         """
         ...
 
@@ -35,6 +51,10 @@ class Capturing(Protocol):
 
     def add_launches(self, launches: Sequence[Any], count: int) -> None:
         """Records prepared `BoundLaunch`es, `count` times in sequence."""
+        ...
+
+    def add_graph(self, graph: Any, count: int) -> None:
+        """Records the nodes of another graph (`hearthd.device.graphs.capture.GraphEntry`), `count` times."""
         ...
 
     def add_copy(self, destination: Buffer, source: Buffer, node: CopyNode) -> None:
@@ -129,11 +149,15 @@ class LogicalStream:
 class EventEntry:
     """A client's event; `event` is None until it has been recorded."""
 
-    __slots__ = ("event", "handle")
+    __slots__ = ("capture", "event", "handle", "point")
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.event: Event | None = None
+        self.capture: Any = None
+        """The capture in which the event was recorded last (`Capturing`); None if it was recorded outside a capture."""
+        self.point: frozenset[int] = frozenset()
+        """Nodes of the graph that complete before the event, if it was recorded in a capture."""
 
 
 class ProfileEntry:

@@ -48,6 +48,7 @@ FEATURES = (
     "integers",
     "premul_sum",
     "struct_pointers",
+    "graph_composition",
 )
 
 
