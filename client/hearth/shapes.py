@@ -89,7 +89,10 @@ def _fix(value: Any) -> str:
     import re
 
     if isinstance(value, str) and re.fullmatch(_ML_DTYPE, value):
-        return "install the package that has it: pip install ml-dtypes."
+        return (
+            "install the extra hearth-gpu[ml-dtypes] (in a clone: pip install '.[ml-dtypes]'), or the package: "
+            "pip install ml-dtypes."
+        )
     return "use a dtype of NumPy, e.g. np.float32."
 
 

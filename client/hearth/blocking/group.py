@@ -25,7 +25,8 @@ class Group(BaseGroup[Device, DeviceArray]):
 
     A device's rank is its position in the list. A group of devices of one session is made without any request. A group
     over several sessions is formed in the constructor by all their daemons, of which the first device's daemon
-    coordinates; it ends with `close`, at the end of ``with``, or when it is garbage-collected.
+    coordinates; it ends with `close`, at the end of ``with``, or when it is garbage-collected, after its operations are
+    done.
 
     Operations are sent one way, each device's part on its current stream. A part starts after the earlier work on the
     stream is done and all ranks have reached the operation; later work on the arrays waits for it. Errors of an
@@ -105,7 +106,8 @@ class Group(BaseGroup[Device, DeviceArray]):
     def close(self) -> None:
         """Closes the group, to which no more operations can be submitted then. Blocks for a few seconds at most.
 
-        Operations in progress fail if the group is over several sessions. A second call does nothing.
+        Operations in progress are completed; a group over several sessions is left in the background when they are
+        done. A second call does nothing.
         """
         self._close()
 

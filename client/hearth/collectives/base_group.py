@@ -492,7 +492,7 @@ class BaseGroup(Generic[D, A]):
 
     def _form_all(self) -> None:
         self._given = self._sorted = self._formations.form(tuple(range(len(self.devices))))
-        self._finalizer = weakref.finalize(self, abandon, self._formations.formed)
+        self._finalizer = weakref.finalize(self, abandon, self._formations)
         self._finalizer.atexit = False  # at exit the sessions end, and so do their groups
 
     def _chosen(self, ranks: Iterable[int]) -> list[D]:
@@ -550,7 +550,8 @@ class BaseGroup(Generic[D, A]):
         if batch is not None:
             batch.add(presented)
         else:
-            present(self._connections, self._given if ordered else self._sorted, by_rank(presented), timeout_ns)
+            order = self._given if ordered else self._sorted
+            present(self._connections, order, by_rank(presented), timeout_ns, last=self._formations.last)
 
     def _run_pair(self, part: RankPart, timeout_ns: int) -> None:
         assert part.peer is not None
@@ -564,13 +565,14 @@ class BaseGroup(Generic[D, A]):
                 reason="INVALID_ARGUMENT",
                 fix="send and receive in one group.batch(), or use y.copy_from(x).",
             )
-        present(self._connections, self._pair(part.rank, part.peer), {part.rank: [part]}, timeout_ns)
+        order = self._pair(part.rank, part.peer)
+        present(self._connections, order, {part.rank: [part]}, timeout_ns, last=self._formations.last)
 
     def _present_batch(
         self, parts: Mapping[int, Sequence[RankPart]], timeout_ns: int, on: Mapping[int, BaseStream | None]
     ) -> None:
         self._check_open()
-        present(self._connections, self._given, parts, timeout_ns, on)
+        present(self._connections, self._given, parts, timeout_ns, on, self._formations.last)
 
     def _pair(self, rank: int, peer: int) -> RankOrder:
         """Returns the rank order of a send between two ranks.

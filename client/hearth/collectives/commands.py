@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 from hearth import base_stream as streams
 from hearth.collectives import overlap
+from hearth.collectives.completion import LastOperation
 from hearth.session.collective_order import RankOrder, submit_in_order
 from hearth_proto.v1 import commands_pb2
 
@@ -24,6 +25,7 @@ def present(
     parts: Mapping[int, Sequence[RankPart]],
     timeout_ns: int,
     on: Mapping[int, BaseStream | None] | None = None,
+    last: MutableMapping[tuple[bytes, int], LastOperation] | None = None,
 ) -> None:
     """Submits one operation: the parts of each rank in `parts`. If an error is raised, no part is submitted.
 
@@ -33,12 +35,15 @@ def present(
         parts: Parts of each rank.
         timeout_ns: Nanoseconds until all ranks have arrived and finished; 0: the daemon's default.
         on: Stream of each rank; None: the current ones.
+        last: Receives the operation as the last one of its ranks, by group over daemons and rank.
 
     Raises:
         ArgumentError: Arrays of a rank overlap.
         LaunchError: A stream is being recorded in a graph.
     """
     commands: list[tuple[CollectiveSequence, Attachment, commands_pb2.Command]] = []
+    over_daemons = order.name if isinstance(order.name, bytes) else None
+    presented: dict[tuple[bytes, int], LastOperation] = {}
     for rank, own in parts.items():
         connection = connections[rank]
         attachment = connection.attachment()
@@ -49,8 +54,9 @@ def present(
         stream = streams.current(connection) if on is None else on[rank]
         command = commands_pb2.Command(stream=streams.resolve_for_collective(stream, connection, attachment))
         collective = command.collective
-        if isinstance(order.name, bytes):
-            collective.group = order.name
+        if over_daemons is not None:
+            collective.group = over_daemons
+            presented[over_daemons, rank] = LastOperation(connection, attachment, stream, command.stream)
         else:
             collective.devices.extend(order.name)
         collective.timeout_ns = timeout_ns
@@ -58,3 +64,5 @@ def present(
             part.write(collective.operations.add(), order)
         commands.append((connection.sequence, attachment, command))
     submit_in_order(commands, order)
+    if last is not None:
+        last.update(presented)

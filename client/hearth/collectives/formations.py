@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hearth import telemetry
-from hearth.collectives.rendezvous import Formed, form
+from hearth.collectives.completion import LastOperation, wait_until_done
+from hearth.collectives.rendezvous import LEAVE_S, Formed, form
 from hearth.session.collective_order import RankOrder, sorted_order
 
 if TYPE_CHECKING:
     from hearth.session.lease import NodeSession
+
+_DONE_S = 600.0
+"""Seconds for which the end of a group waits for the group's operations."""
 
 
 class Formations:
@@ -23,6 +29,8 @@ class Formations:
         `sessions` and `ordinals` describe the device of each rank; `timeout`: seconds for forming one group.
         """
         self.formed: list[Formed] = []
+        self.last: dict[tuple[bytes, int], LastOperation] = {}
+        """The last operation of each rank in each of these groups, by the group's id and the rank."""
         self._sessions = sessions
         self._ordinals = ordinals
         self._timeout = timeout
@@ -90,12 +98,38 @@ class Formations:
         return next((order.members for order in self._orders.values() if order.name == id), None)
 
     def leave(self) -> list[bytes]:
-        """Leaves all groups, also one that another thread is forming. Blocks. Returns the ids of the groups."""
+        """Leaves all groups, also one that another thread is forming. Returns the ids of the groups.
+
+        A group whose operations are under way is left when they are done. Blocks for `LEAVE_S` seconds at most; then
+        the rest happens in the background.
+        """
         self._closed = True
         left = list(self.formed)
-        for each in left:
-            each.leave()
+        deadline = time.monotonic() + LEAVE_S
+        for thread in [self.start_leaving(each) for each in left]:
+            thread.join(max(0.0, deadline - time.monotonic()))
         return [each.id for each in left]
+
+    def start_leaving(self, formed: Formed) -> threading.Thread:
+        """Leaves a group in the background, after its operations are done. Does not block.
+
+        Args:
+            formed: One of the groups.
+
+        Returns:
+            The thread that leaves the group.
+        """
+        operations = [operation for (id, _), operation in list(self.last.items()) if id == formed.id]
+        thread = threading.Thread(
+            target=partial(_leave_when_done, formed, operations), name="hearth-group", daemon=True
+        )
+        thread.start()
+        return thread
+
+
+def _leave_when_done(formed: Formed, operations: Sequence[LastOperation]) -> None:
+    wait_until_done(operations, _DONE_S)
+    formed.leave()
 
 
 def _pair(rank: int, peer: int) -> tuple[int, ...]:
@@ -103,7 +137,7 @@ def _pair(rank: int, peer: int) -> tuple[int, ...]:
     return (min(rank, peer), max(rank, peer))
 
 
-def abandon(formed: list[Formed]) -> None:
+def abandon(formations: Formations) -> None:
     """Leaves groups whose `Group` object was garbage-collected: see `NodeSession.abandon`."""
-    for each in formed:
-        each.coordinator.run_in_keeper(each.leave)
+    for each in formations.formed:
+        each.coordinator.run_in_keeper(partial(formations.start_leaving, each))

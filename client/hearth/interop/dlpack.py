@@ -250,5 +250,5 @@ def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
             return np.dtype(np.bool_)
     raise BufferError(
         f"DLPack type {code} of {bits} bits and {lanes} lanes has no corresponding dtype (bfloat16 and "
-        "8-bit floats require the package ml_dtypes)"
+        "8-bit floats require the package ml_dtypes, which is the extra hearth-gpu[ml-dtypes])"
     )
