@@ -101,7 +101,7 @@ def test_launches_are_ordered_by_the_targets(gpu: hearth.Device, nested: bool) -
     rows = gpu.pointers([hearth.read_only(x)])
     if nested:
         rows = gpu.pointers([rows])
-    for _ in range(2):  # the second time with a known plan
+    for _ in range(4):  # at first with a new plan, at last from the replay cache
         copy(1, 1, (rows, int(nested), y), stream=second)
         second.synchronize()
         with gated(gpu) as gate:
@@ -223,6 +223,34 @@ def test_the_command_and_its_refusals(raw: Raw) -> None:
     raw.call("Free", c.Free(buffers=[x, rows]))
     usage = raw.call("MemoryUsage", c.MemoryUsage())
     assert usage.allocations == 1, "the memory of targets is freed with the last array of pointers"
+
+
+def test_the_number_of_targets_is_bounded(gpu: hearth.Device) -> None:
+    """Each launch is ordered by all targets, so that their number is the time that a launch takes the daemon."""
+    kernel, out = gpu.RawModule(code=SUM).get_function("sum"), gpu.full(1, 5, np.float32)
+    parts = gpu.empty_many([(1, np.int8)] * 4096)
+    rows = [gpu.pointers(parts[:4095]) for _ in range(15)]
+    gpu.synchronize()
+    for targets, text in (
+        (parts, "reaches 4096 buffers, .* at most 4095"),
+        ([rows[0]], "reaches 4096 buffers"),
+        (parts[:4000] + parts[:4000], None),
+        (parts[:96], "the session reaches 65521; the maximum is 65520"),
+    ):
+        made = gpu.pointers(targets)
+        if text is None:
+            rows.append(made)
+            gpu.synchronize()
+            continue
+        kernel(1, 1, (made, 1, out))
+        with pytest.raises(hearth.QuotaExceededError, match=text) as refusal:
+            gpu.synchronize()
+        assert "by offsets" in refusal.value.fix
+        assert out.item() == 5, "the launch was skipped"
+    rows.clear()
+    del made
+    gpu.pointers(parts[:4095])
+    gpu.synchronize()
 
 
 def test_asyncio(daemon: DaemonProcess) -> None:

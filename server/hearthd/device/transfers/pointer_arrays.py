@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from hearth_proto.launches import MAX_PARAMETER_BYTES
 from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
@@ -19,10 +20,16 @@ from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import POINTERS, Buffer, Reach
 from hearthd.device.session.launch_plan import Q
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.copy_commands import CopyCommands
 from hearthd.device.transfers.staged import DirectCopies, locate
 
 WHAT = "write of pointers"
+MAX_REACHED = MAX_PARAMETER_BYTES // Q.size
+"""Most buffers that one array reaches: as many as a kernel can have as arguments, because each launch is ordered by all
+of them."""
+MAX_REACHED_BY_SESSION = 16 * MAX_REACHED
+"""Most buffers that all arrays of a session reach, counted for each array."""
 
 
 class PointerCommands:
@@ -33,24 +40,18 @@ class PointerCommands:
         self._memory = memory
         self._copies = copies
 
-    def write(self, origin: Origin, command: commands_pb2.WritePointers) -> Operation:
+    def write(self, origin: Origin, command: commands_pb2.WritePointers) -> Operation | None:
         """Returns the operation that fills the buffer with `data` and the addresses.
 
-        The targets are held, and order launches of the buffer, from the arrival of the command on. Raises
-        Refusal(INVALID_ARGUMENT) for a buffer or a place that cannot have pointers.
+        The targets are held, and order launches of the buffer, from the arrival of the command on. If the command is
+        refused, the contents of the buffer are invalid, so that no kernel takes them for addresses.
         """
-        session = origin.session
-        buffer = session.buffers.find(command.buffer)
-        targets = [session.buffers.find(pointer.buffer) for pointer in command.pointers]
-        _check(buffer, targets, command)
-        reached: dict[Buffer, bool] = {}
-        for pointer, target in zip(command.pointers, targets, strict=True):
-            for each, only_read in (Reach(target, pointer.read_only), *target.reaches):
-                reached[each] = only_read and reached.get(each, True)
-        reached.pop(buffer, None)
-        self._memory.hold_reached(buffer, [Reach(each, only_read) for each, only_read in reached.items()])
-        session.shares = True
-        session.replay_cache.forget()  # forgets launches with the buffer that are not ordered by its targets
+        buffer = origin.session.buffers.find(command.buffer)
+        try:
+            targets = self._hold(origin.session, buffer, command)
+        except Refusal as refusal:
+            origin.fail(refusal, () if buffer.has_pointers else (buffer,))
+            return None
         rows = RowLayout(0, len(command.data))
         direct = DirectCopies(self._device, origin, buffer, rows)
         operation = Operation(
@@ -60,8 +61,27 @@ class PointerCommands:
             reads=tuple(dict.fromkeys(target for target in targets if target is not buffer)),
             spoils=(buffer,),
         )
-        operation.on_failure = lambda _: self._memory.release_reached(session, buffer)
+        operation.on_failure = lambda _: self._memory.release_reached(origin.session, buffer)
         return operation
+
+    def _hold(self, session: DeviceSession, buffer: Buffer, command: commands_pb2.WritePointers) -> list[Buffer]:
+        """Returns the target of each pointer, and holds all buffers that the array reaches.
+
+        Raises Refusal(INVALID_HANDLE), Refusal(INVALID_ARGUMENT) for a buffer or a place that cannot have pointers, and
+        Refusal(QUOTA_EXCEEDED) for too many targets; without effect in these cases.
+        """
+        targets = [session.buffers.find(pointer.buffer) for pointer in command.pointers]
+        _check(buffer, targets, command)
+        reached: dict[Buffer, bool] = {}
+        for pointer, target in zip(command.pointers, targets, strict=True):
+            for each, only_read in (Reach(target, pointer.read_only), *target.reaches):
+                reached[each] = only_read and reached.get(each, True)
+        reached.pop(buffer, None)
+        _check_number(buffer, len(reached), session.reached)
+        self._memory.hold_reached(session, buffer, [Reach(each, only_read) for each, only_read in reached.items()])
+        session.shares = True
+        session.replay_cache.forget()  # forgets launches with the buffer that are not ordered by its targets
+        return targets
 
     def _write(
         self,
@@ -117,6 +137,29 @@ def _check(buffer: Buffer, targets: Sequence[Buffer], command: commands_pb2.Writ
             details={"buffer": buffer.handle, "buffer_size": buffer.size},
             fields=["pointers"],
         )
+
+
+def _check_number(buffer: Buffer, number: int, before: int) -> None:
+    """Raises Refusal(QUOTA_EXCEEDED) if the array reaches too many buffers.
+
+    Args:
+        buffer: The array.
+        number: Number of buffers that it reaches.
+        before: Number that the other arrays of the session reach.
+    """
+    of_session = before + number
+    if number <= MAX_REACHED and of_session <= MAX_REACHED_BY_SESSION:
+        return
+    limit = f"an array of pointers reaches at most {MAX_REACHED}"
+    if number <= MAX_REACHED:
+        limit = f"with its other arrays of pointers the session reaches {of_session}; the maximum is "
+        limit += str(MAX_REACHED_BY_SESSION)
+    raise Refusal(
+        Reason.QUOTA_EXCEEDED,
+        f"{WHAT}: buffer {buffer.handle} reaches {number} buffers, directly or through others; {limit}",
+        fix="point to places in a few large buffers, by offsets, or free arrays of pointers",
+        details={"buffer": buffer.handle, "requested": number, "in_use": before, "allowed": MAX_REACHED},
+    )
 
 
 def _relocated(command: commands_pb2.WritePointers, targets: Sequence[Buffer]) -> bytes:
