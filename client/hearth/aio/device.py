@@ -495,6 +495,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             ArgumentError: There are too many pointers for one command, or an offset is beyond the end of its array.
             LaunchTypeError: A target is not a device array.
             UnsupportedError: A target belongs to another device or session, or the daemon has no arrays of pointers.
+            QuotaExceededError: The array reaches more than 4095 other arrays. Raised by the next call that waits.
         """
         from hearth.kernels.pointer_arrays import pointer_array
 

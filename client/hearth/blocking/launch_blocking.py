@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _STREAM = 4
 """Position of the stream's handle among the fields of a record's header."""
-_WORK = ("fill", "copy")
+_WORK = ("fill", "copy", "write_pointers")
 """Kinds of one-way commands that are waited for."""
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
+MAX_POINTERS = 65_536
+"""Most pointers in one array, which the daemon checks too."""
+
 _Places = Sequence[tuple[int, "DeviceOperand"]]
 
 
@@ -47,19 +50,25 @@ def pointer_array(device: DeviceContext[A], targets: Any, stream: BaseStream | N
     pointers.check_supported(connection.limits.struct_pointers)
     shape, dtype, data, places = _structures(targets) if _is_structured(targets) else _listed(targets)
     limit = connection.limits.max_inline_bytes
-    if len(data) > limit:
+    if len(data) > limit or len(places) > MAX_POINTERS:
         raise ArgumentError(
-            f"an array of pointers of {len(data)} bytes does not fit one command; the maximum is {limit} bytes, "
-            f"which is {limit // POINTER_BYTES} pointers.",
+            f"an array of {len(places)} pointers in {len(data)} bytes does not fit one command; the maximum is "
+            f"{MAX_POINTERS} pointers in {limit} bytes.",
             reason="MESSAGE_TOO_LARGE",
             fix="make several arrays of pointers, and an array of pointers to these.",
         )
     command = commands_pb2.Command()
     written = command.write_pointers
+    indexes: dict[tuple[int, bool], int] = {}
     for at, target in places:
-        _check(connection, target)
-        place = written.pointers.add(at=at, buffer=target._memory.handle, offset=target._offset)
-        place.read_only = isinstance(target, ReadOnly)
+        key = target._memory.handle, isinstance(target, ReadOnly)
+        if key not in indexes:
+            _check(connection, target)
+            indexes[key] = len(indexes)
+            written.targets.add(buffer=key[0], read_only=key[1])
+        written.at.append(at)
+        written.target.append(indexes[key])
+        written.offset.append(target._offset)
     made: Any = allocate(device, shape, dtype, stream)
     if data:
         attachment = made._usable()

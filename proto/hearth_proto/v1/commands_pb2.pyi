@@ -311,25 +311,27 @@ class Fill(_message.Message):
     def __init__(self, buffer: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., pattern: _Optional[bytes] = ...) -> None: ...
 
 class WritePointers(_message.Message):
-    __slots__ = ("buffer", "data", "pointers")
-    class Pointer(_message.Message):
-        __slots__ = ("at", "buffer", "offset", "read_only")
-        AT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("buffer", "data", "targets", "at", "target", "offset")
+    class Target(_message.Message):
+        __slots__ = ("buffer", "read_only")
         BUFFER_FIELD_NUMBER: _ClassVar[int]
-        OFFSET_FIELD_NUMBER: _ClassVar[int]
         READ_ONLY_FIELD_NUMBER: _ClassVar[int]
-        at: int
         buffer: int
-        offset: int
         read_only: bool
-        def __init__(self, at: _Optional[int] = ..., buffer: _Optional[int] = ..., offset: _Optional[int] = ..., read_only: bool = ...) -> None: ...
+        def __init__(self, buffer: _Optional[int] = ..., read_only: bool = ...) -> None: ...
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    POINTERS_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     buffer: int
     data: bytes
-    pointers: _containers.RepeatedCompositeFieldContainer[WritePointers.Pointer]
-    def __init__(self, buffer: _Optional[int] = ..., data: _Optional[bytes] = ..., pointers: _Optional[_Iterable[_Union[WritePointers.Pointer, _Mapping]]] = ...) -> None: ...
+    targets: _containers.RepeatedCompositeFieldContainer[WritePointers.Target]
+    at: _containers.RepeatedScalarFieldContainer[int]
+    target: _containers.RepeatedScalarFieldContainer[int]
+    offset: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, buffer: _Optional[int] = ..., data: _Optional[bytes] = ..., targets: _Optional[_Iterable[_Union[WritePointers.Target, _Mapping]]] = ..., at: _Optional[_Iterable[int]] = ..., target: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MemoryUsage(_message.Message):
     __slots__ = ()

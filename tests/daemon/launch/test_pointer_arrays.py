@@ -101,7 +101,7 @@ def test_launches_are_ordered_by_the_targets(gpu: hearth.Device, nested: bool) -
     rows = gpu.pointers([hearth.read_only(x)])
     if nested:
         rows = gpu.pointers([rows])
-    for _ in range(2):  # the second time with a known plan
+    for _ in range(4):  # at first with a new plan, at last from the replay cache
         copy(1, 1, (rows, int(nested), y), stream=second)
         second.synchronize()
         with gated(gpu) as gate:
@@ -188,8 +188,8 @@ def test_invalid_targets(pair: list[hearth.Device]) -> None:
         gpu.pointers([(x, 17)])
     with pytest.raises(hearth.UnsupportedError, match="another device or session"):
         gpu.pointers([other.ones(4, np.float32)])
-    with pytest.raises(hearth.ArgumentError, match=r"the maximum is .* pointers"):
-        gpu.pointers([x] * 1_000_000)
+    with pytest.raises(hearth.ArgumentError, match=r"an array of 65537 pointers .* maximum is 65536"):
+        gpu.pointers([x] * 65_537)
     freed = gpu.ones(4, np.float32)
     freed.free()
     with pytest.raises(hearth.InvalidHandleError, match="was freed"):
@@ -199,30 +199,76 @@ def test_invalid_targets(pair: list[hearth.Device]) -> None:
 def test_the_command_and_its_refusals(raw: Raw) -> None:
     """The daemon checks what the Python client checks itself, and takes pointers into the buffer itself."""
     x, rows, unfilled = raw.buffer(bytes(12)), raw.buffer(bytes(24)), raw.buffer(bytes(16))
-    place = c.WritePointers.Pointer
-    for data, pointers, reason, text in (
-        (16, [], Reason.INVALID_ARGUMENT, "has 24 bytes, and `data` 16"),
-        (24, [place(at=17, buffer=x)], Reason.INVALID_ARGUMENT, "a pointer at byte 17"),
-        (24, [place(at=8, buffer=x), place(at=4, buffer=x)], Reason.INVALID_ARGUMENT, "a pointer at byte 4"),
-        (24, [place(buffer=x, offset=13)], Reason.OUT_OF_BOUNDS, f"byte 13 of buffer {x}, which has 12"),
-        (24, [place(buffer=99)], Reason.INVALID_HANDLE, "buffer 99"),
+    target = c.WritePointers.Target
+
+    def command(size: int, *pointers: tuple[int, int, int]) -> c.WritePointers:
+        """Returns the command with (offset, target, offset in the target) of each pointer."""
+        made = c.WritePointers(buffer=rows, data=struct.pack("<QQQ", 5, 6, 7)[:size])
+        made.targets.extend([target(buffer=x), target(buffer=rows, read_only=True)])
+        for at, index, offset in pointers:
+            made.at.append(at)
+            made.target.append(index)
+            made.offset.append(offset)
+        return made
+
+    short = command(24, (0, 0, 0))
+    short.offset.append(1)
+    unknown = command(24)
+    unknown.targets.add(buffer=99)
+    many = command(24)
+    for column in (many.at, many.target, many.offset):
+        column.extend([0] * 65_537)
+    for wrong, reason, text in (
+        (command(16), Reason.INVALID_ARGUMENT, "has 24 bytes, and `data` 16"),
+        (command(24, (17, 0, 0)), Reason.INVALID_ARGUMENT, "a pointer at byte 17"),
+        (command(24, (8, 0, 0), (4, 0, 0)), Reason.INVALID_ARGUMENT, "a pointer at byte 4"),
+        (command(24, (0, 2, 0)), Reason.INVALID_ARGUMENT, "a pointer to target 2; there are 2"),
+        (command(24, (0, 0, 13)), Reason.OUT_OF_BOUNDS, f"byte 13 of buffer {x}, which has 12"),
+        (short, Reason.INVALID_ARGUMENT, "1 places of pointers, 1 targets and 2 offsets"),
+        (many, Reason.INVALID_ARGUMENT, "65537 pointers; the maximum is 65536"),
+        (unknown, Reason.INVALID_HANDLE, "buffer 99"),
     ):
-        command = c.WritePointers(buffer=rows, data=bytes(data), pointers=pointers)
-        refusal = refused(raw.call, "WritePointers", command)
+        refusal = refused(raw.call, "WritePointers", wrong)
         assert refusal.reason == reason and text in refusal.message, refusal.message
-    pointers = [place(buffer=x, offset=12), place(at=8, buffer=rows, offset=16)]
-    command = c.WritePointers(buffer=rows, data=struct.pack("<QQQ", 5, 6, 7), pointers=pointers)
-    raw.call("WritePointers", command)
+    raw.call("WritePointers", command(24, (0, 0, 12), (8, 1, 16)))
     to_x, to_rows, seven = struct.unpack("<QQQ", raw.read(rows, 24))
     assert to_x and to_rows and seven == 7
-    assert refused(raw.call, "WritePointers", command).reason == Reason.INVALID_ARGUMENT
+    assert refused(raw.call, "WritePointers", command(24)).reason == Reason.INVALID_ARGUMENT
     assert refused(raw.call, "Write", c.Write(buffer=rows, data=bytes(8))).reason == Reason.READ_ONLY
     raw.call("WritePointers", c.WritePointers(buffer=unfilled, data=bytes(16)))
-    again = c.WritePointers(buffer=unfilled, data=bytes(16), pointers=[place(buffer=x)])
+    again = c.WritePointers(buffer=unfilled, data=bytes(16), targets=[target(buffer=x)])
     assert refused(raw.call, "WritePointers", again).reason == Reason.INVALID_ARGUMENT
     raw.call("Free", c.Free(buffers=[x, rows]))
     usage = raw.call("MemoryUsage", c.MemoryUsage())
     assert usage.allocations == 1, "the memory of targets is freed with the last array of pointers"
+
+
+def test_the_number_of_targets_is_bounded(gpu: hearth.Device) -> None:
+    """Each launch is ordered by all targets, so that their number is the time that a launch takes the daemon."""
+    kernel, out = gpu.RawModule(code=SUM).get_function("sum"), gpu.full(1, 5, np.float32)
+    parts = gpu.empty_many([(1, np.int8)] * 4096)
+    rows = [gpu.pointers(parts[:4095]) for _ in range(15)]
+    gpu.synchronize()
+    for targets, text in (
+        (parts, "reaches 4096 buffers, .* at most 4095"),
+        ([rows[0]], "reaches 4096 buffers"),
+        (parts[:4000] + parts[:4000], None),
+        (parts[:96], "the session reaches 65521; the maximum is 65520"),
+    ):
+        made = gpu.pointers(targets)
+        if text is None:
+            rows.append(made)
+            gpu.synchronize()
+            continue
+        kernel(1, 1, (made, 1, out))
+        with pytest.raises(hearth.QuotaExceededError, match=text) as refusal:
+            gpu.synchronize()
+        assert "by offsets" in refusal.value.fix
+        assert out.item() == 5, "the launch was skipped"
+    rows.clear()
+    del made
+    gpu.pointers(parts[:4095])
+    gpu.synchronize()
 
 
 def test_asyncio(daemon: DaemonProcess) -> None:

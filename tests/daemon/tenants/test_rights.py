@@ -47,6 +47,7 @@ def command(kind: str, handle: int) -> c.Command:
         "read": c.Read(buffer=handle, size=4),
         "copy": c.Copy(destination=handle, source=handle, size=4, source_offset=8),
         "fill": c.Fill(buffer=handle, size=4, pattern=b"\1"),
+        "write_pointers": c.WritePointers(buffer=handle, data=bytes(16)),
         "create_stream": c.CreateStream(stream=handle),
         "destroy_stream": c.DestroyStream(stream=handle),
         "record_event": c.RecordEvent(event=handle),
@@ -252,7 +253,8 @@ def test_commands(world: World, kind: str, right: str) -> None:
         assert normal(others) == normal(absent) or kind == "start_trace", "which takes no handle, and works once"
 
 
-HANDLES = {"buffer": ("read", "write", "fill", "copy"), "function": ("launch", "launches", "occupancy"),
+HANDLES = {"buffer": ("read", "write", "fill", "copy", "write_pointers"),
+           "function": ("launch", "launches", "occupancy"),
            "module": ("get_function", "describe_module"), "event": ("wait_event", "query_event"),
            "graph": ("launch_graph",), "prepared list": ("launch_prepared",), "profile": ("end_profile",)}  # fmt: skip
 

@@ -333,9 +333,10 @@ def split(pointers: Sequence[Pointer], readers: Sequence[bool]) -> tuple[list[Bu
     for index, pointer in enumerate(pointers):
         buffer = pointer.buffer if isinstance(pointer, TensorMapEntry) else pointer
         only_read = buffer.read_only is not None or (index < len(readers) and readers[index])
+        if buffer.reaches and buffer not in written and buffer not in read:
+            for reach in buffer.reaches:
+                (written if reach.may_write else read)[reach.buffer] = None
         (read if only_read else written)[buffer] = None
-        for each, reached_only_read in buffer.reaches:
-            (read if reached_only_read or each.read_only is not None else written)[each] = None
     return list(written), [buffer for buffer in read if buffer not in written]
 
 

@@ -18,7 +18,7 @@ from hearthd.device.launch.binder import Binder
 from hearthd.device.launch.deferred_launch import LaunchRun
 from hearthd.device.operation import Operation, Origin, ReplySink, submit
 from hearthd.device.session import permissions
-from hearthd.device.session.buffer import Buffer
+from hearthd.device.session.buffer import Buffer, Reach
 from hearthd.device.session.launch_plan import KEY_AT, LaunchPlan, Q
 from hearthd.device.session.session import BatchEntry, DeviceSession, KnownLaunch
 from hearthd.device.session.stream import LogicalStream
@@ -211,12 +211,15 @@ class LaunchCommands:
         tracks = device.tracks
         reads: list[Usage] = []
         if plan.readers or session.shares:
-            if session.shares and any(buffers[handle].reaches for handle in self._handles(plan, data, at)):
-                return False  # the launch is also ordered by the targets of an array of pointers
             everything = usages
             readers = plan.readers if not session.shares else self._readers(session, plan, data, at)
             usages = [usage for usage, reader in zip(everything, readers, strict=True) if not reader]
             reads = [usage for usage in everything if usage not in usages]
+            if session.shares and (reached := self._reached(session, plan, data, at)):
+                if any(reach.buffer.failure is not None for reach in reached):
+                    return False
+                usages += [reach.buffer.usage for reach in reached if reach.may_write]
+                reads = [usage for usage in (*reads, *(reach.buffer.usage for reach in reached)) if usage not in usages]
         position = tracks.before(track, usages, reads)
         track.launched.append((position, plan.name, session.id))
         try:
@@ -231,10 +234,11 @@ class LaunchCommands:
         return True
 
     @staticmethod
-    def _handles(plan: LaunchPlan, data: bytes, at: int) -> tuple[int, ...]:
-        """Returns the handles of the launch's buffers."""
-        handles: tuple[int, ...] = plan.handles.unpack_from(data, at + plan.handles_at)
-        return handles
+    def _reached(session: DeviceSession, plan: LaunchPlan, data: bytes, at: int) -> list[Reach]:
+        """Returns the targets of the launch's arrays of pointers."""
+        buffers = session.buffers.items
+        handles = plan.handles.unpack_from(data, at + plan.handles_at)
+        return [reach for handle in set(handles) for reach in buffers[handle].reaches]
 
     @staticmethod
     def _readers(session: DeviceSession, plan: LaunchPlan, data: bytes, at: int) -> Sequence[bool]:

@@ -154,13 +154,14 @@ class MemoryCommands:
         if buffer.freed and not buffer.holders:
             self._give_back(session, buffer)
 
-    def hold_reached(self, buffer: Buffer, reached: Sequence[Reach]) -> None:
+    def hold_reached(self, session: DeviceSession, buffer: Buffer, reached: Sequence[Reach]) -> None:
         """Makes `buffer` an array of pointers to the buffers `reached`, whose memory is kept until `release_reached`.
 
         The array itself is held as well, so that no free of it takes the inline path.
         """
         if reached:
             buffer.reaches = tuple(reached)
+            session.reached += len(reached)
             for each in (buffer, *(reach.buffer for reach in reached)):
                 self.hold(each)
 
@@ -168,6 +169,7 @@ class MemoryCommands:
         """Ends `hold_reached`. A second call has no effect. `session` is the session that owns the buffers."""
         reached, buffer.reaches = buffer.reaches, ()
         if reached:
+            session.reached -= len(reached)
             buffer.holders -= 1
             for reach in reached:
                 self.unhold(session, reach.buffer)

@@ -29,6 +29,11 @@ class Reach(NamedTuple):
     buffer: Buffer
     only_read: bool
 
+    @property
+    def may_write(self) -> bool:
+        """True if a kernel may write to the buffer."""
+        return not self.only_read and self.buffer.read_only is None
+
 
 class Buffer:
     """Device memory under a handle. `usage` orders its users; `failure` is the reason why its contents are invalid."""

@@ -108,7 +108,11 @@ class DeviceSession:
     """State of one session on this device."""
 
     shares = False
-    """True once the session has had read-only buffers. Launches only read such buffers, whatever their layout says."""
+    """True once the session has had read-only buffers or arrays of pointers. Launches only read such buffers, whatever
+    their layout says, and are ordered by the targets of the pointers."""
+
+    reached = 0
+    """Number of buffers that the session's arrays of pointers reach, counted for each array."""
 
     signals: CompletionSignals | None = None
     """The memory for completion signals of the session; None if the session has requested none."""

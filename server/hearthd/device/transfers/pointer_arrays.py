@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 
+from hearth_proto.launches import MAX_PARAMETER_BYTES
 from hearth_proto.layouts import RowLayout
 from hearth_proto.reasons import Reason, Refusal
 from hearth_proto.v1 import commands_pb2
@@ -19,10 +21,18 @@ from hearthd.device.memory.commands import MemoryCommands
 from hearthd.device.operation import Operation, Origin
 from hearthd.device.session.buffer import POINTERS, Buffer, Reach
 from hearthd.device.session.launch_plan import Q
+from hearthd.device.session.session import DeviceSession
 from hearthd.device.transfers.copy_commands import CopyCommands
 from hearthd.device.transfers.staged import DirectCopies, locate
 
 WHAT = "write of pointers"
+MAX_POINTERS = 65_536
+"""Most pointers in one array, which bounds the time that one command takes this thread: about 30 ms."""
+MAX_REACHED = MAX_PARAMETER_BYTES // Q.size
+"""Most buffers that one array reaches: as many as a kernel can have as arguments, because each launch is ordered by all
+of them."""
+MAX_REACHED_BY_SESSION = 16 * MAX_REACHED
+"""Most buffers that all arrays of a session reach, counted for each array."""
 
 
 class PointerCommands:
@@ -33,24 +43,18 @@ class PointerCommands:
         self._memory = memory
         self._copies = copies
 
-    def write(self, origin: Origin, command: commands_pb2.WritePointers) -> Operation:
+    def write(self, origin: Origin, command: commands_pb2.WritePointers) -> Operation | None:
         """Returns the operation that fills the buffer with `data` and the addresses.
 
-        The targets are held, and order launches of the buffer, from the arrival of the command on. Raises
-        Refusal(INVALID_ARGUMENT) for a buffer or a place that cannot have pointers.
+        The targets are held, and order launches of the buffer, from the arrival of the command on. If the command is
+        refused, the contents of the buffer are invalid, so that no kernel takes them for addresses.
         """
-        session = origin.session
-        buffer = session.buffers.find(command.buffer)
-        targets = [session.buffers.find(pointer.buffer) for pointer in command.pointers]
-        _check(buffer, targets, command)
-        reached: dict[Buffer, bool] = {}
-        for pointer, target in zip(command.pointers, targets, strict=True):
-            for each, only_read in (Reach(target, pointer.read_only), *target.reaches):
-                reached[each] = only_read and reached.get(each, True)
-        reached.pop(buffer, None)
-        self._memory.hold_reached(buffer, [Reach(each, only_read) for each, only_read in reached.items()])
-        session.shares = True
-        session.replay_cache.forget()  # forgets launches with the buffer that are not ordered by its targets
+        buffer = origin.session.buffers.find(command.buffer)
+        try:
+            targets = self._hold(origin.session, buffer, command)
+        except Refusal as refusal:
+            origin.fail(refusal, () if buffer.has_pointers else (buffer,))
+            return None
         rows = RowLayout(0, len(command.data))
         direct = DirectCopies(self._device, origin, buffer, rows)
         operation = Operation(
@@ -60,8 +64,27 @@ class PointerCommands:
             reads=tuple(dict.fromkeys(target for target in targets if target is not buffer)),
             spoils=(buffer,),
         )
-        operation.on_failure = lambda _: self._memory.release_reached(session, buffer)
+        operation.on_failure = lambda _: self._memory.release_reached(origin.session, buffer)
         return operation
+
+    def _hold(self, session: DeviceSession, buffer: Buffer, command: commands_pb2.WritePointers) -> list[Buffer]:
+        """Returns the target of each pointer, and holds all buffers that the array reaches.
+
+        Raises Refusal(INVALID_HANDLE), Refusal(INVALID_ARGUMENT) for a buffer or a place that cannot have pointers, and
+        Refusal(QUOTA_EXCEEDED) for too many targets; without effect in these cases.
+        """
+        targets = [session.buffers.find(target.buffer) for target in command.targets]
+        _check(buffer, targets, command)
+        reached: dict[Buffer, bool] = {}
+        for named, target in zip(command.targets, targets, strict=True):
+            for each, only_read in (Reach(target, named.read_only), *target.reaches):
+                reached[each] = only_read and reached.get(each, True)
+        reached.pop(buffer, None)
+        _check_number(buffer, len(reached), session.reached)
+        self._memory.hold_reached(session, buffer, [Reach(each, only_read) for each, only_read in reached.items()])
+        session.shares = True
+        session.replay_cache.forget()  # forgets launches with the buffer that are not ordered by its targets
+        return targets
 
     def _write(
         self,
@@ -89,8 +112,8 @@ class PointerCommands:
 def _check(buffer: Buffer, targets: Sequence[Buffer], command: commands_pb2.WritePointers) -> None:
     """Raises Refusal(INVALID_ARGUMENT) if the buffer cannot be an array of pointers to the targets."""
     why = fix = ""
-    size = len(command.data)
-    end = 0
+    size, number = len(command.data), len(command.at)
+    variable = next((target for target in targets if target.module is not None), None)
     if buffer.has_pointers:
         why, fix = POINTERS.why, POINTERS.fix
     elif buffer.durable is not None:
@@ -99,38 +122,75 @@ def _check(buffer: Buffer, targets: Sequence[Buffer], command: commands_pb2.Writ
         why, fix = "is a variable of a module", "use a buffer that was allocated"
     elif size != buffer.size:
         why, fix = f"has {buffer.size} bytes, and `data` {size}", "send the contents of the whole buffer"
-    for pointer, target in zip(command.pointers, targets, strict=True):
-        if why:
-            break
-        if pointer.at < end or pointer.at + Q.size > size:
-            why = f"has {size} bytes, and a pointer at byte {pointer.at}, which overlaps its end or another pointer"
-            fix = "name the places of the pointers in ascending order"
-        elif target.module is not None:
-            why = f"would point to buffer {target.handle}, a variable of a module, which ends with its module"
-            fix = "copy the variable to an array, and use that"
-        end = pointer.at + Q.size
+    elif number > MAX_POINTERS:
+        why, fix = f"would have {number} pointers; the maximum is {MAX_POINTERS}", "use several buffers"
+    elif not number == len(command.target) == len(command.offset):
+        why = f"has {number} places of pointers, {len(command.target)} targets and {len(command.offset)} offsets"
+        fix = "send one of each for every pointer"
+    elif number and max(command.target) >= len(targets):
+        why = f"has a pointer to target {max(command.target)}; there are {len(targets)}"
+        fix = "send indexes in `targets`, from 0"
+    elif number and (at := _misplaced(command.at, size)) is not None:
+        why = f"has {size} bytes, and a pointer at byte {at}, which overlaps its end or another pointer"
+        fix = "name the places of the pointers in ascending order"
+    elif variable is not None:
+        why = f"would point to buffer {variable.handle}, a variable of a module, which ends with its module"
+        fix = "copy the variable to an array, and use that"
     if why:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"{WHAT}: buffer {buffer.handle} {why}",
             fix=fix,
             details={"buffer": buffer.handle, "buffer_size": buffer.size},
-            fields=["pointers"],
         )
+
+
+def _misplaced(places: Sequence[int], size: int) -> int | None:
+    """Returns the first place at which no pointer fits into `size` bytes behind the one before; None if all fit."""
+    for before, at in pairwise(places):
+        if at < before + Q.size:
+            return at
+    return places[-1] if places[-1] + Q.size > size else None
+
+
+def _check_number(buffer: Buffer, number: int, before: int) -> None:
+    """Raises Refusal(QUOTA_EXCEEDED) if the array reaches too many buffers.
+
+    Args:
+        buffer: The array.
+        number: Number of buffers that it reaches.
+        before: Number that the other arrays of the session reach.
+    """
+    of_session = before + number
+    if number <= MAX_REACHED and of_session <= MAX_REACHED_BY_SESSION:
+        return
+    limit = f"an array of pointers reaches at most {MAX_REACHED}"
+    if number <= MAX_REACHED:
+        limit = f"with its other arrays of pointers the session reaches {of_session}; the maximum is "
+        limit += str(MAX_REACHED_BY_SESSION)
+    raise Refusal(
+        Reason.QUOTA_EXCEEDED,
+        f"{WHAT}: buffer {buffer.handle} reaches {number} buffers, directly or through others; {limit}",
+        fix="point to places in a few large buffers, by offsets, or free arrays of pointers",
+        details={"buffer": buffer.handle, "requested": number, "in_use": before, "allowed": MAX_REACHED},
+    )
 
 
 def _relocated(command: commands_pb2.WritePointers, targets: Sequence[Buffer]) -> bytes:
     """Returns the contents of the buffer with the addresses. Raises Refusal(OUT_OF_BOUNDS) for an offset."""
     data = bytearray(command.data)
-    for pointer, target in zip(command.pointers, targets, strict=True):
-        address = target.range(0, 0, WHAT)
-        if pointer.offset > target.size:
+    addresses = [target.range(0, 0, WHAT) for target in targets]
+    sizes = [target.size for target in targets]
+    put = Q.pack_into
+    for at, index, offset in zip(command.at, command.target, command.offset, strict=True):
+        if offset > sizes[index]:
+            target = targets[index]
             raise Refusal(
                 Reason.OUT_OF_BOUNDS,
-                f"{WHAT}: the pointer at byte {pointer.at} of buffer {command.buffer} starts at byte {pointer.offset} "
-                f"of buffer {target.handle}, which has {target.size}",
+                f"{WHAT}: the pointer at byte {at} of buffer {command.buffer} starts at byte {offset} of buffer "
+                f"{target.handle}, which has {target.size}",
                 fix="stay within the buffer",
-                details={"buffer": target.handle, "offset": pointer.offset, "buffer_size": target.size},
+                details={"buffer": target.handle, "offset": offset, "buffer_size": target.size},
             )
-        Q.pack_into(data, pointer.at, address + pointer.offset)
+        put(data, at, addresses[index] + offset)
     return bytes(data)

@@ -346,3 +346,21 @@ def test_profiles(gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function) ->
     with pytest.raises(ZeroDivisionError), gpu.profile():
         1 / 0  # noqa: B018
     gpu.synchronize()
+
+
+def test_a_daemon_without_pointers_in_structs_is_named(
+    gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function
+) -> None:
+    x = gpu.empty(4, np.float32)
+    value = hearth.Struct(bytes(16), pointers={8: x})
+    attempts = (
+        lambda: f(1, 1, (value,)),
+        lambda: gpu.pointers([x]),
+        lambda: gpu.dispatch(f, 1, 1, args=[value]),
+    )
+    for attempt in attempts:
+        with pytest.raises(hearth.UnsupportedError, match="takes no device pointers") as caught:
+            attempt()
+        assert '"struct_pointers"' in caught.value.fix
+    gpu.synchronize()
+    assert not daemon.records and not commands(daemon, "write_pointers")
