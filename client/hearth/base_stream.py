@@ -20,6 +20,7 @@ from hearth.errors import ArgumentError, InvalidHandleError, LaunchError
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
@@ -238,6 +239,15 @@ class BaseStream:
             return None
         return Cancelling(attachment, commands_pb2.Cancel(), self._handle)
 
+    def _check_callback(self) -> None:
+        """Raises `LaunchError` if the work of the stream is recorded: a recording contains no callbacks."""
+        if self._recorder is not None:
+            raise LaunchError(
+                "a function of the client cannot be recorded in a graph or in prepared launches.",
+                reason="CAPTURE_INVALID",
+                fix="call it after the launch of the graph: stream.launch_host_func(f).",
+            )
+
     def _record(self, event: BaseEvent) -> None:
         attachment = self._connection.attachment()
         handle = event._record_on(attachment, self._connection)
@@ -355,6 +365,12 @@ class BaseEvent:
         command.elapsed_time.start = start._recorded_on(attachment, self._connection)
         command.elapsed_time.end = self._recorded_on(attachment, self._connection)
         return self._connection.asking(command, lambda result: result.event.elapsed_ns / 1e6, attachment)
+
+    def _call_when_done(self, deliver: Callable[[Callable[[], None]], object], call: Callable[[], object]) -> None:
+        """Has `deliver` called with `call` when the work before the record is done; see `DoneCallback`."""
+        from hearth.session.callbacks import DoneCallback
+
+        DoneCallback(self._querying(True).reply, deliver, call, self)
 
     def _querying(self, wait: bool) -> PendingResult[bool]:
         attachment = self._connection.attachment()
