@@ -368,7 +368,7 @@ class BaseEvent:
 
     def _call_when_done(self, deliver: Callable[[Callable[[], None]], object], call: Callable[[], object]) -> None:
         """Has `deliver` called with `call` when the work before the record is done; see `DoneCallback`."""
-        from hearth.session.callbacks import DoneCallback
+        from hearth.session.reply import DoneCallback
 
         DoneCallback(self._querying(True).reply, deliver, call, self)
 

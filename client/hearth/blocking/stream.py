@@ -151,7 +151,7 @@ class Event(BaseEvent):
         self._when_done(partial(fn, self))
 
     def _when_done(self, call: Callable[[], object]) -> None:
-        from hearth.session.callbacks import CallbackThread
+        from hearth.blocking.callback_thread import CallbackThread
 
         self._call_when_done(self._connection.part(CallbackThread).deliver, call)
 
