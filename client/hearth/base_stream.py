@@ -21,6 +21,7 @@ from hearth.stream_scope import StreamScope, current_streams
 from hearth_proto.later import commands_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
@@ -330,6 +331,15 @@ class BaseStream(CupyNames):
         """Marks the stream as not captured, because the capture has ended."""
         self._recorder = self._capture = self._graph = self._before = self._probe = None
 
+    def _check_callback(self) -> None:
+        """Raises `LaunchError` if the work of the stream is recorded: a recording contains no callbacks."""
+        if self._recorder is not None:
+            raise LaunchError(
+                "a function of the client cannot be recorded in a graph or in prepared launches.",
+                reason="CAPTURE_INVALID",
+                fix="call it after the launch of the graph: stream.launch_host_func(f).",
+            )
+
     def _record(self, event: BaseEvent) -> None:
         attachment = self._connection.attachment()
         if self._capture is not None:
@@ -474,6 +484,12 @@ class BaseEvent(CupyNames):
         command.elapsed_time.start = start._recorded_on(attachment, self._connection)
         command.elapsed_time.end = self._recorded_on(attachment, self._connection)
         return self._connection.asking(command, lambda result: result.event.elapsed_ns / 1e6, attachment)
+
+    def _call_when_done(self, deliver: Callable[[Callable[[], None]], object], call: Callable[[], object]) -> None:
+        """Has `deliver` called with `call` when the work before the record is done; see `DoneCallback`."""
+        from hearth.session.reply import DoneCallback
+
+        DoneCallback(self._querying(True).reply, deliver, call, self)
 
     def _querying(self, wait: bool) -> PendingResult[bool]:
         attachment = self._connection.attachment()

@@ -319,6 +319,44 @@ class PendingResult(Generic[T]):
         return self._read(self.reply.wait(timeout))
 
 
+class DoneCallback:
+    """A callback for the answer to one request. It is not called if the request fails."""
+
+    def __init__(
+        self,
+        reply: Reply,
+        deliver: Callable[[Callable[[], None]], object],
+        call: Callable[[], object],
+        subject: object,
+    ) -> None:
+        """Registers the callback.
+
+        Args:
+            reply: Reply to the request, for which no other thread waits.
+            deliver: Passes a function on to the thread or event loop that calls it; must not block. Called once, by
+                the receiving thread, or at once if the answer has arrived.
+            call: The callback.
+            subject: The event that the request names, which is kept until the answer has arrived.
+        """
+        self._reply = reply
+        self._deliver: Callable[[Callable[[], None]], object] | None = deliver
+        self._call = call
+        self._subject = subject
+        self._lock = threading.Lock()
+        reply.listen(self._answered)
+
+    def _answered(self) -> None:
+        with self._lock:
+            deliver, self._deliver = self._deliver, None
+        if deliver is not None:
+            deliver(self._run)
+
+    def _run(self) -> None:
+        self._reply.unlisten()
+        if self._reply.error is None:
+            self._call()
+
+
 def offer_cancel(error: BaseException) -> None:
     """Adds a note to a Ctrl-C that interrupted a wait: the work continues, and can be cancelled.
 

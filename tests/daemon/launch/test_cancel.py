@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import threading
@@ -294,3 +295,35 @@ def test_a_command_that_has_begun_is_not_cancelled(gpu: hearth.Device) -> None:
         gate.open()
         gpu.synchronize()
     assert y.get()[0] == 1 + BEHIND
+
+
+@pytest.mark.parametrize("pinned", [False, True], ids=["ordinary", "pinned"])
+def test_large_writes_are_cancelled_with_their_transfers(gpu: hearth.Device, pinned: bool) -> None:
+    kernel, x = add(gpu), gpu.zeros(1, np.int32)
+    host = hearth.empty_pinned(3 << 20, np.int32) if pinned else np.empty(3 << 20, np.int32)
+    host[:] = 5
+    y = gpu.full(len(host), 1, np.int32)
+    gpu.synchronize()
+
+    def write() -> None:
+        with contextlib.suppress(hearth.CancelledError):
+            y.set(host)
+
+    with gated(gpu) as gate:
+        gate.hold(x)
+        for _ in range(BEHIND):
+            kernel((1,), (1,), (x, np.int32(1)))
+        writer = threading.Thread(target=write)
+        writer.start()
+        dropped = 0
+        while not dropped or writer.is_alive():  # the write may be sent after a cancel
+            dropped += gpu.cancel()
+            writer.join(0.01)
+        gate.open()
+        dropped_by(gpu)
+    assert len(np.unique(y.get())) == 1
+    host[:] = 6
+    y.set(host)
+    assert (y.get() == 6).all()
+    kernel((1,), (1,), (x, np.int32(1)))
+    gpu.synchronize()

@@ -1,4 +1,4 @@
-"""Cancelling of commands by asynchronous clients; see `tests/daemon/launch/test_cancel.py`."""
+"""Cancelling of commands, and callbacks, of asynchronous clients; see `tests/daemon/launch/test_cancel.py`."""
 
 from __future__ import annotations
 
@@ -60,5 +60,28 @@ def test_cancelling_without_work_has_no_effect(daemon: DaemonProcess) -> None:
             assert await gpu.cancel() == await gpu.stream().cancel() == 0
             gpu.zeros(1, np.int32)
             assert await gpu.cancel() in (0, 1)  # the fill of `x`, unless it has begun
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_callbacks_are_called_by_the_event_loop(daemon: DaemonProcess, way: str) -> None:
+    async def scenario() -> None:
+        async with connect(daemon, way) as node:
+            gpu = node.device(0)
+            called: asyncio.Queue[tuple[object, object]] = asyncio.Queue()
+
+            def call(value: object) -> None:
+                called.put_nowait((value, asyncio.get_running_loop()))
+
+            gate, loop = await Gate(gpu).made(), asyncio.get_running_loop()
+            gate.hold()
+            event = gpu.default_stream.record()
+            event.add_done_callback(call)
+            gpu.default_stream.launch_host_func(call, "function")
+            gpu.stream().launch_host_func(call, "another stream")
+            assert await called.get() == ("another stream", loop)
+            await gate.open()
+            assert [await called.get(), await called.get()] == [(event, loop), ("function", loop)]
 
     run(scenario)
