@@ -37,7 +37,7 @@ Stream.ptr Stream.__cuda_stream__ Event.ptr
 Stream.device_id
     keep the device that made the stream
 Stream.is_non_blocking
-    leave it out: every stream is non-blocking, and waits for no other stream
+    leave it out: every stream is non-blocking, and waits for another one only for work on the same array
 Stream.add_callback Stream.launch_host_func
     wait in a thread, s.record().synchronize(), and call the function there
 Stream.begin_capture Stream.end_capture cuda.Graph
@@ -173,7 +173,7 @@ cuda.runtime.streamWaitEvent
 cuda.runtime.streamGetPriority
     use s.priority
 cuda.runtime.streamGetFlags
-    leave it out: every stream is non-blocking, and waits for no other stream
+    leave it out: every stream is non-blocking, and waits for another one only for work on the same array
 cuda.runtime.streamAddCallback cuda.runtime.launchHostFunc
     wait in a thread, s.record().synchronize(), and call the function there
 cuda.runtime.streamBeginCapture cuda.runtime.streamEndCapture cuda.runtime.graphInstantiate

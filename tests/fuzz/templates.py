@@ -54,6 +54,10 @@ TEMPLATES: dict[str, Message] = {
             ],
         ),
         c.CollectiveOperation(
+            kind=c.COLLECTIVE_KIND_ALL_REDUCE, source=SMALL, destination=LARGE, count=4, dtype="float32",
+            op=c.REDUCE_OP_PREMUL_SUM, factor=bytes(4),
+        ),
+        c.CollectiveOperation(
             kind=c.COLLECTIVE_KIND_ALL_GATHER, source=SMALL, destination=LARGE, count=16, dtype="uint8"
         ),
         node_pb2.CreateGroupRequest(members=_MEMBERS, timeout_ns=10**9),

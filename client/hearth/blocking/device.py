@@ -142,7 +142,8 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
         Args:
             priority: CUDA stream priority: lower numbers are more urgent; None: 0.
-            non_blocking: CuPy's keyword, without effect: no stream waits for the default stream.
+            non_blocking: CuPy's keyword, without effect: a stream waits for another one only for work on the same
+                array.
 
         Returns:
             The new stream.
