@@ -225,6 +225,7 @@ _BY_REASON: Mapping[str, type[HearthError]] = {
     "LAUNCH_FAILED": LaunchError,
     "RESIDENCY_EXCEEDED": LaunchError,
     "OUT_OF_BOUNDS_WRITE": LaunchError,
+    "OUT_OF_BOUNDS_READ": LaunchError,
     "DATA_RACE": LaunchError,
     "TENSOR_MAP_INVALID": LaunchError,
     "CAPTURE_INVALID": LaunchError,

@@ -58,6 +58,7 @@ RETRIES: Mapping[str, Retry] = {
     "LAUNCH_FAILED": Retry.NEVER,
     "RESIDENCY_EXCEEDED": Retry.NEVER,
     "OUT_OF_BOUNDS_WRITE": Retry.NEVER,
+    "OUT_OF_BOUNDS_READ": Retry.NEVER,
     "TENSOR_MAP_INVALID": Retry.NEVER,
     "CAPTURE_INVALID": Retry.NEVER,
     "DEVICE_NOT_FOUND": Retry.NEVER,

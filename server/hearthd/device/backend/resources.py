@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -33,6 +33,42 @@ class Memory(Protocol):
     @property
     def reserved(self) -> int:
         """Size in bytes that counts as in use: `size`, rounded up to the granularity of the allocator."""
+        ...
+
+
+@dataclass(frozen=True)
+class StrayAccess:
+    """An access of a kernel outside of a guarded array."""
+
+    offset: int
+    """Offset of the first byte in bytes from the start of the array; negative before the array."""
+    writes: bool | None
+    """True for a write, False for a read; None: unknown."""
+    block: tuple[int, int, int]
+    """Index of the block that made the access."""
+
+
+class GuardedMemory(Protocol):
+    """Memory of an array and its surroundings, in which accesses outside of the array are noticed."""
+
+    @property
+    def address(self) -> int:
+        """Device address of the first byte."""
+        ...
+
+    def arm(self, stream: Stream) -> None:
+        """Notices the accesses of the later work on the stream. Only kernels may use the memory until `disarm`."""
+        ...
+
+    def disarm(self, stream: Stream) -> Callable[[], Sequence[StrayAccess]]:
+        """Ends `arm` after the earlier work on the stream.
+
+        The returned function returns the accesses; it may be called after the stream has completed this.
+        """
+        ...
+
+    def free(self, stream: Stream) -> None:
+        """Frees the memory after the earlier work on the stream."""
         ...
 
 

@@ -25,6 +25,7 @@ from hearthd.device.backend.graph_nodes import Dim, GraphNode, KernelNode, Launc
 from hearthd.device.backend.resources import (
     Event,
     Graph,
+    GuardedMemory,
     HostBuffer,
     HostInfo,
     Memory,
@@ -76,6 +77,18 @@ class ChecksRaces(Protocol):
 
         The error is DATA_RACE, or None if no race was found or the kernel is not checked. To be called after the stream
         has completed the launch.
+        """
+        ...
+
+
+@runtime_checkable
+class GuardsMemory(Protocol):
+    """A backend that notices the accesses of kernels outside of their arrays (the CPU's)."""
+
+    def guard(self, size: int, inside: int, inner: int) -> GuardedMemory | None:
+        """Returns `size` bytes for an array of `inner` bytes at the offset `inside`.
+
+        None: the backend cannot guard the array, and ordinary memory has to be used.
         """
         ...
 

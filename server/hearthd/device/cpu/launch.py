@@ -80,6 +80,8 @@ class CpuLauncher:
         self._toolchain = toolchain
         self._multiprocessors = multiprocessors
         self.crashes = CrashKeeping()
+        self.runtime: ctypes.CDLL | None = None
+        """Library that launches kernels; None until a module is loaded."""
 
     def note_session(self, stream: CpuStream) -> None:
         """Attributes the next work of the stream to the session of its last launch."""
@@ -93,6 +95,7 @@ class CpuLauncher:
         if not image.code.startswith(image_headers.ELF_MAGIC) or _OWN_SYMBOL not in image.code:
             raise _foreign(image.code)
         module = LoadedModule(CpuModule(image.code, self._toolchain()))
+        self.runtime = module.runtime
         self.crashes.set_runtime(module.runtime)
         return module
 

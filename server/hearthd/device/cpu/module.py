@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.cpu import libraries
+from hearthd.device.cpu.guards import declare_guards
 from hearthd.device.cpu.images.image import shared_bytes as kernels_shared_bytes
 from hearthd.device.cpu.libraries import LibraryMaker
 from hearthd.device.cpu.racecheck import MARK, Race, RaceReports
@@ -84,6 +85,7 @@ def load_runtime(toolchain: LibraryMaker | None = None) -> ctypes.CDLL:
             library.hearth_record.restype = library.hearth_whose.restype = None
             library.hearth_record.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
             library.hearth_whose.argtypes = [ctypes.c_char_p]
+            declare_guards(library)
             _runtimes[build] = library
         return _runtimes[build]
 

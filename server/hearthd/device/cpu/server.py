@@ -22,6 +22,7 @@ from hearthd.device.cpu.collective.communicators import CpuCommunicators
 from hearthd.device.cpu.compiler import CpuCompiler
 from hearthd.device.cpu.copies import fill_with, move_rows, rows_at
 from hearthd.device.cpu.graphs import CpuGraph, steps
+from hearthd.device.cpu.guards import CpuGuard, make_guard
 from hearthd.device.cpu.launch import CpuLauncher, no_clusters
 from hearthd.device.cpu.libraries import LibraryMaker
 from hearthd.device.cpu.memory import CpuHostBuffer, CpuHostPool, CpuMemory, Heap
@@ -250,6 +251,11 @@ class CpuServer:
         found: list[racecheck.Race] = []
         stream.submit(lambda: found.extend(stream.races))
         return lambda: racecheck.refusal(found) if found else None
+
+    def guard(self, size: int, inside: int, inner: int) -> CpuGuard | None:
+        """Implements `hearthd.device.backend.server.GuardsMemory`."""
+        runtime = self._launcher.runtime
+        return None if runtime is None else make_guard(runtime, size, inside, inner)
 
     # ---- code ----
 

@@ -2,6 +2,7 @@
 
 The kernel runs on the copies. Its writes inside the copies are copied back; its writes to the red zones are reported
 with the kernel and the buffer. Nothing outside the buffers is changed, as long as the kernel writes within the zones.
+A backend that guards memory also notices reads, and accesses beyond the zones, and contains all of them.
 Addresses that a kernel reads from memory are not replaced, and a launch with an array of pointers is refused.
 
 If the backend checks for races, a race in the kernel's shared memory fails the launch as well.
@@ -15,14 +16,17 @@ from typing import NamedTuple
 
 from hearth_proto.launches import unpack_layout
 from hearth_proto.reasons import Reason, Refusal
-from hearthd.device.backend.resources import HostBuffer, Memory
-from hearthd.device.backend.server import ChecksRaces
+from hearthd.device.backend.resources import GuardedMemory, HostBuffer, Memory, StrayAccess
+from hearthd.device.backend.server import ChecksRaces, GuardsMemory
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
 from hearthd.device.launch.red_zones import PATTERN, Damage, Shadow, damage, shadow
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
 from hearthd.device.session.launch_plan import Q, addresses
+
+_MOST_SAID = 4
+"""Number of reads, and of distant writes, that a message describes."""
 
 
 class _Guarded(NamedTuple):
@@ -31,7 +35,22 @@ class _Guarded(NamedTuple):
     buffer: Buffer
     plan: Shadow
     memory: Memory
+    """The copy; if the backend guards it, only the count of its bytes."""
     written: bool
+    guard: GuardedMemory | None
+    """The copy, guarded; None: the backend cannot guard it."""
+
+    @property
+    def address(self) -> int:
+        """Device address of the copy's memory."""
+        return self.memory.address if self.guard is None else self.guard.address
+
+
+class Stray(NamedTuple):
+    """An access outside of a buffer that the guarding backend has noticed."""
+
+    buffer: Buffer
+    access: StrayAccess
 
 
 class Validation:
@@ -48,6 +67,8 @@ class Validation:
         """Buffers of the pointer arguments, in order."""
         self._layout = parsed.record.layout
         self._race: Callable[[], Refusal | None] = lambda: None
+        self._noticed: list[tuple[_Guarded, Callable[[], Sequence[StrayAccess]]]] = []
+        """Functions that return the accesses outside of each guarded copy."""
         for pointer in parsed.pointers:
             if isinstance(pointer, TensorMapEntry):
                 raise Refusal(
@@ -76,19 +97,28 @@ class Validation:
         if host is None:
             return False
         guarded: dict[Buffer, _Guarded] = {}
+        armed: list[_Guarded] = []
         try:
             for index, (buffer, plan) in enumerate(plans.items()):
                 memory = device.grants.allocate(plan.total, track.stream)
-                guarded[buffer] = _Guarded(buffer, plan, memory, index < len(self._bound.writes))
+                guard: GuardedMemory | None = None
+                if isinstance(device.server, GuardsMemory):
+                    guard = device.server.guard(plan.total, plan.inside, buffer.size)
+                guarded[buffer] = _Guarded(buffer, plan, memory, index < len(self._bound.writes), guard)
         except Refusal:
             device.staging.release(host)
             self._free(guarded)
             raise
         try:
             self._fill(guarded)
+            for each in guarded.values():
+                if each.guard is not None:
+                    each.guard.arm(track.stream)
+                    armed.append(each)
             self._binder.issue(self._origin.stream, self._with_copies(guarded))
             if isinstance(device.server, ChecksRaces):
                 self._race = device.server.race_refusal(track.stream)
+            self._disarm(armed)
             self._restore(guarded, host)
         except Refusal:  # some of the copies may already run
             device.staging.drop(track, host)
@@ -102,12 +132,19 @@ class Validation:
     def _fill(self, guarded: Mapping[Buffer, _Guarded]) -> None:
         device = self._device
         track = self._origin.stream.track
-        for buffer, plan, memory, _ in guarded.values():
+        for each in guarded.values():
+            buffer, plan = each.buffer, each.plan
             device.tracks.before(track, (), (buffer.usage,))
             device.begin(self._origin.stream)
-            device.server.fill(memory.address, PATTERN, plan.total, track.stream)
+            device.server.fill(each.address, PATTERN, plan.total, track.stream)
             if buffer.size:
-                device.server.copy(memory.address + plan.inside, buffer.address, buffer.size, track.stream)
+                device.server.copy(each.address + plan.inside, buffer.address, buffer.size, track.stream)
+
+    def _disarm(self, armed: Sequence[_Guarded]) -> None:
+        stream = self._origin.stream.track.stream
+        for each in armed:
+            if each.guard is not None:
+                self._noticed.append((each, each.guard.disarm(stream)))
 
     def _with_copies(self, guarded: Mapping[Buffer, _Guarded]) -> BoundLaunch:
         """Returns the launch with the addresses of the copies in place of those of the buffers."""
@@ -115,7 +152,7 @@ class Validation:
         params = bytearray(bound.params)
         for patch, buffer in zip(bound.plan.patches, self._buffers, strict=True):
             offset = Q.unpack_from(params, patch)[0] - buffer.address
-            Q.pack_into(params, patch, guarded[buffer].memory.address + guarded[buffer].plan.inside + offset)
+            Q.pack_into(params, patch, guarded[buffer].address + guarded[buffer].plan.inside + offset)
         moved = BoundLaunch(bound.plan, params, (), (), bound.module)
         moved.writes, moved.reads = bound.writes, bound.reads
         return moved
@@ -124,17 +161,21 @@ class Validation:
         device = self._device
         track = self._origin.stream.track
         at = 0
-        for buffer, plan, memory, written in guarded.values():
-            if written and buffer.size:
+        for each in guarded.values():
+            buffer, plan = each.buffer, each.plan
+            if each.written and buffer.size:
                 device.tracks.before(track, (buffer.usage,))
-                device.server.copy(buffer.address, memory.address + plan.inside, buffer.size, track.stream)
+                device.server.copy(buffer.address, each.address + plan.inside, buffer.size, track.stream)
             for start, size in _zones(plan):
-                device.server.download(host, at, memory.address + start, size, track.stream)
+                device.server.download(host, at, each.address + start, size, track.stream)
                 at += size
 
     def _free(self, guarded: Mapping[Buffer, _Guarded]) -> None:
+        stream = self._origin.stream.track.stream
         for each in guarded.values():
-            self._device.server.free(each.memory, self._origin.stream.track.stream)
+            if each.guard is not None:
+                each.guard.free(stream)
+            self._device.server.free(each.memory, stream)
 
     def _look(self, guarded: Sequence[_Guarded], host: HostBuffer) -> None:
         """Checks the zones of the completed launch, and answers the command."""
@@ -147,8 +188,9 @@ class Validation:
                 if hurt is not None:
                     found.append((each.buffer, hurt))
         self._device.staging.release(host)
-        if found:
-            self._origin.fail(refuse(self._bound.plan.name, found, self._arguments()))
+        strays = [Stray(each.buffer, access) for each, noticed in self._noticed for access in noticed()]
+        if found or strays:
+            self._origin.fail(refuse(self._bound.plan.name, found, self._arguments(), strays))
         elif (race := self._race()) is not None:
             self._origin.fail(race)
         else:
@@ -165,28 +207,64 @@ def _zones(plan: Shadow) -> tuple[tuple[int, int], tuple[int, int]]:
     return (0, plan.zone), (plan.behind, plan.total - plan.behind)
 
 
-def refuse(kernel: str, found: Sequence[tuple[Buffer, Damage]], arguments: Mapping[Buffer, int]) -> Refusal:
-    """The refusal of a kernel that wrote outside its buffers. `arguments`: number of the argument by buffer."""
-    said = [
+def refuse(
+    kernel: str, found: Sequence[tuple[Buffer, Damage]], arguments: Mapping[Buffer, int], strays: Sequence[Stray] = ()
+) -> Refusal:
+    """The refusal of a kernel that wrote or read outside its buffers. `arguments`: number of the argument by buffer."""
+    wrote = [
         f"{hurt.count} bytes {_where(hurt, buffer.size)} argument {arguments[buffer]}, an array of {buffer.size} bytes "
         f"(bytes [{hurt.first}..{hurt.last + 1}) from its start)"
         for buffer, hurt in found
     ]
-    first, hurt = found[0]
+    hurt_buffers = dict(found)
+    writes = [stray for stray in strays if stray.access.writes]
+    reads = [stray for stray in strays if not stray.access.writes]
+    # A write to a zone that has left damage is described already.
+    far = [stray for stray in writes if stray.buffer not in hurt_buffers or not _in_zone(stray)]
+    wrote += [_said(stray, arguments) for stray in far[:_MOST_SAID]]
+    read = [_said(stray, arguments) for stray in reads[:_MOST_SAID]]
+    did = "read" if all(stray.access.writes is False for stray in reads) else "accessed"
+    what = [f"{verb} outside its buffers: " + "; ".join(said) for verb, said in (("wrote", wrote), (did, read)) if said]
+    first, begin, end = (found[0][0], found[0][1].first, found[0][1].last) if found else _bytes((far or reads)[0])
+    blocks = [stray.access.block for stray in (writes if wrote else reads) if stray.buffer is first]
+    kept = "what it wrote inside its buffers was kept, the rest was not"
     return Refusal(
-        Reason.OUT_OF_BOUNDS_WRITE,
-        f"kernel {kernel} wrote outside its buffers: " + "; ".join(said),
-        fix="bound the kernel's indices; what it wrote inside its buffers was kept, the rest was not",
+        Reason.OUT_OF_BOUNDS_WRITE if wrote else Reason.OUT_OF_BOUNDS_READ,
+        f"kernel {kernel} " + ", and ".join(what),
+        fix=f"bound the kernel's indices; {kept}",
         details={
             "kernel": kernel,
             "argument": arguments[first],
             "buffer": first.handle,
             "buffer_size": first.size,
-            "first_byte": hurt.first,
-            "last_byte": hurt.last,
-            "buffers": len({buffer.handle for buffer, _ in found}),
+            "first_byte": begin,
+            "last_byte": end,
+            "buffers": len({buffer.handle for buffer in (*hurt_buffers, *(stray.buffer for stray in (*far, *reads)))}),
+            **({"block": ", ".join(map(str, blocks[0]))} if blocks else {}),
         },
     )
+
+
+def _said(stray: Stray, arguments: Mapping[Buffer, int]) -> str:
+    """Returns the text of one access: its distance from the array, and its block."""
+    buffer, access = stray
+    behind = access.offset >= 0
+    distance = access.offset - buffer.size if behind else -access.offset
+    return (
+        f"{distance} bytes {'behind' if behind else 'before'} argument {arguments[buffer]}, an array of {buffer.size} "
+        f"bytes (byte {access.offset} from its start), in block ({', '.join(map(str, access.block))})"
+    )
+
+
+def _in_zone(stray: Stray) -> bool:
+    """True if the access begins in one of the red zones of its buffer."""
+    size, zone = stray.buffer.size, shadow(stray.buffer.size).zone
+    return -zone <= stray.access.offset < size + zone
+
+
+def _bytes(stray: Stray) -> tuple[Buffer, int, int]:
+    """Returns the buffer of an access, and its first and last known byte."""
+    return stray.buffer, stray.access.offset, stray.access.offset
 
 
 def _where(hurt: Damage, size: int) -> str:

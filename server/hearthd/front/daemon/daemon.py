@@ -133,7 +133,7 @@ class Daemon:
         return all(now - device.last_pong < most for device in self.supervisor if device.state in (SERVING, STALLED))
 
     async def _reap(self) -> None:
-        """Closes sessions whose lease has run out, whose client's process has ended or whose certificate was revoked.
+        """Closes sessions whose lease has run out or whose certificate was revoked.
 
         Also returns free memory to the system.
         """
@@ -141,8 +141,7 @@ class Daemon:
         heap_trimming = HeapTrimming()
         while True:
             for session in self.sessions.expired():
-                why = "the process of its client ended" if session.orphaned else "its lease expired"
-                task = asyncio.create_task(self.sessions.close(session, why, cause=session.end))
+                task = asyncio.create_task(self.sessions.close(session, "its lease expired", cause=session.end))
                 closing.add(task)
                 task.add_done_callback(closing.discard)
             for session in self.access.revoked():
@@ -158,7 +157,7 @@ class Daemon:
                 await asyncio.to_thread(give_back)
                 heap_trimming.done(own_memory(), time.monotonic())
             self._tell_status()
-            await self.sessions.wait_orphaned(min(1.0, self.sessions.lease / 4))
+            await asyncio.sleep(min(1.0, self.sessions.lease / 4))
 
     def _tell_status(self) -> None:
         if self._running:

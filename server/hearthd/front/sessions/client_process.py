@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections.abc import Callable
 from contextvars import ContextVar
 
@@ -40,6 +41,10 @@ class ClientProcess:
         """
 
         def ended() -> None:
+            poll = select.poll()
+            poll.register(self._descriptor, select.POLLIN)
+            if not poll.poll(0):  # a spurious event: the process runs
+                return
             self.ended = True
             self.close()
             on_end()

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import structlog
 
@@ -65,8 +65,6 @@ class SessionTable:
         """Returns the reason why new sessions are refused. Empty: they are not refused."""
         self.emptied = asyncio.Event()
         self.emptied.set()
-        self._orphaned = asyncio.Event()
-        """Set when the process of a session's client has ended, and the session has no connection."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -188,14 +186,11 @@ class SessionTable:
         return session.lease if session.connections else max(0.0, session.deadline - self._clock())
 
     def _check_orphaned(self, session: Session) -> None:
-        if session.orphaned:
-            self._orphaned.set()
-
-    async def wait_orphaned(self, seconds: float) -> None:
-        """Waits until the client's process of some session has ended, at most `seconds`."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._orphaned.wait(), seconds)
-        self._orphaned.clear()
+        """Starts to close the session if its client's process has ended and no connection is left."""
+        if session.orphaned and not session.closing:
+            task = asyncio.create_task(self.close(session, "the process of its client ended", cause=session.end))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def expired(self) -> list[Session]:
         """Returns the sessions whose lease has run out, or whose credential has expired."""

@@ -13,6 +13,7 @@ import pytest
 
 from hearthd.front.connections import peers
 from hearthd.front.sessions.client_process import ClientProcess, calling_process
+from hearthd.front.sessions.session import SessionEnd
 from hearthd.front.sessions.session_table import SessionTable
 from tests.support.front.fixture import run
 
@@ -36,18 +37,18 @@ def test_a_session_expires_with_its_process_and_its_last_connection() -> None:
         assert sessions.find(token) is session and session.process is watched
         with sessions.keep_alive(session):
             child.send_signal(signal.SIGSTOP)
-            await sessions.wait_orphaned(0.1)
+            await asyncio.sleep(0.1)
             assert not watched.ended
             child.kill()
             ended = asyncio.Event()
             asyncio.get_running_loop().add_reader(probe, ended.set)
             await asyncio.wait_for(ended.wait(), 60)
             asyncio.get_running_loop().remove_reader(probe)
-            await sessions.wait_orphaned(0.1)
+            await asyncio.sleep(0.1)
             assert watched.ended and sessions.expired() == []
-        await asyncio.wait_for(sessions.wait_orphaned(600), 60)
         assert sessions.expired() == [session] and sessions.lease_left(session) == 0
-        await sessions.close(session, "test")
+        await asyncio.wait_for(sessions.emptied.wait(), 60)
+        assert session.closing and session.ended_by is SessionEnd.LEASE
         child.wait()
         os.close(probe)
 
@@ -62,7 +63,7 @@ def test_a_session_that_another_process_uses_is_not_watched() -> None:
         assert session.process is None
         child.kill()
         child.wait()
-        await sessions.wait_orphaned(0.1)
+        await asyncio.sleep(0.1)
         assert sessions.expired() == []
         await sessions.close(session, "test")
 

@@ -12,6 +12,7 @@
 #include <atomic>
 
 #include "divide.h"
+#include "guards.h"
 #include "record.h"
 
 namespace hearth {
@@ -68,6 +69,7 @@ void send_output() {
 
 void on_fault(int number, siginfo_t *info, void *context) {
     if (number == SIGFPE && in_kernel && info->si_code == FPE_INTDIV && divide_by_definition(context)) return;
+    if (number == SIGSEGV && in_kernel && info->si_code == SEGV_ACCERR && open_guard(info->si_addr, context)) return;
     record_signal(number, info);
     if (running_slot != nullptr) send_output();
     const struct sigaction &last = before[number];
