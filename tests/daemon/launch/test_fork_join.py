@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import uuid
 
 import numpy as np
 import pytest
@@ -140,13 +141,12 @@ def test_streams_join_a_capture_by_events(gpu: hearth.Device) -> None:
 
 def test_updates_reach_the_nodes_of_every_stream(gpu: hearth.Device) -> None:
     """Nodes and launches correspond in the order of submission, also while a kernel is being compiled."""
-    fresh = gpu.RawKernel(
-        f'extern "C" __global__ void put(int* x, int v) {{ x[threadIdx.x] = v + {np.random.randint(1 << 30)} * 0; }}',
-        "put",
-    )
     add_one = common(gpu, "add_one")
+    assert add_one.num_regs >= 0  # waits until the module is loaded
     x, y = gpu.zeros(N, np.int32), gpu.zeros(N, np.int32)
     side = gpu.stream()
+    code = f'extern "C" __global__ void put(int* x, int v) {{ x[threadIdx.x] = v; }} // {uuid.uuid4()}'
+    fresh = gpu.RawKernel(code, "put")
     with gpu.graph() as graph:
         main = gpu.current_stream
         fork = main.record()

@@ -189,9 +189,7 @@ def test_operands_that_do_not_fit_are_refused(gpu: hearth.Device) -> None:
             node.set_args(args)
     fill.index, copy.index = 1, 2
     fill.set_args((x, 1))
-    with pytest.raises(
-        hearth.ArgumentError, match=r"node 1 of graph \d+ cannot be updated by a fill: that node is"
-    ):
+    with pytest.raises(hearth.ArgumentError, match=r"node 1 of graph \d+ cannot be updated by a fill: that node is"):
         gpu.synchronize()
     copy.set_args((y, x))
     with pytest.raises(hearth.ArgumentError, match="it has no such node; its nodes of that kind are 1"):
