@@ -23,7 +23,6 @@ from hearthd.device.backend.graph_nodes import Enqueues, GraphNode, KernelNode, 
 from hearthd.device.cuda.errors import CudaError, checked, translate
 from hearthd.device.cuda.streams import CudaStreams, Event, Stream
 
-
 MAX_LANES = 16
 """Most streams for captures that are kept for the next graph."""
 
