@@ -377,12 +377,13 @@ class BaseStream(CupyNames):
         attachment.submit(command)
 
     def _probing(self) -> tuple[BaseEvent, bool]:
-        """Returns an event behind all work submitted so far, and True if it was recorded just now.
+        """Returns an event behind all work submitted so far, and True if it may have been recorded just now.
 
-        A fresh event is to be queried twice, because even an idle stream needs a moment to complete the record itself.
+        During a capture, the event is behind the work before the capture. A fresh event is to be queried twice, because
+        even an idle stream needs a moment to complete the record itself.
         """
         if self._before is not None:
-            return self._before, False
+            return self._before, True
         attachment = self._connection.attachment()
         probe = self._probe
         if probe is not None and probe[0] == (attachment, attachment.session.queue.submitted):

@@ -23,6 +23,9 @@ from hearthd.device.backend.graph_nodes import Enqueues, GraphNode, KernelNode, 
 from hearthd.device.cuda.errors import CudaError, checked, translate
 from hearthd.device.cuda.streams import CudaStreams, Event, Stream
 
+MAX_LANES = 16
+"""Most streams for captures that are kept for the next graph."""
+
 
 class Graph:
     """A captured graph and its executable; both pointers are 0 after they have been destroyed."""
@@ -68,9 +71,11 @@ class CudaGraphs:
             except BaseException:
                 with suppress(*CudaError):  # the stream ends the capture even if the capture was invalidated
                     captured = runtime.streamEndCapture(stream.pointer)
-                self._drop_lanes()
+                self._drop_lanes(1)
                 raise
             captured = runtime.streamEndCapture(stream.pointer)
+            if len(lanes) > MAX_LANES:
+                self._drop_lanes(MAX_LANES)
             executable = runtime.graphInstantiate(captured)
             runtime.graphUpload(executable, stream.pointer)
         except BaseException as error:
@@ -92,9 +97,12 @@ class CudaGraphs:
             self._recorders.append(self._streams.create())
         return self._recorders[:count]
 
-    def _drop_lanes(self) -> None:
-        """Destroys the streams that may still be part of an invalid capture, which is all but the first."""
-        lanes, self._recorders[1:] = self._recorders[1:], []
+    def _drop_lanes(self, kept: int) -> None:
+        """Destroys the streams for captures except the first `kept`.
+
+        After a failed capture, all but the first may still be part of it.
+        """
+        lanes, self._recorders[kept:] = self._recorders[kept:], []
         for lane in lanes:
             with suppress(Refusal):
                 self._streams.destroy(lane)
