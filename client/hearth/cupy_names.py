@@ -38,20 +38,14 @@ Stream.device_id
     keep the device that made the stream
 Stream.is_non_blocking
     leave it out: every stream is non-blocking, and waits for another one only for work on the same array
-Stream.add_callback Stream.launch_host_func
-    wait in a thread, s.record().synchronize(), and call the function there
-Stream.begin_capture Stream.end_capture cuda.Graph
+cuda.Graph
     record in a block: with gpu.graph() as g:
-Stream.is_capturing
-    use s.records
 cuda.Event
     use gpu.event()
 cuda.Event(interprocess=True)
     wait for the event before x.publish(name): events belong to one session
 Graph.upload
     leave it out: the end of the block makes the graph on the device
-Graph.debug_dot_str
-    print g.nodes
 Graph.graph Graph.graphExec
     use g.launch(): a client has no handle of the driver
 cuda.nccl.available
@@ -175,11 +169,11 @@ cuda.runtime.streamGetPriority
 cuda.runtime.streamGetFlags
     leave it out: every stream is non-blocking, and waits for another one only for work on the same array
 cuda.runtime.streamAddCallback cuda.runtime.launchHostFunc
-    wait in a thread, s.record().synchronize(), and call the function there
+    use s.launch_host_func(f, *args)
 cuda.runtime.streamBeginCapture cuda.runtime.streamEndCapture cuda.runtime.graphInstantiate
-    record in a block: with gpu.graph() as g:
+    use s.begin_capture() and g = s.end_capture()
 cuda.runtime.streamIsCapturing
-    use s.records
+    use s.is_capturing()
 cuda.runtime.eventCreate cuda.runtime.eventCreateWithFlags cuda.runtime.eventDestroy
     use gpu.event(), and drop the event
 cuda.runtime.eventRecord
@@ -197,7 +191,7 @@ cuda.runtime.graphDestroy cuda.runtime.graphExecDestroy
 cuda.runtime.graphUpload
     leave it out: the end of the block makes the graph on the device
 cuda.runtime.graphDebugDotPrint
-    print g.nodes
+    use g.debug_dot_str()
 cuda.runtime.profilerStart cuda.runtime.profilerStop
     use with gpu.trace() as t:
 cuda.runtime.memcpyHostToHost cuda.runtime.memcpyHostToDevice cuda.runtime.memcpyDeviceToHost

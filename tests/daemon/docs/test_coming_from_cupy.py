@@ -7,8 +7,8 @@ if `hearth.cupy_names` has them.
 from __future__ import annotations
 
 import io
+import queue
 import re
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -255,18 +255,12 @@ def order(port: Port) -> None:
 
 @row("Stream.add_callback", "cuda.runtime.streamAddCallback")
 def callback(port: Port) -> None:
-    x, s, called = zeros(port), port.gpu.stream(), threading.Event()
-    port.kernel((1,), (4,), (x, np.float32(2)), stream=s)
-    e = s.record()
-
-    def wait() -> None:
-        e.synchronize()
-        called.set()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    thread.join(60)
-    assert called.is_set() and e.done
+    s, calls = port.gpu.stream(), queue.SimpleQueue[tuple[object, ...]]()
+    port.kernel((1,), (4,), (zeros(port), np.float32(2)), stream=s)
+    s.launch_host_func(lambda number: calls.put((number,)), 7)
+    s.add_callback(lambda *given: calls.put(given), "done")
+    assert calls.get(timeout=60) == (7,)
+    assert calls.get(timeout=60) == (s, 0, "done")
 
 
 @row("Event.record", "Event.synchronize", "cuda.Event", "cuda.runtime.eventCreate", "cuda.runtime.eventQuery")
@@ -281,8 +275,7 @@ def events(port: Port) -> None:
     assert hearth.get_elapsed_time(start, end) >= 0
 
 
-@row("Graph.launch", "Stream.begin_capture", "Stream.is_capturing", "cuda.runtime.streamBeginCapture")
-@row("cuda.runtime.streamIsCapturing", "cuda.runtime.graphLaunch", "cuda.runtime.graphDestroy")
+@row("Graph.launch", "cuda.Graph", "cuda.runtime.graphLaunch", "cuda.runtime.graphDestroy")
 def graph(port: Port) -> None:
     x, s = zeros(port), port.gpu.stream()
     g = port.graph(x)
@@ -294,10 +287,23 @@ def graph(port: Port) -> None:
     g.close()
 
 
+@row("Stream.begin_capture", "cuda.runtime.streamBeginCapture", "cuda.runtime.streamIsCapturing")
+def capture(port: Port) -> None:
+    x, s = zeros(port), port.gpu.stream()
+    with s:
+        s.begin_capture()
+        port.kernel((1,), (4,), (x, np.float32(2)))
+        assert s.is_capturing()
+        g = s.end_capture()
+    assert not s.is_capturing()
+    g.launch(stream=s)
+    s.synchronize()
+    is_all(x, 2)
+
+
 @row("Graph.debug_dot_str", "cuda.runtime.graphDebugDotPrint")
-def nodes(port: Port) -> None:
-    (node,) = port.graph(zeros(port)).nodes
-    assert "add" in str(node)
+def dot(port: Port) -> None:
+    assert "add" in port.graph(zeros(port)).debug_dot_str()
 
 
 # ---- NCCL ----

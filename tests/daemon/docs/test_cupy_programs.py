@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import pytest
 
-import hearth
 from tests.daemon.docs.test_coming_from_cupy import ALL
 from tests.support.daemon.harness import DaemonProcess, environment
 from tests.support.folders import ROOT
@@ -55,8 +54,6 @@ def names_of(text: str, module: str) -> set[str]:
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_program(path: Path, daemon: DaemonProcess, reader_python: Callable[[str], Path], tmp_path: Path) -> None:
-    if path.stem == "graphs" and not hasattr(hearth.Stream, "begin_capture"):
-        pytest.skip("streams have no begin_capture yet")
     if path.stem in ("all_reduce", "peer_copy") and len(daemon.status()["devices"]) < 2:
         pytest.skip("needs two devices")
     python = reader_python("")
