@@ -290,9 +290,9 @@ class Operation:
         A call that has submitted none can still be cancelled.
         """
         track = self.origin.stream.track
-        given = track.given
+        given = track.submitted
         done = self._run()
-        self.begun = self.begun or track.given != given
+        self.begun = self.begun or track.submitted != given
         return done
 
     def _missing(self) -> StreamFailure | None:

@@ -19,7 +19,7 @@ from hearthd.device.backend.resources import HostBuffer, Memory
 from hearthd.device.backend.server import ChecksRaces
 from hearthd.device.context import DeviceContext
 from hearthd.device.launch.binder import Binder, BoundLaunch, ResolvedRecord
-from hearthd.device.launch.red_zones import PATTERN, Damage, Shadow, damage, shadow
+from hearthd.device.launch.red_zones import PATTERN, Damage, Shadow, find_damage, shadow
 from hearthd.device.operation import Origin
 from hearthd.device.session.buffer import Buffer, TensorMapEntry
 from hearthd.device.session.launch_plan import Q
@@ -97,7 +97,7 @@ class Validation:
         device = self._device
         track = self._origin.stream.track
         for buffer, plan, memory, _ in guarded.values():
-            device.tracks.before(track, (), (buffer.usage,))
+            device.tracks.claim_position(track, (), (buffer.usage,))
             device.begin(self._origin.stream)
             device.server.fill(memory.address, PATTERN, plan.total, track.stream)
             if buffer.size:
@@ -120,7 +120,7 @@ class Validation:
         at = 0
         for buffer, plan, memory, written in guarded.values():
             if written and buffer.size:
-                device.tracks.before(track, (buffer.usage,))
+                device.tracks.claim_position(track, (buffer.usage,))
                 device.server.copy(buffer.address, memory.address + plan.inside, buffer.size, track.stream)
             for start, size in _zones(plan):
                 device.server.download(host, at, memory.address + start, size, track.stream)
@@ -136,7 +136,7 @@ class Validation:
         at = 0
         for each in guarded:
             for start, size in _zones(each.plan):
-                hurt = damage(host.view[at : at + size], start, each.plan)
+                hurt = find_damage(host.view[at : at + size], start, each.plan)
                 at += size
                 if hurt is not None:
                     found.append((each.buffer, hurt))

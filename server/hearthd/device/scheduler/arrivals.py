@@ -69,7 +69,7 @@ class Arrivals:
     """Decodes frames and runs their commands. Device-handle thread only.
 
     The generators that `batch` and `call` return yield whenever they must not continue; see `Backlog.left` and
-    `Backlog.may`.
+    `Backlog.may_submit`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Arrivals:
                 continue  # the field is empty
             if not answered or place not in answered:
                 need = NEEDS.get(kind, NOTHING)
-                while backlog.left <= 0 or not backlog.may(need) or (need and self._full(backlog, command)):
+                while backlog.left <= 0 or not backlog.may_submit(need) or (need and self._full(backlog, command)):
                     yield from _pause(backlog, place)
                 self._commands.command(session, command, kind, batch=entry, index=index)
                 backlog.left -= 1 + HEAVY.get(kind, 0)
@@ -138,12 +138,12 @@ class Arrivals:
         telemetry = self._device.telemetry
         at = count = 0
         while at < len(records):
-            if backlog.left <= 0 or not backlog.may(LAUNCH):
+            if backlog.left <= 0 or not backlog.may_submit(LAUNCH):
                 yield from _pause(backlog, place)
                 continue
             most = min(2 * backlog.left, backlog.room)
             launches, at = self._launches.run_records(
-                backlog.session, records, entry, index + count, at, most, backlog.stops
+                backlog.session, records, entry, index + count, at, most, backlog.stands_still_before
             )
             telemetry.count("launch", launches)
             count += launches
@@ -159,7 +159,7 @@ class Arrivals:
     def _full(backlog: Backlog, command: commands_pb2.Command) -> bool:
         """True if the command has device work for a full stream, and the session's queue stands still before it."""
         stream = backlog.session.streams.items.get(command.stream)
-        return stream is not None and stream.track.budget <= 0 and backlog.stops(stream)
+        return stream is not None and stream.track.budget <= 0 and backlog.stands_still_before(stream)
 
     def _open(self, backlog: Backlog, frame: Frame) -> tuple[commands_pb2.Batch, frozenset[int]] | None:
         """Returns the batch and the indices of its commands already answered; None if there is nothing to run."""
@@ -195,7 +195,7 @@ class Arrivals:
             return
         kind = command.WhichOneof("kind") or ""
         need = NEEDS.get(kind, NOTHING)
-        while backlog.left <= 0 or not backlog.may(need):
+        while backlog.left <= 0 or not backlog.may_submit(need):
             yield
         self._commands.command(backlog.session, command, kind, call=frame.id)
         backlog.left -= 1
