@@ -148,7 +148,7 @@ class BaseGraph(Program):
             )
 
         with self._or_closed():
-            return self._connection.asking(command, read, attachment)
+            return self._connection.request(command, read, attachment)
 
     # ---- use ----
 

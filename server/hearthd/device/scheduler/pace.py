@@ -28,8 +28,9 @@ FIRST_SLICE = 2
 
 _FASTER = 0.5
 _SLOWER = 0.1
-"""Weight of the last slice in the expected time of a command: `_FASTER` if the slice was faster than expected, `_SLOWER`
-if it was slower. The measured time includes the delay until completion was noticed, so slower values count less."""
+"""Weight of the last slice in the expected time of a command: `_FASTER` if the slice was faster than expected,
+`_SLOWER` if it was slower. The measured time includes the delay until completion was noticed, so slower values count
+less."""
 
 _AGEING = 1.02
 
