@@ -1,7 +1,7 @@
 """The guard of the gRPC listeners: closes connections that show no credential in time, or send too much before they do.
 
-Several times a second it lists the process's sockets (`open_sockets`) and applies `strangers.connections_to_close`. The interval
-between two scans adapts: `IDLE_INTERVAL` seconds without a stranger (an unauthenticated connection),
+Several times a second it lists the process's sockets (`open_sockets`) and applies `strangers.connections_to_close`. The
+interval between two scans adapts: `IDLE_INTERVAL` seconds without a stranger (an unauthenticated connection),
 `STRANGER_INTERVAL` with strangers, `SHORT_INTERVAL` after a connection has arrived or while a peer is penalized. Scans
 take at most a twentieth of the event loop's time. New connections of penalized peers are held back (`holding`). Without
 tenants every client is accepted, and no connection is closed.
